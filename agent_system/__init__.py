@@ -1,0 +1,1 @@
+"""Agents: registries, orchestras, environments, rollout. Needs `verl.protocol` and nothing else of verl."""

@@ -1,0 +1,1 @@
+"""Training: batches, models, losses, workers. Knows nothing of agents."""

@@ -1,0 +1,106 @@
+"""Keys under `actor_rollout_ref`: one model, how it is trained and how it is sampled."""
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from verl.trainer.config.spec import key, section
+
+
+@dataclass
+class ModelConfig:
+    path: Optional[str] = key(None, "Hugging Face folder or hub id; agent.model_ids sets it per agent")
+    tokenizer_path: Optional[str] = key(None, "tokenizer folder, when it is not the model's")
+    trust_remote_code: bool = key(False, "allow code that ships with the model")
+    enable_gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
+    use_remove_padding: bool = key(True, "pack rows into one sequence without padding for the trainer's forward")
+    attn_implementation: str = key("auto", "auto | sdpa | eager | flash_attention_2; auto takes flash-attn when it is installed on a GPU")
+
+
+@dataclass
+class OptimConfig:
+    lr: float = key(1e-6, "peak learning rate of AdamW")
+    lr_scheduler_type: str = key("constant", "constant | linear | cosine, after the warm-up")
+    lr_warmup_steps: int = key(-1, "optimizer steps of linear warm-up; -1 uses lr_warmup_steps_ratio")
+    lr_warmup_steps_ratio: float = key(0.0, "warm-up as a share of the total steps")
+    min_lr_ratio: float = key(0.0, "the schedule ends at this share of lr")
+    total_training_steps: int = key(-1, "optimizer steps of the schedule; -1 is filled in by the trainer")
+    weight_decay: float = key(0.01, "decoupled weight decay")
+    betas: list[float] = key([0.9, 0.999], "AdamW betas")
+    eps: float = key(1e-8, "AdamW epsilon")
+
+
+@dataclass
+class FSDPConfig:
+    model_dtype: str = key("fp32", "dtype of the master weights: fp32 | bf16")
+    mixed_precision: str = key("auto", "compute dtype: auto (bf16 on GPU, fp32 on CPU) | fp32 | bf16; gradients reduce in fp32")
+    param_offload: bool = key(False, "keep parameters in host memory outside compute (GPU)")
+    optimizer_offload: bool = key(False, "keep optimizer state in host memory outside the update (GPU)")
+    reshard_after_forward: bool = key(True, "free gathered parameters after the forward pass")
+
+
+@dataclass
+class ActorConfig:
+    ppo_mini_batch_size: int = key(0, "tasks per optimizer step; 0 means data.train_batch_size (one update a step)")
+    ppo_epochs: int = key(1, "passes over the batch")
+    use_dynamic_bsz: bool = key(True, "micro-batches by token budget instead of by rows")
+    ppo_max_token_len_per_gpu: int = key(16384, "token budget of one micro-batch (use_dynamic_bsz)")
+    ppo_micro_batch_size_per_gpu: int = key(8, "rows of one micro-batch (when use_dynamic_bsz is off)")
+    shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
+    grad_clip: float = key(1.0, "maximum gradient norm")
+    clip_ratio: float = key(0.2, "PPO clip range; clip_ratio_low/high override one side each")
+    clip_ratio_low: Optional[float] = key(None, "lower clip range")
+    clip_ratio_high: Optional[float] = key(None, "upper clip range (DAPO clip-higher)")
+    clip_ratio_c: float = key(3.0, "dual-clip constant for negative advantages")
+    loss_agg_mode: str = key("token-mean", "token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm")
+    entropy_coeff: float = key(0.0, "weight of the entropy bonus")
+    use_kl_loss: bool = key(False, "add the KL to the reference to the loss")
+    kl_loss_coef: float = key(0.001, "weight of the KL loss")
+    kl_loss_type: str = key("low_var_kl", "kl | abs | mse | low_var_kl")
+    use_invalid_action_penalty: bool = key(False, "subtract invalid_action_penalty_coef from the reward of an invalid reply")
+    invalid_action_penalty_coef: float = key(0.1, "size of the invalid-action penalty")
+    optim: OptimConfig = section(OptimConfig)
+    fsdp_config: FSDPConfig = section(FSDPConfig)
+
+
+@dataclass
+class RefConfig:
+    log_prob_use_dynamic_bsz: bool = key(True, "micro-batches by token budget instead of by rows")
+    log_prob_max_token_len_per_gpu: int = key(32768, "token budget of one micro-batch")
+    log_prob_micro_batch_size_per_gpu: int = key(16, "rows of one micro-batch (when log_prob_use_dynamic_bsz is off)")
+
+
+@dataclass
+class ValSamplingConfig:
+    do_sample: bool = key(True, "sample in validation; off means greedy")
+    temperature: float = key(1.0, "validation temperature")
+    top_p: float = key(1.0, "validation nucleus mass")
+    top_k: int = key(-1, "validation top-k; -1 keeps all")
+
+
+@dataclass
+class RolloutConfig:
+    name: str = key("hf", "rollout engine: hf")
+    temperature: float = key(1.0, "sampling temperature of training episodes")
+    top_p: float = key(1.0, "nucleus mass; below 1 the policy gradient is biased")
+    top_k: int = key(-1, "top-k; -1 keeps all")
+    response_length: Optional[int] = key(None, "most new tokens of one reply; default data.max_response_length")
+    prompt_length: Optional[int] = key(None, "longest prompt of one call; default data.max_prompt_length")
+    max_num_seqs: int = key(64, "KV-cache slots: replies decoded at the same time")
+    dtype: str = key("auto", "dtype of the engine's weights: auto (bf16 on GPU, fp32 on CPU) | fp32 | bf16")
+    num_threads: int = key(0, "CPU threads of the engine's process; 0 shares the cores among the worker groups")
+    update_bucket_mb: int = key(256, "weights travel to the engine in buckets of this size")
+    log_prob_use_dynamic_bsz: bool = key(True, "old log-probs: micro-batches by token budget instead of by rows")
+    log_prob_max_token_len_per_gpu: int = key(32768, "old log-probs: token budget of one micro-batch")
+    log_prob_micro_batch_size_per_gpu: int = key(16, "old log-probs: rows of one micro-batch (when dynamic is off)")
+    val_kwargs: ValSamplingConfig = section(ValSamplingConfig)
+
+
+@dataclass
+class ActorRolloutRefConfig:
+    model: ModelConfig = section(ModelConfig)
+    actor: ActorConfig = section(ActorConfig)
+    ref: RefConfig = section(RefConfig)
+    rollout: RolloutConfig = section(RolloutConfig)
+
+
+FreeForm = dict[str, Any]

@@ -1,0 +1,133 @@
+"""Keys under `data`, `algorithm`, `agent`, `env`, `rollout`, `trainer`, `ray_init`, and the root of the tree."""
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from verl.trainer.config.model import ActorRolloutRefConfig
+from verl.trainer.config.spec import key, section
+
+
+@dataclass
+class DataConfig:
+    train_files: list[str] = key([], "parquet or jsonl files of training tasks, in verl's schema")
+    val_files: list[str] = key([], "parquet or jsonl files of validation tasks")
+    prompt_key: str = key("prompt", "column with the chat messages of a task")
+    train_batch_size: int = key(16, "tasks of one training step")
+    val_batch_size: int = key(0, "tasks validated at a time; 0 takes all at once")
+    train_max_samples: int = key(-1, "use only this many training tasks; -1 uses all")
+    val_max_samples: int = key(-1, "use only this many validation tasks; -1 uses all")
+    max_prompt_length: int = key(512, "longest prompt of a call, in tokens")
+    max_response_length: int = key(512, "longest reply of a call, in tokens")
+    filter_overlong_prompts: bool = key(True, "drop (and count) tasks whose prompt is too long; off makes them an error")
+    shuffle: bool = key(True, "shuffle the training tasks every epoch")
+    seed: int = key(0, "seed of data order, environments, sampling and mini-batch shuffles")
+
+
+@dataclass
+class KLCtrlConfig:
+    type: str = key("fixed", "fixed | adaptive")
+    kl_coef: float = key(0.001, "KL coefficient (the initial one, when adaptive)")
+    horizon: int = key(10000, "adaptive controller: horizon in samples")
+    target_kl: float = key(0.1, "adaptive controller: KL aimed at")
+
+
+@dataclass
+class AlgorithmConfig:
+    adv_estimator: str = key("grpo", "grpo | rloo, or a name given to register_adv_est")
+    norm_adv_by_std_in_grpo: bool = key(True, "divide by the group's standard deviation (off: Dr. GRPO)")
+    group_by_agent_id: bool = key(True, "Dr. MAS: an agent's samples are compared with that agent's samples only")
+    group_by: Optional[list[str]] = key(None, "sample fields whose tuple is the group; overrides group_by_agent_id")
+    singleton: str = key("zero", "advantage of a group of one: zero | raw")
+    use_kl_in_reward: bool = key(False, "subtract the KL to the reference from the reward")
+    kl_penalty: str = key("kl", "estimator of the KL in the reward: kl | abs | mse | low_var_kl")
+    kl_ctrl: KLCtrlConfig = section(KLCtrlConfig)
+
+
+@dataclass
+class AgentConfig:
+    agent_ids: list[str] = key(["Solver Agent", "Verifier Agent"], "agents of the team")
+    model_ids: list[str] = key([], "model of each agent, parallel to agent_ids; empty uses actor_rollout_ref.model.path for all")
+    model_sharing: bool = key(False, "agents with the same model share one policy; off gives every agent its own")
+    orchestra_type: str = key("math", "registered name of the workflow")
+    orchestra: dict[str, Any] = key({}, "options of a workflow: agent.orchestra.<type>.<option>")
+    agent_specific_parameters: dict[str, Any] = key(
+        {},
+        "a list parallel to agent_ids for any key under actor_rollout_ref, e.g. agent.agent_specific_parameters.actor.optim.lr=[1e-6,2e-6]",
+    )
+    plugins: list[str] = key(
+        [], "modules to import before the registries are read (packages may use the entry point group verl_mas.plugins instead)"
+    )
+
+
+@dataclass
+class EnvRolloutConfig:
+    n: int = key(8, "episodes of one task in training (the group)")
+    val_n: int = key(1, "episodes of one task in validation")
+
+
+@dataclass
+class EnvConfig:
+    env_name: str = key("math", "registered name of the environment")
+    max_steps: int = key(1, "most turns of one episode")
+    history_length: int = key(4, "turns that memory keeps for a prompt")
+    params: dict[str, Any] = key({}, "options of the environment: env.params.<option>")
+    rollout: EnvRolloutConfig = section(EnvRolloutConfig)
+
+
+@dataclass
+class RewardConfig:
+    alpha: float = key(1.0, "weight of the team reward: r = alpha * team + local")
+
+
+@dataclass
+class CollectConfig:
+    max_concurrent_episodes: int = key(1024, "episodes in flight at the same time")
+    max_failure_rate: float = key(0.1, "share of failed episodes above which the run stops")
+    episode_timeout_s: float = key(600.0, "time limit of one episode")
+    call_timeout_s: float = key(300.0, "time limit of one reply")
+
+
+@dataclass
+class TrainerConfig:
+    project_name: str = key("verl-mas", "folder under outputs/")
+    experiment_name: str = key("default", "folder under outputs/<project>/")
+    default_local_dir: Optional[str] = key(None, "where the run writes; default outputs/<project>/<experiment>")
+    total_epochs: int = key(1, "passes over the training tasks")
+    total_training_steps: int = key(-1, "training steps; -1 follows total_epochs")
+    save_freq: int = key(-1, "checkpoint every so many steps; -1 only at the end")
+    test_freq: int = key(-1, "validate every so many steps; -1 only at the end")
+    val_before_train: bool = key(True, "validate before the first step")
+    val_only: bool = key(False, "validate and stop")
+    max_ckpt_to_keep: int = key(2, "older checkpoints are removed; 0 keeps all")
+    resume_mode: str = key("auto", "auto (continue this experiment if it has a checkpoint) | disable | resume_path")
+    resume_from_path: Optional[str] = key(None, "checkpoint folder global_step_N for resume_mode=resume_path")
+    save_hf_model: bool = key(True, "write a Hugging Face copy of every policy into a checkpoint")
+    balance_batch: bool = key(True, "give every rank about the same number of tokens")
+    logger: list[str] = key(["console", "jsonl"], "console | jsonl | tensorboard | wandb")
+    log_trajectories: int = key(-1, "episodes a step written to trajectories/; -1 writes all, 0 none")
+    controller: str = key("ray", "ray | local (one process, for debugging)")
+    device: str = key("auto", "auto | cpu | cuda")
+    nnodes: int = key(1, "nodes")
+    n_gpus_per_node: int = key(1, "ranks of a worker group on one node (processes, when the device is cpu)")
+    num_threads: int = key(0, "CPU threads of one worker; 0 shares the cores among the worker groups")
+    worker_timeout_s: float = key(1800.0, "time limit of any call to a worker")
+
+
+@dataclass
+class RayInitConfig:
+    address: Optional[str] = key(None, "address of a running cluster; default RAY_ADDRESS, else a private one is started")
+    num_cpus: Optional[int] = key(None, "CPUs of a private cluster; default all")
+    object_store_memory_mb: int = key(512, "object store of a private cluster")
+
+
+@dataclass
+class RunConfig:
+    data: DataConfig = section(DataConfig)
+    actor_rollout_ref: ActorRolloutRefConfig = section(ActorRolloutRefConfig)
+    algorithm: AlgorithmConfig = section(AlgorithmConfig)
+    reward: RewardConfig = section(RewardConfig)
+    agent: AgentConfig = section(AgentConfig)
+    env: EnvConfig = section(EnvConfig)
+    rollout: CollectConfig = section(CollectConfig)
+    trainer: TrainerConfig = section(TrainerConfig)
+    ray_init: RayInitConfig = section(RayInitConfig)
