@@ -1,7 +1,9 @@
 """Keys under `actor_rollout_ref`: one model, how it is trained and how it is sampled."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from types import MappingProxyType
+from typing import Any, ClassVar, Optional
 
 from verl.trainer.config.spec import key, section
 
@@ -40,6 +42,9 @@ class FSDPConfig:
 
 @dataclass
 class ActorConfig:
+    # Set by the worker for each mini-batch: what `agg_loss` needs to know of the whole of it.
+    global_batch_info: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
     ppo_mini_batch_size: int = key(0, "tasks per optimizer step; 0 means data.train_batch_size (one update a step)")
     ppo_epochs: int = key(1, "passes over the batch")
     use_dynamic_bsz: bool = key(True, "micro-batches by token budget instead of by rows")
@@ -101,6 +106,3 @@ class ActorRolloutRefConfig:
     actor: ActorConfig = section(ActorConfig)
     ref: RefConfig = section(RefConfig)
     rollout: RolloutConfig = section(RolloutConfig)
-
-
-FreeForm = dict[str, Any]

@@ -1,0 +1,49 @@
+"""Advantages, losses and KL: pure functions on tensors, one short file each, under verl's public names."""
+
+from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean, masked_sum
+from verl.trainer.ppo.core_algos.grouping import GroupStats, group_index, group_stats
+from verl.trainer.ppo.core_algos.grpo import compute_grpo_outcome_advantage
+from verl.trainer.ppo.core_algos.kl import (
+    AdaptiveKLController,
+    FixedKLController,
+    compute_rewards,
+    get_kl_controller,
+    kl_penalty,
+    kl_penalty_forward,
+)
+from verl.trainer.ppo.core_algos.policy_loss import compute_policy_loss_vanilla
+from verl.trainer.ppo.core_algos.registry import (
+    ADV_ESTIMATOR_REGISTRY,
+    POLICY_LOSS_REGISTRY,
+    AdvantageEstimator,
+    get_adv_estimator_fn,
+    get_policy_loss_fn,
+    register_adv_est,
+    register_policy_loss,
+)
+from verl.trainer.ppo.core_algos.rloo import compute_rloo_outcome_advantage
+
+__all__ = [
+    "ADV_ESTIMATOR_REGISTRY",
+    "POLICY_LOSS_REGISTRY",
+    "AdaptiveKLController",
+    "AdvantageEstimator",
+    "FixedKLController",
+    "GroupStats",
+    "agg_loss",
+    "compute_grpo_outcome_advantage",
+    "compute_policy_loss_vanilla",
+    "compute_rewards",
+    "compute_rloo_outcome_advantage",
+    "get_adv_estimator_fn",
+    "get_kl_controller",
+    "get_policy_loss_fn",
+    "group_index",
+    "group_stats",
+    "kl_penalty",
+    "kl_penalty_forward",
+    "masked_mean",
+    "masked_sum",
+    "register_adv_est",
+    "register_policy_loss",
+]

@@ -1,0 +1,86 @@
+"""KL to the reference: estimators per token, and the coefficient's controller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+
+
+def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
+    """Estimate KL(pi || ref) per token from samples of pi: `[bsz, response_len]`.
+
+    A trailing `+` (`k1+`, ...) keeps the value and takes k2's gradient, which is the unbiased one
+    (http://joschu.net/blog/kl-approx.html for the estimators).
+    """
+    value = kl_penalty_forward(logprob, ref_logprob, kl_penalty.removesuffix("+"))
+    if not kl_penalty.endswith("+"):
+        return value
+    surrogate = 0.5 * (logprob - ref_logprob).square()
+    return surrogate - surrogate.detach() + value.detach()
+
+
+def kl_penalty_forward(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
+    """`kl`/`k1`: log-ratio; `abs`; `mse`/`k2`: half its square; `low_var_kl`/`k3`: `exp(-x) - 1 + x`, clamped to +-10.
+
+    Raises ValueError for an unknown estimator.
+    """
+    if kl_penalty in ("kl", "k1"):
+        return logprob - ref_logprob
+    if kl_penalty == "abs":
+        return (logprob - ref_logprob).abs()
+    if kl_penalty in ("mse", "k2"):
+        return 0.5 * (logprob - ref_logprob).square()
+    if kl_penalty in ("low_var_kl", "k3"):
+        log_ratio = torch.clamp(ref_logprob - logprob, min=-20.0, max=20.0)
+        return torch.clamp(torch.exp(log_ratio) - log_ratio - 1, min=-10.0, max=10.0)
+    raise ValueError(f"unknown KL estimator {kl_penalty!r}; expected one of {KL_ESTIMATORS}")
+
+
+def compute_rewards(
+    token_level_scores: torch.Tensor, old_log_prob: torch.Tensor, ref_log_prob: torch.Tensor, kl_ratio: float
+) -> torch.Tensor:
+    """Token rewards with the log-ratio to the reference subtracted, `[bsz, response_len]`."""
+    return token_level_scores - (old_log_prob - ref_log_prob) * kl_ratio
+
+
+class FixedKLController:
+    """A coefficient that stays."""
+
+    def __init__(self, kl_coef: float) -> None:
+        self.value = kl_coef
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        """Do nothing."""
+
+
+class AdaptiveKLController:
+    """A coefficient that follows a target KL (arXiv 1909.08593, section 2.2)."""
+
+    def __init__(self, init_kl_coef: float, target_kl: float, horizon: int) -> None:
+        self.value = init_kl_coef
+        self.target = target_kl
+        self.horizon = horizon
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        """Multiply the coefficient by `1 + clip(current / target - 1, +-0.2) * n_steps / horizon`."""
+        error = float(np.clip(current_kl / self.target - 1, -0.2, 0.2))
+        self.value *= 1 + error * n_steps / self.horizon
+
+
+def get_kl_controller(kl_ctrl: Any) -> FixedKLController | AdaptiveKLController:
+    """Build the controller of `algorithm.kl_ctrl`.
+
+    Raises:
+        AssertionError: an adaptive controller without a positive horizon.
+        NotImplementedError: an unknown type.
+    """
+    if kl_ctrl.type == "fixed":
+        return FixedKLController(kl_ctrl.kl_coef)
+    if kl_ctrl.type == "adaptive":
+        assert kl_ctrl.horizon > 0, f"algorithm.kl_ctrl.horizon must be larger than 0, got {kl_ctrl.horizon}"
+        return AdaptiveKLController(kl_ctrl.kl_coef, kl_ctrl.target_kl, kl_ctrl.horizon)
+    raise NotImplementedError(f"algorithm.kl_ctrl.type={kl_ctrl.type!r}: expected fixed or adaptive")

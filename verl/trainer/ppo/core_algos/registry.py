@@ -1,0 +1,62 @@
+"""Names of advantage estimators and policy losses, and how a user adds one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, TypeVar
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+ADV_ESTIMATOR_REGISTRY: dict[str, Callable[..., Any]] = {}
+POLICY_LOSS_REGISTRY: dict[str, Callable[..., Any]] = {}
+
+
+class AdvantageEstimator(str, Enum):
+    """Built-in advantage estimators; a user's own needs only a name given to `register_adv_est`."""
+
+    GRPO = "grpo"
+    RLOO = "rloo"
+
+
+def _name(name_or_enum: str | Enum) -> str:
+    return str(name_or_enum.value) if isinstance(name_or_enum, Enum) else name_or_enum
+
+
+def _register(registry: dict[str, Callable[..., Any]], kind: str, name_or_enum: str | Enum) -> Callable[[Fn], Fn]:
+    def decorator(fn: Fn) -> Fn:
+        name = _name(name_or_enum)
+        known = registry.get(name)
+        if known is not None and known != fn:
+            raise ValueError(f"{kind} '{name}' is already registered as {known.__module__}.{known.__qualname__}; choose another name")
+        registry[name] = fn
+        return fn
+
+    return decorator
+
+
+def _lookup(registry: dict[str, Callable[..., Any]], kind: str, name_or_enum: str | Enum) -> Callable[..., Any]:
+    name = _name(name_or_enum)
+    if name not in registry:
+        raise ValueError(f"unknown {kind} '{name}'; registered are {sorted(registry)}")
+    return registry[name]
+
+
+def register_adv_est(name_or_enum: str | Enum) -> Callable[[Fn], Fn]:
+    """Register an advantage estimator under a name; raises ValueError when another function has it."""
+    return _register(ADV_ESTIMATOR_REGISTRY, "advantage estimator", name_or_enum)
+
+
+def get_adv_estimator_fn(name_or_enum: str | Enum) -> Callable[..., Any]:
+    """The estimator registered under a name; raises ValueError listing the known ones."""
+    return _lookup(ADV_ESTIMATOR_REGISTRY, "advantage estimator", name_or_enum)
+
+
+def register_policy_loss(name: str) -> Callable[[Fn], Fn]:
+    """Register a policy loss under a name; raises ValueError when another function has it."""
+    return _register(POLICY_LOSS_REGISTRY, "policy loss", name)
+
+
+def get_policy_loss_fn(name: str) -> Callable[..., Any]:
+    """The policy loss registered under a name; raises ValueError listing the known ones."""
+    return _lookup(POLICY_LOSS_REGISTRY, "policy loss", name)
