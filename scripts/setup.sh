@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Makes .venv and installs this checkout into it (editable, with the dev extra) under constraints.txt.
+# Runs again only when setup.py, constraints.txt or the interpreter changed. PYTHON=/path/to/python chooses the interpreter.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fail() {
+    echo "setup: $*" >&2
+    exit 1
+}
+
+is_supported() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3 python3.10; do
+        if is_supported "$candidate"; then
+            echo "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.10 or newer found; install one or set PYTHON=/path/to/python"
+}
+
+make_venv() {
+    local python
+    python="$(find_python)"
+    echo "setup: making .venv with $("$python" --version)" >&2
+    if "$python" -m venv .venv 2>/dev/null; then return; fi
+    # Debian splits ensurepip off: any of these two makes the same environment.
+    if command -v virtualenv >/dev/null && virtualenv -q -p "$python" .venv; then return; fi
+    if command -v uv >/dev/null && uv venv -q --seed --python "$python" .venv; then return; fi
+    rm -rf .venv
+    fail "$python cannot make a virtual environment; install its venv module (Debian: apt-get install python3-venv)"
+}
+
+venv_python=.venv/bin/python
+# Two commands started together must not install into one .venv at once.
+mkdir -p .cache
+if command -v flock >/dev/null; then
+    exec 9>.cache/setup.lock
+    flock 9
+fi
+
+[[ -x $venv_python ]] || make_venv
+is_supported "$venv_python" || fail ".venv holds a Python older than 3.10; remove .venv and run again"
+
+stamp="$("$venv_python" - <<'PY'
+import hashlib, pathlib, sys
+parts = [sys.version, str(pathlib.Path.cwd())] + [pathlib.Path(name).read_text() for name in ("setup.py", "constraints.txt")]
+print(hashlib.sha256("\0".join(parts).encode()).hexdigest())
+PY
+)"
+stamp_file=.venv/verl-mas.stamp
+if [[ "$(cat "$stamp_file" 2>/dev/null || true)" == "$stamp" ]]; then
+    exit 0
+fi
+
+constraint=(-c constraints.txt)
+if ! "$venv_python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    echo "setup: the pinned set needs Python 3.11; installing by the ranges of setup.py" >&2
+    constraint=()
+fi
+echo "setup: installing verl-mas (the first time takes minutes)" >&2
+"$venv_python" -m pip install --quiet --disable-pip-version-check -e ".[dev]" ${constraint[@]+"${constraint[@]}"}
+echo "$stamp" >"$stamp_file"

