@@ -1,1 +1,16 @@
 """Agents: registries, orchestras, environments, rollout. Needs `verl.protocol` and nothing else of verl."""
+
+from agent_system.agent import BaseAgent, Entry
+from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.errors import AgentSystemError
+from agent_system.memory import SearchMemory, SimpleMemory
+from agent_system.orchestra import BaseOrchestra
+from agent_system.projection import Projection, boxed_answer, code_block, number, raw_text, tag, verdict
+from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
+from agent_system.turn import Turn, TurnOver
+
+__all__ = [
+    "AgentRegistry", "AgentSystemError", "BaseAgent", "BaseEnv", "BaseOrchestra", "Entry", "EnvRegistry", "Observation", "OrchestraRegistry",
+    "Outcome", "Projection", "SearchMemory", "SimpleMemory", "Task", "Turn", "TurnOver", "boxed_answer", "code_block", "load_plugins", "number",
+    "raw_text", "tag", "verdict",
+]  # fmt: skip

@@ -1,0 +1,111 @@
+"""The world of one episode, and what it says: tasks, observations and outcomes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from agent_system.options import NoOptions
+
+
+@dataclass(frozen=True)
+class Task:
+    """One dataset row.
+
+    Attributes:
+        task_id: unique in its dataset.
+        prompt: the question as text.
+        data_source: name of the dataset, for metrics.
+        ground_truth: what a grader compares with; None when the environment judges by itself.
+        extra: whatever else the environment needs.
+    """
+
+    task_id: str
+    prompt: str
+    data_source: str = ""
+    ground_truth: Any = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an agent sees.
+
+    Attributes:
+        text: fills `{env_prompt}`.
+        info: more variables for prompt templates.
+    """
+
+    text: str
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an action led to.
+
+    Attributes:
+        team: reward of the whole team. An episode's sum goes to every sample of the episode (Dr. MAS).
+        local: rewards of single calls. From `act`: a number, for the call just made. From `step`: a mapping whose keys are call
+            numbers of this turn (int, from 0) or agent names (every call of that agent in this turn); both add up.
+        done: the episode ends.
+        info: numbers (and truth values) become metrics, `success` among them; a later turn overwrites an earlier one.
+        observation: what the next turn starts from; None keeps the present one.
+    """
+
+    team: float = 0.0
+    local: float | Mapping[int | str, float] = 0.0
+    done: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+    observation: Observation | None = None
+
+
+class BaseEnv(ABC):
+    """A world that a user subclasses; one object an episode.
+
+    Every method may be `async def`. Plain methods run in a thread, so that one slow environment does not stall the others; set
+    `blocking = False` when they return at once.
+
+    Attributes:
+        config_class: dataclass of the options under `env.params`.
+        blocking: plain methods may take long.
+        config: the options of this run.
+        seed: the same for all episodes of a group, so that they start from the same state.
+    """
+
+    config_class: ClassVar[type] = NoOptions
+    blocking: ClassVar[bool] = True
+
+    def __init__(self, config: Any = None, *, seed: int = 0) -> None:
+        self.config = self.config_class() if config is None else config
+        self.seed = seed
+
+    @abstractmethod
+    def reset(self, task: Task) -> Any:
+        """Start `task`; return the first `Observation`."""
+
+    @abstractmethod
+    def step(self, action: Any) -> Any:
+        """End the turn with what the orchestra returned; return an `Outcome`."""
+
+    def observe(self, agent_id: str) -> Any:
+        """Return the `Observation` of one agent. Without an override all agents see the turn's observation."""
+        raise NotImplementedError
+
+    def act(self, agent_id: str, action: str) -> Any:
+        """React to one agent's projected action inside the turn; return an `Outcome`. Without an override nothing happens."""
+        raise NotImplementedError
+
+    def fork(self) -> BaseEnv:
+        """Return a cheap independent copy (needed by tree sampling only)."""
+        raise NotImplementedError(f"{type(self).__name__} has no fork(); tree sampling needs one")
+
+    def close(self) -> Any:
+        """Release what the episode held. Called once, also after a failure."""
+
+    @classmethod
+    def overrides(cls, method: str) -> bool:
+        """Return whether the class defines its own `method`."""
+        return getattr(cls, method) is not getattr(BaseEnv, method)

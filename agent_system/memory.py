@@ -1,0 +1,77 @@
+"""What a team remembers across the turns of one episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Recollection:
+    """One remembered turn.
+
+    Attributes:
+        step: number of the turn, from 1.
+        observation: what was seen.
+        action: what was done about it.
+    """
+
+    step: int
+    observation: str
+    action: str
+
+
+class Memory:
+    """The last `history_length` turns as text; subclasses word a turn in `render`.
+
+    Attributes:
+        history_length: turns that `text` shows; 0 shows none.
+    """
+
+    empty: ClassVar[str] = ""
+
+    def __init__(self, history_length: int) -> None:
+        if history_length < 0:
+            raise ValueError(f"env.history_length must be 0 or more, found {history_length}")
+        self.history_length = history_length
+        self._turns: list[Recollection] = []
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def store(self, observation: str, action: str) -> None:
+        """Remember a finished turn."""
+        self._turns.append(Recollection(len(self._turns) + 1, observation, action))
+
+    def recent(self, drop: int = 0) -> list[Recollection]:
+        """Return the turns shown in prompts, oldest first, without the `drop` oldest of them."""
+        shown = self._turns[-self.history_length :] if self.history_length else []
+        return shown[drop:]
+
+    def text(self, drop: int = 0) -> str:
+        """Return the recent turns for a prompt's `{memory}`."""
+        return "\n".join(self.render(t) for t in self.recent(drop)) or self.empty
+
+    def render(self, turn: Recollection) -> str:
+        """Return the wording of one turn."""
+        raise NotImplementedError
+
+    def fork(self) -> Memory:
+        """Return an independent copy."""
+        copy = type(self)(self.history_length)
+        copy._turns = list(self._turns)
+        return copy
+
+
+class SimpleMemory(Memory):
+    """Observation and action of every turn."""
+
+    def render(self, turn: Recollection) -> str:
+        return f"[Observation {turn.step}: {turn.observation!r}, Action {turn.step}: {turn.action!r}]"
+
+
+class SearchMemory(Memory):
+    """Query and result of every search: the action is the query and the observation is what came back."""
+
+    def render(self, turn: Recollection) -> str:
+        return f"Step {turn.step}: <search>{turn.action}</search> <information>{turn.observation}</information>"

@@ -1,0 +1,49 @@
+"""Options of a workflow: a dict from the command line becomes the workflow's own dataclass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar, get_type_hints
+
+from agent_system.errors import AgentSystemError, suggestion
+
+T = TypeVar("T")
+_SCALARS = (bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For workflows without options."""
+
+
+def build_options(cls: type[T], values: Mapping[str, Any] | None, where: str) -> T:
+    """Make a `cls` from `values`.
+
+    Args:
+        cls: a dataclass.
+        values: option name to value; options left out keep their default.
+        where: the config prefix for messages, such as `agent.orchestra.math`.
+
+    Raises:
+        AgentSystemError: an unknown option, a missing one without default, or a scalar of the wrong type.
+    """
+    if not is_dataclass(cls):
+        raise AgentSystemError(f"{where}: config_class must be a dataclass, found {cls!r}")
+    values = dict(values or {})
+    hints = get_type_hints(cls)
+    valid = {f.name: f for f in fields(cls) if f.init}
+    for name, value in values.items():
+        if name not in valid:
+            raise AgentSystemError(
+                f"{where}.{name} is not an option{suggestion(name, valid)}; valid: {', '.join(sorted(valid)) or 'none (it takes no options)'}"
+            )
+        expected = hints[name]
+        if expected is float and type(value) is int:
+            values[name] = float(value)
+        elif expected in _SCALARS and type(value) is not expected:
+            raise AgentSystemError(f"{where}.{name} must be {expected.__name__}, found {value!r} ({type(value).__name__})")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise AgentSystemError(f"{where}: {error}") from error

@@ -1,0 +1,49 @@
+"""An orchestra is the workflow inside one turn: who speaks, in what order, under what condition.
+
+    class MathOrchestra(BaseOrchestra):
+        agents = ("Solver Agent", "Verifier Agent")
+
+        async def run(self, turn):
+            solution = await turn.act("Solver Agent")
+            await turn.act("Verifier Agent")
+            return solution.action
+
+Branches, loops and `asyncio.gather` are ordinary Python: an agent that is not needed is not called.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from agent_system.memory import Memory, SimpleMemory
+from agent_system.options import NoOptions, build_options
+from agent_system.turn import Turn
+
+
+class BaseOrchestra(ABC):
+    """A workflow that a user subclasses. One object serves all episodes, so per-episode state lives in `run`.
+
+    Attributes:
+        agents: names of the agents that may speak.
+        config_class: dataclass of the options under `agent.orchestra.<type>`.
+        memory_class: what the team remembers across turns.
+        config: the options of this run.
+    """
+
+    agents: ClassVar[tuple[str, ...]] = ()
+    config_class: ClassVar[type] = NoOptions
+    memory_class: ClassVar[type[Memory]] = SimpleMemory
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = self.config_class() if config is None else config
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any] | None, name: str) -> BaseOrchestra:
+        """Build the orchestra registered as `name` from the dict under `agent.orchestra.<name>`."""
+        return cls(build_options(cls.config_class, options, f"agent.orchestra.{name}"))
+
+    @abstractmethod
+    async def run(self, turn: Turn) -> Any:
+        """Play one turn and return the action that goes to `env.step`."""

@@ -1,0 +1,141 @@
+r"""From a reply's text to an action.
+
+A projection is a function text -> `Projection`. All of them look outside `<think>...</think>` only, match tags in any case, take the
+last well-formed match, and say `valid=False` instead of guessing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_system.errors import AgentSystemError
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What a reply stands for.
+
+    Attributes:
+        action: the parsed text; the fallback, or empty, when nothing could be parsed.
+        valid: the reply had the asked-for form.
+        fields: typed findings, such as `approved`.
+        text: the reply without its thinking.
+    """
+
+    action: str
+    valid: bool = True
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+
+
+Projector = Callable[[str], Projection]
+
+_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.IGNORECASE | re.DOTALL)
+_THINK_END = re.compile(r".*</think>", re.IGNORECASE | re.DOTALL)
+_BRACES = re.compile(r"\\\\|\\[{}]|[{}]")
+_BOXED = re.compile(r"\\boxed\s*\{")
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([^\s`]*)[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
+
+
+def strip_thinking(text: str) -> str:
+    """Return `text` without its thinking; an unclosed `<think>` hides all that follows, a lone `</think>` all before it."""
+    if "think>" not in text.lower():
+        return text.strip()
+    return _THINK_END.sub("", _THINKING.sub("", text)).strip()
+
+
+def raw_text(text: str) -> Projection:
+    """Take the whole reply; an empty one is invalid."""
+    visible = strip_thinking(text)
+    return Projection(visible, bool(visible), text=visible)
+
+
+def tag(name: str) -> Projector:
+    """Return a projection to the content of the last `<name>...</name>`."""
+    pair = re.compile(rf"<{re.escape(name)}\s*>((?:(?!<{re.escape(name)}\s*>).)*?)</{re.escape(name)}\s*>", re.IGNORECASE | re.DOTALL)
+
+    def project(text: str) -> Projection:
+        visible = strip_thinking(text)
+        found = pair.findall(visible)
+        content = found[-1].strip() if found else ""
+        return Projection(content, bool(content), text=visible)
+
+    return project
+
+
+def boxed_answer(text: str) -> Projection:
+    r"""Take the content of the last closed `\boxed{...}`, braces inside included."""
+    visible = strip_thinking(text)
+    content = last_boxed(visible)
+    return Projection(content, bool(content), text=visible)
+
+
+def last_boxed(text: str) -> str:
+    r"""Return the content of the last closed `\boxed{...}`, or an empty string."""
+    starts = {m.end() - 1: m.end() for m in _BOXED.finditer(text)}
+    if not starts:
+        return ""
+    open_braces: list[int] = []
+    best: tuple[int, int] | None = None
+    for m in _BRACES.finditer(text):
+        if m.group() == "{":
+            open_braces.append(m.start())
+        elif m.group() == "}" and open_braces:
+            start = open_braces.pop()
+            if start in starts and (best is None or start > best[0]):
+                best = (start, m.start())
+    return "" if best is None else text[best[0] + 1 : best[1]].strip()
+
+
+def code_block(*languages: str) -> Projector:
+    """Return a projection to the last fenced block; with `languages`, the last one of those (`fields["language"]`)."""
+    wanted = {name.lower() for name in languages}
+
+    def project(text: str) -> Projection:
+        visible = strip_thinking(text)
+        blocks = [(lang.lower(), code) for lang, code in _FENCE.findall(visible) if not wanted or lang.lower() in wanted]
+        language, code = blocks[-1] if blocks else ("", "")
+        return Projection(code.rstrip("\n"), bool(code.strip()), {"language": language}, visible)
+
+    return project
+
+
+def number(text: str) -> Projection:
+    """Take the last decimal number, thousands commas removed."""
+    visible = strip_thinking(text)
+    found = _NUMBER.findall(visible)
+    return Projection(found[-1].replace(",", "").lstrip("+") if found else "", bool(found), text=visible)
+
+
+def verdict(
+    name: str = "verify",
+    *,
+    approve: tuple[str, ...] = ("approve", "approved"),
+    reject: tuple[str, ...] = ("reject", "rejected"),
+    fallback: str = "reject",
+) -> Projector:
+    """Return a projection to `approve` or `reject` from the last `<name>...</name>`.
+
+    `fields` holds `approved` (bool) and `parsed` (bool). A reply without a clear verdict is invalid and counts as `fallback`.
+
+    Raises:
+        AgentSystemError: `fallback` is neither `approve` nor `reject`.
+    """
+    if fallback not in ("approve", "reject"):
+        raise AgentSystemError(f"verdict fallback must be 'approve' or 'reject', found {fallback!r}")
+    read = tag(name)
+    words = {w.lower(): True for w in approve} | {w.lower(): False for w in reject}
+
+    def project(text: str) -> Projection:
+        inner = read(text)
+        said = words.get(inner.action.strip(" \t\n.!*").lower())
+        approved = fallback == "approve" if said is None else said
+        return Projection(
+            "approve" if approved else "reject", said is not None, {"approved": approved, "parsed": said is not None}, inner.text
+        )
+
+    return project

@@ -1,0 +1,123 @@
+"""Names for what users write: agents, orchestras and environments, found without an edit in this repository.
+
+A built-in workflow named `math` is the package `agent_system.workflows.math`, imported when its name is first looked up.
+A user's own package registers itself when it is imported: list it in `agent.plugins`, or declare the entry point group
+`verl_mas.plugins`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from agent_system.agent import BaseAgent
+from agent_system.environment import BaseEnv
+from agent_system.errors import AgentSystemError, suggestion
+from agent_system.orchestra import BaseOrchestra
+
+PLUGIN_GROUP = "verl_mas.plugins"
+_WORKFLOWS = "agent_system.workflows"
+
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
+
+
+class Registry(Generic[T]):
+    """Classes by name, optionally scoped to an orchestra so that two orchestras can each have a "Verifier Agent"."""
+
+    def __init__(self, kind: str, base: type[T]) -> None:
+        self.kind = kind
+        self.base = base
+        self._entries: dict[tuple[str | None, str], type[T]] = {}
+
+    def register(self, name: str, *, orchestra: str | None = None) -> Callable[[C], C]:
+        """Return a class decorator that files the class under `name`.
+
+        Args:
+            name: the name used in configs.
+            orchestra: scope; the name is then only seen by lookups for that orchestra.
+
+        Raises:
+            AgentSystemError: the name is taken in this scope, or the class does not derive from the registry's base.
+        """
+
+        def decorate(cls: C) -> C:
+            if not (isinstance(cls, type) and issubclass(cls, self.base)):
+                raise AgentSystemError(f"{self.kind} {name!r}: {cls!r} must be a subclass of {self.base.__name__}")
+            taken = self._entries.get((orchestra, name))
+            if taken is not None and taken is not cls:
+                scope = f" of orchestra {orchestra!r}" if orchestra else ""
+                raise AgentSystemError(
+                    f"{self.kind} {name!r}{scope} is already registered by {taken.__module__}.{taken.__qualname__}; "
+                    f"choose another name{'' if orchestra else ' or scope it: register(name, orchestra=...)'}"
+                )
+            self._entries[(orchestra, name)] = cls
+            return cls
+
+        return decorate
+
+    def get(self, name: str, *, orchestra: str | None = None) -> type[T]:
+        """Return the class of `name`, the one scoped to `orchestra` before the unscoped one.
+
+        Raises:
+            AgentSystemError: nothing has that name; the message lists what is registered and the nearest name.
+        """
+        import_workflow(orchestra or name)
+        for scope in (orchestra, None):
+            if (scope, name) in self._entries:
+                return self._entries[(scope, name)]
+        known = self.names(orchestra=orchestra)
+        elsewhere = sorted({str(s) for s, n in self._entries if n == name and s is not None})
+        hint = f" (it exists in the scope of orchestra {', '.join(elsewhere)})" if elsewhere else suggestion(name, known)
+        raise AgentSystemError(
+            f"no {self.kind} named {name!r}{f' for orchestra {orchestra!r}' if orchestra else ''}{hint}; "
+            f"registered: {', '.join(known) or 'none'}. A module of your own must be imported first: agent.plugins=[your.module]"
+        )
+
+    def names(self, *, orchestra: str | None = None) -> list[str]:
+        """Return the names a lookup for `orchestra` can find, sorted."""
+        return sorted({n for s, n in self._entries if s is None or s == orchestra})
+
+    def remove(self, name: str, *, orchestra: str | None = None) -> None:
+        """Forget one entry, so that a notebook or a test can register the name again."""
+        self._entries.pop((orchestra, name), None)
+
+
+AgentRegistry: Registry[BaseAgent] = Registry("agent", BaseAgent)
+OrchestraRegistry: Registry[BaseOrchestra] = Registry("orchestra", BaseOrchestra)
+EnvRegistry: Registry[BaseEnv] = Registry("environment", BaseEnv)
+
+
+def import_workflow(name: str) -> bool:
+    """Import the built-in workflow package called `name`; return whether there is one."""
+    module = f"{_WORKFLOWS}.{name}"
+    if not name.isidentifier() or importlib.util.find_spec(module) is None:
+        return False
+    importlib.import_module(module)
+    return True
+
+
+def load_plugins(modules: Iterable[str] = ()) -> list[str]:
+    """Import `modules` and every installed entry point of the group `verl_mas.plugins`; return what was loaded.
+
+    Raises:
+        AgentSystemError: a module named in `modules` does not exist.
+    """
+    loaded = []
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
+                raise
+            raise AgentSystemError(
+                f"agent.plugins names the module {module!r}, which Python cannot find; install the package or add its folder to PYTHONPATH"
+            ) from error
+        loaded.append(module)
+    for entry in entry_points(group=PLUGIN_GROUP):
+        entry.load()
+        loaded.append(entry.value)
+    return loaded
