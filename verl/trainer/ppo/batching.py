@@ -1,0 +1,94 @@
+"""Cut a team's batch by worker group, ready for its ranks, and put the results together again in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from verl.protocol import DataProto
+from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+
+PROMPT_SIDE = ("prompts",)
+RESPONSE_SIDE = ("responses", "response_mask", "rollout_log_probs", "old_log_probs", "ref_log_prob", "entropys", "advantages", "returns",
+                 "token_level_scores", "token_level_rewards")  # fmt: skip
+WHOLE = ("input_ids", "attention_mask", "position_ids")
+
+
+@dataclass(frozen=True)
+class SubBatch:
+    """The rows of one worker group; `rows` are their places in the whole batch."""
+
+    batch: DataProto
+    rows: np.ndarray
+
+
+def split_batch_by_wg_ids(batch: DataProto) -> dict[str, SubBatch]:
+    """One sub-batch a worker group, in order of first appearance; rows keep their order."""
+    wg_ids = batch.non_tensor_batch["wg_id"]
+    return {str(wg): SubBatch(batch.select_idxs(rows), rows) for wg in dict.fromkeys(wg_ids) for rows in [np.flatnonzero(wg_ids == wg)]}
+
+
+def combine_batches(parts: Mapping[str, SubBatch]) -> DataProto:
+    """The inverse of `split_batch_by_wg_ids`: rows of all groups in their original places.
+
+    Tensors that differ in width (each group may be as wide as its own longest row) are padded with zeros on the right.
+    Raises ValueError when the parts do not cover every row exactly once.
+    """
+    rows = np.concatenate([p.rows for p in parts.values()])
+    if not np.array_equal(np.sort(rows), np.arange(len(rows))):
+        raise ValueError(
+            f"combine_batches: the parts cover rows {np.sort(rows).tolist()[:20]}..., expected each of 0..{len(rows) - 1} once"
+        )
+    batches = [p.batch for p in parts.values()]
+    tensors = {}
+    for name in batches[0].batch.keys() if batches[0].batch is not None else ():
+        columns = [b.batch[name] for b in batches]
+        width = max((c.shape[1] for c in columns if c.dim() > 1), default=0)
+        columns = [torch.nn.functional.pad(c, (0, width - c.shape[1])) if c.dim() == 2 and c.shape[1] < width else c for c in columns]
+        tensors[name] = torch.cat(columns)[torch.as_tensor(np.argsort(rows))]
+    order = np.argsort(rows)
+    non_tensors = {name: np.concatenate([b.non_tensor_batch[name] for b in batches])[order] for name in batches[0].non_tensor_batch}
+    return DataProto.from_dict(tensors=tensors, non_tensors=non_tensors, meta_info=dict(batches[0].meta_info))
+
+
+def trim_padding(batch: DataProto) -> DataProto:
+    """Narrow prompts (left) and responses (right) to the longest row that is left in the batch."""
+    tensors = batch.batch
+    prompt_width, response_width = tensors["prompts"].shape[1], tensors["responses"].shape[1]
+    mask = tensors["attention_mask"]
+    prompt_len = int(mask[:, :prompt_width].sum(dim=1).max().item()) if len(batch) else 0
+    used = mask[:, prompt_width:].any(dim=0).nonzero()
+    response_len = max(int(used.max().item()) + 1 if len(used) else 1, 1)
+    cut, out = prompt_width - prompt_len, {}
+    for name, value in tensors.items():
+        if name in PROMPT_SIDE:
+            value = value[:, cut:]
+        elif name in WHOLE:
+            value = value[:, cut : prompt_width + response_len]
+        elif name in RESPONSE_SIDE:
+            value = value[:, :response_len]
+        out[name] = value.contiguous()
+    if prompt_width == prompt_len and response_width == response_len:
+        return batch
+    return DataProto.from_dict(tensors=out, non_tensors=dict(batch.non_tensor_batch), meta_info=dict(batch.meta_info))
+
+
+def pad_zero_weight(batch: DataProto, divisor: int) -> tuple[DataProto, int]:
+    """Append copies of the first row with an empty `response_mask` until `divisor` divides the rows: (batch, rows added)."""
+    missing = -len(batch) % divisor
+    if missing == 0:
+        return batch, 0
+    filler = batch.select_idxs(np.zeros(missing, dtype=np.int64))
+    filler.batch["response_mask"] = torch.zeros_like(filler.batch["response_mask"])
+    return DataProto.concat([batch, filler]), missing
+
+
+def balance_order(batch: DataProto, ranks: int) -> np.ndarray:
+    """Row order that gives each of `ranks` equal shares of rows and about equal shares of tokens: `[bsz]`."""
+    if ranks == 1:
+        return np.arange(len(batch))
+    lengths = batch.batch["attention_mask"].sum(dim=1).tolist()
+    return np.concatenate([np.asarray(p) for p in get_seqlen_balanced_partitions(lengths, k_partitions=ranks, equal_size=True)])
