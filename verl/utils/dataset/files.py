@@ -1,0 +1,89 @@
+"""Rows of plain files: parquet, jsonl and json lists, read and written without a dataset library."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+SUFFIXES = (".parquet", ".jsonl", ".json")
+
+
+class DatasetError(ValueError):
+    """Data that cannot be used: a file that is missing, a row that is incomplete, nothing left to train on."""
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[Row]:
+    """Read every row of one file as a dict.
+
+    Raises:
+        DatasetError: no such file, an unknown suffix, or content that is not rows of objects.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise DatasetError(f"no such data file: {file} (looked in {Path.cwd()}); set data.train_files / data.val_files")
+    if file.suffix == ".parquet":
+        return _read_parquet(file)
+    if file.suffix == ".jsonl":
+        return _read_jsonl(file)
+    if file.suffix == ".json":
+        return _objects(file, _parse(file, file.read_text(encoding="utf-8"), "content"))
+    raise DatasetError(f"{file}: suffix {file.suffix!r} is not one of {', '.join(SUFFIXES)}")
+
+
+def write_rows(rows: Iterable[Row], path: str | os.PathLike[str]) -> Path:
+    """Write rows as parquet or jsonl (by suffix), aside first and then renamed, and return the path."""
+    file = Path(path).expanduser()
+    if file.suffix not in (".parquet", ".jsonl"):
+        raise DatasetError(f"{file}: rows are written as .parquet or .jsonl, not {file.suffix!r}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        if file.suffix == ".parquet":
+            import pyarrow
+            import pyarrow.parquet
+
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), aside)
+        else:
+            with aside.open("w", encoding="utf-8") as out:
+                out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        aside.replace(file)
+    finally:
+        aside.unlink(missing_ok=True)
+    return file
+
+
+def _read_parquet(file: Path) -> list[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        # A ParquetFile, and not read_table: hive-style folder names must not become columns.
+        with pyarrow.parquet.ParquetFile(file) as table:
+            return table.read().to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise DatasetError(f"{file}: not a readable parquet file ({error})") from error
+
+
+def _read_jsonl(file: Path) -> list[Row]:
+    with file.open(encoding="utf-8") as lines:
+        return _objects(file, [_parse(file, line, f"line {number}") for number, line in enumerate(lines, 1) if line.strip()])
+
+
+def _parse(file: Path, text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DatasetError(f"{file}, {where}: not JSON ({error})") from error
+
+
+def _objects(file: Path, rows: Any) -> list[Row]:
+    if not isinstance(rows, list):
+        raise DatasetError(f"{file}: expected a list of objects, found {type(rows).__name__}")
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise DatasetError(f"{file}, row {number}: expected an object, found {type(row).__name__}")
+    return rows

@@ -1,0 +1,109 @@
+"""Batches of tasks in a seeded order that a checkpoint can stop and continue in the middle of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from typing import Any, Protocol, TypedDict
+
+import numpy as np
+import torch
+
+from verl.utils.dataset.files import DatasetError, Row
+
+
+class TaskSource(Sized, Protocol):
+    """What a loader draws from: a length and rows by position."""
+
+    def __getitem__(self, item: int) -> Row: ...
+
+
+class LoaderState(TypedDict):
+    """Where a loader stands: `position` tasks of `epoch` have been handed out."""
+
+    epoch: int
+    position: int
+    seed: int
+    size: int
+    shuffle: bool
+
+
+class TaskLoader:
+    """Iterating yields the rest of the current epoch as lists of `batch_size` rows.
+
+    The order of an epoch is a function of (seed, epoch) alone, so a position is all that a checkpoint needs.
+
+    Args:
+        source: rows by position, e.g. `RLHFDataset`.
+        batch_size: rows of a batch; 0 takes all.
+        seed: of the shuffles.
+        shuffle: a new order every epoch; off keeps the file order.
+        drop_last: leave out a last batch that is not full (training); off yields it short (validation).
+
+    Raises:
+        DatasetError: fewer rows than one batch while `drop_last` is on.
+    """
+
+    def __init__(self, source: TaskSource, batch_size: int, *, seed: int = 0, shuffle: bool = True, drop_last: bool = True) -> None:
+        self.source = source
+        self.size = len(source)
+        self.batch_size = batch_size or self.size
+        self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
+        self.epoch = self.position = 0
+        if drop_last and self.size < self.batch_size:
+            raise DatasetError(f"{self.size} tasks do not fill one batch of data.train_batch_size={self.batch_size}; lower it or add tasks")
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return self.size // self.batch_size if self.drop_last else -(-self.size // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[Row]]:
+        epoch, order = self.epoch, self.order(self.epoch)
+        end = len(self) * self.batch_size
+        while self.epoch == epoch and self.position < end:
+            chosen = order[self.position : self.position + self.batch_size]
+            self.position += self.batch_size
+            if self.position >= end:
+                self.epoch, self.position = epoch + 1, 0
+            yield [self.source[int(i)] for i in chosen]
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Row positions of an epoch, [size]."""
+        if not self.shuffle:
+            return np.arange(self.size)
+        return np.random.default_rng([self.seed, epoch]).permutation(self.size)
+
+    def state_dict(self) -> LoaderState:
+        """Where the next batch starts; plain numbers, so that it goes into json as well as into torch.save."""
+        return {"epoch": self.epoch, "position": self.position, "seed": self.seed, "size": self.size, "shuffle": self.shuffle}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken. Raises DatasetError when the data or its order is another."""
+        mine = self.state_dict()
+        for name, fix in (("size", "data.train_files"), ("seed", "data.seed"), ("shuffle", "data.shuffle")):
+            if state[name] != mine[name]:
+                raise DatasetError(f"the checkpoint's data had {name}={state[name]!r}, this run has {mine[name]!r}: restore {fix}")
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+
+
+def collate_fn(rows: Sequence[Row]) -> dict[str, torch.Tensor | np.ndarray]:
+    """Columns of a batch: tensors are stacked, everything else becomes an object array [bsz].
+
+    Raises:
+        DatasetError: rows that do not have the same columns.
+    """
+    names = list(rows[0]) if rows else []
+    for number, row in enumerate(rows):
+        if row.keys() != rows[0].keys():
+            differing = sorted(row.keys() ^ rows[0].keys())
+            raise DatasetError(f"row {number} of the batch differs from row 0 in columns {', '.join(differing)}")
+    columns: dict[str, torch.Tensor | np.ndarray] = {}
+    for name in names:
+        values = [row[name] for row in rows]
+        if all(isinstance(value, torch.Tensor) for value in values):
+            columns[name] = torch.stack(values)
+        else:
+            # Filled one by one: np.array would turn lists of equal length into a second dimension.
+            columns[name] = np.empty(len(values), dtype=object)
+            for position, value in enumerate(values):
+                columns[name][position] = value
+    return columns

@@ -1,0 +1,111 @@
+"""Tasks of a run: the rows of one or more files, checked, and free of prompts that are too long."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import Dataset
+
+from verl.trainer.config import DataConfig
+from verl.utils.dataset.files import DatasetError, Row, read_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+TOKENIZE_ROWS = 1000
+
+
+class RLHFDataset(Dataset[Row]):
+    """Rows in verl's schema, in file order.
+
+    A row is `data_source`, `prompt` (chat messages), `ability`, `reward_model` (`style`, `ground_truth`) and
+    `extra_info`. Every row gets `raw_prompt` (its messages), `index` (position over all files before anything is
+    dropped) and `task_id` (`<data_source>:<index>`), so that a task keeps its name whatever the filter drops.
+
+    Args:
+        data_files: one path or several, parquet, jsonl or json.
+        tokenizer: measures prompts in tokens; None skips the filter.
+        config: `prompt_key`, `max_prompt_length` and `filter_overlong_prompts` are read.
+        max_samples: keep only the first so many rows that fit; -1 keeps all.
+
+    Raises:
+        DatasetError: a missing file, a row without messages or ground truth (named by file and row), a prompt that is
+            too long while the filter is off, or nothing left.
+    """
+
+    def __init__(
+        self,
+        data_files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        tokenizer: PreTrainedTokenizerBase | None,
+        config: DataConfig,
+        max_samples: int = -1,
+    ) -> None:
+        self.data_files = [os.fspath(f) for f in ([data_files] if isinstance(data_files, (str, os.PathLike)) else data_files)]
+        self.prompt_key = config.prompt_key
+        if not self.data_files:
+            raise DatasetError("no data files: set data.train_files and data.val_files to parquet or jsonl files")
+        rows = [self._checked(row, file, number) for file in self.data_files for number, row in enumerate(read_rows(file))]
+        for index, row in enumerate(rows):
+            row.update(index=index, task_id=f"{row['data_source']}:{index}")
+        if not rows:
+            raise DatasetError(f"no rows in {', '.join(self.data_files)}")
+        kept = rows if tokenizer is None else self._fitting(rows, tokenizer, config)
+        self.num_overlong = len(rows) - len(kept)
+        if not kept:
+            raise DatasetError(
+                f"all {len(rows)} prompts of {', '.join(self.data_files)} are longer than "
+                f"data.max_prompt_length={config.max_prompt_length}; raise it"
+            )
+        if self.num_overlong:
+            logger.warning(
+                "dropped %d of %d tasks: prompt over data.max_prompt_length=%d", self.num_overlong, len(rows), config.max_prompt_length
+            )
+        self.rows = kept if max_samples < 0 else kept[:max_samples]
+        if not self.rows:
+            raise DatasetError(f"max_samples={max_samples} keeps no task; use -1 for all")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, item: int) -> Row:
+        return dict(self.rows[item])
+
+    def _checked(self, row: Row, file: str, number: int) -> Row:
+        where = f"{file}, row {number}"
+        messages = row.get(self.prompt_key)
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if not messages or not all(isinstance(m, dict) and m.get("role") and isinstance(m.get("content"), str) for m in messages):
+            raise DatasetError(
+                f"{where}: column {self.prompt_key!r} (data.prompt_key) must hold chat messages "
+                f'[{{"role": "user", "content": "..."}}], found {messages!r:.120}; columns: {", ".join(row)}'
+            )
+        truth = (row.get("reward_model") or {}).get("ground_truth")
+        if truth is None or truth == "":
+            raise DatasetError(f"{where}: no ground truth; reward_model.ground_truth must be set, found {row.get('reward_model')!r:.120}")
+        return {**row, "data_source": row.get("data_source") or "unknown", "raw_prompt": list(messages)}
+
+    def _fitting(self, rows: list[Row], tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> list[Row]:
+        lengths: list[int] = []
+        for start in range(0, len(rows), TOKENIZE_ROWS):
+            lengths += prompt_lengths([row["raw_prompt"] for row in rows[start : start + TOKENIZE_ROWS]], tokenizer)
+        limit = config.max_prompt_length
+        if not config.filter_overlong_prompts:
+            longest = max(range(len(rows)), key=lengths.__getitem__)
+            if lengths[longest] > limit:
+                raise DatasetError(
+                    f"task {rows[longest]['task_id']}: prompt of {lengths[longest]} tokens is over data.max_prompt_length={limit}; "
+                    "raise it, or set data.filter_overlong_prompts=true"
+                )
+        return [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
+
+
+def prompt_lengths(prompts: Sequence[list[dict[str, Any]]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens of each conversation under the chat template, with the opening of the reply."""
+    texts = [tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) for messages in prompts]
+    # The template has written the special tokens: adding them again would count (and later train on) two of each.
+    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
