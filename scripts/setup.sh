@@ -62,5 +62,5 @@ if ! "$venv_python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     constraint=()
 fi
 echo "setup: installing verl-mas (the first time takes minutes)" >&2
-"$venv_python" -m pip install --quiet --disable-pip-version-check -e ".[dev]" ${constraint[@]+"${constraint[@]}"}
+"$venv_python" -m pip install -qq --disable-pip-version-check -e ".[dev]" ${constraint[@]+"${constraint[@]}"}
 echo "$stamp" >"$stamp_file"

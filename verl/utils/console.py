@@ -1,0 +1,151 @@
+"""What a person watches: a live progress bar, one short line a step, and the table before/after at the end.
+
+On a terminal the bar stays at the bottom and the lines scroll above it; elsewhere (a file, CI) only the lines are written.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Optional, TypedDict
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from verl.utils.accuracy import Estimate
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A number of the step line: its label, the metric keys it may come from (glob patterns, first match wins) and its format."""
+
+    label: str
+    keys: tuple[str, ...]
+    template: str
+
+
+HEADLINES = (
+    Headline("reward", ("critic/score/mean", "critic/rewards/mean"), "reward {:.3f}"),
+    Headline("accuracy", ("val-core/*acc*", "val-core/*", "val/*acc*"), "acc {:.1%}"),
+    Headline("tokens/s", ("perf/throughput",), "{:.0f} tok/s"),
+    Headline("seconds", ("timing_s/step", "perf/time_per_step"), "{:.1f} s"),
+)
+
+
+class AccuracyRow(TypedDict):
+    """A row of the final table: `name` is the team or an agent, `metric` such as "avg@4"; None where nothing was measured."""
+
+    name: str
+    metric: str
+    before: Optional[Estimate]
+    after: Optional[Estimate]
+
+
+def format_seconds(seconds: float) -> str:
+    """`seconds` as m:ss, or h:mm:ss from an hour on."""
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def headline_values(data: Mapping[str, float], headlines: Sequence[Headline] = HEADLINES) -> list[str]:
+    """The formatted headlines that `data` (metric key to value) has."""
+    found = []
+    for headline in headlines:
+        matches = (name for pattern in headline.keys for name in data if fnmatchcase(name, pattern))
+        name = next(matches, None)
+        if name is not None:
+            found.append(headline.template.format(float(data[name])))
+    return found
+
+
+def format_step(step: int, total_steps: int, values: Sequence[str], eta_s: Optional[float]) -> str:
+    """One line of a step, e.g. `step   3/40  reward 0.412  ETA 2:31`."""
+    width = len(str(total_steps))
+    parts = [f"step {step:>{width}}/{total_steps}", *values]
+    if eta_s is not None:
+        parts.append(f"ETA {format_seconds(eta_s)}")
+    return "  ".join(parts)
+
+
+class StepDisplay:
+    """Shows the steps of a run from `start_step` (0, or the step resumed from) to `total_steps`.
+
+    `console` and `clock` (seconds) are passed in by tests. Call `finish` in a `finally`, or the terminal keeps its cursor hidden.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        start_step: int = 0,
+        console: Optional[Console] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.console = console or Console()
+        self.total_steps = total_steps
+        self._start_step = start_step
+        self._clock = clock
+        self._started = clock()
+        self._live: Optional[Progress] = None
+        if self.console.is_terminal:
+            self._live = Progress(
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[headline]}"),
+                TimeElapsedColumn(),
+                console=self.console,
+            )
+            self._task = self._live.add_task("training", total=total_steps, completed=start_step, headline="")
+            self._live.start()
+
+    def update(self, step: int, data: Mapping[str, float]) -> None:
+        """Show `step` with its metrics; step 0 (validation before training) has no ETA."""
+        values = headline_values(data)
+        eta = self._eta(step)
+        self.console.print(format_step(step, self.total_steps, values, eta), markup=False, highlight=False, soft_wrap=True)
+        if self._live is not None:
+            parts = values if eta is None else [*values, f"ETA {format_seconds(eta)}"]
+            self._live.update(self._task, completed=step, headline="  ".join(parts))
+
+    def _eta(self, step: int) -> Optional[float]:
+        done = step - self._start_step
+        if done < 1 or step >= self.total_steps:
+            return None
+        return (self._clock() - self._started) / done * (self.total_steps - step)
+
+    def finish(self) -> None:
+        """Take the bar down; may be called twice."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def format_estimate(estimate: Optional[Estimate]) -> str:
+    """`62.5% [55.1, 69.4]`, or `-` for None."""
+    if estimate is None:
+        return "-"
+    return f"{estimate.value:.1%} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def before_after_table(rows: Sequence[AccuracyRow], title: str = "Accuracy over tasks, 95 % confidence interval") -> Table:
+    """The table of `rows` with the change in percentage points; print it with `Console().print(table)`."""
+    table = Table(title=title)
+    for heading in ("", "metric", "before", "after", "change", "tasks"):
+        table.add_column(heading, justify="left" if heading in ("", "metric") else "right")
+    previous = None
+    for row in rows:
+        before, after = row["before"], row["after"]
+        change = f"{100 * (after.value - before.value):+.1f}" if before and after else "-"
+        latest = after or before
+        table.add_row(
+            row["name"] if row["name"] != previous else "",
+            row["metric"],
+            format_estimate(before),
+            format_estimate(after),
+            change,
+            str(latest.num_tasks) if latest else "-",
+        )
+        previous = row["name"]
+    return table
