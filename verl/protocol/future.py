@@ -1,0 +1,103 @@
+"""Results that are still being computed by workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensordict import TensorDict
+
+from verl.protocol.data_proto import DataProto
+from verl.protocol.tensordicts import concat_tensordict
+
+
+class PendingResults(list):
+    """The unfinished calls of one method on several workers, a list of the backend's futures with one `get`.
+
+    Backends subclass it. `ray.get` accepts the list of the Ray backend as well.
+    """
+
+    def get(self, timeout: float | None = None) -> list[Any]:
+        """Wait for all calls and return their results in rank order.
+
+        Raises TimeoutError after `timeout` seconds (default: the worker group's limit), else what a worker raised.
+        """
+        raise NotImplementedError
+
+    def subset(self, ranks: Sequence[int]) -> PendingResults:
+        """Return the calls at these positions."""
+        raise NotImplementedError
+
+
+class DataProtoFuture:
+    """A `DataProto` (or TensorDict) that workers are still computing.
+
+    It can be passed on to another worker group, whose workers then wait for it, and cut with `chunk`.
+
+    Args:
+        collect_fn: joins the parts, usually `DataProto.concat`.
+        futures: one per part: `PendingResults`, or a list of Ray object references.
+        dispatch_fn: applied to the joined batch.
+    """
+
+    def __init__(
+        self,
+        collect_fn: Callable[[list[Any]], Any],
+        futures: list[Any],
+        dispatch_fn: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.collect_fn = collect_fn
+        self.futures = futures
+        self.dispatch_fn = dispatch_fn
+
+    @staticmethod
+    def concat(data: list[Any]) -> DataProtoFuture:
+        """Return a future of the row-wise concatenation of futures."""
+        return DataProtoFuture(collect_fn=concat_parts, futures=data)
+
+    def then(self, function: Callable[[Any], Any]) -> DataProtoFuture:
+        """Return a future to whose result `function` is applied."""
+        first = self.dispatch_fn
+        return DataProtoFuture(self.collect_fn, self.futures, function if first is None else _Chain(first, function))
+
+    def chunk(self, chunks: int) -> list[DataProtoFuture]:
+        """Return `chunks` futures of equal parts, without waiting."""
+        return [self.then(_Chunk(i, chunks)) for i in range(chunks)]
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait, join and return. Raises TimeoutError after `timeout` seconds, else what a worker raised."""
+        if isinstance(self.futures, PendingResults):
+            parts = self.futures.get(timeout)
+        else:
+            import ray
+
+            parts = ray.get(list(self.futures), timeout=timeout)
+        for part in parts:
+            assert isinstance(part, (DataProto, TensorDict)), f"expected DataProto or TensorDict from a worker, got {type(part)}"
+        joined = self.collect_fn(parts)
+        return joined if self.dispatch_fn is None else self.dispatch_fn(joined)
+
+
+def concat_parts(parts: Sequence[Any]) -> Any:
+    """Join DataProtos or TensorDicts by rows. Raises TypeError when the parts differ in type."""
+    if len({type(part) for part in parts}) != 1:
+        raise TypeError(f"workers returned different types: {[type(part).__name__ for part in parts]}")
+    return concat_tensordict(parts) if isinstance(parts[0], TensorDict) else DataProto.concat(parts)
+
+
+class _Chain:
+    def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
+        self.first, self.second = first, second
+
+    def __call__(self, data: Any) -> Any:
+        return self.second(self.first(data))
+
+
+class _Chunk:
+    """Picks one chunk; a class because futures travel to workers and a closure would drag its frame along."""
+
+    def __init__(self, index: int, chunks: int) -> None:
+        self.index, self.chunks = index, chunks
+
+    def __call__(self, data: Any) -> Any:
+        return data.chunk(chunks=self.chunks)[self.index]

@@ -1,0 +1,60 @@
+"""Folding, unfolding, collating and gathering batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from verl.protocol.data_proto import DataProto, DataProtoItem
+
+
+def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
+    """Fold [bsz, ...] into [new_batch_size, bsz / new_batch_size, ...] in every column.
+
+    Raises AssertionError when `new_batch_size` does not divide the batch.
+    """
+    rows = len(data)
+    assert rows % new_batch_size == 0, f"{rows} rows do not fold into {new_batch_size}"
+    inner = rows // new_batch_size
+    batch = None
+    if data.batch is not None:
+        batch = data.batch.view(new_batch_size, inner)
+        batch.auto_batch_size_(batch_dims=1)
+    arrays = {key: value.reshape(new_batch_size, inner, *value.shape[1:]) for key, value in data.non_tensor_batch.items()}
+    return type(data)(batch=batch, non_tensor_batch=arrays, meta_info=data.meta_info)
+
+
+def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
+    """Merge the first `batch_dims` dimensions of every column into one."""
+    batch = None
+    if data.batch is not None:
+        tensors = {key: value.flatten(0, batch_dims - 1) for key, value in data.batch.items()}
+        batch = TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:1] if tensors else (0,))
+    arrays = {key: value.reshape(-1, *value.shape[batch_dims:]) for key, value in data.non_tensor_batch.items()}
+    return type(data)(batch=batch, non_tensor_batch=arrays, meta_info=data.meta_info)
+
+
+def collate_fn(x: list[DataProtoItem]) -> DataProto:
+    """Stack rows into a batch; meta_info is that of the first row."""
+    tensors = [item.batch for item in x if item.batch is not None]
+    arrays: dict[str, np.ndarray] = {}
+    for key in x[0].non_tensor_batch:
+        column: np.ndarray = np.empty(len(x), dtype=object)
+        for i, item in enumerate(x):
+            column[i] = item.non_tensor_batch[key]
+        arrays[key] = column
+    batch = torch.stack(tensors).contiguous() if tensors else None
+    return DataProto(batch=batch, non_tensor_batch=arrays, meta_info=x[0].meta_info)
+
+
+def all_gather_data_proto(data: DataProto, process_group: Any) -> None:
+    """Replace the batch by the rows of all ranks of a process group, in rank order, in place."""
+    parts: list[Any] = [None] * torch.distributed.get_world_size(process_group)
+    torch.distributed.all_gather_object(parts, data, group=process_group)
+    device = None if data.batch is None else data.batch.device
+    merged = DataProto.concat([DataProto(part.batch, part.non_tensor_batch) for part in parts])
+    data.batch = merged.batch if device is None or merged.batch is None else merged.batch.to(device)
+    data.non_tensor_batch = merged.non_tensor_batch

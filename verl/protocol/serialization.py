@@ -1,0 +1,152 @@
+"""Batches as bytes: between processes as numpy buffers, on disk without pickle.
+
+Between processes a tensor becomes a numpy array, which Ray sends without copying it into the pickle stream. On disk
+only tensors and plain values are written, and `torch.load(weights_only=True)` reads them: a hostile file cannot run code.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+SerializedTensor = tuple[str, tuple[int, ...], Any]
+
+_PLAIN = (str, int, float, bool, bytes, type(None))
+
+
+def serialize_single_tensor(obj: torch.Tensor) -> SerializedTensor:
+    """Return (dtype, shape, bytes as a uint8 array); the tensor is moved to the CPU."""
+    tensor = obj.detach().cpu().contiguous()
+    return str(obj.dtype).removeprefix("torch."), tuple(obj.shape), tensor.flatten().view(torch.uint8).numpy()
+
+
+def deserialize_single_tensor(arr: SerializedTensor) -> torch.Tensor:
+    """Rebuild a tensor from `serialize_single_tensor`; it owns writable memory."""
+    dtype, shape, data = arr
+    buffer = data if data.flags.writeable else data.copy()  # shared-memory pages are read-only
+    if buffer.size == 0:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.from_numpy(buffer).view(getattr(torch, dtype)).view(shape)
+
+
+def _serialize_column(tensor: torch.Tensor) -> tuple[str, Any]:
+    if not tensor.is_nested:
+        return "tensor", serialize_single_tensor(tensor)
+    layout = "jagged" if tensor.layout == torch.jagged else "strided"
+    return layout, [serialize_single_tensor(part) for part in tensor.unbind()]
+
+
+def _deserialize_column(encoded: tuple[str, Any]) -> torch.Tensor:
+    kind, data = encoded
+    if kind == "tensor":
+        return deserialize_single_tensor(data)
+    parts = [deserialize_single_tensor(part) for part in data]
+    return torch.nested.as_nested_tensor(parts, layout=torch.jagged if kind == "jagged" else torch.strided)
+
+
+def serialize_tensordict(batch: TensorDict) -> tuple[tuple[int, ...], str | None, dict[str, tuple[str, Any]]]:
+    """Return (batch size, device, columns) of numpy buffers; nested tensors keep their layout."""
+    device = None if batch.device is None else str(batch.device)
+    return tuple(batch.batch_size), device, {key: _serialize_column(value) for key, value in batch.items()}
+
+
+def deserialize_tensordict(arr: tuple[tuple[int, ...], str | None, dict[str, tuple[str, Any]]]) -> TensorDict:
+    """Rebuild a TensorDict, always in CPU memory: the receiving process may have no such device."""
+    batch_size, device, columns = arr
+    tensors = {key: _deserialize_column(value) for key, value in columns.items()}
+    return TensorDict(tensors, batch_size=batch_size, device=None if device is None else "cpu")
+
+
+def encode_plain(value: Any, where: str) -> Any:
+    """Encode nested data as tagged tuples of plain values and tensors.
+
+    Raises TypeError naming `where` for anything that is not a number, text, container, array or tensor.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            kind = "jagged" if value.layout == torch.jagged else "strided"
+            return (kind, [encode_plain(part, where) for part in value.unbind()])
+        return ("tensor", value.detach().cpu().clone(memory_format=torch.contiguous_format))
+    if isinstance(value, np.ndarray):
+        return _encode_array(value, where)
+    if isinstance(value, np.generic) and value.dtype.kind in "biufcUS":
+        return ("scalar", value.dtype.str, value.item())
+    if isinstance(value, torch.Size):
+        return ("tuple", list(value))
+    if type(value) in (list, tuple, set):
+        return (type(value).__name__, [encode_plain(item, where) for item in value])
+    if type(value) is dict:
+        return ("dict", [(encode_plain(k, where), encode_plain(v, f"{where}[{k!r}]")) for k, v in value.items()])
+    raise TypeError(
+        f"{where} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved; "
+        "convert it to numbers, text, lists, dicts, arrays or tensors, or pop it before saving"
+    )
+
+
+def _encode_array(array: np.ndarray, where: str) -> tuple[Any, ...]:
+    if array.dtype.kind in "biufcUSMm":
+        contiguous = np.ascontiguousarray(array)
+        return (
+            "array",
+            array.dtype.str,
+            list(array.shape),
+            torch.frombuffer(bytearray(contiguous.tobytes()) or bytearray(1), dtype=torch.uint8),
+        )
+    if array.dtype != object:
+        raise TypeError(f"{where} is an array of dtype {array.dtype}, which cannot be saved; use numbers, text or object entries")
+    return ("objects", list(array.shape), [encode_plain(item, where) for item in array.flat])
+
+
+def decode_plain(value: Any) -> Any:
+    """Undo `encode_plain`. Raises ValueError for a tag that it never writes."""
+    if type(value) in _PLAIN:
+        return value
+    if not isinstance(value, tuple) or not value:
+        raise ValueError(f"not a saved batch: found a bare {type(value).__name__}")
+    tag, *rest = value
+    if tag == "tensor":
+        return rest[0]
+    if tag in ("jagged", "strided"):
+        parts = [decode_plain(part) for part in rest[0]]
+        return torch.nested.as_nested_tensor(parts, layout=torch.jagged if tag == "jagged" else torch.strided)
+    if tag == "array":
+        dtype, shape, buffer = np.dtype(rest[0]), tuple(rest[1]), rest[2].numpy()
+        if dtype.hasobject:
+            raise ValueError("not a saved batch: an array of raw bytes claims to hold objects")
+        count = int(np.prod(shape))
+        return np.frombuffer(buffer.tobytes(), dtype=dtype, count=count).reshape(shape).copy()
+    if tag == "objects":
+        array = np.empty(len(rest[1]), dtype=object)
+        for i, item in enumerate(rest[1]):
+            array[i] = decode_plain(item)
+        return array.reshape(tuple(rest[0]))
+    if tag == "scalar":
+        return np.dtype(rest[0]).type(rest[1])
+    if tag in ("list", "tuple", "set"):
+        return {"list": list, "tuple": tuple, "set": set}[tag](decode_plain(item) for item in rest[0])
+    if tag == "dict":
+        return {decode_plain(k): decode_plain(v) for k, v in rest[0]}
+    raise ValueError(f"not a saved batch: unknown tag {tag!r}")
+
+
+def save_plain(value: Any, path: str | os.PathLike[str], where: str) -> None:
+    """Write nested plain data to a file, aside first and then renamed, so that a full disk leaves no half file."""
+    target = Path(path)
+    aside = target.with_name(f"{target.name}.tmp{os.getpid()}")
+    try:
+        torch.save(encode_plain(value, where), aside)
+        os.replace(aside, target)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def load_plain(path: str | os.PathLike[str]) -> Any:
+    """Read a file of `save_plain`; a file with any other Python object in it is refused before that object is built."""
+    return decode_plain(torch.load(path, map_location="cpu", weights_only=True))
