@@ -1,0 +1,6 @@
+"""Where a run's metrics go: `Tracking(...).log(data, step)` to any of console, jsonl, tensorboard and wandb."""
+
+from verl.utils.tracking.backend import BACKENDS, Backend, RunInfo, check_backends
+from verl.utils.tracking.tracking import Tracking
+
+__all__ = ["BACKENDS", "Backend", "RunInfo", "Tracking", "check_backends"]

@@ -1,0 +1,49 @@
+"""What a tracking backend is, which there are, and the check that they can run."""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional, Protocol
+
+BACKENDS: dict[str, Optional[str]] = {"console": "rich", "jsonl": None, "tensorboard": "tensorboard", "wandb": "wandb"}
+"""Backend name to the package it needs."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What backends need to know of a run.
+
+    `resume_step` is the step of the checkpoint resumed from, None in a fresh run; `total_steps` is 0 when unknown.
+    """
+
+    project_name: str
+    experiment_name: str
+    run_dir: Path
+    config: Mapping[str, Any] = field(default_factory=dict)
+    total_steps: int = 0
+    resume_step: Optional[int] = None
+
+
+class Backend(Protocol):
+    """One destination of metrics."""
+
+    def log(self, data: Mapping[str, float], step: int) -> None:
+        """Take the metrics of `step`; called again for the same step it adds to them."""
+
+    def finish(self) -> None:
+        """Flush and close."""
+
+
+def check_backends(names: Sequence[str]) -> None:
+    """Raise ValueError for an unknown or repeated name and ModuleNotFoundError for a package that is not installed."""
+    for name in names:
+        if name not in BACKENDS:
+            raise ValueError(f"trainer.logger has {name!r}; expected any of {', '.join(BACKENDS)}")
+        package = BACKENDS[name]
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(
+                f"trainer.logger has {name!r}, but the package {package!r} is not installed; pip install {package}, or leave {name!r} out"
+            )
+    if len(set(names)) != len(names):
+        raise ValueError(f"trainer.logger names a backend twice: {list(names)}")

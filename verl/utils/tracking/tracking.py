@@ -1,0 +1,100 @@
+"""`Tracking`: one `log` call a step, sent to every backend of the run."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Optional, Union
+
+from verl.utils.tracking.backend import Backend, RunInfo, check_backends
+from verl.utils.tracking.console import ConsoleBackend
+from verl.utils.tracking.jsonl import JsonlBackend
+from verl.utils.tracking.tensorboard import TensorboardBackend
+from verl.utils.tracking.wandb import WandbBackend
+
+logger = logging.getLogger(__name__)
+
+FACTORIES: dict[str, Callable[[RunInfo], Backend]] = {
+    "jsonl": JsonlBackend,
+    "tensorboard": TensorboardBackend,
+    "wandb": WandbBackend,
+    "console": ConsoleBackend,
+}
+
+
+def to_number(name: str, value: Any) -> float:
+    """`value` as a Python number; takes numpy scalars and tensors of one element, raises TypeError for anything else."""
+    if not isinstance(value, Real) and callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, bool) or (isinstance(value, Real) and not isinstance(value, (int, float))):
+        value = float(value)
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"metric {name!r} is {type(value).__name__} {value!r}; expected one number, reduce it before logging")
+    return value
+
+
+class Tracking:
+    """Sends metrics to `default_backend`: a name or several of console, jsonl, tensorboard, wandb.
+
+    Files go under `run_dir` (default `outputs/<project>/<experiment>`). `resume_step` is the step of the checkpoint resumed
+    from: later steps of the earlier run are dropped. Raises ValueError for an unknown backend and ModuleNotFoundError for one
+    whose package is missing, before anything is written.
+    """
+
+    def __init__(
+        self,
+        project_name: str,
+        experiment_name: str,
+        default_backend: Union[str, Sequence[str]] = "console",
+        config: Optional[Mapping[str, Any]] = None,
+        run_dir: Union[str, Path, None] = None,
+        *,
+        total_steps: int = 0,
+        resume_step: Optional[int] = None,
+    ) -> None:
+        names = [default_backend] if isinstance(default_backend, str) else list(default_backend)
+        check_backends(names)
+        run = RunInfo(
+            project_name=project_name,
+            experiment_name=experiment_name,
+            run_dir=Path(run_dir) if run_dir is not None else Path("outputs") / project_name / experiment_name,
+            config=config or {},
+            total_steps=total_steps,
+            resume_step=resume_step,
+        )
+        self.backends: dict[str, Backend] = {}
+        try:
+            # The console comes last, so that its bar is not up when another backend fails to start.
+            for name in sorted(names, key=list(FACTORIES).index):
+                self.backends[name] = FACTORIES[name](run)
+        except BaseException:
+            self.finish()
+            raise
+
+    def log(self, data: Mapping[str, Any], step: int, backend: Union[str, Sequence[str], None] = None) -> None:
+        """Send `data` (metric name to one number) as the metrics of `step`; `backend` limits it to some of the backends."""
+        numbers = {name: to_number(name, value) for name, value in data.items()}
+        chosen = self.backends if backend is None else [backend] if isinstance(backend, str) else backend
+        for name, destination in self.backends.items():
+            if name in chosen:
+                destination.log(numbers, int(step))
+
+    def finish(self) -> None:
+        """Flush and close every backend; may be called twice. The first failure is raised after all were closed."""
+        failure: Optional[OSError] = None
+        while self.backends:
+            name, destination = self.backends.popitem()
+            try:
+                destination.finish()
+            except OSError as error:
+                logger.error("closing the %s backend failed: %s", name, error)
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> "Tracking":
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], traceback: Optional[TracebackType]) -> None:
+        self.finish()

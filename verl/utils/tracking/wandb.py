@@ -1,0 +1,37 @@
+"""Metrics for Weights & Biases; WANDB_MODE=offline keeps them under `run_dir/wandb`."""
+
+from collections.abc import Mapping
+
+from verl.utils.tracking.backend import RunInfo
+
+
+class WandbBackend:
+    """A wandb run with metrics over `step`; `run_dir/wandb_run_id` lets a resumed run continue it.
+
+    Steps done again after a resume are plotted twice, since wandb does not take points back.
+    """
+
+    def __init__(self, run: RunInfo) -> None:
+        import wandb
+
+        run.run_dir.mkdir(parents=True, exist_ok=True)
+        id_file = run.run_dir / "wandb_run_id"
+        run_id = id_file.read_text(encoding="utf-8").strip() if run.resume_step is not None and id_file.exists() else None
+        self._run = wandb.init(
+            project=run.project_name,
+            name=run.experiment_name,
+            config=dict(run.config),
+            dir=str(run.run_dir),
+            id=run_id,
+            resume="allow" if run_id else None,
+        )
+        id_file.write_text(self._run.id, encoding="utf-8")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, data: Mapping[str, float], step: int) -> None:
+        """Send the metrics of the step."""
+        self._run.log({**data, "step": step})
+
+    def finish(self) -> None:
+        """Upload what is left and close the run."""
+        self._run.finish()
