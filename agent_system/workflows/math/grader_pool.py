@@ -1,0 +1,221 @@
+"""Grader processes, started when the first answer needs one, killed and replaced when an answer hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import logging
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+SCRIPT = Path(__file__).with_name("grader_process.py")
+START_TIMEOUT_S = 120.0
+WALL_PER_CPU_SECOND = 10.0
+MEMORY_BYTES = 2 << 30
+CACHE_SIZE = 4096
+
+
+class GraderError(RuntimeError):
+    """The grader cannot be started (math-verify missing, no processes left); not: an answer that it cannot read."""
+
+
+class Verdict(Enum):
+    """What became of one comparison. Only `EQUAL` scores."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+class GraderPool:
+    """Compares LaTeX answers in up to `workers` processes; threads and event loops may share one pool.
+
+    Args:
+        workers: most processes; 0 takes the number of cores, at most four.
+        timeout_s: CPU seconds of one comparison. As a backstop ten times that may pass on the clock.
+    """
+
+    def __init__(self, workers: int = 0, timeout_s: float = 3.0) -> None:
+        self.workers = workers or min(4, os.cpu_count() or 1)
+        self.timeout_s = timeout_s
+        self.timeouts = 0
+        self._processes: set[_GraderProcess] = set()
+        self._idle: queue.LifoQueue[_GraderProcess | None] = queue.LifoQueue()
+        self._threads: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._fill()
+        atexit.register(self.close)
+
+    async def compare(self, answer: str, truth: str) -> Verdict:
+        """Compare off the event loop. Raises GraderError when no grader can be started."""
+        if (known := self._known(answer, truth)) is not None:
+            return known
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="grader")
+            threads = self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, self.compare_now, answer, truth)
+
+    def compare_now(self, answer: str, truth: str) -> Verdict:
+        """Compare and wait for the verdict."""
+        if (known := self._known(answer, truth)) is not None:
+            return known
+        process = self._idle.get()
+        try:
+            if process is None or not process.alive:
+                process = self._start()
+            verdict = process.compare(answer, truth)
+        except BaseException:
+            self._retire(process)
+            raise
+        if process.alive:
+            self._idle.put(process)
+        else:
+            self._retire(process)
+        self._remember(answer, truth, verdict)
+        return verdict
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the graders that run now."""
+        with self._lock:
+            return [process.pid for process in self._processes if process.alive]
+
+    def close(self) -> None:
+        """Stop all graders. A pool that is used again starts new ones."""
+        with self._lock:
+            processes, self._processes = self._processes, set()
+            threads, self._threads = self._threads, None
+        for process in processes:
+            process.kill()
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _fill(self) -> None:
+        # A place without a process is None: the process starts when the place is first taken.
+        for _ in range(self.workers):
+            self._idle.put(None)
+
+    def _start(self) -> _GraderProcess:
+        process = _GraderProcess(self.timeout_s)
+        with self._lock:
+            self._processes.add(process)
+        process.wait_until_ready()
+        return process
+
+    def _retire(self, process: _GraderProcess | None) -> None:
+        if process is not None:
+            process.kill()
+            with self._lock:
+                self._processes.discard(process)
+        self._idle.put(None)
+
+    def _known(self, answer: str, truth: str) -> Verdict | None:
+        with self._lock:
+            if (answer, truth) in self._cache:
+                self._cache.move_to_end((answer, truth))
+            return self._cache.get((answer, truth))
+
+    def _remember(self, answer: str, truth: str, verdict: Verdict) -> None:
+        with self._lock:
+            self.timeouts += verdict is Verdict.TIMEOUT
+            if verdict is Verdict.ERROR:
+                return  # perhaps the machine's fault (memory): the next to ask may fare better
+            self._cache[answer, truth] = verdict
+            if len(self._cache) > CACHE_SIZE:
+                self._cache.popitem(last=False)
+
+
+class _GraderProcess:
+    """One child; used by one thread at a time."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        # Only what finding Python and its packages needs: API keys stay with the trainer.
+        env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
+        self._child = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(timeout_s), str(MEMORY_BYTES)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            start_new_session=True,
+        )
+        self.pid = self._child.pid
+        self._buffer = b""
+
+    @property
+    def alive(self) -> bool:
+        return self._child.poll() is None
+
+    def wait_until_ready(self) -> None:
+        if self._line(START_TIMEOUT_S) is None:
+            self.kill()
+            raise GraderError(
+                f"a math grader did not start (exit code {self._child.returncode}); is math-verify installed? "
+                f"pip install math-verify, then try: {sys.executable} {SCRIPT} 3 {MEMORY_BYTES}"
+            )
+
+    def compare(self, answer: str, truth: str) -> Verdict:
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(json.dumps([answer, truth]).encode() + b"\n")
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            return self._died()
+        line = self._line(WALL_PER_CPU_SECOND * self.timeout_s)
+        if line is None:
+            return self._died()
+        reply = json.loads(line)
+        if "error" in reply:
+            return Verdict.ERROR
+        return Verdict.EQUAL if reply["correct"] is True else Verdict.DIFFERENT
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None and not pipe.closed:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    logger.debug("grader %d was gone before its pipe closed", self.pid)
+
+    def _died(self) -> Verdict:
+        running = self.alive
+        self.kill()
+        # Still running after the clock's limit, or ended by its own CPU timer: a hang. Anything else, memory above all, an error.
+        return Verdict.TIMEOUT if running or self._child.returncode == -signal.SIGPROF else Verdict.ERROR
+
+    def _line(self, timeout_s: float) -> bytes | None:
+        """The next line of the child, or None at its end or after `timeout_s`."""
+        assert self._child.stdout is not None
+        end = time.monotonic() + timeout_s
+        # poll and not select, which refuses descriptors above 1023.
+        readable = select.poll()
+        readable.register(self._child.stdout, select.POLLIN)
+        while b"\n" not in self._buffer:
+            if not readable.poll(max(0.0, end - time.monotonic()) * 1000):
+                return None
+            chunk = os.read(self._child.stdout.fileno(), 65536)
+            if not chunk:
+                self._child.wait()
+                return None
+            self._buffer += chunk
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return line

@@ -1,0 +1,39 @@
+"""Whether an answer equals the ground truth: exactly where both are numbers, by math-verify in another process otherwise."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from agent_system.workflows.math.exact import exact_number, same_text
+from agent_system.workflows.math.grader_pool import GraderPool, Verdict
+
+MAX_ANSWER_CHARS = 1000
+
+
+@lru_cache(maxsize=8)
+def shared_pool(workers: int = 0, timeout_s: float = 3.0) -> GraderPool:
+    """The pool that all environments of this process share; it starts no process before an answer needs one."""
+    return GraderPool(workers, timeout_s)
+
+
+def quick_grade(answer: str, truth: str) -> Verdict | None:
+    """Decide without a grader, or None when one is needed.
+
+    Two numbers are compared as fractions: there is no tolerance, so 204 is not 205 and 0.333 is not 1/3.
+    """
+    if not answer.strip() or len(answer) > MAX_ANSWER_CHARS:
+        return Verdict.DIFFERENT
+    left, right = exact_number(answer), exact_number(truth)
+    if left is not None and right is not None:
+        return Verdict.EQUAL if left.equals(right) else Verdict.DIFFERENT
+    return Verdict.EQUAL if same_text(answer, truth) else None
+
+
+async def grade(answer: str, truth: str, pool: GraderPool) -> Verdict:
+    """Compare the text inside the box with the ground truth; only `Verdict.EQUAL` is right.
+
+    Raises:
+        GraderError: no grader process can be started.
+    """
+    quick = quick_grade(answer, truth)
+    return quick if quick is not None else await pool.compare(answer, truth)
