@@ -1,0 +1,99 @@
+"""Arrows between modules run downward only, and importing the packages costs torch, numpy, tensordict and transformers at most."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.house.source import ROOT, imports, modules
+
+ENTRY_POINT = "verl.trainer.main_ppo"
+HEAVY = ("ray", "vllm", "hydra", "omegaconf", "wandb", "pandas", "datasets", "math_verify", "peft", "tensorboard", "sglang")
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def test_only_the_entry_point_of_verl_imports_agent_system() -> None:
+    wrong = [
+        f"{module}:{line} imports {target}"
+        for module in modules()
+        if within(module, "verl") and module != ENTRY_POINT
+        for target, line in imports(module)
+        if within(target, "agent_system")
+    ]
+    assert not wrong, f"agent_system is known to {ENTRY_POINT} alone; pass what is needed as an argument: {wrong}"
+
+
+def test_agent_system_knows_nothing_of_verl_but_the_protocol() -> None:
+    wrong = [
+        f"{module}:{line} imports {target}"
+        for module in modules()
+        if within(module, "agent_system")
+        for target, line in imports(module)
+        if within(target, "verl") and not within(target, "verl.protocol")
+    ]
+    assert not wrong, f"agent_system may import verl.protocol only: {wrong}"
+
+
+def cycles() -> list[list[str]]:
+    """Strongly connected components of two or more modules (Tarjan 1972), and modules that import themselves."""
+    graph = {module: sorted({target for target, _ in imports(module) if target in modules()}) for module in modules()}
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for target in graph[module]:
+            if target not in index:
+                visit(target)
+                low[module] = min(low[module], low[target])
+            elif target in stack:
+                low[module] = min(low[module], index[target])
+        if low[module] == index[module]:
+            component = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(component) > 1 or module in graph[module]:
+                found.append(sorted(component))
+
+    for module in graph:
+        if module not in index:
+            visit(module)
+    return found
+
+
+def test_no_import_cycle_not_even_a_lazy_one() -> None:
+    assert cycles() == []
+
+
+def test_every_import_of_our_own_names_a_module_that_exists() -> None:
+    missing = [
+        f"{module}:{line} imports {target}"
+        for module in modules()
+        for target, line in imports(module)
+        if (within(target, "verl") or within(target, "agent_system")) and target not in modules()
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("statement", ["import verl, agent_system", "from verl import DataProto", "import verl.trainer.config"])
+def test_importing_the_packages_loads_nothing_heavy(statement: str) -> None:
+    code = f"{statement}\nimport sys\nprint([name for name in {HEAVY!r} if name in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_the_configuration_is_read_without_torch() -> None:
+    code = "import verl.trainer.config, sys\nassert 'torch' not in sys.modules"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,66 @@
+"""What users install: every package is in the distribution, and the pinned set lies within the ranges."""
+
+import re
+import runpy
+import subprocess
+from typing import Any
+
+import pytest
+import setuptools
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.house.source import PACKAGES, ROOT
+
+GPU_ONLY = {"flash-attn", "liger-kernel"}
+SOURCE_FOLDERS = (*PACKAGES, "tests", "scripts", "examples", "benchmarks", "recipe", "patches")
+SHELL_SCRIPTS = [".ci/run", *sorted(str(path.relative_to(ROOT)) for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob("*.sh"))]
+
+
+@pytest.fixture
+def distribution(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The arguments that setup.py gives to setup()."""
+    arguments: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **given: arguments.update(given))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
+    return arguments
+
+
+def pinned() -> dict[str, str]:
+    pins = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def test_the_pinned_set_covers_every_requirement_within_its_range(distribution: dict[str, Any]) -> None:
+    pins = pinned()
+    for line in distribution["install_requires"] + distribution["extras_require"]["dev"]:
+        requirement = Requirement(line)
+        assert pins.get(canonicalize_name(requirement.name), "absent") in requirement.specifier, line
+
+
+def test_gpu_only_packages_are_in_the_gpu_extra_alone(distribution: dict[str, Any]) -> None:
+    for extra, lines in [("", distribution["install_requires"]), *distribution["extras_require"].items()]:
+        names = {canonicalize_name(Requirement(line).name) for line in lines}
+        assert names & GPU_ONLY == (GPU_ONLY if extra == "gpu" else set()), extra
+
+
+def test_every_folder_with_modules_is_a_package(distribution: dict[str, Any]) -> None:
+    folders = {str(path.parent.relative_to(ROOT)).replace("/", ".") for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert sorted(folders - set(distribution["packages"])) == [], "add an __init__.py"
+
+
+@pytest.mark.parametrize("script", SHELL_SCRIPTS)
+def test_every_shell_script_parses_and_stops_on_errors(script: str) -> None:
+    assert subprocess.run(["bash", "-n", script], cwd=ROOT, timeout=10).returncode == 0
+    assert "set -euo pipefail" in (ROOT / script).read_text()
+
+
+def test_no_file_is_longer_than_800_lines() -> None:
+    long = {
+        str(path.relative_to(ROOT)): count
+        for folder in SOURCE_FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) >= 800
+    }
+    assert not long
