@@ -102,7 +102,7 @@ class BaseEnv(ABC):
         """Return a cheap independent copy (needed by tree sampling only)."""
         raise NotImplementedError(f"{type(self).__name__} has no fork(); tree sampling needs one")
 
-    def close(self) -> Any:
+    def close(self) -> Any:  # noqa: B027 - releasing nothing is the usual case
         """Release what the episode held. Called once, also after a failure."""
 
     @classmethod

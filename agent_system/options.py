@@ -35,9 +35,8 @@ def build_options(cls: type[T], values: Mapping[str, Any] | None, where: str) ->
     valid = {f.name: f for f in fields(cls) if f.init}
     for name, value in values.items():
         if name not in valid:
-            raise AgentSystemError(
-                f"{where}.{name} is not an option{suggestion(name, valid)}; valid: {', '.join(sorted(valid)) or 'none (it takes no options)'}"
-            )
+            listed = ", ".join(sorted(valid)) or "none (it takes no options)"
+            raise AgentSystemError(f"{where}.{name} is not an option{suggestion(name, valid)}; valid: {listed}")
         expected = hints[name]
         if expected is float and type(value) is int:
             values[name] = float(value)

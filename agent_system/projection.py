@@ -34,10 +34,10 @@ class Projection:
 Projector = Callable[[str], Projection]
 
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.IGNORECASE | re.DOTALL)
-_THINK_END = re.compile(r".*</think>", re.IGNORECASE | re.DOTALL)
+_THINK_END = re.compile(r"</think>", re.IGNORECASE)
 _BRACES = re.compile(r"\\\\|\\[{}]|[{}]")
 _BOXED = re.compile(r"\\boxed\s*\{")
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([^\s`]*)[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"[ \t]*```[ \t]*([^\s`]*)[^`]*")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 
 
@@ -45,7 +45,9 @@ def strip_thinking(text: str) -> str:
     """Return `text` without its thinking; an unclosed `<think>` hides all that follows, a lone `</think>` all before it."""
     if "think>" not in text.lower():
         return text.strip()
-    return _THINK_END.sub("", _THINKING.sub("", text)).strip()
+    visible = _THINKING.sub("", text)
+    ends = [m.end() for m in _THINK_END.finditer(visible)]
+    return visible[ends[-1] if ends else 0 :].strip()
 
 
 def raw_text(text: str) -> Projection:
@@ -97,11 +99,28 @@ def code_block(*languages: str) -> Projector:
 
     def project(text: str) -> Projection:
         visible = strip_thinking(text)
-        blocks = [(lang.lower(), code) for lang, code in _FENCE.findall(visible) if not wanted or lang.lower() in wanted]
+        blocks = [(lang, code) for lang, code in fenced_blocks(visible) if not wanted or lang in wanted]
         language, code = blocks[-1] if blocks else ("", "")
-        return Projection(code.rstrip("\n"), bool(code.strip()), {"language": language}, visible)
+        return Projection(code, bool(code.strip()), {"language": language}, visible)
 
     return project
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """Return (language in lower case, code) of every closed Markdown fence, in order."""
+    blocks: list[tuple[str, str]] = []
+    language: str | None = None
+    lines: list[str] = []
+    for line in text.splitlines():
+        fence = _FENCE.fullmatch(line)
+        if fence is None:
+            lines.append(line)
+        elif language is not None and not fence.group(1):
+            blocks.append((language, "\n".join(lines)))
+            language = None
+        else:
+            language, lines = fence.group(1).lower(), []
+    return blocks
 
 
 def number(text: str) -> Projection:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pkgutil
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
@@ -69,12 +70,12 @@ class Registry(Generic[T]):
         for scope in (orchestra, None):
             if (scope, name) in self._entries:
                 return self._entries[(scope, name)]
-        known = self.names(orchestra=orchestra)
+        known = sorted({*self.names(orchestra=orchestra), *(built_in_workflows() if orchestra is None else ())})
         elsewhere = sorted({str(s) for s, n in self._entries if n == name and s is not None})
         hint = f" (it exists in the scope of orchestra {', '.join(elsewhere)})" if elsewhere else suggestion(name, known)
         raise AgentSystemError(
             f"no {self.kind} named {name!r}{f' for orchestra {orchestra!r}' if orchestra else ''}{hint}; "
-            f"registered: {', '.join(known) or 'none'}. A module of your own must be imported first: agent.plugins=[your.module]"
+            f"known: {', '.join(known) or 'none'}. A module of your own must be imported first: agent.plugins=[your.module]"
         )
 
     def names(self, *, orchestra: str | None = None) -> list[str]:
@@ -89,6 +90,12 @@ class Registry(Generic[T]):
 AgentRegistry: Registry[BaseAgent] = Registry("agent", BaseAgent)
 OrchestraRegistry: Registry[BaseOrchestra] = Registry("orchestra", BaseOrchestra)
 EnvRegistry: Registry[BaseEnv] = Registry("environment", BaseEnv)
+
+
+def built_in_workflows() -> list[str]:
+    """Return the names of the workflow packages that ship here, imported or not."""
+    package = importlib.import_module(_WORKFLOWS)
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg)
 
 
 def import_workflow(name: str) -> bool:

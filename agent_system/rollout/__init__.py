@@ -1,0 +1,19 @@
+"""Episodes at scale: prompts that fit, one coroutine an episode, one batch a step."""
+
+from agent_system.rollout.binding import AgentBinding
+from agent_system.rollout.collector import Collector, CollectResult, EnvFactory, TooManyFailuresError
+from agent_system.rollout.record import EpisodeRecord, Sample
+from agent_system.rollout.settings import CollectorSettings
+from agent_system.rollout.trajectory import write_trajectories
+
+__all__ = [
+    "AgentBinding",
+    "CollectResult",
+    "Collector",
+    "CollectorSettings",
+    "EnvFactory",
+    "EpisodeRecord",
+    "Sample",
+    "TooManyFailuresError",
+    "write_trajectories",
+]

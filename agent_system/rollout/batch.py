@@ -1,0 +1,72 @@
+"""From samples to the `DataProto` that the workers eat. As wide as its longest row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from agent_system.rollout.record import EpisodeRecord
+from verl.protocol import DataProto
+
+
+def build_batch(episodes: Sequence[EpisodeRecord]) -> DataProto | None:
+    """Return one row per sample of the episodes that did not fail, in their order; None when there is no sample.
+
+    Tensors: `prompts` [bsz, P] left-padded, `responses` [bsz, R] right-padded, `input_ids`, `attention_mask`, `position_ids`
+    [bsz, P + R], `response_mask` [bsz, R], `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
+    Objects: the sample fields of `_columns`.
+    """
+    rows = [(e, s) for e in episodes if e.failure is None for s in e.samples]
+    if not rows:
+        return None
+    samples = [s for _, s in rows]
+    pad = np.fromiter((s.pad_token_id for s in samples), np.int64, len(samples))[:, None]
+    prompts, prompt_mask = _pack((s.prompt_ids for s in samples), np.int64, pad, left=True)
+    responses, response_mask = _pack((s.generation.token_ids for s in samples), np.int64, pad, left=False)
+    log_probs, _ = _pack((s.generation.log_probs for s in samples), np.float32, np.zeros_like(pad), left=False)
+    attention_mask = np.concatenate([prompt_mask, response_mask], axis=1)
+    left_pad = prompts.shape[1] - prompt_mask.sum(axis=1, keepdims=True)
+    positions = np.maximum(np.arange(attention_mask.shape[1])[None, :] - left_pad, 0)
+    tensors = {
+        "prompts": prompts,
+        "responses": responses,
+        "response_mask": response_mask.astype(np.int64),
+        "input_ids": np.concatenate([prompts, responses], axis=1),
+        "attention_mask": attention_mask.astype(np.int64),
+        "position_ids": positions.astype(np.int64),
+        "rollout_log_probs": log_probs,
+    }
+    return DataProto.from_dict(tensors={k: torch.from_numpy(v) for k, v in tensors.items()}, non_tensors=_columns(rows))
+
+
+def _pack(rows: Iterable[Sequence[Any]], dtype: Any, pad: np.ndarray, *, left: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of different length as one array [bsz, longest] and the mask of what is not padding."""
+    rows = list(rows)
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    width = int(lengths.max())
+    columns = np.arange(width)[None, :]
+    mask = columns >= width - lengths[:, None] if left else columns < lengths[:, None]
+    packed = np.broadcast_to(pad, mask.shape).astype(dtype)
+    packed[mask] = np.fromiter(chain.from_iterable(rows), dtype, int(lengths.sum()))
+    return packed, mask
+
+
+def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]:
+    episode_fields = ("uid", "traj_uid", "task_id", "data_source")
+    sample_fields = (
+        "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "team_reward", "local_reward", "reward", "valid",
+    )  # fmt: skip
+    columns = {name: [getattr(e, name) for e, _ in rows] for name in episode_fields}
+    columns |= {name: [getattr(s, name) for _, s in rows] for name in sample_fields}
+    columns["version"] = [s.generation.version for _, s in rows]
+    return {name: _objects(values) for name, values in columns.items()}
+
+
+def _objects(values: list[Any]) -> np.ndarray:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array

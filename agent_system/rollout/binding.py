@@ -1,0 +1,41 @@
+"""Which policy speaks for an agent, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from verl.protocol.generate import RolloutClient, SamplingParams
+
+
+@dataclass(frozen=True)
+class AgentBinding:
+    """One line of the placement table, seen from the rollout side.
+
+    Attributes:
+        agent_id: the agent.
+        policy_id: the policy that its samples train.
+        wg_id: the worker group that holds the policy.
+        client: where its requests go.
+        tokenizer: Hugging Face tokenizer with a chat template.
+        sampling: sampling of training episodes.
+        val_sampling: sampling of validation episodes.
+        max_prompt_length: longest prompt of one call, in tokens.
+        adapter: LoRA adapter of the policy, or None.
+    """
+
+    agent_id: str
+    policy_id: str
+    wg_id: str
+    client: RolloutClient
+    tokenizer: Any
+    sampling: SamplingParams
+    val_sampling: SamplingParams
+    max_prompt_length: int
+    adapter: str | None = None
+
+    @property
+    def pad_token_id(self) -> int:
+        """Id that fills the batch outside prompts and responses."""
+        pad = self.tokenizer.pad_token_id
+        return int(pad if pad is not None else self.tokenizer.eos_token_id or 0)

@@ -1,0 +1,207 @@
+"""Plays all episodes of a step at once and returns one batch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_system.agent import BaseAgent
+from agent_system.environment import BaseEnv, Task
+from agent_system.errors import AgentSystemError
+from agent_system.options import build_options
+from agent_system.orchestra import BaseOrchestra
+from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
+from agent_system.rollout.batch import build_batch
+from agent_system.rollout.binding import AgentBinding
+from agent_system.rollout.env_caller import EnvCaller
+from agent_system.rollout.metrics import collect_metrics
+from agent_system.rollout.prompt import PromptBuilder
+from agent_system.rollout.record import EpisodeRecord
+from agent_system.rollout.runner import Episode, Plan, Seat
+from agent_system.rollout.seeds import stable_seed
+from agent_system.rollout.settings import CollectorSettings
+from agent_system.rollout.threads import DaemonExecutor
+from verl.protocol import DataProto
+
+logger = logging.getLogger(__name__)
+
+
+class TooManyFailuresError(RuntimeError):
+    """More episodes failed than `rollout.max_failure_rate` allows."""
+
+
+@dataclass(frozen=True)
+class CollectResult:
+    """What one collection brought.
+
+    Attributes:
+        batch: a row per sample, ordered by task, episode and call; None when no sample was made.
+        episodes: all episodes in the order of tasks, failed ones included.
+        metrics: see `collect_metrics`.
+    """
+
+    batch: DataProto | None
+    episodes: list[EpisodeRecord]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class EnvFactory:
+    """How an episode gets its environment.
+
+    Attributes:
+        cls: the environment's class.
+        config: its options, an instance of `cls.config_class`.
+    """
+
+    cls: type[BaseEnv]
+    config: Any = field(default=None)
+
+    def make(self, seed: int) -> BaseEnv:
+        """Return a new environment."""
+        return self.cls(self.config, seed=seed)
+
+
+class Collector:
+    """Runs episodes of one orchestra in one kind of environment."""
+
+    def __init__(
+        self,
+        orchestra: BaseOrchestra,
+        agents: Mapping[str, BaseAgent],
+        env: EnvFactory,
+        bindings: Mapping[str, AgentBinding],
+        settings: CollectorSettings,
+    ) -> None:
+        """Seat the agents.
+
+        Raises:
+            AgentSystemError: an agent of the orchestra has no binding.
+        """
+        missing = [a for a in orchestra.agents if a not in bindings]
+        if missing:
+            raise AgentSystemError(
+                f"{type(orchestra).__name__} needs the agents {missing}, which no policy serves; "
+                f"agent.agent_ids lists: {', '.join(bindings) or 'none'}"
+            )
+        self.orchestra = orchestra
+        self.env = env
+        self.settings = settings
+        self.seats = {
+            name: Seat(agent, bindings[name], PromptBuilder(agent, bindings[name].tokenizer, bindings[name].max_prompt_length))
+            for name, agent in agents.items()
+        }
+
+    @classmethod
+    def from_names(
+        cls,
+        *,
+        orchestra_type: str,
+        env_name: str,
+        bindings: Mapping[str, AgentBinding],
+        settings: CollectorSettings,
+        orchestra_options: Mapping[str, Any] | None = None,
+        env_params: Mapping[str, Any] | None = None,
+    ) -> Collector:
+        """Build a collector from registered names: the team is `bindings`, its agents looked up in the orchestra's scope first.
+
+        Raises:
+            AgentSystemError: an unknown name, an unknown option, or an agent that the orchestra needs and nobody serves.
+        """
+        orchestra = OrchestraRegistry.get(orchestra_type).from_options(orchestra_options, orchestra_type)
+        agents = {name: AgentRegistry.get(name, orchestra=orchestra_type)(name, orchestra.config) for name in bindings}
+        env_cls = EnvRegistry.get(env_name)
+        env = EnvFactory(env_cls, build_options(env_cls.config_class, env_params, "env.params"))
+        return cls(orchestra, agents, env, bindings, settings)
+
+    async def collect(self, tasks: Sequence[Task], n: int, *, step: int, validate: bool = False) -> CollectResult:
+        """Play `n` episodes of every task.
+
+        The result depends on tasks, seeds and weights, never on which episode ends first.
+
+        Args:
+            tasks: the step's tasks; a task that is listed twice makes two groups.
+            n: episodes of one task (the group).
+            step: training step; part of group names and seeds.
+            validate: use `val_sampling`.
+
+        Raises:
+            TooManyFailuresError: the share of failed episodes is above `max_failure_rate`; the message groups the causes.
+        """
+        plans = _plans(tasks, n, step, validate)
+        records = await self._play(plans)
+        return CollectResult(build_batch(records), records, collect_metrics(records, list(self.seats)))
+
+    async def _play(self, plans: Sequence[Plan]) -> list[EpisodeRecord]:
+        records: list[EpisodeRecord | None] = [None] * len(plans)
+        causes: Counter[str] = Counter()
+        allowed = self.settings.max_failure_rate * len(plans)
+        running: dict[asyncio.Task[None], tuple[int, Episode]] = {}
+        finished: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
+        queue = iter(enumerate(plans))
+        with DaemonExecutor(self.settings.env_threads) as threads:
+            try:
+                for _ in range(len(plans)):
+                    while len(running) < self.settings.max_concurrent_episodes and (following := next(queue, None)) is not None:
+                        index, plan = following
+                        episode = Episode(plan, self.orchestra, self.seats, EnvCaller(self._env(plan), threads), self.settings)
+                        task = asyncio.create_task(episode.run(), name=plan.traj_uid)
+                        running[task] = (index, episode)
+                        task.add_done_callback(finished.put_nowait)
+                    task = await finished.get()
+                    index, episode = running.pop(task)
+                    cause = _cause(task)
+                    records[index] = episode.record(cause)
+                    if cause is not None:
+                        causes[cause] += 1
+                        logger.warning("episode %s left out: %s", task.get_name(), cause)
+                        if causes.total() > allowed:
+                            raise TooManyFailuresError(_grouped(causes, len(plans), self.settings.max_failure_rate))
+            finally:
+                await _cancel(running)
+        return [r for r in records if r is not None]
+
+    def _env(self, plan: Plan) -> BaseEnv:
+        return self.env.make(stable_seed(self.settings.seed, plan.step, plan.validate, plan.uid))
+
+
+def _plans(tasks: Sequence[Task], n: int, step: int, validate: bool) -> list[Plan]:
+    if n < 1:
+        raise AgentSystemError(f"the number of episodes per task must be at least 1, found {n}")
+    seen: Counter[str] = Counter()
+    plans = []
+    for task in tasks:
+        uid = f"{'val' if validate else 'step'}{step}/{task.task_id}/{seen[task.task_id]}"
+        seen[task.task_id] += 1
+        plans += [Plan(task, uid, index, step, validate) for index in range(n)]
+    return plans
+
+
+def _cause(task: asyncio.Task[None]) -> str | None:
+    """Return why an episode failed, with the innermost line of code, or None."""
+    if task.cancelled():
+        return "CancelledError: the episode was cancelled from inside"
+    error = task.exception()
+    if error is None:
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _grouped(causes: Counter[str], total: int, allowed: float) -> str:
+    lines = [f"  {count} x {cause}" for cause, count in causes.most_common(10)]
+    return f"{causes.total()} of {total} episodes failed, more than rollout.max_failure_rate={allowed:g} allows:\n" + "\n".join(lines)
+
+
+async def _cancel(tasks: Mapping[asyncio.Task[None], Any]) -> None:
+    """End what still runs, so that nothing outlives the collection."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(list(tasks), timeout=10.0)

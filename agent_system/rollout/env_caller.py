@@ -1,0 +1,49 @@
+"""Calls an environment's methods, plain or async, without stalling the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from concurrent.futures import Executor
+from typing import Any
+
+from agent_system.environment import BaseEnv, Observation, Outcome
+from agent_system.errors import AgentSystemError
+
+
+class EnvCaller:
+    """One environment with its methods made awaitable.
+
+    Attributes:
+        env: the environment.
+        has_act: it reacts to single calls.
+        has_observe: agents may see different things.
+    """
+
+    def __init__(self, env: BaseEnv, threads: Executor) -> None:
+        self.env = env
+        self.has_act = env.overrides("act")
+        self.has_observe = env.overrides("observe")
+        self._threads = threads
+
+    async def outcome(self, method: str, *args: Any) -> Outcome:
+        """Call `method` and check that it returns an `Outcome`."""
+        return self._checked(method, await self.call(method, *args), Outcome)
+
+    async def observation(self, method: str, *args: Any) -> Observation:
+        """Call `method` and check that it returns an `Observation`."""
+        return self._checked(method, await self.call(method, *args), Observation)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Await an async method; run a plain one in a thread, or in place when the class says it does not block."""
+        bound = getattr(self.env, method)
+        if not self.env.blocking or inspect.iscoroutinefunction(bound):
+            result = bound(*args)
+        else:
+            result = await asyncio.get_running_loop().run_in_executor(self._threads, bound, *args)
+        return await result if inspect.isawaitable(result) else result
+
+    def _checked(self, method: str, value: Any, expected: type) -> Any:
+        if not isinstance(value, expected):
+            raise AgentSystemError(f"{type(self.env).__name__}.{method}() must return {expected.__name__}, found {type(value).__name__}")
+        return value

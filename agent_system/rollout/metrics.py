@@ -1,0 +1,91 @@
+"""Numbers of one collection, per agent and for the team."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agent_system.rollout.record import EpisodeRecord, Sample
+
+
+def metric_name(agent_id: str) -> str:
+    """Return the agent's name as it stands in metric names: `Solver Agent` -> `solver_agent`."""
+    return re.sub(r"[^a-z0-9]+", "_", agent_id.lower()).strip("_")
+
+
+def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str]) -> dict[str, float]:
+    """Return `episode/*`, `env/*` and `agent/<name>/*` over the episodes that did not fail.
+
+    Args:
+        episodes: all episodes of one collection.
+        agent_ids: agents of the team; one that never spoke has `calls` 0 and no other metric.
+    """
+    played = [e for e in episodes if e.failure is None]
+    failed = len(episodes) - len(played)
+    metrics: dict[str, float] = {
+        "episode/count": float(len(played)),
+        "episode/failed": float(failed),
+        "episode/failure_rate": failed / len(episodes) if episodes else 0.0,
+    }
+    if played:
+        metrics["episode/calls/mean"] = _mean([len(e.samples) for e in played])
+        metrics["episode/turns/mean"] = _mean([e.turns for e in played])
+        metrics["episode/team_reward/mean"] = _mean([e.team_reward for e in played])
+        metrics |= _info_means(played)
+    by_agent: dict[str, list[Sample]] = defaultdict(list)
+    for episode in played:
+        for sample in episode.samples:
+            by_agent[sample.agent_id].append(sample)
+    for agent_id in agent_ids:
+        prefix = f"agent/{metric_name(agent_id)}"
+        samples = by_agent[agent_id]
+        metrics[f"{prefix}/calls"] = float(len(samples))
+        if samples:
+            metrics |= {f"{prefix}/{k}": v for k, v in _agent_metrics(samples, len(played)).items()}
+    return metrics
+
+
+def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]:
+    response = np.array([len(s.generation.token_ids) for s in samples])
+    prompt = np.array([len(s.prompt_ids) for s in samples])
+    invalid = sum(not s.valid for s in samples)
+    reward = np.array([s.reward for s in samples])
+    return {
+        "calls_per_episode": len(samples) / episodes,
+        "valid_rate": 1.0 - invalid / len(samples),
+        "unparsable": float(invalid),
+        "truncated_replies": _mean([s.generation.stop_reason == "length" for s in samples]),
+        "truncated_prompts": _mean([s.dropped_context > 0 for s in samples]),
+        "dropped_context": float(sum(s.dropped_context for s in samples)),
+        "response_length/mean": float(response.mean()),
+        "response_length/max": float(response.max()),
+        "prompt_length/mean": float(prompt.mean()),
+        "prompt_length/max": float(prompt.max()),
+        "reward/mean": float(reward.mean()),
+        "reward/std": float(reward.std()),
+        "local_reward/mean": _mean([s.local_reward for s in samples]),
+    }
+
+
+def _info_means(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Mean of every number in `info`, each over the episodes that report it; `success` is also `episode/success_rate`."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        for name, value in _numbers(episode.info):
+            values[name].append(value)
+    means = {f"env/{name}": _mean(v) for name, v in sorted(values.items())}
+    if "success" in values:
+        means["episode/success_rate"] = means.pop("env/success")
+    return means
+
+
+def _numbers(info: Mapping[str, Any]) -> list[tuple[str, float]]:
+    return [(k, float(v)) for k, v in info.items() if isinstance(v, (bool, int, float, np.number, np.bool_))]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(sum(values)) / len(values)

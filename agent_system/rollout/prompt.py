@@ -1,0 +1,120 @@
+"""From an agent's messages to token ids that fit: the role and the question stay, the oldest context goes first."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent_system.agent import BaseAgent, Entry, Message
+from agent_system.errors import AgentSystemError
+from agent_system.memory import Memory
+
+CACHED_PROMPTS = 4096
+
+
+class PromptTooLongError(RuntimeError):
+    """A prompt that does not fit although all context has been left out."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt ready for the engine.
+
+    Attributes:
+        text: after the chat template.
+        ids: its token ids.
+        dropped: entries of team context or memory left out, or cut.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    dropped: int = 0
+
+
+class PromptBuilder:
+    """Builds the prompts of one agent; equal prompts (the episodes of a group start with one) are tokenized once."""
+
+    def __init__(self, agent: BaseAgent, tokenizer: Any, max_prompt_length: int) -> None:
+        if not tokenizer.chat_template:
+            raise AgentSystemError(
+                f"the tokenizer of {agent.agent_id!r} ({tokenizer.name_or_path or type(tokenizer).__name__}) has no chat template; "
+                "use an instruction-tuned model, or set tokenizer.chat_template"
+            )
+        self.agent = agent
+        self.tokenizer = tokenizer
+        self.max_prompt_length = max_prompt_length
+        special = sorted((t for t in tokenizer.all_special_tokens if t), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, special))) if special else None
+        self._cache: OrderedDict[tuple[tuple[str, str], ...], Prompt] = OrderedDict()
+
+    def build(self, variables: Mapping[str, Any], entries: Sequence[Entry], memory: Memory) -> Prompt:
+        """Return the prompt of one call, shortened to `max_prompt_length` tokens if need be.
+
+        What goes, in this order: team context from the oldest entry on, remembered turns from the oldest on, the beginning of the
+        newest entry. The system message, the question and the template always stay.
+
+        Args:
+            variables: for the templates, without `team_context` and `memory`.
+            entries: the turn so far, oldest first.
+            memory: earlier turns.
+
+        Raises:
+            PromptTooLongError: the question alone is too long.
+        """
+        shortest = 0
+        for kept, forgotten in _shrinking(entries, len(memory.recent())):
+            prompt = self._attempt(variables, kept, memory, forgotten)
+            if len(prompt.ids) <= self.max_prompt_length:
+                return replace(prompt, dropped=len(entries) - len(kept) + forgotten)
+            shortest = len(prompt.ids)
+        if entries:
+            prompt, shortest = self._cut(variables, entries[-1], memory)
+            if prompt is not None:
+                return replace(prompt, dropped=len(entries) + len(memory.recent()))
+        raise PromptTooLongError(
+            f"the prompt of {self.agent.agent_id!r} has {shortest} tokens without any context, more than "
+            f"max_prompt_length={self.max_prompt_length}; raise data.max_prompt_length or shorten the template"
+        )
+
+    def _cut(self, variables: Mapping[str, Any], entry: Entry, memory: Memory) -> tuple[Prompt | None, int]:
+        """Keep the longest end of the newest entry that fits (a solution's end holds its answer); also return the shortest length met."""
+        low, high = 0, len(entry.text) - 1
+        best: Prompt | None = None
+        shortest = 0
+        while low <= high:
+            middle = (low + high) // 2
+            cut = replace(entry, text="..." + entry.text[len(entry.text) - middle :])
+            prompt = self._attempt(variables, [cut], memory, len(memory.recent()))
+            if len(prompt.ids) <= self.max_prompt_length:
+                best, low = prompt, middle + 1
+            else:
+                shortest, high = len(prompt.ids), middle - 1
+        return best, shortest
+
+    def _attempt(self, variables: Mapping[str, Any], entries: Sequence[Entry], memory: Memory, forgotten: int) -> Prompt:
+        filled = {**variables, "team_context": self.agent.team_context(entries), "memory": memory.text(forgotten)}
+        return self._tokenize(self.agent.messages(filled))
+
+    def _tokenize(self, messages: list[Message]) -> Prompt:
+        if self._special is not None:  # a model that writes "<|im_end|>" must not end another agent's message
+            messages = [{"role": m["role"], "content": self._special.sub("", m["content"])} for m in messages]
+        key = tuple((m["role"], m["content"]) for m in messages)
+        prompt = self._cache.get(key)
+        if prompt is None:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            prompt = Prompt(text, tuple(self.tokenizer.encode(text, add_special_tokens=False)))
+            self._cache[key] = prompt
+            if len(self._cache) > CACHED_PROMPTS:
+                self._cache.popitem(last=False)
+        return prompt
+
+
+def _shrinking(entries: Sequence[Entry], remembered: int) -> Iterator[tuple[Sequence[Entry], int]]:
+    """Yield (entries kept, turns forgotten), from everything down to the newest entry alone."""
+    for first in range(max(len(entries), 1)):
+        yield entries[first:], 0
+    for forgotten in range(1, remembered + 1):
+        yield entries[-1:], forgotten

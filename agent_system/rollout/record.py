@@ -1,0 +1,125 @@
+"""What an episode leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl.protocol.generate import Generation
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reply of one agent: a trainable row.
+
+    Attributes:
+        agent_id, policy_id, wg_id: who spoke, and what it trains.
+        turn: environment step, from 1.
+        call: call inside the turn, from 0.
+        candidate: which of the replies sampled for this call, from 0.
+        prompt_text: the prompt as the tokenizer saw it.
+        prompt_ids: its token ids.
+        generation: the sampled tokens with their log-probs.
+        text: the reply as text, special tokens left out.
+        action, valid, fields: what the projection made of it.
+        dropped_context: entries of the team context or memory left out, or cut, so that the prompt fits.
+        pad_token_id: what fills the row in a batch.
+        seed: of the request.
+        local_reward: reward of this call alone.
+        team_reward: reward of the episode's team.
+        reward: `alpha * team_reward + local_reward`.
+    """
+
+    agent_id: str
+    policy_id: str
+    wg_id: str
+    turn: int
+    call: int
+    candidate: int
+    prompt_text: str
+    prompt_ids: tuple[int, ...]
+    generation: Generation
+    text: str
+    action: str
+    valid: bool
+    fields: Mapping[str, Any]
+    dropped_context: int
+    pad_token_id: int
+    seed: int
+    local_reward: float = 0.0
+    team_reward: float = 0.0
+    reward: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a trajectory file says of this call."""
+        return {
+            "agent_id": self.agent_id,
+            "policy_id": self.policy_id,
+            "turn": self.turn,
+            "call": self.call,
+            "candidate": self.candidate,
+            "prompt": self.prompt_text,
+            "reply": self.text,
+            "action": self.action,
+            "valid": self.valid,
+            "fields": dict(self.fields),
+            "team_reward": self.team_reward,
+            "local_reward": self.local_reward,
+            "reward": self.reward,
+            "prompt_tokens": len(self.prompt_ids),
+            "response_tokens": len(self.generation.token_ids),
+            "stop_reason": self.generation.stop_reason,
+            "dropped_context": self.dropped_context,
+            "version": self.generation.version,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """One finished or failed episode.
+
+    Attributes:
+        uid: the group: all episodes of one task in one step.
+        traj_uid: this episode.
+        task_id, data_source: the task.
+        index: number of the episode in its group, from 0.
+        samples: its calls, in order.
+        team_reward: summed over turns.
+        turns: turns played.
+        info: what environment and orchestra reported; later turns overwrite earlier ones.
+        failure: why the episode was left out, or None.
+    """
+
+    uid: str
+    traj_uid: str
+    task_id: str
+    data_source: str
+    index: int
+    samples: tuple[Sample, ...]
+    team_reward: float
+    turns: int
+    info: Mapping[str, Any] = field(default_factory=dict)
+    failure: str | None = None
+
+    @property
+    def success(self) -> float | None:
+        """`info["success"]` as a number, or None when the environment does not say."""
+        value = self.info.get("success")
+        return None if value is None else float(value)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line of a trajectory file."""
+        return {
+            "uid": self.uid,
+            "traj_uid": self.traj_uid,
+            "task_id": self.task_id,
+            "data_source": self.data_source,
+            "index": self.index,
+            "turns": self.turns,
+            "team_reward": self.team_reward,
+            "info": dict(self.info),
+            "failure": self.failure,
+            "calls": [s.to_json() for s in self.samples],
+        }

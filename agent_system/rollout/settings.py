@@ -1,0 +1,32 @@
+"""What the collector is told about a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CollectorSettings:
+    """Limits and weights of collection; the defaults are those of the configuration.
+
+    Attributes:
+        seed: `data.seed`.
+        alpha: `reward.alpha`.
+        max_steps: `env.max_steps`, most turns of one episode.
+        history_length: `env.history_length`, turns that memory shows.
+        max_concurrent_episodes: `rollout.max_concurrent_episodes`.
+        max_failure_rate: `rollout.max_failure_rate`.
+        episode_timeout_s: `rollout.episode_timeout_s`.
+        call_timeout_s: `rollout.call_timeout_s`.
+        env_threads: threads for blocking environments.
+    """
+
+    seed: int = 0
+    alpha: float = 1.0
+    max_steps: int = 1
+    history_length: int = 4
+    max_concurrent_episodes: int = 1024
+    max_failure_rate: float = 0.1
+    episode_timeout_s: float = 600.0
+    call_timeout_s: float = 300.0
+    env_threads: int = 16

@@ -1,0 +1,97 @@
+"""For tests of workflows: an engine that follows a script, and a small tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from verl.protocol.generate import GenerateRequest, Generation, RolloutError
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+Script = Callable[[str, GenerateRequest], str] | Sequence[str]
+
+
+class ScriptedEngine:
+    """A `RolloutClient` whose replies come from a function of (prompt text, request), or from a list, one a request.
+
+    Attributes:
+        requests: all requests so far.
+        version: weight version put into the replies.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        script: Script,
+        *,
+        version: int = 0,
+        decode_prompt: bool = True,
+        delay: Callable[[GenerateRequest], Awaitable[None]] | None = None,
+    ) -> None:
+        """Set up the script.
+
+        Args:
+            tokenizer: turns replies into token ids; its eos token ends a reply.
+            script: the replies.
+            version: weight version put into the replies.
+            decode_prompt: give the script the prompt as text (else an empty text).
+            delay: awaited before a reply is given, to test orders of completion.
+        """
+        self.tokenizer = tokenizer
+        self.version = version
+        self.requests: list[GenerateRequest] = []
+        self._script = script if callable(script) else None
+        self._replies = iter(()) if callable(script) else iter(script)
+        self._delay = delay
+        self._decode_prompt = decode_prompt
+        self._encoded: dict[str, tuple[int, ...]] = {}
+        self._log_probs: dict[int, tuple[float, ...]] = {}
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        """Return `request.n` replies. Raises `RolloutError` when a list of replies is used up."""
+        self.requests.append(request)
+        await (self._delay(request) if self._delay else asyncio.sleep(0))
+        return [self._reply(request) for _ in range(request.n)]
+
+    def _reply(self, request: GenerateRequest) -> Generation:
+        if self._script is not None:
+            text = self._script(self.tokenizer.decode(request.prompt_ids) if self._decode_prompt else "", request)
+        else:
+            found = next(self._replies, None)
+            if found is None:
+                raise RolloutError(f"the script has no reply left for request {len(self.requests)}")
+            text = found
+        ids = self._encoded.get(text)
+        if ids is None:
+            ids = (*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id)
+            self._encoded[text] = ids
+        whole = len(ids) <= request.sampling.max_tokens
+        ids = ids if whole else ids[: request.sampling.max_tokens]
+        return Generation(ids, self._constant(len(ids)), "stop" if whole else "length", self.version)
+
+    def _constant(self, length: int) -> tuple[float, ...]:
+        return self._log_probs.setdefault(length, (-0.5,) * length)
+
+
+def make_tokenizer(corpus: Iterable[str] = (), vocab_size: int = 512) -> Any:
+    """Return a byte-level BPE tokenizer with a ChatML template, trained on `corpus` (bytes only when it is empty)."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=special[0], eos_token=special[2])
+    fast.add_special_tokens({"additional_special_tokens": [special[1]]})
+    fast.chat_template = CHAT_TEMPLATE
+    return fast

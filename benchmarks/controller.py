@@ -1,0 +1,131 @@
+"""CPU cost of the controller: 2,000 concurrent Solver-Verifier episodes with an engine that costs nothing.
+
+    python benchmarks/controller.py
+
+Counts everything from prompt building to the finished `DataProto` as CPU time of this process. The last line is JSON:
+`{"cpu_ms_per_call": x}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from agent_system import BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer, verdict
+from agent_system.rollout import AgentBinding, Collector, CollectorSettings, CollectResult, EnvFactory
+from agent_system.testing import ScriptedEngine, make_tokenizer
+from verl.protocol.generate import GenerateRequest, SamplingParams
+
+logger = logging.getLogger("controller")
+GROUP = 8
+LOOPS = 2
+WORDS = "Anna buys apples pears for each friend then gives away some of them and counts how many are left in the box".split()
+
+
+class Solver(BaseAgent):
+    system = "You solve word problems step by step."
+    prompt = "Problem: {env_prompt}\n\n{team_context}\n\nSolve the problem and put the final answer in \\boxed{{}}."
+    projection = boxed_answer
+
+
+class Verifier(BaseAgent):
+    system = "You check solutions of word problems."
+    prompt = (
+        "Problem: {env_prompt}\n\n{team_context}\n\nRecompute every step. End with <verify>approve</verify> or <verify>reject</verify>."
+    )
+    projection = verdict()
+
+
+class Team(BaseOrchestra):
+    agents = ("Solver", "Verifier")
+
+    async def run(self, turn: Turn) -> str:
+        for _ in range(LOOPS):
+            solution = await turn.act("Solver")
+            judged = await turn.act("Verifier")
+            if judged.fields["approved"]:
+                break
+        return solution.action
+
+
+class World(BaseEnv):
+    blocking = False
+
+    def reset(self, task: Task) -> Observation:
+        self.task = task
+        return Observation(task.prompt)
+
+    def step(self, action: str) -> Outcome:
+        right = action == self.task.ground_truth
+        return Outcome(team=float(right), done=True, info={"success": right})
+
+
+def sentence(rng: random.Random, words: int) -> str:
+    """Return words that look like a step of a solution."""
+    return " ".join(rng.choice(WORDS) if rng.random() > 0.2 else str(rng.randrange(100)) for _ in range(words))
+
+
+def make_collector(concurrent: int) -> Collector:
+    """Return a collector whose two agents share one scripted engine."""
+    rng = random.Random(0)
+    tokenizer = make_tokenizer([sentence(rng, 400) for _ in range(20)], vocab_size=1024)
+    solutions = [f"{sentence(rng, 40)} so the answer is \\boxed{{{i % 10}}}" for i in range(500)]
+    verdicts = [f"{sentence(rng, 15)} <verify>{'approve' if i % 2 else 'reject'}</verify>" for i in range(500)]
+
+    def script(_prompt: str, request: GenerateRequest) -> str:
+        return (verdicts if request.adapter == "verifier" else solutions)[request.seed % 500]
+
+    engine = ScriptedEngine(tokenizer, script, decode_prompt=False)
+    sampling = SamplingParams(max_tokens=256)
+    bindings = {
+        name: AgentBinding(name, name.lower(), name.lower(), engine, tokenizer, sampling, sampling, 1024, adapter=name.lower())
+        for name in Team.agents
+    }
+    settings = CollectorSettings(max_concurrent_episodes=concurrent)
+    agents = {"Solver": Solver("Solver"), "Verifier": Verifier("Verifier")}
+    return Collector(Team(), agents, EnvFactory(World), bindings, settings)
+
+
+def measure(collector: Collector, episodes: int, step: int) -> tuple[float, CollectResult]:
+    """Return CPU milliseconds per call of one collection, and its result."""
+    rng = random.Random(step)
+    tasks = [Task(f"task-{step}-{i}", sentence(rng, 40), "words", str(i % 10)) for i in range(episodes // GROUP)]
+    start = time.process_time()
+    result: Any = asyncio.run(collector.collect(tasks, GROUP, step=step))
+    spent = time.process_time() - start
+    assert result.batch is not None
+    return 1000 * spent / len(result.batch), result
+
+
+def main() -> None:
+    """Measure several collections and report the median."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--episodes", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    torch.set_num_threads(1)
+    collector = make_collector(args.episodes)
+    costs = []
+    for step in range(args.repeats):
+        cost, result = measure(collector, args.episodes, step)
+        costs.append(cost)
+        shape = tuple(result.batch.batch["input_ids"].shape) if result.batch is not None else ()
+        logger.info("repeat %d: %.3f ms CPU per call, batch %s", step, cost, shape)
+    median = sorted(costs)[len(costs) // 2]
+    logger.info(json.dumps({"cpu_ms_per_call": round(median, 4), "spread": [round(min(costs), 4), round(max(costs), 4)]}))
+
+
+if __name__ == "__main__":
+    main()
