@@ -9,8 +9,8 @@ from verl.trainer.config.spec import key, section
 
 @dataclass
 class DataConfig:
-    train_files: list[str] = key([], "parquet or jsonl files of training tasks, in verl's schema")
-    val_files: list[str] = key([], "parquet or jsonl files of validation tasks")
+    train_files: Any = key([], "one parquet or jsonl file or a list of them: training tasks in verl's schema")
+    val_files: Any = key([], "one parquet or jsonl file or a list of them: validation tasks")
     prompt_key: str = key("prompt", "column with the chat messages of a task")
     train_batch_size: int = key(16, "tasks of one training step")
     val_batch_size: int = key(0, "tasks validated at a time; 0 takes all at once")

@@ -1,0 +1,113 @@
+"""Where a run's checkpoints lie, how one appears all at once, and which one a run continues from."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl.trainer.config import TrainerConfig
+from verl.trainer.placement import Placement
+
+POINTER = "latest_checkpointed_iteration.txt"
+STATE_FILE = "trainer_state.json"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, found or used."""
+
+
+@dataclass(frozen=True)
+class CheckpointStore:
+    """The folder `checkpoints/` of a run: `global_step_N/` folders and a pointer to the newest complete one."""
+
+    root: Path
+
+    def path(self, step: int) -> Path:
+        """Folder of one step."""
+        return self.root / f"global_step_{step}"
+
+    def latest(self) -> Path | None:
+        """The folder that the pointer names, or None when there is no checkpoint yet.
+
+        Raises CheckpointError when the pointer names a folder that is gone.
+        """
+        pointer = self.root / POINTER
+        if not pointer.is_file():
+            return None
+        folder = self.path(int(pointer.read_text().strip()))
+        if not (folder / STATE_FILE).is_file():
+            raise CheckpointError(f"{pointer} names {folder.name}, which has no {STATE_FILE}; restore it or correct the pointer")
+        return folder
+
+    def write(self, step: int, fill: Callable[[Path], None], state: dict[str, Any], keep: int) -> Path:
+        """Let `fill` write into a folder set aside, rename it to `global_step_N`, move the pointer, drop old ones.
+
+        Raises CheckpointError (the previous checkpoint stays what it was) when anything cannot be written.
+        """
+        aside, final = self.root / f".writing_global_step_{step}", self.path(step)
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            aside.mkdir(parents=True)
+            fill(aside)
+            _write_text(aside / STATE_FILE, json.dumps(state, indent=1))
+            if final.exists():
+                shutil.rmtree(final)
+            aside.rename(final)
+            _write_text(self.root / f".{POINTER}", str(step))
+            os.replace(self.root / f".{POINTER}", self.root / POINTER)
+        except Exception as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise CheckpointError(f"checkpoint of step {step} could not be written to {self.root}: {error}; the previous one is intact") from error
+        self._drop_old(keep)
+        return final
+
+    def _drop_old(self, keep: int) -> None:
+        if keep <= 0:
+            return
+        steps = sorted(int(p.name.removeprefix("global_step_")) for p in self.root.glob("global_step_*"))
+        for step in steps[:-keep]:
+            shutil.rmtree(self.path(step), ignore_errors=True)
+
+
+def read_state(folder: Path, placement: Placement) -> dict[str, Any]:
+    """The trainer state of a checkpoint. Raises CheckpointError when it is of another placement."""
+    state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
+    if state["placement"] != placement.signature():
+        raise CheckpointError(
+            f"{folder} was written by the team {_table(state['placement'])}, this run has {_table(placement.signature())}; "
+            "use the same agents and sharing, or start anew with trainer.resume_mode=disable"
+        )
+    return state
+
+
+def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | None:
+    """The checkpoint to continue from under `trainer.resume_mode`, or None to start anew.
+
+    Raises CheckpointError for an unknown mode or a path that holds no checkpoint.
+    """
+    if config.resume_mode == "disable":
+        return None
+    if config.resume_mode == "auto":
+        return store.latest()
+    if config.resume_mode != "resume_path":
+        raise CheckpointError(f"trainer.resume_mode={config.resume_mode!r}: expected auto, disable or resume_path")
+    folder = Path(config.resume_from_path or "").expanduser()
+    if not config.resume_from_path or not (folder / STATE_FILE).is_file():
+        raise CheckpointError(f"trainer.resume_from_path={config.resume_from_path!r} is no checkpoint (a folder global_step_N with {STATE_FILE})")
+    return folder
+
+
+def _table(signature: list[dict[str, str]]) -> str:
+    return ", ".join(f"{row['agent_id']} -> {row['wg_id']}" for row in signature)
+
+
+def _write_text(path: Path, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

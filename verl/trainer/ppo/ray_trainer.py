@@ -1,0 +1,263 @@
+"""The training loop: collect -> split -> log-prob -> combine -> credit -> split -> update -> sync.
+
+One controller process drives the worker groups of a team (`TeamWorkers`) and a collector that plays the episodes. The loop does
+not know whether workers are Ray actors or objects in this process, nor what an agent is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl.protocol import DataProto
+from verl.trainer.config import RunConfig
+from verl.trainer.placement import Placement
+from verl.trainer.ppo.advantage import compute_advantage
+from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
+from verl.trainer.ppo.core_algos import get_kl_controller
+from verl.trainer.ppo.interrupt import Interrupted, StopRequest
+from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
+from verl.trainer.ppo.reward import apply_kl_penalty, invalid_action_penalty, place_on_last_token
+from verl.trainer.ppo.rollout_protocol import Collector, CollectResult
+from verl.trainer.ppo.team import TeamWorkers
+from verl.trainer.ppo.validation import ValidationResult, validation_result
+from verl.utils.dataset import RLHFDataset, TaskLoader
+from verl.utils.tracking import Tracking
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["RayPPOTrainer", "apply_kl_penalty", "compute_advantage"]
+
+
+class RayPPOTrainer:
+    """Trains the policies of one placement.
+
+    Args:
+        config: the whole run's configuration.
+        placement: agent -> policy -> worker group.
+        team: the worker groups, not yet initialised.
+        collector: plays episodes (the agent side of the house).
+        train_dataset: tasks to learn from; None with `trainer.val_only`.
+        val_dataset: tasks to validate on; None skips validation.
+        tracking: where metrics go.
+        run_dir: `outputs/<project>/<experiment>`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        placement: Placement,
+        team: TeamWorkers,
+        collector: Collector,
+        train_dataset: RLHFDataset | None,
+        val_dataset: RLHFDataset | None,
+        tracking: Tracking,
+        run_dir: Path,
+    ) -> None:
+        self.config, self.placement, self.team, self.collector = config, placement, team, collector
+        self.val_dataset, self.tracking, self.run_dir = val_dataset, tracking, run_dir
+        self.store = CheckpointStore(run_dir / "checkpoints")
+        self.loader = None
+        if train_dataset is not None:
+            self.loader = TaskLoader(train_dataset, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
+        self.kl_ctrl = get_kl_controller(config.algorithm.kl_ctrl)
+        self.penalties = {
+            a.agent_id: a.config.actor.invalid_action_penalty_coef for a in placement.agents if a.config.actor.use_invalid_action_penalty
+        }
+        self.global_step = 0
+        self.before: ValidationResult | None = None
+        self.after: ValidationResult | None = None
+        self.timing: dict[str, float] = {}
+        self._loop = asyncio.new_event_loop()
+        self._saved_step = -1
+
+    @property
+    def total_training_steps(self) -> int:
+        """Steps of the whole run: `trainer.total_training_steps`, or all epochs."""
+        wanted = self.config.trainer.total_training_steps
+        return wanted if wanted > 0 else (len(self.loader) if self.loader else 0) * self.config.trainer.total_epochs
+
+    def fit(self) -> None:
+        """Train until the total number of steps; a signal checkpoints and stops early.
+
+        Raises whatever a step raises; the last checkpoint stays as it was.
+        """
+        self.team.init_model(self.total_training_steps * self.updates_per_step)
+        self._resume()
+        self.team.sync_weights(self.global_step)
+        with StopRequest() as stop:
+            try:
+                self._fit(stop)
+            except Interrupted:
+                logger.warning("stopped by a signal after step %d of %d", self.global_step, self.total_training_steps)
+                self._save_if_new()
+            finally:
+                self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+
+    def _fit(self, stop: StopRequest) -> None:
+        trainer = self.config.trainer
+        if self.before is None and (trainer.val_before_train or trainer.val_only):
+            self.before = self._validate(stop)
+        if trainer.val_only or self.loader is None:
+            return
+        while self.global_step < self.total_training_steps:
+            data_state = self.loader.state_dict()
+            rows = next(iter(self.loader))
+            try:
+                metrics = self._train_step(rows, stop)
+            except Interrupted:
+                self.loader.load_state_dict(data_state)
+                raise
+            last = self.global_step >= self.total_training_steps
+            if last or (trainer.test_freq > 0 and self.global_step % trainer.test_freq == 0):
+                with self._timed("testing"):
+                    self.after = self._validate(stop, log=False)
+                metrics |= self.after.metrics if self.after else {}
+                metrics["timing_s/testing"] = self.timing["testing"]
+            if last or (trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0):
+                with self._timed("save_checkpoint"):
+                    self._save_if_new()
+                metrics["timing_s/save_checkpoint"] = self.timing["save_checkpoint"]
+            self.tracking.log(metrics, self.global_step)
+            if stop.requested and not last:
+                raise Interrupted("stop requested")
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of one training step: mini-batches times epochs."""
+        actor = self.config.actor_rollout_ref.actor
+        return self.num_mini_batches * actor.ppo_epochs
+
+    @property
+    def num_mini_batches(self) -> int:
+        """Mini-batches that a step's rows of each policy are cut into."""
+        mini = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
+        return max(self.config.data.train_batch_size // mini, 1) if mini > 0 else 1
+
+    def _train_step(self, rows: Sequence[Mapping[str, Any]], stop: StopRequest) -> dict[str, float]:
+        self.timing = {}
+        step = self.global_step + 1
+        with self._timed("step"):
+            with self._timed("gen"):
+                work = self.collector.collect(rows, self.config.env.rollout.n, step=step)
+                result = stop.run(self._loop, work)
+            self._write_trajectories(result, f"train_{step:06d}", self.config.trainer.log_trajectories)
+            if result.batch is None:
+                raise RuntimeError(f"step {step}: no episode gave a sample to train on; see trajectories/train_{step:06d}.jsonl for the causes")
+            batch, metrics = self._score(result.batch)
+            with self._timed("update_actor"):
+                metrics |= self.team.update_actor(batch, self.num_mini_batches, self.on_policy, seed=(self.config.data.seed, step))
+            with self._timed("sync_weights"):
+                self.team.sync_weights(step)
+        self.global_step = step
+        metrics |= dict(result.metrics) | compute_data_metrics(batch) | compute_agent_metrics(batch)
+        metrics |= compute_timing_metrics(batch, self.timing) | compute_throughout_metrics(batch, self.timing, self.team.n_devices)
+        epoch = self.loader.epoch if self.loader else 0
+        return metrics | {"training/global_step": float(step), "training/epoch": float(epoch)}
+
+    @property
+    def on_policy(self) -> bool:
+        """One update a step on fresh samples: the old log-probs are the current ones and need no pass of their own."""
+        return self.updates_per_step == 1
+
+    def _score(self, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
+        """Log-probs, token rewards and advantages of a fresh batch."""
+        config, metrics = self.config, {}
+        needs_old = not self.on_policy or config.algorithm.use_kl_in_reward
+        if needs_old:
+            with self._timed("old_log_prob"):
+                batch = batch.union(self.team.compute_log_prob(batch))
+            metrics |= _sampler_gap(batch)
+        if self.team.uses_reference:
+            with self._timed("ref"):
+                batch = batch.union(self.team.compute_ref_log_prob(batch))
+        with self._timed("adv"):
+            rewards = batch.non_tensor_batch["reward"].astype(float) - invalid_action_penalty(batch, self.penalties)
+            batch.batch["token_level_scores"] = place_on_last_token(rewards, batch.batch["response_mask"])
+            batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
+            if config.algorithm.use_kl_in_reward:
+                batch, kl_metrics = apply_kl_penalty(batch, self.kl_ctrl, config.algorithm.kl_penalty)
+                metrics |= kl_metrics
+            batch = compute_advantage(batch, config.algorithm)
+        return batch, metrics
+
+    def _validate(self, stop: StopRequest, log: bool = True) -> ValidationResult | None:
+        if self.val_dataset is None:
+            return None
+        n, size = self.config.env.rollout.val_n, self.config.data.val_batch_size
+        loader = TaskLoader(self.val_dataset, size, shuffle=False, drop_last=False)
+        chunks = [stop.run(self._loop, self.collector.collect(rows, n, step=self.global_step, validate=True)) for rows in loader]
+        for i, chunk in enumerate(chunks):
+            self._write_trajectories(chunk, f"val_{self.global_step:06d}" + (f"_{i}" if len(chunks) > 1 else ""), -1)
+        result = validation_result(chunks, n)
+        if log:
+            self.tracking.log(result.metrics, self.global_step)
+        return result
+
+    def _write_trajectories(self, result: CollectResult, name: str, limit: int) -> None:
+        episodes = result.episodes if limit < 0 else result.episodes[:limit]
+        if not episodes:
+            return
+        folder = self.run_dir / "trajectories"
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f"{name}.jsonl", "w") as file:
+            file.writelines(json.dumps(e.to_json(), ensure_ascii=False) + "\n" for e in episodes)
+
+    def _save_if_new(self) -> None:
+        if self._saved_step == self.global_step or self.loader is None:
+            return
+        loader_state = self.loader.state_dict()
+
+        def fill(folder: Path) -> None:
+            self.team.save_checkpoint(folder / "actor", self.config.trainer.save_hf_model)
+            torch.save(loader_state, folder / "data.pt")
+
+        state = {
+            "global_step": self.global_step,
+            "placement": self.placement.signature(),
+            "kl_coef": self.kl_ctrl.value,
+            "before": self.before.to_json() if self.before else None,
+        }
+        self.store.write(self.global_step, fill, state, self.config.trainer.max_ckpt_to_keep)
+        self._saved_step = self.global_step
+
+    def _resume(self) -> None:
+        folder = find_checkpoint(self.config.trainer, self.store)
+        if folder is None:
+            return
+        state = read_state(folder, self.placement)
+        self.team.load_checkpoint(folder / "actor")
+        if self.loader is not None:
+            self.loader.load_state_dict(torch.load(folder / "data.pt", weights_only=True))
+        self.global_step = self._saved_step = int(state["global_step"])
+        self.kl_ctrl.value = state["kl_coef"]
+        if state["before"] is not None and not self.config.trainer.val_only:
+            self.before = ValidationResult.from_json(state["before"])
+        self.tracking.resume(self.global_step)
+        logger.warning("continuing from %s (step %d of %d)", folder, self.global_step, self.total_training_steps)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.timing[name] = self.timing.get(name, 0.0) + time.perf_counter() - start
+
+
+def _sampler_gap(batch: DataProto) -> dict[str, float]:
+    """How far the trainer's log-probs are from the sampler's: mean and maximum over unmasked tokens."""
+    mask = batch.batch["response_mask"].bool()
+    gap = (batch.batch["old_log_probs"] - batch.batch["rollout_log_probs"]).abs()[mask]
+    return {"training/rollout_probs_diff_mean": gap.mean().item(), "training/rollout_probs_diff_max": gap.max().item()}
+
+
+__all__ += ["CheckpointError"]

@@ -1,0 +1,187 @@
+"""The worker groups of a team: every operation splits the batch by `wg_id`, runs on all groups at once, and combines."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from verl.protocol import DataProto, RolloutClient
+from verl.single_controller.base import WorkerGroup
+from verl.trainer.config import RunConfig
+from verl.trainer.placement import Placement, WorkerGroupSpec
+from verl.trainer.ppo.batching import SubBatch, balance_order, combine_batches, pad_zero_weight, split_batch_by_wg_ids, trim_padding
+from verl.trainer.ppo.controller import Controller
+from verl.workers.policy_worker import PolicyWorker
+from verl.workers.rollout.client import WorkerGroupClient
+from verl.workers.rollout.server import RolloutWorker
+
+T = TypeVar("T")
+
+# What a worker reads; columns that only credit needs do not travel.
+LOG_PROB_COLUMNS = ("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids")
+UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_log_prob", "advantages")
+
+
+class TeamWorkers:
+    """One policy worker group and one rollout server for every worker group of the placement.
+
+    Args:
+        config: the run's configuration.
+        placement: what to build.
+        controller: starts workers (Ray or this process).
+    """
+
+    def __init__(self, config: RunConfig, placement: Placement, controller: Controller) -> None:
+        self.config, self.placement, self.controller = config, placement, controller
+        self.specs = {spec.wg_id: spec for spec in placement.groups}
+        self.world_size = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        self.n_devices = self.world_size
+        in_reward = config.algorithm.use_kl_in_reward
+        self.reference_of = {wg: in_reward or spec.config.actor.use_kl_loss for wg, spec in self.specs.items()}
+        self.uses_reference = any(self.reference_of.values())
+        self.policies: dict[str, WorkerGroup] = {}
+        self.rollouts: dict[str, WorkerGroup] = {}
+        self.clients: dict[str, RolloutClient] = {}
+        self._threads = ThreadPoolExecutor(max_workers=len(self.specs) if controller.parallel else 1, thread_name_prefix="worker_group")
+
+    def start(self) -> None:
+        """Start the processes of every group; models are loaded by `init_model`."""
+        threads = self.controller.threads_per_group(len(self.specs), self.world_size)
+        for wg_id, spec in self.specs.items():
+            common = {"device": self.controller.device, "seed": self.config.data.seed}
+            self.policies[wg_id] = self.controller.spawn(
+                f"policy_{wg_id}",
+                PolicyWorker,
+                self.world_size,
+                dict(common, config=spec.config, use_reference=self.reference_of[wg_id], num_threads=self.config.trainer.num_threads or threads),
+            )
+            self.rollouts[wg_id] = self.controller.spawn(
+                f"rollout_{wg_id}",
+                RolloutWorker,
+                1,
+                dict(common, config=spec.config, max_model_len=self._max_model_len(spec), num_threads=spec.config.rollout.num_threads or threads),
+                max_concurrency=1000,
+            )
+            self.clients[wg_id] = WorkerGroupClient(self.rollouts[wg_id], timeout_s=self.config.rollout.call_timeout_s)
+
+    def _max_model_len(self, spec: WorkerGroupSpec) -> int:
+        data, rows = self.config.data, [a.config.rollout for a in self.placement.agents if a.wg_id == spec.wg_id]
+        return max((r.prompt_length or data.max_prompt_length) + (r.response_length or data.max_response_length) for r in rows)
+
+    def init_model(self, total_updates: int) -> None:
+        """Load every model; `total_updates` optimizer steps are what the schedules run over."""
+
+        def init(wg_id: str) -> None:
+            self.policies[wg_id].init_model()
+            self.policies[wg_id].set_total_training_steps(total_updates)
+            self.rollouts[wg_id].init_model()
+
+        self._on_all(init)
+
+    def compute_log_prob(self, batch: DataProto) -> DataProto:
+        """Log-probs under the policies as they are: `old_log_probs` and `entropys` `[bsz, response_len]`."""
+        return self._log_probs(batch, "compute_log_prob")
+
+    def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
+        """Log-probs under the frozen reference of every policy: `ref_log_prob` `[bsz, response_len]`; zero for groups without one."""
+        return self._log_probs(batch, "compute_ref_log_prob")
+
+    def _log_probs(self, batch: DataProto, method: str) -> DataProto:
+        parts = split_batch_by_wg_ids(batch)
+
+        def compute(wg_id: str) -> SubBatch:
+            if method == "compute_ref_log_prob" and not self.reference_of[wg_id]:
+                nothing = torch.zeros_like(parts[wg_id].batch.batch["responses"], dtype=torch.float32)
+                return SubBatch(DataProto.from_dict(tensors={"ref_log_prob": nothing}), parts[wg_id].rows)
+            sub, order, padding = self._for_ranks(parts[wg_id].batch, LOG_PROB_COLUMNS)
+            sub.meta_info = {"temperature": self.specs[wg_id].config.rollout.temperature}
+            out = getattr(self.policies[wg_id], method)(sub)
+            return SubBatch(_unpadded(out, order, padding), parts[wg_id].rows)
+
+        return _fit_width(combine_batches(self._on(list(parts), compute)), batch)
+
+    def update_actor(self, batch: DataProto, num_mini_batches: int, on_policy: bool, seed: Sequence[int]) -> dict[str, float]:
+        """One training step of every policy on its own rows; metrics come back as `wg/<id>/<metric>` and, averaged, `<metric>`."""
+        parts = split_batch_by_wg_ids(batch)
+
+        def update(wg_id: str) -> dict[str, float]:
+            sub, _, _ = self._for_ranks(parts[wg_id].batch, UPDATE_COLUMNS)
+            sub.meta_info = {
+                "temperature": self.specs[wg_id].config.rollout.temperature,
+                "num_mini_batches": num_mini_batches,
+                "on_policy": on_policy,
+                "shuffle_seed": zlib.crc32(repr((tuple(seed), wg_id)).encode()),
+            }
+            return dict(self.policies[wg_id].update_actor(sub).meta_info["metrics"])
+
+        per_group = self._on(list(parts), update)
+        names = dict.fromkeys(name for metrics in per_group.values() for name in metrics)
+        mean = {name: float(np.mean([m[name] for m in per_group.values() if name in m])) for name in names}
+        return mean | {f"wg/{wg}/{name}": value for wg, metrics in per_group.items() for name, value in metrics.items()}
+
+    def sync_weights(self, version: int) -> None:
+        """Send every policy's weights to its rollout server, bucket by bucket; replies sampled from now on carry `version`."""
+
+        def sync(wg_id: str) -> None:
+            buckets = self.policies[wg_id].get_weights()[0]
+            for i, bucket in enumerate(buckets):
+                self.rollouts[wg_id].update_weights(bucket, version, i == len(buckets) - 1)
+
+        self._on_all(sync)
+
+    def save_checkpoint(self, folder: Path, save_hf_model: bool) -> None:
+        """Write every group under `folder/<wg_id>`."""
+        self._on_all(lambda wg: self.policies[wg].save_checkpoint(str(folder / wg), save_hf_model))
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Read every group from `folder/<wg_id>`."""
+        self._on_all(lambda wg: self.policies[wg].load_checkpoint(str(folder / wg)))
+
+    def state_digests(self) -> dict[str, str]:
+        """sha256 of each group's parameters."""
+        return self._on_all(lambda wg: self.policies[wg].state_digest()[0])
+
+    def shutdown(self) -> None:
+        """Stop every worker; what they held is lost."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for group in (*self.rollouts.values(), *self.policies.values()):
+            group.shutdown()
+
+    def _for_ranks(self, sub: DataProto, columns: Sequence[str]) -> tuple[DataProto, np.ndarray, int]:
+        """Trim, pad with zero-weight rows to the ranks, and order rows so that every rank gets about the same tokens."""
+        sub = trim_padding(sub.select(batch_keys=[c for c in columns if c in sub.batch.keys()], non_tensor_batch_keys=[]))
+        sub, padding = pad_zero_weight(sub, self.world_size)
+        order = balance_order(sub, self.world_size) if self.config.trainer.balance_batch else np.arange(len(sub))
+        return sub.select_idxs(order), order, padding
+
+    def _on_all(self, fn: Callable[[str], T]) -> dict[str, T]:
+        return self._on(list(self.specs), fn)
+
+    def _on(self, wg_ids: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
+        """Run `fn` for several groups at once; the first error is raised after all have ended."""
+        futures = {wg: self._threads.submit(fn, wg) for wg in wg_ids}
+        errors: Mapping[str, BaseException | None] = {wg: f.exception() for wg, f in futures.items()}
+        for wg, error in errors.items():
+            if error is not None:
+                raise RuntimeError(f"worker group '{wg}': {error}") from error
+        return {wg: f.result() for wg, f in futures.items()}
+
+
+def _unpadded(out: DataProto, order: np.ndarray, padding: int) -> DataProto:
+    restored = out.select_idxs(np.argsort(order))
+    return restored.select_idxs(np.arange(len(order) - padding)) if padding else restored
+
+
+def _fit_width(out: DataProto, batch: DataProto) -> DataProto:
+    """Pad `[bsz, *]` results on the right to the response width of the whole batch."""
+    import torch
+
+    width = batch.batch["responses"].shape[1]
+    tensors: dict[str, Any] = {k: torch.nn.functional.pad(v, (0, width - v.shape[1])) for k, v in out.batch.items()}
+    return DataProto.from_dict(tensors=tensors)
