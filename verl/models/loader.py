@@ -1,0 +1,98 @@
+"""Load a Hugging Face causal language model and its tokenizer, with errors that say what is wrong with the path."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ATTENTION_NAMES = ("auto", "sdpa", "eager", "flash_attention_2")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+class ModelPathError(FileNotFoundError):
+    """A model path that names neither a folder with a model nor a hub id that can be loaded."""
+
+
+def check_model_path(path: str | None) -> str:
+    """Return `path` if it can name a model; imports nothing heavy, touches no network.
+
+    A path is a folder with a `config.json`, or a hub id (`name` or `owner/name`), which only loading can prove.
+
+    Raises:
+        ModelPathError: empty, a folder without `config.json`, or neither a folder nor of the form of a hub id.
+    """
+    if not path:
+        raise ModelPathError("no model path given; set actor_rollout_ref.model.path or agent.model_ids to a folder or a hub id")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelPathError(f"model folder {path!r} has no config.json; expected a Hugging Face model folder")
+        return str(folder)
+    if folder.exists():
+        raise ModelPathError(f"model path {path!r} is a file; expected a Hugging Face model folder or a hub id")
+    if path.startswith((".", "~", os.sep)) or not _HUB_ID.fullmatch(path):
+        raise ModelPathError(f"model path {path!r} does not exist; give an existing folder or a hub id such as Qwen/Qwen3-4B")
+    return path
+
+
+def resolve_dtype(name: str, device: str) -> torch.dtype:
+    """`auto` is bf16 on a GPU and fp32 on a CPU. Raises ValueError for an unknown name."""
+    if name == "auto":
+        return torch.bfloat16 if device == "cuda" else torch.float32
+    if name not in DTYPES:
+        raise ValueError(f"dtype {name!r}: expected auto or one of {tuple(DTYPES)}")
+    return DTYPES[name]
+
+
+def resolve_attention(name: str, device: str) -> str:
+    """`auto` takes flash-attn when it is installed and the device is a GPU, else sdpa. Raises ValueError for an unknown name."""
+    if name not in ATTENTION_NAMES:
+        raise ValueError(f"attn_implementation {name!r}: expected one of {ATTENTION_NAMES}")
+    if name != "auto":
+        return name
+    from transformers.utils import is_flash_attn_2_available
+
+    return "flash_attention_2" if device == "cuda" and is_flash_attn_2_available() else "sdpa"
+
+
+def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
+    """Load a causal language model with real (not meta) tensors on the CPU, in `eval` mode.
+
+    Real tensors, because a model made on the meta device loses buffers that no checkpoint holds, such as the rotary frequencies.
+
+    Raises:
+        ModelPathError: the path is no model, or the hub id cannot be loaded.
+    """
+    path = check_model_path(path)
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
+        )
+    except OSError as error:
+        raise ModelPathError(f"model {path!r} cannot be loaded: {error}") from error
+    return model.eval()
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
+    """Load the tokenizer of a model folder or hub id; a missing pad token becomes the end-of-text token.
+
+    Raises:
+        ModelPathError: the path is no model, or has no tokenizer.
+    """
+    path = check_model_path(path)
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelPathError(f"no tokenizer can be loaded from {path!r}: {error}; set actor_rollout_ref.model.tokenizer_path") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

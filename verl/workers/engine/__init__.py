@@ -1,0 +1,8 @@
+"""FSDP2 training engine."""
+
+from verl.workers.engine.fsdp_engine import FSDPEngine
+from verl.workers.engine.micro_batch import MicroBatchRule
+from verl.workers.engine.policy_update import UpdatePlan, update_policy
+from verl.workers.engine.sharding import init_mesh
+
+__all__ = ["FSDPEngine", "MicroBatchRule", "UpdatePlan", "init_mesh", "update_policy"]

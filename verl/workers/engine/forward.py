@@ -1,0 +1,93 @@
+"""Packed and padded forward passes: from rows of a batch to log-probs and entropies of the tokens the agents wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from verl.workers.engine.attention import PACKED_ATTENTION, plan_packing
+from verl.workers.engine.token_scores import token_scores
+
+INPUT_KEYS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of response tokens, zero where `response_mask` is zero.
+
+    Attributes:
+        log_probs: `[bsz, response_len]` fp32, differentiable unless grad is off.
+        entropy: `[bsz, response_len]` fp32, in nats.
+    """
+
+    log_probs: torch.Tensor
+    entropy: torch.Tensor
+
+
+def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError when a response token has no token before it, or lies where attention is masked."""
+    width, response_len = rows["input_ids"].shape[1], rows["responses"].shape[1]
+    attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
+    real = mask.any(dim=1)
+    if bool(real.any()) and (width == response_len or not bool(attention[real, width - response_len - 1].all())):
+        raise ValueError("a row has an empty prompt; every row needs at least one prompt token before its response")
+    if bool((mask & ~attention[:, width - response_len :]).any()):
+        raise ValueError("response_mask is set where attention_mask is not; padding cannot be trained on")
+
+
+def score_packed(model: Any, rows: Mapping[str, torch.Tensor], temperature: float) -> Scores:
+    """Run the rows as one sequence without padding; hidden states of other than response tokens never reach the head.
+
+    Args:
+        model: a transformers causal LM on `PACKED_ATTENTION` or flash attention.
+        rows: `INPUT_KEYS`; no rows at all is allowed (ranks must call the model equally often) and gives empty scores.
+    """
+    attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
+    count, width = attention.shape
+    prompt_len = width - mask.shape[1]
+    place = attention.flatten().cumsum(0).view(count, width) - 1
+    keep = place[:, prompt_len - 1 : -1][mask]
+    labels = rows["responses"][mask]
+    tokens, positions, lengths = rows["input_ids"][attention], rows["position_ids"][attention], attention.sum(dim=1).tolist()
+    if not lengths:
+        tokens, positions, lengths = tokens.new_zeros(1), positions.new_zeros(1), [1]
+    extra: dict[str, Any] = {}
+    if model.config._attn_implementation == PACKED_ATTENTION:
+        extra["pack_plan"] = plan_packing(lengths, tokens.device)
+    else:
+        bounds = torch.tensor([0, *lengths], device=tokens.device, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        extra = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": max(lengths), "max_length_k": max(lengths)}
+    logits = model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep, **extra).logits[0]
+    return _scatter(*token_scores(logits, labels, temperature), mask)
+
+
+def score_padded(model: Any, rows: Mapping[str, torch.Tensor], temperature: float) -> Scores:
+    """Run the rows side by side as they are, without the columns that are padding in all of them."""
+    attention, mask = rows["attention_mask"], rows["response_mask"].bool()
+    if not len(attention):
+        ids = torch.zeros(1, 1, dtype=torch.long, device=attention.device)
+        logits = model(input_ids=ids, use_cache=False, logits_to_keep=ids.new_zeros(0, dtype=torch.long)).logits[0]
+        return _scatter(*token_scores(logits, ids.new_zeros(0), temperature), mask)
+    prompt_len = attention.shape[1] - mask.shape[1]
+    used = attention.bool().any(dim=0).nonzero()
+    first, last = int(used[0]), max(int(used[-1]) + 1, prompt_len + 1)
+    window = slice(first, last)
+    logits = model(
+        input_ids=rows["input_ids"][:, window],
+        attention_mask=attention[:, window],
+        position_ids=rows["position_ids"][:, window],
+        use_cache=False,
+        logits_to_keep=last - prompt_len + 1,
+    ).logits[:, :-1]
+    kept = mask[:, : last - prompt_len]
+    labels = rows["responses"][:, : last - prompt_len][kept]
+    return _scatter(*token_scores(logits[kept], labels, temperature), mask)
+
+
+def _scatter(log_probs: torch.Tensor, entropy: torch.Tensor, mask: torch.Tensor) -> Scores:
+    """Put token scores back into `[bsz, response_len]`."""
+    grid = torch.zeros(mask.shape, device=log_probs.device)
+    return Scores(grid.masked_scatter(mask, log_probs), grid.masked_scatter(mask, entropy))

@@ -1,0 +1,81 @@
+"""Process group, device mesh and FSDP2 sharding on cpu/gloo and cuda/nccl."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+_TIMEOUT = timedelta(minutes=30)
+
+
+def init_mesh(device: str, rank: int, world_size: int) -> DeviceMesh:
+    """Join the process group of the worker group (making it when there is none) and return a one-dimensional mesh.
+
+    A group of more than one rank reads MASTER_ADDR and MASTER_PORT from the environment.
+
+    Raises:
+        ValueError: unknown device.
+        RuntimeError: the process already belongs to a group of another size.
+    """
+    if device not in _BACKENDS:
+        raise ValueError(f"device {device!r}: expected one of {tuple(_BACKENDS)}")
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    if not dist.is_initialized():
+        store = dist.HashStore() if world_size == 1 else None
+        dist.init_process_group(_BACKENDS[device], store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
+    if dist.get_world_size() != world_size:
+        raise RuntimeError(f"this process is in a group of {dist.get_world_size()} ranks, the worker group has {world_size}")
+    return init_device_mesh(device, (world_size,), mesh_dim_names=("dp",))
+
+
+def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshard_after_forward: bool) -> Any:
+    """Shard a transformers model in place, layer by layer, and return it.
+
+    Parameters keep their dtype (the master weights); compute runs in `compute_dtype`; gradients reduce in fp32. With one
+    rank nothing is freed after the forward pass, since gathering it again would buy no memory.
+    """
+    master = next(model.parameters()).dtype
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype if compute_dtype != master else None,
+        reduce_dtype=torch.float32 if torch.float32 not in (master,) or compute_dtype != master else None,
+    )
+    reshard = reshard_after_forward and mesh.size() > 1
+    layer_names = set(getattr(model, "_no_split_modules", None) or ())
+    for module in model.modules():
+        if type(module).__name__ in layer_names:
+            fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+    # Buffers (rotary frequencies) are not FSDP's business.
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(mesh.device_type))
+    return model
+
+
+def free_gathered(model: Any) -> None:
+    """Drop gathered parameters, so that the next forward sees the shards as they are then."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a sharded tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def full_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter whole, one at a time, tied ones once; all ranks must walk through it together."""
+    for name, parameter in model.named_parameters():
+        value = parameter.detach()
+        yield name, value.full_tensor() if isinstance(value, DTensor) else value

@@ -1,0 +1,79 @@
+"""Log-probability and entropy of given tokens, without keeping a second copy of the logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_CHUNK_ELEMENTS = 1 << 26
+
+
+class _TokenScores(torch.autograd.Function):
+    """fp32 temporaries exist for one chunk of rows at a time, in both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        count, vocab = logits.shape
+        log_probs = logits.new_empty(count, dtype=torch.float32)
+        entropy = torch.empty_like(log_probs)
+        log_z = torch.empty_like(log_probs)
+        for rows in _chunks(count, vocab):
+            scaled = _scale(logits[rows], temperature)
+            log_z[rows] = torch.logsumexp(scaled, dim=-1)
+            log_probs[rows] = scaled.gather(-1, labels[rows, None]).squeeze(-1) - log_z[rows]
+            probs = torch.exp(scaled - log_z[rows, None])
+            entropy[rows] = log_z[rows] - torch.linalg.vecdot(probs, scaled)
+        ctx.save_for_backward(logits, labels, log_z, entropy)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        return log_probs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
+        grad_log_probs, grad_entropy = grads
+        logits, labels, log_z, entropy = ctx.saved_tensors
+        result = torch.zeros_like(logits) if grad_log_probs is None and grad_entropy is None else torch.empty_like(logits)
+        for rows in _chunks(*logits.shape):
+            centred = _scale(logits[rows], ctx.temperature) - log_z[rows, None]
+            grad = torch.exp(centred)
+            if grad_entropy is not None:
+                weight = centred.add_(entropy[rows, None]).mul_(grad_entropy[rows, None])
+                if grad_log_probs is not None:
+                    weight = weight.add_(grad_log_probs[rows, None])
+                grad.mul_(weight.neg_())
+            elif grad_log_probs is not None:
+                grad.mul_(-grad_log_probs[rows, None])
+            if grad_log_probs is not None:
+                grad.scatter_add_(-1, labels[rows, None], grad_log_probs[rows, None])
+            result[rows] = grad.mul_(1.0 / ctx.temperature)
+        return result, None, None
+
+
+def _scale(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    logits = logits.float()
+    return logits if temperature == 1.0 else logits / temperature
+
+
+def _chunks(count: int, vocab: int) -> list[slice]:
+    size = max(1, _CHUNK_ELEMENTS // max(1, vocab))
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def token_scores(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each label and entropy of each distribution under softmax(logits / temperature), in fp32.
+
+    Args:
+        logits: `[count, vocab]`, any float dtype.
+        labels: `[count]` token ids.
+        temperature: positive.
+
+    Returns:
+        log-probs `[count]` and entropies `[count]` (nats), both differentiable.
+
+    Raises:
+        ValueError: temperature not positive.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature}: log-probs need a positive temperature")
+    return _TokenScores.apply(logits, labels, temperature)

@@ -1,0 +1,151 @@
+"""The worker of one policy: actor and, if asked for, its frozen reference, on one rank."""
+
+from __future__ import annotations
+
+import torch
+
+from verl.models.loader import load_tokenizer, resolve_dtype
+from verl.protocol import DataProto
+from verl.single_controller.base import Worker
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.trainer.config import ActorRolloutRefConfig
+from verl.workers.engine import FSDPEngine, MicroBatchRule, UpdatePlan, init_mesh, update_policy
+from verl.workers.engine.state import load_engine, save_engine
+
+
+class PolicyWorker(Worker):
+    """Scores and updates one policy; every method is called on all ranks of the worker group.
+
+    Args:
+        config: everything under `actor_rollout_ref`.
+        use_reference: also hold a frozen copy of the initial model.
+        seed: of torch's generator on this rank.
+        device: `cpu` or `cuda`.
+        num_threads: CPU threads of this process; 0 leaves torch's own choice.
+    """
+
+    def __init__(self, config: ActorRolloutRefConfig, *, use_reference: bool, seed: int, device: str, num_threads: int) -> None:
+        super().__init__()
+        self.config = config
+        self._use_reference, self._seed, self._device, self._num_threads = use_reference, seed, device, num_threads
+        self._actor: FSDPEngine | None = None
+        self._reference: FSDPEngine | None = None
+
+    @property
+    def actor(self) -> FSDPEngine:
+        """The trained model. Raises RuntimeError before `init_model`."""
+        if self._actor is None:
+            raise RuntimeError("the worker has no model yet; call init_model first")
+        return self._actor
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Load and shard the actor and the reference, and make the optimizer.
+
+        Raises:
+            ModelPathError: the model cannot be loaded.
+        """
+        if self._num_threads > 0:
+            torch.set_num_threads(self._num_threads)
+        torch.manual_seed(self._seed)
+        mesh = init_mesh(self._device, self.rank, self.world_size)
+        actor = self.config.actor
+        self._actor = FSDPEngine(self.config.model, actor.fsdp_config, actor.optim, mesh)
+        if self._use_reference:
+            self._reference = FSDPEngine(self.config.model, actor.fsdp_config, None, mesh)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_total_training_steps(self, total_steps: int) -> None:
+        """Tell the schedule how many optimizer steps the run will take."""
+        self.actor.set_total_steps(total_steps)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """Log-probs under the current weights: `old_log_probs` and `entropys`, both `[bsz, response_len]`, zero where masked."""
+        cfg = self.config.rollout
+        rule = self._rule(cfg.log_prob_use_dynamic_bsz, cfg.log_prob_max_token_len_per_gpu, cfg.log_prob_micro_batch_size_per_gpu)
+        scores = self.actor.score_all(data.batch, _temperature(data), rule)
+        return DataProto.from_dict(tensors={"old_log_probs": scores.log_probs, "entropys": scores.entropy})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """Log-probs under the initial weights: `ref_log_prob` `[bsz, response_len]`. Raises RuntimeError without a reference."""
+        if self._reference is None:
+            raise RuntimeError("this worker has no reference model; make it with use_reference=True")
+        cfg = self.config.ref
+        rule = self._rule(cfg.log_prob_use_dynamic_bsz, cfg.log_prob_max_token_len_per_gpu, cfg.log_prob_micro_batch_size_per_gpu)
+        scores = self._reference.score_all(data.batch, _temperature(data), rule)
+        return DataProto.from_dict(tensors={"ref_log_prob": scores.log_probs})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def update_actor(self, data: DataProto) -> DataProto:
+        """Update the actor on this rank's rows; see `update_policy` for the columns.
+
+        `meta_info` holds `temperature` and optionally `num_mini_batches`, `on_policy` and `shuffle_seed`.
+
+        Returns:
+            no rows, and `meta_info["metrics"]`, over all ranks.
+        """
+        cfg, meta = self.config.actor, data.meta_info
+        plan = UpdatePlan(
+            temperature=_temperature(data),
+            num_mini_batches=int(meta.get("num_mini_batches", 1)),
+            on_policy=bool(meta.get("on_policy", False)),
+            shuffle_seed=int(meta.get("shuffle_seed", 0)),
+            loss_scale_factor=self.config.rollout.response_length,
+        )
+        rule = self._rule(cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu)
+        metrics = update_policy(self.actor, cfg, data.batch, plan, rule)
+        return DataProto(meta_info={"metrics": metrics})
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def get_weights(self) -> list[dict[str, torch.Tensor]]:
+        """All parameters, whole, on the CPU and in the rollout engine's dtype, in buckets; rank 0 has them, other ranks return [].
+
+        A bucket holds at most `rollout.update_bucket_mb`, or one parameter that is larger. Tied parameters come once.
+        """
+        dtype, limit = resolve_dtype(self.config.rollout.dtype, self._device), self.config.rollout.update_bucket_mb << 20
+        buckets: list[dict[str, torch.Tensor]] = []
+        room = 0
+        for name, value in self.actor.weights():
+            if self.rank != 0:
+                continue
+            value = value.to("cpu", dtype, copy=True)
+            if not buckets or value.nbytes > room:
+                buckets.append({})
+                room = limit
+            buckets[-1][name] = value
+            room -= value.nbytes
+        return buckets
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, path: str, save_hf: bool) -> None:
+        """Write parameters, optimizer, schedule and random state to `path`; `save_hf` adds a copy that plain transformers loads.
+
+        Raises:
+            CheckpointError: nothing was written; an older checkpoint at `path` is still whole.
+        """
+        model = self.config.model
+        tokenizer = None
+        if save_hf:
+            tokenizer = load_tokenizer(model.tokenizer_path or model.path or "", trust_remote_code=model.trust_remote_code)
+        save_engine(self.actor, path, tokenizer)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, path: str) -> None:
+        """Continue from `path`. Raises CheckpointError when it is missing or of another model."""
+        load_engine(self.actor, path)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def state_digest(self) -> str:
+        """sha256 of the parameters."""
+        return self.actor.digest()
+
+    def _rule(self, dynamic: bool, tokens: int, rows: int) -> MicroBatchRule:
+        return MicroBatchRule(token_budget=tokens if dynamic else None, rows=rows, packed=self.config.model.use_remove_padding)
+
+
+def _temperature(data: DataProto) -> float:
+    if "temperature" not in data.meta_info:
+        raise ValueError("meta_info has no 'temperature'; log-probs need the one that the sampler used")
+    return float(data.meta_info["temperature"])
