@@ -1,0 +1,57 @@
+"""What a rollout engine must offer: generate, take new weights, pause, sleep, and say how it is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from verl.protocol.generate import GenerateRequest, Generation
+
+
+@runtime_checkable
+class RolloutEngine(Protocol):
+    """One replica of a model that samples replies; every engine is also a `RolloutClient`."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in use."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        """Sample `request.n` replies. Raises `RolloutError` when the request cannot be served."""
+        ...
+
+    def abort(self, request_id: str) -> int:
+        """End the request's unfinished replies with stop reason `abort`; returns how many there were."""
+        ...
+
+    def update_weights(
+        self, named_tensors: Mapping[str, torch.Tensor], *, adapter: str | None = None, version: int, final: bool = True
+    ) -> None:
+        """Copy tensors into the weights in place; no token is sampled between the first bucket and the `final` one.
+
+        Raises `RolloutError` for unknown names, wrong shapes, or names still missing at the final bucket.
+        """
+        ...
+
+    def pause(self) -> None:
+        """Stop sampling; requests are kept and new ones are accepted."""
+        ...
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        ...
+
+    def sleep(self) -> None:
+        """Give up the device memory that an idle engine does not need. Raises `RolloutError` while replies are in flight."""
+        ...
+
+    def wake(self) -> None:
+        """Take the memory back; `generate` does this by itself."""
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start, by name."""
+        ...

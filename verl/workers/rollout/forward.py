@@ -1,0 +1,93 @@
+"""The model over its slots: compute prompts, copy them between slots, and decode one token a slot; owns the logits of every slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from verl.workers.rollout.kv_cache import KV_BLOCK, SlotCache, round_up, use_slot_attention
+
+MIN_ROWS = 8  # below this, matrix kernels treat rows differently by their place in the batch
+TOKEN_BUDGET = {"cpu": 128, "cuda": 1024}
+
+
+class SlotModel:
+    """A Hugging Face causal LM with `slots` rows of state.
+
+    Attributes:
+        slots: rows of a decode step, at least the number asked for.
+        logits: next-token logits [slots, vocab] after the last prefill, copy or decode of each slot.
+    """
+
+    def __init__(self, model: torch.nn.Module, slots: int, max_length: int) -> None:
+        use_slot_attention(model)
+        self._model = model.eval()
+        weight = next(model.parameters())
+        self.device = weight.device
+        self.slots = round_up(slots, MIN_ROWS)
+        self.vocab_size = int(model.config.vocab_size)
+        self.token_budget = TOKEN_BUDGET.get(self.device.type, TOKEN_BUDGET["cpu"])
+        self._cache = SlotCache(model.config, self.slots, max_length, weight.dtype, self.device)
+        self.logits = torch.zeros(self.slots, self.vocab_size, dtype=weight.dtype, device=self.device)
+        self._prompt_logits = torch.zeros_like(self.logits)
+        self._places = torch.arange(round_up(max_length, KV_BLOCK), device=self.device)
+
+    def reserve(self, length: int) -> None:
+        """Make sure that the cache holds `length` positions a slot."""
+        self._cache.reserve(length)
+
+    def release(self) -> None:
+        """Free the cache."""
+        self._cache.release()
+
+    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int], bucket: int, rows: int) -> None:
+        """Compute prompts, each at most `bucket` long, in a batch of shape [rows, bucket], into their slots."""
+        ids = np.zeros((rows, bucket), dtype=np.int64)
+        last = np.zeros(rows, dtype=np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = prompt
+            last[row] = len(prompt) - 1
+        self._cache.reserve(bucket + 1)
+        target = torch.as_tensor(slots, device=self.device)
+        self._cache.begin_prefill(target)
+        out = self._model(
+            input_ids=torch.as_tensor(ids, device=self.device),
+            position_ids=torch.arange(bucket, device=self.device).unsqueeze(0).expand(rows, -1),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=torch.as_tensor(last, device=self.device),
+        )
+        row = torch.arange(len(prompts), device=self.device)
+        found = out.logits[row, row]
+        self.logits[target] = found
+        self._prompt_logits[target] = found
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Give the target slots the first `length` positions and the prompt's logits of the source slots."""
+        source, target = torch.as_tensor(sources, device=self.device), torch.as_tensor(targets, device=self.device)
+        self._cache.copy(source, target, length)
+        found = self._prompt_logits[source]
+        self.logits[target] = found
+        self._prompt_logits[target] = found
+
+    def clear(self, slot: int) -> None:
+        """Wipe a slot whose numbers are not finite."""
+        self._cache.clear(torch.as_tensor([slot], device=self.device))
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> None:
+        """Append tokens [slots] at positions [slots], of which the furthest active one is below `length`."""
+        length = round_up(length, KV_BLOCK)
+        self._cache.reserve(length)
+        self._cache.begin_decode(positions, length)
+        hidden = self._places[:length] > positions.unsqueeze(1)
+        mask = torch.zeros(self.slots, length, device=self.device).masked_fill_(hidden, float("-inf"))
+        out = self._model(
+            input_ids=tokens.unsqueeze(1),
+            position_ids=positions.unsqueeze(1),
+            attention_mask=mask[:, None, None, :],
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self.logits = out.logits[:, -1]

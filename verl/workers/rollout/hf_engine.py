@@ -1,0 +1,278 @@
+"""The `hf` engine: continuous batching over a fixed number of slots, in plain torch and transformers.
+
+Replies come and go at any time; each holds one slot of the key-value cache. A step samples one token for every active slot,
+hands finished replies out, fills free slots, and runs the model once with the fixed shape [slots, 1]. Every shape is a constant
+or a function of the row's own prompt, random numbers belong to the reply, and masked cache blocks add nothing: on a CPU a
+reply is the same to the last bit whoever shares the batch.
+
+The loop is an asyncio task that exists while there is work and yields after every step, so everything between two steps
+(requests, aborts, new weights) happens with the model at rest and without a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from verl.protocol.generate import GenerateRequest, Generation, RolloutError, StopReason
+from verl.workers.rollout.forward import SlotModel
+from verl.workers.rollout.sampling import check_sampling, draw_uniforms
+from verl.workers.rollout.scheduler import Copies, Prefill, Reply, Scheduler, Ticket
+from verl.workers.rollout.slots import FAILED, STOP, SlotState
+from verl.workers.rollout.weights import WeightLoader
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class EngineStats:
+    """Counters since the start; times in seconds."""
+
+    requests: int = 0
+    replies: int = 0
+    failed: int = 0
+    aborted: int = 0
+    prompt_tokens_computed: int = 0
+    prompt_tokens_copied: int = 0
+    tokens: int = 0
+    steps: int = 0
+    slot_steps: int = 0
+    busy_seconds: float = 0.0
+    weight_updates: int = 0
+
+
+@dataclass
+class _Pending:
+    ticket: Ticket
+    future: asyncio.Future[list[Generation]] = field(repr=False)
+
+
+class HFEngine:
+    """`RolloutEngine` over a Hugging Face causal LM that it owns.
+
+    Args:
+        model: the model, on its device, in its dtype; it is switched to eval mode and to slot attention.
+        max_num_seqs: slots.
+        max_model_len: most tokens of prompt and reply together.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, max_num_seqs: int, max_model_len: int) -> None:
+        if max_num_seqs < 1 or max_model_len < 2:
+            raise RolloutError(f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len}: expected at least 1 and 2")
+        self._model = SlotModel(model, max_num_seqs, max_model_len)
+        self._max_num_seqs, self._max_model_len = max_num_seqs, max_model_len
+        self._slots = SlotState(self._model.slots, max_model_len, self._model.device)
+        self._scheduler = Scheduler(max_num_seqs, self._model.token_budget)
+        self._weights = WeightLoader(model)
+        self._running: dict[int, Reply] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._paused = False
+        self._version = 0
+        self._stats = EngineStats()
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in use."""
+        return self._version
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        """Sample `request.n` replies.
+
+        `max_tokens` is clipped to what `max_model_len` leaves. Raises `RolloutError` when the request is not valid, the prompt
+        alone is too long, or the model gives non-finite logits.
+        """
+        limit = self._check(request)
+        ticket = Ticket(request, limit, [None] * request.n)
+        future: asyncio.Future[list[Generation]] = asyncio.get_running_loop().create_future()
+        self._pending[id(ticket)] = _Pending(ticket, future)
+        self._stats.requests += 1
+        self._scheduler.add(Reply(ticket, index) for index in range(request.n))
+        self._kick()
+        try:
+            return await future
+        finally:
+            if self._pending.pop(id(ticket), None) is not None:
+                self._drop(ticket)
+
+    def abort(self, request_id: str) -> int:
+        """End the request's unfinished replies with stop reason `abort`; returns how many there were."""
+        tickets = [entry.ticket for entry in self._pending.values() if entry.ticket.request.request_id == request_id]
+        return sum(self._drop(ticket) for ticket in tickets)
+
+    def update_weights(
+        self, named_tensors: Mapping[str, torch.Tensor], *, adapter: str | None = None, version: int, final: bool = True
+    ) -> None:
+        """Copy one bucket of weights in place; sampling stands still from the first bucket to the final one.
+
+        Replies in flight go on with the new weights and the keys they have. Raises `RolloutError` as `WeightLoader.load` does.
+        """
+        if adapter is not None:
+            raise RolloutError(f"the hf engine has no adapter {adapter!r}; it serves base weights only")
+        self._weights.load(named_tensors, final)
+        self._scheduler.forget()
+        if final:
+            self._version = version
+            self._stats.weight_updates += 1
+            self._kick()
+
+    def pause(self) -> None:
+        """Stop sampling; requests are kept and new ones are accepted."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        self._paused = False
+        self._kick()
+
+    def sleep(self) -> None:
+        """Free the key-value cache. Raises `RolloutError` while replies are in flight."""
+        if self._pending:
+            raise RolloutError(f"the engine cannot sleep with {len(self._pending)} requests in flight; await or abort them first")
+        self._scheduler.forget()
+        self._model.release()
+
+    def wake(self) -> None:
+        """Allocate the key-value cache again."""
+        self._model.reserve(1)
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start, and the present load."""
+        occupancy = self._stats.slot_steps / max(1, self._stats.steps * self._model.slots)
+        now = {"active": self._slots.active, "waiting": self._scheduler.waiting, "version": self._version, "occupancy": occupancy}
+        return {name: float(value) for name, value in {**vars(self._stats), **now}.items()}
+
+    def _check(self, request: GenerateRequest) -> int:
+        """Tokens that each reply may have. Raises `RolloutError` when the request is not valid."""
+        check_sampling(request.sampling)
+        length, vocab = len(request.prompt_ids), self._model.vocab_size
+        name = request.request_id or "(no id)"
+        if request.adapter is not None:
+            raise RolloutError(f"request {name} wants adapter {request.adapter!r}; the hf engine serves base weights only")
+        if request.n < 1 or length < 1:
+            raise RolloutError(f"request {name} has n={request.n} and {length} prompt tokens; expected at least 1 of each")
+        if length >= self._max_model_len:
+            raise RolloutError(
+                f"the prompt of request {name} has {length} tokens, max_model_len is {self._max_model_len} and a reply needs one; "
+                "shorten the prompt or raise data.max_prompt_length"
+            )
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab:
+            raise RolloutError(f"request {name} has token ids outside [0, {vocab}): is it another model's tokenizer?")
+        return min(request.sampling.max_tokens, self._max_model_len - length)
+
+    def _kick(self) -> None:
+        """Start the loop when there is something to do and nothing against it."""
+        if not self._pending or self._paused or self._weights.open or (self._task is not None and not self._task.done()):
+            return
+        self._task = next(iter(self._pending.values())).future.get_loop().create_task(self._run(), name="hf-engine")
+        self._task.add_done_callback(self._on_loop_end)
+
+    async def _run(self) -> None:
+        await asyncio.sleep(0)
+        while self._pending and not self._paused and not self._weights.open:
+            started = time.perf_counter()
+            self._step()
+            self._stats.busy_seconds += time.perf_counter() - started
+            await asyncio.sleep(0)
+
+    def _on_loop_end(self, task: asyncio.Task[None]) -> None:
+        """A loop that broke takes its requests along, each with the cause; the engine itself stays usable."""
+        if task.cancelled():
+            cause: BaseException | None = RolloutError("the engine's event loop was closed")
+        else:
+            cause = task.exception()
+        if cause is None:
+            self._kick()
+            return
+        logger.error("the engine's loop broke", exc_info=cause)
+        for entry in list(self._pending.values()):
+            self._fail(entry.ticket, f"the engine's loop broke: {type(cause).__name__}: {cause}")
+        self._slots.stop(range(self._model.slots), [0] * self._model.slots)
+        self._scheduler = Scheduler(self._max_num_seqs, self._model.token_budget)
+
+    @torch.inference_mode()
+    def _step(self) -> None:
+        while (admission := self._scheduler.admit()) is not None:
+            self._admit(admission)
+        if not self._running:
+            return
+        self._stats.steps += 1
+        self._stats.slot_steps += len(self._running)
+        for slot, how in self._slots.step(self._model.logits):
+            self._finish(slot, how)
+        if self._running:
+            self._slots.advance()
+            self._model.decode(self._slots.tokens, self._slots.positions, self._slots.longest + 1)
+        self._scheduler.tick()
+
+    def _admit(self, admission: Prefill | Copies) -> None:
+        if isinstance(admission, Prefill):
+            prompts = [reply.ticket.request.prompt_ids for _, reply in admission.batch]
+            self._model.prefill(prompts, [slot for slot, _ in admission.batch], admission.bucket, admission.rows)
+            started = admission.batch
+            self._stats.prompt_tokens_computed += sum(len(prompt) for prompt in prompts)
+        else:
+            sources, started = [source for source, _, _ in admission.batch], [(slot, reply) for _, slot, reply in admission.batch]
+            longest = max(len(reply.ticket.request.prompt_ids) for _, reply in started)
+            self._model.copy(sources, [slot for slot, _ in started], longest)
+            self._stats.prompt_tokens_copied += sum(len(reply.ticket.request.prompt_ids) for _, reply in started)
+        requests = [reply.ticket.request for _, reply in started]
+        limits = [reply.ticket.limit for _, reply in started]
+        self._slots.start(
+            [slot for slot, _ in started],
+            [len(request.prompt_ids) for request in requests],
+            limits,
+            [request.sampling for request in requests],
+            [draw_uniforms(reply.ticket.request.seed, reply.index, reply.ticket.limit) for _, reply in started],
+        )
+        self._running.update(started)
+
+    def _finish(self, slot: int, how: int) -> None:
+        ticket = self._running[slot].ticket
+        if how == FAILED:
+            self._model.clear(slot)
+            self._scheduler.forget([slot])
+            self._fail(ticket, f"the model gave non-finite logits for request {ticket.request.request_id or '(no id)'}")
+            return
+        self._hand_out(self._running[slot], slot, "stop" if how == STOP else "length")
+
+    def _hand_out(self, reply: Reply, slot: int | None, reason: StopReason) -> None:
+        """Record a reply that ended and free its slot; the last one of a ticket resolves the request."""
+        tokens, log_probs = ((), ()) if slot is None else self._slots.output(slot)
+        if slot is not None:
+            self._release(slot)
+        reply.ticket.replies[reply.index] = Generation(tokens, log_probs, reason, self._version)
+        reply.ticket.open -= 1
+        self._stats.replies += 1
+        self._stats.tokens += len(tokens)
+        self._stats.aborted += reason == "abort"
+        entry = self._pending.get(id(reply.ticket))
+        if reply.ticket.open == 0 and entry is not None and not entry.future.done():
+            entry.future.set_result([generation for generation in reply.ticket.replies if generation is not None])
+
+    def _drop(self, ticket: Ticket) -> int:
+        """Abort what is unfinished of a ticket."""
+        ended: list[tuple[Reply, int | None]] = [(reply, None) for reply in self._scheduler.withdraw(ticket)]
+        ended += [(reply, slot) for slot, reply in self._running.items() if reply.ticket is ticket]
+        for reply, slot in ended:
+            self._hand_out(reply, slot, "abort")
+        return len(ended)
+
+    def _fail(self, ticket: Ticket, error: str) -> None:
+        self._scheduler.withdraw(ticket)
+        for slot in [slot for slot, reply in self._running.items() if reply.ticket is ticket]:
+            self._release(slot)
+        self._stats.failed += ticket.open
+        entry = self._pending.pop(id(ticket), None)
+        if entry is not None and not entry.future.done():
+            entry.future.set_exception(RolloutError(error))
+
+    def _release(self, slot: int) -> None:
+        reply = self._running.pop(slot)
+        self._slots.stop([slot], [len(reply.ticket.request.prompt_ids)])
+        self._scheduler.free(slot)

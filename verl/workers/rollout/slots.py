@@ -1,0 +1,134 @@
+"""State of every slot on the device, and the sampling step over all of them.
+
+One row a slot. The host keeps only what it needs to schedule (who is active, how long the rows are); tokens and log-probs stay
+on the device until their reply is done, so a step costs one transfer of a small vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from verl.protocol.generate import SamplingParams
+from verl.workers.rollout.sampling import sample
+
+RUNNING, LENGTH, STOP, FAILED = 0, 1, 2, 3
+
+
+class SlotState:
+    """Positions, sampling parameters, random numbers and output of `slots` replies of at most `max_length` tokens."""
+
+    def __init__(self, slots: int, max_length: int, device: torch.device) -> None:
+        self.device = device
+        self.tokens = torch.zeros(slots, dtype=torch.long, device=device)
+        self.positions = torch.zeros(slots, dtype=torch.long, device=device)
+        self._active = torch.zeros(slots, dtype=torch.bool, device=device)
+        self._count = torch.zeros(slots, dtype=torch.long, device=device)
+        self._limit = torch.ones(slots, dtype=torch.long, device=device)
+        self._temperature = torch.ones(slots, device=device)
+        self._greedy = torch.zeros(slots, dtype=torch.bool, device=device)
+        self._truncated = torch.zeros(slots, dtype=torch.bool, device=device)
+        self._top_p = torch.ones(slots, dtype=torch.float64, device=device)
+        self._top_k = torch.ones(slots, dtype=torch.long, device=device)
+        self._stop_ids = torch.full((slots, 1), -1, dtype=torch.long, device=device)
+        self._uniforms = torch.zeros(slots, max_length, dtype=torch.float64, device=device)
+        self._out_tokens = torch.zeros(slots, max_length, dtype=torch.long, device=device)
+        self._out_log_probs = torch.zeros(slots, max_length, device=device)
+        self._host_active = np.zeros(slots, dtype=bool)
+        self._host_greedy = np.zeros(slots, dtype=bool)
+        self._host_truncated = np.zeros(slots, dtype=bool)
+        self._host_positions = np.zeros(slots, dtype=np.int64)
+
+    @property
+    def active(self) -> int:
+        """Slots with an unfinished reply."""
+        return int(self._host_active.sum())
+
+    @property
+    def longest(self) -> int:
+        """Position of the furthest token of any active slot."""
+        return int(self._host_positions.max(where=self._host_active, initial=0))
+
+    def start(
+        self,
+        slots: Sequence[int],
+        prompt_lengths: Sequence[int],
+        limits: Sequence[int],
+        sampling: Sequence[SamplingParams],
+        uniforms: Sequence[np.ndarray],
+    ) -> None:
+        """Begin replies whose prompts end before position `prompt_lengths`; the next `step` samples their first tokens."""
+        rows = np.asarray(slots)
+        self._host_active[rows] = True
+        self._host_positions[rows] = np.asarray(prompt_lengths) - 1
+        self._host_greedy[rows] = [params.temperature == 0 for params in sampling]
+        self._host_truncated[rows] = [params.top_p < 1 or params.top_k > 0 for params in sampling]
+        index = torch.as_tensor(rows, device=self.device)
+        self._active[index] = True
+        self._count[index] = 0
+        self._put(self.positions, index, self._host_positions[rows])
+        self._put(self._limit, index, limits)
+        self._put(self._temperature, index, [params.temperature or 1.0 for params in sampling])
+        self._put(self._greedy, index, self._host_greedy[rows])
+        self._put(self._truncated, index, self._host_truncated[rows])
+        self._put(self._top_p, index, [params.top_p for params in sampling])
+        self._put(self._top_k, index, [params.top_k if params.top_k > 0 else 2**31 for params in sampling])
+        self._put_stop_ids(index, [params.stop_token_ids for params in sampling])
+        drawn = np.zeros((len(rows), max(len(row) for row in uniforms)))
+        for target, row in zip(drawn, uniforms, strict=True):
+            target[: len(row)] = row
+        self._uniforms[index, : drawn.shape[1]] = torch.as_tensor(drawn, device=self.device)
+
+    def step(self, logits: torch.Tensor) -> list[tuple[int, int]]:
+        """Sample a token for every active slot from logits [slots, vocab]; returns the slots that ended as (slot, how)."""
+        count = self._count.unsqueeze(1)
+        truncation = (self._truncated, self._top_p, self._top_k) if self._host_truncated.any() else None
+        greedy = self._greedy if self._host_greedy.any() else None
+        sampled = sample(logits, self._uniforms.gather(1, count).squeeze(1), self._temperature, greedy, truncation)
+        self.tokens.copy_(sampled.tokens)
+        self._out_tokens.scatter_(1, count, sampled.tokens.unsqueeze(1))
+        self._out_log_probs.scatter_(1, count, sampled.log_probs.unsqueeze(1))
+        stopped = (self._stop_ids == sampled.tokens.unsqueeze(1)).any(1)
+        self._count += self._active
+        how = torch.where(stopped, STOP, (self._count >= self._limit).long())
+        how = torch.where(sampled.finite, how, FAILED) * self._active
+        on_host = how.cpu().numpy()
+        return [(int(slot), int(on_host[slot])) for slot in on_host.nonzero()[0]]
+
+    def advance(self) -> None:
+        """Move every active slot to its next position, where the token just sampled belongs."""
+        self.positions += self._active
+        self._host_positions += self._host_active
+
+    def output(self, slot: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Tokens and log-probs of the slot's reply so far."""
+        count = int(self._count[slot])
+        return tuple(self._out_tokens[slot, :count].tolist()), tuple(self._out_log_probs[slot, :count].tolist())
+
+    def stop(self, slots: Sequence[int], park_at: Sequence[int]) -> None:
+        """End replies. Their rows idle at position `park_at`, so that the positions before stay as they are."""
+        rows = np.asarray(slots)
+        index = torch.as_tensor(rows, device=self.device)
+        for host in (self._host_active, self._host_greedy, self._host_truncated):
+            host[rows] = False
+        self._active[index] = False
+        self._count[index] = 0
+        self._temperature[index] = 1.0
+        self.tokens[index] = 0
+        self._put(self.positions, index, park_at)
+
+    def _put(self, target: torch.Tensor, index: torch.Tensor, values: Sequence[float] | np.ndarray) -> None:
+        target[index] = torch.as_tensor(np.asarray(values), device=self.device).to(target.dtype)
+
+    def _put_stop_ids(self, index: torch.Tensor, stop_ids: Sequence[tuple[int, ...]]) -> None:
+        widest = max(len(ids) for ids in stop_ids)
+        if widest > self._stop_ids.shape[1]:
+            wider = torch.full((len(self._stop_ids), widest), -1, dtype=torch.long, device=self.device)
+            wider[:, : self._stop_ids.shape[1]] = self._stop_ids
+            self._stop_ids = wider
+        rows = np.full((len(stop_ids), self._stop_ids.shape[1]), -1)
+        for row, ids in zip(rows, stop_ids, strict=True):
+            row[: len(ids)] = ids
+        self._stop_ids[index] = torch.as_tensor(rows, device=self.device)
