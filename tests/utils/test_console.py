@@ -45,6 +45,12 @@ def test_eta_of_a_resumed_run_counts_its_own_steps_only() -> None:
     assert written(console).splitlines() == ["step 11/12  ETA 0:05", "step 12/12"]
 
 
+def test_an_unknown_number_of_steps_has_no_share_and_no_eta() -> None:
+    console = plain_console()
+    StepDisplay(0, console=console, clock=Clock()).update(3, {"critic/score/mean": 1.0})
+    assert written(console) == "step 3  reward 1.000\n"
+
+
 def test_a_narrow_console_does_not_break_the_line() -> None:
     console = Console(file=io.StringIO(), force_terminal=False, width=20)
     StepDisplay(2, console=console, clock=Clock()).update(1, {"critic/score/mean": 1.0, "perf/throughput": 1e6})

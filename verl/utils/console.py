@@ -27,7 +27,7 @@ class Headline:
 
 HEADLINES = (
     Headline("reward", ("critic/score/mean", "critic/rewards/mean"), "reward {:.3f}"),
-    Headline("accuracy", ("val-core/*acc*", "val-core/*", "val/*acc*"), "acc {:.1%}"),
+    Headline("accuracy", ("val-core/*/acc/mean@*", "val-core/*acc*", "val/*acc*"), "acc {:.1%}"),
     Headline("tokens/s", ("perf/throughput",), "{:.0f} tok/s"),
     Headline("seconds", ("timing_s/step", "perf/time_per_step"), "{:.1f} s"),
 )
@@ -61,16 +61,16 @@ def headline_values(data: Mapping[str, float], headlines: Sequence[Headline] = H
 
 
 def format_step(step: int, total_steps: int, values: Sequence[str], eta_s: Optional[float]) -> str:
-    """One line of a step, e.g. `step   3/40  reward 0.412  ETA 2:31`."""
+    """One line of a step, e.g. `step  3/40  reward 0.412  ETA 2:31`; `total_steps` 0 means unknown."""
     width = len(str(total_steps))
-    parts = [f"step {step:>{width}}/{total_steps}", *values]
+    parts = [f"step {step:>{width}}/{total_steps}" if total_steps else f"step {step}", *values]
     if eta_s is not None:
         parts.append(f"ETA {format_seconds(eta_s)}")
     return "  ".join(parts)
 
 
 class StepDisplay:
-    """Shows the steps of a run from `start_step` (0, or the step resumed from) to `total_steps`.
+    """Shows the steps of a run from `start_step` (0, or the step resumed from) to `total_steps` (0 when unknown).
 
     `console` and `clock` (seconds) are passed in by tests. Call `finish` in a `finally`, or the terminal keeps its cursor hidden.
     """
@@ -97,7 +97,7 @@ class StepDisplay:
                 TimeElapsedColumn(),
                 console=self.console,
             )
-            self._task = self._live.add_task("training", total=total_steps, completed=start_step, headline="")
+            self._task = self._live.add_task("training", total=total_steps or None, completed=start_step, headline="")
             self._live.start()
 
     def update(self, step: int, data: Mapping[str, float]) -> None:

@@ -53,6 +53,28 @@ def test_resume_leaves_every_step_once(tmp_path: Path) -> None:
     ]
 
 
+def test_resume_may_be_told_after_construction_but_not_after_the_first_log(tmp_path: Path) -> None:
+    with start(tmp_path) as tracking:
+        for step in (1, 2):
+            tracking.log({}, step)
+    with start(tmp_path) as tracking:
+        tracking.resume(1)
+        tracking.log({"again": 1.0}, 2)
+        with pytest.raises(RuntimeError, match="after the first log"):
+            tracking.resume(0)
+    assert lines(tmp_path) == [{"step": 1}, {"step": 2, "again": 1.0}]
+
+
+def test_lines_dropped_by_a_resume_are_kept_aside(tmp_path: Path) -> None:
+    with start(tmp_path) as tracking:
+        for step in (1, 2, 3):
+            tracking.log({"loss": 1.0}, step)
+    with start(tmp_path, resume_step=1) as tracking:
+        tracking.log({"val": 0.5}, 1)
+    assert [row["step"] for row in lines(tmp_path)] == [1]
+    assert [row["step"] for row in read_steps(tmp_path / "metrics.1.jsonl")] == [1, 2, 3]
+
+
 def test_resume_drops_a_line_torn_by_a_crash(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
     with start(tmp_path, resume_step=2) as tracking:
@@ -63,7 +85,7 @@ def test_resume_drops_a_line_torn_by_a_crash(tmp_path: Path) -> None:
 def test_resume_refuses_a_broken_file_and_names_the_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('oops\n{"step": 2}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl:1 is not JSON"):
-        start(tmp_path, resume_step=2)
+        start(tmp_path, resume_step=2).start()
 
 
 def test_a_fresh_run_keeps_the_earlier_file_aside(tmp_path: Path) -> None:

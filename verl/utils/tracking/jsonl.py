@@ -43,7 +43,7 @@ class JsonlBackend:
     """Writes `run_dir/metrics.jsonl`; every line is on disk when `log` returns.
 
     A second `log` of the last step adds to its line. Resuming drops the lines after the resumed step, which will be written
-    again; a fresh run keeps the file of an earlier one aside. NaN and infinity become null, which JSON has no words for.
+    again; a fresh run starts a new file. What is dropped stays in `metrics.<n>.jsonl`. NaN and infinity become null, which JSON has no words for.
     """
 
     def __init__(self, run: RunInfo) -> None:
@@ -61,8 +61,12 @@ class JsonlBackend:
             aside = keep_aside(self.path)
             logger.warning("%s is from an earlier run; it is now %s", self.path, aside.name)
             return
-        rows = [row for row in read_steps(self.path) if row["step"] <= resume_step]
+        found = read_steps(self.path)
+        rows = [row for row in found if row["step"] <= resume_step]
         lines = [json.dumps(row).encode() + b"\n" for row in rows]
+        if len(rows) < len(found):
+            aside = keep_aside(self.path)
+            logger.warning("%d lines after step %d are left out; all lines are in %s", len(found) - len(rows), resume_step, aside.name)
         new = self.path.with_suffix(".jsonl.new")
         new.write_bytes(b"".join(lines))
         os.replace(new, self.path)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ FACTORIES: dict[str, Callable[[RunInfo], Backend]] = {
     "wandb": WandbBackend,
     "console": ConsoleBackend,
 }
+"""In the order they open: the console last, so that its bar is not up when another one fails."""
 
 
 def to_number(name: str, value: Any) -> float:
@@ -37,9 +39,9 @@ def to_number(name: str, value: Any) -> float:
 class Tracking:
     """Sends metrics to `default_backend`: a name or several of console, jsonl, tensorboard, wandb.
 
-    Files go under `run_dir` (default `outputs/<project>/<experiment>`). `resume_step` is the step of the checkpoint resumed
-    from: later steps of the earlier run are dropped. Raises ValueError for an unknown backend and ModuleNotFoundError for one
-    whose package is missing, before anything is written.
+    Files go under `run_dir` (default `outputs/<project>/<experiment>`). The backends open at `start`, or at the first `log`:
+    until then `resume` may say where an earlier run continues. Raises ValueError for an unknown backend and
+    ModuleNotFoundError for one whose package is missing, before anything is written.
     """
 
     def __init__(
@@ -55,7 +57,8 @@ class Tracking:
     ) -> None:
         names = [default_backend] if isinstance(default_backend, str) else list(default_backend)
         check_backends(names)
-        run = RunInfo(
+        self._names = sorted(names, key=list(FACTORIES).index)
+        self._run = RunInfo(
             project_name=project_name,
             experiment_name=experiment_name,
             run_dir=Path(run_dir) if run_dir is not None else Path("outputs") / project_name / experiment_name,
@@ -63,17 +66,32 @@ class Tracking:
             total_steps=total_steps,
             resume_step=resume_step,
         )
+        self._started = False
         self.backends: dict[str, Backend] = {}
+
+    def resume(self, step: int) -> None:
+        """Continue the earlier run in `run_dir` after `step`: its later steps are dropped. RuntimeError when already started."""
+        if self._started:
+            raise RuntimeError(f"resume({step}) after the first log; call it before, or pass resume_step={step}")
+        self._run = replace(self._run, resume_step=step)
+
+    def start(self, total_steps: Optional[int] = None) -> None:
+        """Open the backends; `total_steps` is for the progress bar. Does nothing the second time."""
+        if self._started:
+            return
+        if total_steps is not None:
+            self._run = replace(self._run, total_steps=total_steps)
+        self._started = True
         try:
-            # The console comes last, so that its bar is not up when another backend fails to start.
-            for name in sorted(names, key=list(FACTORIES).index):
-                self.backends[name] = FACTORIES[name](run)
+            for name in self._names:
+                self.backends[name] = FACTORIES[name](self._run)
         except BaseException:
             self.finish()
             raise
 
     def log(self, data: Mapping[str, Any], step: int, backend: Union[str, Sequence[str], None] = None) -> None:
         """Send `data` (metric name to one number) as the metrics of `step`; `backend` limits it to some of the backends."""
+        self.start()
         numbers = {name: to_number(name, value) for name, value in data.items()}
         chosen = self.backends if backend is None else [backend] if isinstance(backend, str) else backend
         for name, destination in self.backends.items():
