@@ -1,0 +1,121 @@
+"""One problem, one turn: the team's answer is right or it is not."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.errors import AgentSystemError
+from agent_system.registry import EnvRegistry
+from agent_system.workflows.math.agents import APPROVE, SOLVER, VERIFIER
+from agent_system.workflows.math.grader_pool import Verdict
+from agent_system.workflows.math.reward import grade, shared_pool
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MathEnvOptions:
+    """Options under `env.params`.
+
+    Attributes:
+        verdict_reward: local reward of a Verifier whose verdict is right; a wrong or missing verdict gets 0.
+        grader_workers: most grader processes; 0 takes the number of cores, at most four.
+        grader_timeout_s: CPU seconds after which an answer that cannot be compared scores 0.
+    """
+
+    verdict_reward: float = 0.0
+    grader_workers: int = 0
+    grader_timeout_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.grader_timeout_s <= 0 or self.grader_workers < 0:
+            raise AgentSystemError(
+                f"env.params.grader_timeout_s must be positive and grader_workers 0 or more, "
+                f"found {self.grader_timeout_s:g} and {self.grader_workers}"
+            )
+
+
+@EnvRegistry.register("math")
+class MathEnv(BaseEnv):
+    """Grades the answer (team reward 1 or 0) and keeps the record of Solver and Verifier.
+
+    `info`: `success`; `solver/accuracy_loop_<k>` of the k-th solution, in episodes that have one; `solver/mended` and
+    `solver/spoilt`, where the first solution was wrong or right and the last one is the opposite (episodes with several);
+    `verifier/precision` (approved solutions that are right; in episodes with an approval, so that the mean over episodes is the
+    share), `verifier/recall` (right solutions that were approved), `verifier/accuracy` (verdicts that are right, a missing one is
+    not), `verifier/approvals`; `grader/timeouts`, `grader/errors` (answers that scored 0 because they could not be compared).
+    """
+
+    config_class = MathEnvOptions
+    blocking = False
+
+    def reset(self, task: Task) -> Observation:
+        """Raises AgentSystemError when the task has no ground truth."""
+        if task.ground_truth is None or not str(task.ground_truth).strip():
+            raise AgentSystemError(f"task {task.task_id!r} has no ground truth; the math environment needs reward_model.ground_truth")
+        self._truth = str(task.ground_truth)
+        self._graded: dict[str, Verdict] = {}
+        self._solutions: list[bool] = []
+        self._judgements: list[tuple[str, bool]] = []
+        return Observation(task.prompt)
+
+    async def act(self, agent_id: str, action: str) -> Outcome:
+        """Grade a solution as it is proposed; pay a verdict that is right."""
+        if agent_id == SOLVER:
+            self._solutions.append(await self._is_right(action))
+        elif agent_id == VERIFIER and self._solutions:
+            right = self._solutions[-1]
+            self._judgements.append((action, right))
+            return Outcome(local=self.config.verdict_reward * _is_fair(action, right))
+        return Outcome()
+
+    async def step(self, action: str) -> Outcome:
+        """Hand in the answer."""
+        right = await self._is_right(action)
+        return Outcome(team=float(right), done=True, info=self._info(right))
+
+    def fork(self) -> MathEnv:
+        """Return a copy with its own record."""
+        copy = MathEnv(self.config, seed=self.seed)
+        copy._truth = self._truth
+        copy._graded = dict(self._graded)
+        copy._solutions = list(self._solutions)
+        copy._judgements = list(self._judgements)
+        return copy
+
+    async def _is_right(self, answer: str) -> bool:
+        if answer not in self._graded:
+            pool = shared_pool(self.config.grader_workers, self.config.grader_timeout_s)
+            verdict = self._graded[answer] = await grade(answer, self._truth, pool)
+            if verdict in (Verdict.TIMEOUT, Verdict.ERROR):
+                logger.warning("grader: %s for the answer %.100r against %.100r; it scores 0", verdict.value, answer, self._truth)
+        return self._graded[answer] is Verdict.EQUAL
+
+    def _info(self, right: bool) -> dict[str, float]:
+        info: dict[str, float] = {"success": float(right)}
+        for loop, solution in enumerate(self._solutions, 1):
+            info[f"solver/accuracy_loop_{loop}"] = float(solution)
+        if len(self._solutions) > 1:
+            info["solver/mended"] = float(right and not self._solutions[0])
+            info["solver/spoilt"] = float(self._solutions[0] and not right)
+        approved = [solution for action, solution in self._judgements if action == APPROVE]
+        actions_on_right = [action for action, solution in self._judgements if solution]
+        if self._judgements:
+            info["verifier/approvals"] = float(len(approved))
+            info["verifier/accuracy"] = sum(_is_fair(a, s) for a, s in self._judgements) / len(self._judgements)
+        if approved:
+            info["verifier/precision"] = sum(approved) / len(approved)
+        if actions_on_right:
+            info["verifier/recall"] = actions_on_right.count(APPROVE) / len(actions_on_right)
+        outcomes = Counter(self._graded.values())
+        info["grader/timeouts"] = float(outcomes[Verdict.TIMEOUT])
+        info["grader/errors"] = float(outcomes[Verdict.ERROR])
+        return info
+
+
+def _is_fair(action: str, right: bool) -> bool:
+    return bool(action) and (action == APPROVE) == right

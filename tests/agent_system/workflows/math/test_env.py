@@ -1,0 +1,79 @@
+import pytest
+
+from agent_system import AgentSystemError, Task
+from agent_system.workflows.math import SOLVER, VERIFIER, MathEnv, MathEnvOptions, task_from_row
+
+APPROVE, REJECT = "<verify>approve</verify>", "<verify>reject</verify>"
+
+
+async def test_metrics_tell_solver_and_verifier_apart(play):
+    result = await play(
+        solver=[r"\boxed{42}", r"\boxed{41}", r"\boxed{42}"],
+        verifier=[REJECT, REJECT],
+        options={"max_loop_num": 3},
+    )
+    info = result.episodes[0].info
+    assert (info["solver/accuracy_loop_1"], info["solver/accuracy_loop_2"], info["solver/accuracy_loop_3"]) == (1.0, 0.0, 1.0)
+    assert info["verifier/accuracy"] == 0.5 and info["verifier/recall"] == 0.0 and info["verifier/approvals"] == 0.0
+    assert "verifier/precision" not in info and info["loops"] == 3
+    assert result.metrics["episode/success_rate"] == 1.0
+
+
+async def test_precision_is_over_approvals(play):
+    assert (await play(solver=[r"\boxed{41}"], verifier=[APPROVE])).metrics["env/verifier/precision"] == 0.0
+    assert (await play(solver=[r"\boxed{42}"], verifier=[APPROVE])).metrics["env/verifier/precision"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "local"),
+    [("42", APPROVE, 0.5), ("41", REJECT, 0.5), ("42", REJECT, 0.0), ("41", APPROVE, 0.0), ("41", "hm", 0.0)],
+)
+async def test_right_verdict_earns_the_verdict_reward_and_a_missing_one_never(play, answer, verdict, local):
+    result = await play(solver=[rf"\boxed{{{answer}}}", r"\boxed{42}"], verifier=[verdict], env={"verdict_reward": 0.5})
+    samples = result.episodes[0].samples
+    assert samples[1].agent_id == VERIFIER and samples[1].local_reward == local
+    assert all(sample.local_reward == 0.0 for sample in samples if sample.agent_id == SOLVER)
+
+
+async def test_hanging_answer_scores_zero_is_counted_and_does_not_stop_the_run(play):
+    result = await play(
+        solver=[r"\boxed{99999999!}", r"\boxed{2\cdot 21}"], verifier=[REJECT], env={"grader_timeout_s": 0.5, "grader_workers": 1}
+    )
+    info = result.episodes[0].info
+    assert info["grader/timeouts"] == 1.0 and info["solver/accuracy_loop_1"] == 0.0 and info["success"] == 1.0
+
+
+async def test_fork_keeps_its_own_record():
+    env = MathEnv()
+    env.reset(Task("t", "q", "", "1"))
+    await env.act(SOLVER, "1")
+    fork = env.fork()
+    await fork.act(SOLVER, "2")
+    assert "solver/accuracy_loop_2" not in (await env.step("1")).info
+    assert (await fork.step("2")).info["solver/accuracy_loop_2"] == 0.0
+
+
+def test_task_without_ground_truth_is_refused():
+    with pytest.raises(AgentSystemError, match="no ground truth"):
+        MathEnv().reset(Task("t", "q"))
+
+
+def test_bad_env_option_is_refused():
+    with pytest.raises(AgentSystemError, match="grader_timeout_s"):
+        MathEnvOptions(grader_timeout_s=0.0)
+
+
+def test_row_becomes_a_task_of_the_users_words():
+    row = {
+        "task_id": "gsm8k:3",
+        "data_source": "gsm8k",
+        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " 1+1? "}],
+        "reward_model": {"style": "rule", "ground_truth": r"It is \boxed{\frac{4}{2}}."},
+        "extra_info": {"index": 3},
+    }
+    task = task_from_row(row)
+    assert task == Task("gsm8k:3", "1+1?", "gsm8k", r"\frac{4}{2}", {"index": 3})
+    with pytest.raises(AgentSystemError, match="ground_truth is missing"):
+        task_from_row(row | {"reward_model": {}})
+    with pytest.raises(AgentSystemError, match="no user message"):
+        task_from_row(row | {"prompt": []})
