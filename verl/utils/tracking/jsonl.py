@@ -43,7 +43,8 @@ class JsonlBackend:
     """Writes `run_dir/metrics.jsonl`; every line is on disk when `log` returns.
 
     A second `log` of the last step adds to its line. Resuming drops the lines after the resumed step, which will be written
-    again; a fresh run starts a new file. What is dropped stays in `metrics.<n>.jsonl`. NaN and infinity become null, which JSON has no words for.
+    again; a fresh run starts a new file. What is dropped stays in `metrics.<n>.jsonl`. NaN and infinity become null, which
+    JSON has no words for.
     """
 
     def __init__(self, run: RunInfo) -> None:

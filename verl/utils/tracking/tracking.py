@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -81,13 +82,12 @@ class Tracking:
             return
         if total_steps is not None:
             self._run = replace(self._run, total_steps=total_steps)
-        self._started = True
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self.finish)
             for name in self._names:
                 self.backends[name] = FACTORIES[name](self._run)
-        except BaseException:
-            self.finish()
-            raise
+            on_failure.pop_all()
+        self._started = True
 
     def log(self, data: Mapping[str, Any], step: int, backend: Union[str, Sequence[str], None] = None) -> None:
         """Send `data` (metric name to one number) as the metrics of `step`; `backend` limits it to some of the backends."""
