@@ -11,6 +11,7 @@ from typing import Any
 from agent_system.agent import BaseAgent, Entry, Message
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory
+from agent_system.rollout.tokens import encode
 
 CACHED_PROMPTS = 4096
 
@@ -105,7 +106,7 @@ class PromptBuilder:
         prompt = self._cache.get(key)
         if prompt is None:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            prompt = Prompt(text, tuple(self.tokenizer.encode(text, add_special_tokens=False)))
+            prompt = Prompt(text, encode(self.tokenizer, text))
             self._cache[key] = prompt
             if len(self._cache) > CACHED_PROMPTS:
                 self._cache.popitem(last=False)

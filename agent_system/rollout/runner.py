@@ -19,6 +19,7 @@ from agent_system.rollout.prompt import PromptBuilder
 from agent_system.rollout.record import EpisodeRecord, Sample
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
+from agent_system.rollout.tokens import decode
 from agent_system.turn import Turn, TurnOver
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError
 
@@ -141,7 +142,7 @@ class Episode:
         seed = stable_seed(self._settings.seed, p.step, p.validate, p.uid, p.index, agent_id, turn.step, call, 0)
         self.waiting_for = f"the reply of {agent_id} (turn {turn.step}, call {call})"
         generation = await self._generate(seat.binding, prompt.ids, seed, f"{p.traj_uid}/{turn.step}.{call}")
-        text = seat.binding.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
+        text = decode(seat.binding.tokenizer, generation.token_ids)
         projection = seat.agent.project(text)
         if self._over:
             raise TurnOver(f"{agent_id} answered after the episode had ended")
