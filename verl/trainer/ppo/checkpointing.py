@@ -62,7 +62,9 @@ class CheckpointStore:
             os.replace(self.root / f".{POINTER}", self.root / POINTER)
         except Exception as error:
             shutil.rmtree(aside, ignore_errors=True)
-            raise CheckpointError(f"checkpoint of step {step} could not be written to {self.root}: {error}; the previous one is intact") from error
+            raise CheckpointError(
+                f"checkpoint of step {step} could not be written to {self.root}: {error}; the previous one is intact"
+            ) from error
         self._drop_old(keep)
         return final
 
@@ -98,7 +100,9 @@ def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | Non
         raise CheckpointError(f"trainer.resume_mode={config.resume_mode!r}: expected auto, disable or resume_path")
     folder = Path(config.resume_from_path or "").expanduser()
     if not config.resume_from_path or not (folder / STATE_FILE).is_file():
-        raise CheckpointError(f"trainer.resume_from_path={config.resume_from_path!r} is no checkpoint (a folder global_step_N with {STATE_FILE})")
+        raise CheckpointError(
+            f"trainer.resume_from_path={config.resume_from_path!r} is no checkpoint (a folder global_step_N with {STATE_FILE})"
+        )
     return folder
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
+from verl.trainer.placement import slug
+from verl.trainer.ppo.core_algos import group_index
 
 
 def reduce_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -48,7 +50,7 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = False) -> dict[str
 
 
 def compute_agent_metrics(batch: DataProto) -> dict[str, float]:
-    """`agent/<id>/*` of a training batch: calls, reward and its terms, validity, lengths, |advantage| and share of zero-signal groups."""
+    """`agent/<name>/advantage_abs` (mean over rows) and `.../zero_signal_groups` (share of the agent's tasks with no advantage at all)."""
     out: dict[str, float] = {}
     columns, mask = batch.non_tensor_batch, batch.batch["response_mask"]
     lengths = mask.sum(dim=1).numpy()
@@ -57,19 +59,11 @@ def compute_agent_metrics(batch: DataProto) -> dict[str, float]:
         rows = (columns["agent_id"] == agent_id) & (lengths > 0)
         if not rows.any():
             continue
-        episodes = len(set(columns["traj_uid"][rows]))
-        groups = {u: float(np.max(advantage[rows & (columns["uid"] == u)])) for u in set(columns["uid"][rows])}
-        values = {
-            "calls": rows.sum() / episodes,
-            "reward": np.mean(columns["reward"][rows].astype(float)),
-            "team_reward": np.mean(columns["team_reward"][rows].astype(float)),
-            "local_reward": np.mean(columns["local_reward"][rows].astype(float)),
-            "validity": np.mean(columns["valid"][rows].astype(float)),
-            "response_length": lengths[rows].mean(),
-            "abs_advantage": advantage[rows].mean(),
-            "zero_signal_groups": np.mean([v == 0.0 for v in groups.values()]),
-        }
-        out |= {f"agent/{agent_id}/{k}": float(v) for k, v in values.items()}
+        groups = group_index([columns["uid"][rows]])
+        signal = np.zeros(groups.max() + 1)
+        np.maximum.at(signal, groups, advantage[rows])
+        out[f"agent/{slug(agent_id)}/advantage_abs"] = float(advantage[rows].mean())
+        out[f"agent/{slug(agent_id)}/zero_signal_groups"] = float((signal == 0).mean())
     return out
 
 

@@ -151,7 +151,9 @@ class RayPPOTrainer:
                 result = stop.run(self._loop, work)
             self._write_trajectories(result, f"train_{step:06d}", self.config.trainer.log_trajectories)
             if result.batch is None:
-                raise RuntimeError(f"step {step}: no episode gave a sample to train on; see trajectories/train_{step:06d}.jsonl for the causes")
+                raise RuntimeError(
+                    f"step {step}: no episode gave a sample to train on; see trajectories/train_{step:06d}.jsonl for the causes"
+                )
             batch, metrics = self._score(result.batch)
             with self._timed("update_actor"):
                 metrics |= self.team.update_actor(batch, self.num_mini_batches, self.on_policy, seed=(self.config.data.seed, step))

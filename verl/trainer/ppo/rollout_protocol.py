@@ -21,12 +21,7 @@ class Episode(Protocol):
 
     @property
     def scores(self) -> Mapping[str, float]:
-        """Numbers to average in validation; `success` in 0..1 and `team_reward` among them."""
-        ...
-
-    @property
-    def rates(self) -> Mapping[tuple[str, str], tuple[int, int]]:
-        """(agent_id, name) -> (hits, chances), pooled over episodes: a Verifier's precision is ("Verifier Agent", "precision")."""
+        """Numbers to average in validation: `team_reward`, `success` in 0..1, and what the environment reports (`<role>/<name>`)."""
         ...
 
     def to_json(self) -> dict[str, Any]:

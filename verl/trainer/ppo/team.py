@@ -59,13 +59,23 @@ class TeamWorkers:
                 f"policy_{wg_id}",
                 PolicyWorker,
                 self.world_size,
-                dict(common, config=spec.config, use_reference=self.reference_of[wg_id], num_threads=self.config.trainer.num_threads or threads),
+                dict(
+                    common,
+                    config=spec.config,
+                    use_reference=self.reference_of[wg_id],
+                    num_threads=self.config.trainer.num_threads or threads,
+                ),
             )
             self.rollouts[wg_id] = self.controller.spawn(
                 f"rollout_{wg_id}",
                 RolloutWorker,
                 1,
-                dict(common, config=spec.config, max_model_len=self._max_model_len(spec), num_threads=spec.config.rollout.num_threads or threads),
+                dict(
+                    common,
+                    config=spec.config,
+                    max_model_len=self._max_model_len(spec),
+                    num_threads=spec.config.rollout.num_threads or threads,
+                ),
                 max_concurrency=1000,
             )
             self.clients[wg_id] = WorkerGroupClient(self.rollouts[wg_id], timeout_s=self.config.rollout.call_timeout_s)

@@ -9,8 +9,11 @@ from typing import Any
 
 from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl.trainer.ppo.rollout_protocol import CollectResult, Episode
-from verl.utils.accuracy import Estimate, estimate_avg, estimate_pass, wilson_interval
+from verl.utils.accuracy import Estimate, estimate_avg, estimate_pass
 from verl.utils.console import AccuracyRow
+
+# What the final table shows of a role, by how its name begins.
+ROLE_RATES = ("accuracy", "precision", "recall")
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,6 @@ def validation_result(results: Sequence[CollectResult], n: int) -> ValidationRes
     metrics |= _per_source(done)
     pooled = _pool([r.metrics for r in results], [len(r.episodes) for r in results])
     metrics |= {f"val/{name}": value for name, value in pooled.items()}
-    metrics |= {f"val/agent/{agent_id}/{name}": rate.value for (agent_id, name), rate in agent_rates(done).items()}
     return ValidationResult(metrics, _table(done, n))
 
 
@@ -80,22 +82,17 @@ def _table(episodes: Sequence[Episode], n: int) -> dict[tuple[str, str], Estimat
         whole = [i for i, t in enumerate(task_ids) if counts[t] == n]
         if whole:
             rows[("team", f"accuracy pass@{n}")] = estimate_pass([success[i] >= 1.0 for i in whole], [task_ids[i] for i in whole], n)
-    return rows | {key: rate for key, rate in agent_rates(episodes).items()}
+    return rows | _role_rates(episodes)
 
 
-def agent_rates(episodes: Sequence[Episode]) -> dict[tuple[str, str], Estimate]:
-    """Pooled rates of agents (hits over chances of all episodes) with Wilson's interval; an agent without a chance has no row."""
-    hits: Counter[tuple[str, str]] = Counter()
-    chances: Counter[tuple[str, str]] = Counter()
-    for episode in episodes:
-        for (agent_id, name), (hit, chance) in episode.rates.items():
-            hits[agent_id, name] += hit
-            chances[agent_id, name] += chance
+def _role_rates(episodes: Sequence[Episode]) -> dict[tuple[str, str], Estimate]:
+    """Rates in 0..1 that the environment reports as `<role>/<name>`, over the tasks of the episodes that have them."""
+    names = sorted({n for e in episodes for n in e.scores if "/" in n and n.rsplit("/")[-1].startswith(ROLE_RATES)})
     out = {}
-    for key, total in sorted(chances.items()):
-        if total:
-            low, high = wilson_interval(hits[key] / total, total)
-            out[key] = Estimate(hits[key] / total, low, high, total)
+    for name in names:
+        values = [(e.scores[name], e.task_id) for e in episodes if name in e.scores]
+        role, metric = name.split("/", 1)
+        out[role, metric] = estimate_avg([v for v, _ in values], [t for _, t in values])
     return out
 
 

@@ -1,0 +1,209 @@
+"""Train a team: `python -m verl.trainer.main_ppo key=value ...`
+
+The only module that knows both halves of the house: it builds the placement, the datasets, the worker groups (`verl`) and the
+collector (`agent_system`), and hands them to `RayPPOTrainer`. Everything that can be wrong with a config is found before a model
+loads.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from agent_system.task import task_from_row
+from omegaconf import DictConfig, OmegaConf
+
+from agent_system.errors import AgentSystemError
+from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
+from agent_system.rollout.binding import AgentBinding
+from agent_system.rollout.collector import Collector, CollectResult, TooManyFailuresError
+from agent_system.rollout.settings import CollectorSettings
+from verl.models.loader import ModelError, load_tokenizer
+from verl.protocol.generate import SamplingParams
+from verl.trainer.config import RunConfig
+from verl.trainer.config.entry import free_form_overrides, register_config
+from verl.trainer.placement import AgentPlacement, Placement, PlacementError, build_placement
+from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
+from verl.trainer.ppo.controller import ControllerError, build_controller
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.team import TeamWorkers
+from verl.trainer.ppo.validation import rows_before_after
+from verl.utils.dataset import DatasetError, RLHFDataset
+from verl.utils.tracking import Tracking, check_backends
+
+logger = logging.getLogger(__name__)
+
+USER_ERRORS = (AgentSystemError, CheckpointError, ControllerError, DatasetError, ModelError, PlacementError, TooManyFailuresError)
+
+
+class TaskCollector:
+    """The agent side as the trainer sees it: dataset rows in, a batch out."""
+
+    def __init__(self, collector: Collector) -> None:
+        self.collector = collector
+
+    async def collect(self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False) -> CollectResult:
+        """Turn rows into tasks and play them."""
+        return await self.collector.collect([task_from_row(r) for r in rows], n, step=step, validate=validate)
+
+
+def run_dir_of(config: RunConfig) -> Path:
+    """`trainer.default_local_dir`, or `outputs/<project>/<experiment>`."""
+    trainer = config.trainer
+    return Path(trainer.default_local_dir or Path("outputs") / trainer.project_name / trainer.experiment_name).expanduser().absolute()
+
+
+def check_team(config: RunConfig) -> None:
+    """Look every name of the team up. Raises AgentSystemError listing what is registered."""
+    load_plugins(config.agent.plugins)
+    orchestra = OrchestraRegistry.get(config.agent.orchestra_type)
+    for agent_id in (*config.agent.agent_ids, *orchestra.agents):
+        AgentRegistry.get(agent_id, orchestra=config.agent.orchestra_type)
+    missing = [a for a in orchestra.agents if a not in config.agent.agent_ids]
+    if missing:
+        raise AgentSystemError(
+            f"orchestra '{config.agent.orchestra_type}' needs {missing}, which agent.agent_ids={config.agent.agent_ids} lacks"
+        )
+    EnvRegistry.get(config.env.env_name)
+    unknown = [k for k in config.agent.orchestra if k != config.agent.orchestra_type]
+    if unknown:
+        raise AgentSystemError(
+            f"agent.orchestra.{unknown[0]} has no effect: agent.orchestra_type is '{config.agent.orchestra_type}', "
+            f"whose options are agent.orchestra.{config.agent.orchestra_type}.<option>"
+        )
+
+
+def sampling_of(agent: AgentPlacement, config: RunConfig, tokenizer: Any, validate: bool) -> SamplingParams:
+    """How one agent samples in training or validation."""
+    rollout = agent.config.rollout
+    source = rollout.val_kwargs if validate else rollout
+    greedy = validate and not rollout.val_kwargs.do_sample
+    stop = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")} - {None, tokenizer.unk_token_id}
+    return SamplingParams(
+        max_tokens=rollout.response_length or config.data.max_response_length,
+        temperature=0.0 if greedy else source.temperature,
+        top_p=source.top_p,
+        top_k=source.top_k,
+        stop_token_ids=tuple(sorted(stop)),
+    )
+
+
+def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]) -> TaskCollector:
+    """Bind every agent to its policy's client and seat the team."""
+    bindings = {}
+    for agent in placement.agents:
+        tokenizer = tokenizers[agent.wg_id]
+        bindings[agent.agent_id] = AgentBinding(
+            agent_id=agent.agent_id,
+            policy_id=agent.policy_id,
+            wg_id=agent.wg_id,
+            client=clients[agent.wg_id],
+            tokenizer=tokenizer,
+            sampling=sampling_of(agent, config, tokenizer, validate=False),
+            val_sampling=sampling_of(agent, config, tokenizer, validate=True),
+            max_prompt_length=agent.config.rollout.prompt_length or config.data.max_prompt_length,
+        )
+    settings = CollectorSettings(
+        seed=config.data.seed,
+        alpha=config.reward.alpha,
+        max_steps=config.env.max_steps,
+        history_length=config.env.history_length,
+        max_concurrent_episodes=config.rollout.max_concurrent_episodes,
+        max_failure_rate=config.rollout.max_failure_rate,
+        episode_timeout_s=config.rollout.episode_timeout_s,
+        call_timeout_s=config.rollout.call_timeout_s,
+    )
+    return TaskCollector(
+        Collector.from_names(
+            orchestra_type=config.agent.orchestra_type,
+            env_name=config.env.env_name,
+            bindings=bindings,
+            settings=settings,
+            orchestra_options=config.agent.orchestra.get(config.agent.orchestra_type),
+            env_params=config.env.params,
+        )
+    )
+
+
+def build_datasets(config: RunConfig, tokenizer: Any) -> tuple[RLHFDataset | None, RLHFDataset | None]:
+    """Training and validation tasks; none to train on with `trainer.val_only`."""
+    data = config.data
+    train = None if config.trainer.val_only else RLHFDataset(data.train_files, tokenizer, data, data.train_max_samples)
+    val = RLHFDataset(data.val_files, tokenizer, data, data.val_max_samples) if data.val_files else None
+    if val is None and config.trainer.val_only:
+        raise DatasetError("trainer.val_only=true needs data.val_files")
+    return train, val
+
+
+def run(config: RunConfig) -> RayPPOTrainer:
+    """Check everything, train, print the table before/after; returns the trainer."""
+    from verl.utils.console import print_before_after
+
+    check_team(config)
+    placement = build_placement(config.agent, config.actor_rollout_ref)
+    tokenizers = {g.wg_id: load_tokenizer(g.config.model) for g in placement.groups}
+    build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
+    train, val = build_datasets(config, next(iter(tokenizers.values())))
+    run_dir = run_dir_of(config)
+    checkpoint = find_checkpoint(config.trainer, CheckpointStore(run_dir / "checkpoints"))
+    if checkpoint is not None:
+        read_state(checkpoint, placement)
+    check_backends(config.trainer.logger)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(OmegaConf.structured(config), run_dir / "config.yaml")
+    for agent_id, policy, wg, model in placement.rows():
+        logger.info("agent %s -> policy %s -> worker group %s (%s)", agent_id, policy, wg, model)
+    controller = build_controller(config)
+    team = TeamWorkers(config, placement, controller)
+    tracking = None
+    try:
+        team.start()
+        collector = build_collector(config, placement, tokenizers, team.clients)
+        tracking = Tracking(
+            config.trainer.project_name,
+            config.trainer.experiment_name,
+            config.trainer.logger,
+            OmegaConf.to_container(OmegaConf.structured(config)),
+            run_dir,
+        )
+        trainer = RayPPOTrainer(config, placement, team, collector, train, val, tracking, run_dir)
+        trainer.fit()
+    finally:
+        if tracking is not None:
+            tracking.finish()
+        team.shutdown()
+        controller.shutdown()
+    print_before_after(rows_before_after(trainer.before, trainer.after))
+    return trainer
+
+
+def entry(task: Callable[[RunConfig], Any]) -> Callable[[DictConfig], None]:
+    """Wrap `task` so that a mistake of the user is one line on stderr and exit status 1."""
+
+    def wrapped(cfg: DictConfig) -> None:
+        config = OmegaConf.to_object(cfg)
+        assert isinstance(config, RunConfig)
+        try:
+            task(config)
+        except USER_ERRORS as error:
+            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.flush()
+            sys.exit(1)
+
+    return wrapped
+
+
+@hydra.main(version_base=None, config_name=register_config())
+def main(cfg: DictConfig) -> None:
+    """Hydra's entry."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    entry(run)(cfg)
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = free_form_overrides(sys.argv[1:])
+    main()

@@ -1,0 +1,155 @@
+"""Where workers live: Ray actors on one node or many, or plain objects in this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Protocol
+
+from verl.single_controller.base import ResourcePool, WorkerGroup
+from verl.trainer.config import RunConfig
+
+logger = logging.getLogger(__name__)
+
+
+class ControllerError(ValueError):
+    """A backend that cannot run what the config asks for."""
+
+
+class Controller(Protocol):
+    """Starts worker groups and ends what it started."""
+
+    parallel: bool
+    device: str
+
+    def threads_per_group(self, n_groups: int, world_size: int) -> int:
+        """CPU threads of one worker when every group works at the same time."""
+        ...
+
+    def spawn(self, name: str, cls: type, world_size: int, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
+        """Start `world_size` workers `cls(**kwargs)`; `max_concurrency` calls may run at once in each."""
+        ...
+
+    def shutdown(self) -> None:
+        """End what this controller started, and nothing else."""
+        ...
+
+
+def resolve_device(device: str) -> str:
+    """`auto` is cuda when torch sees a GPU, else cpu. Raises ControllerError for cuda without a GPU."""
+    import torch
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise ControllerError(f"trainer.device={device!r}: expected auto, cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ControllerError("trainer.device=cuda, but torch sees no GPU; use trainer.device=cpu or install a CUDA build of torch")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def build_controller(config: RunConfig) -> Controller:
+    """The backend that `trainer.controller` names."""
+    device = resolve_device(config.trainer.device)
+    if config.trainer.controller == "local":
+        return LocalController(config, device)
+    if config.trainer.controller == "ray":
+        return RayController(config, device)
+    raise ControllerError(f"trainer.controller={config.trainer.controller!r}: expected ray or local")
+
+
+class LocalController:
+    """Every worker in this process, one rank a group; for debugging and for machines without Ray."""
+
+    parallel = False
+
+    def __init__(self, config: RunConfig, device: str) -> None:
+        if config.trainer.nnodes * config.trainer.n_gpus_per_node != 1:
+            raise ControllerError(
+                f"trainer.controller=local runs one rank, but trainer.nnodes={config.trainer.nnodes} and "
+                f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}; set both to 1 or use trainer.controller=ray"
+            )
+        self.device, self.timeout_s = device, config.trainer.worker_timeout_s
+
+    def threads_per_group(self, n_groups: int, world_size: int) -> int:
+        """All cores: groups take turns."""
+        return os.cpu_count() or 1
+
+    def spawn(self, name: str, cls: type, world_size: int, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
+        """Build the worker here."""
+        from verl.single_controller.base import ClassWithInitArgs
+        from verl.single_controller.local import LocalResourcePool, LocalWorkerGroup
+
+        return LocalWorkerGroup(LocalResourcePool([world_size]), ClassWithInitArgs(cls, **kwargs), timeout_s=self.timeout_s)
+
+    def shutdown(self) -> None:
+        """Nothing was started."""
+
+
+class RayController:
+    """Every worker a Ray actor; joins the cluster at `ray_init.address` (or RAY_ADDRESS), else starts a private one."""
+
+    parallel = True
+
+    def __init__(self, config: RunConfig, device: str) -> None:
+        self.config, self.device = config, device
+        self.pools: dict[int, ResourcePool] = {}
+        self._start_ray()
+
+    def _start_ray(self) -> None:
+        import ray
+
+        self.owns_cluster = False
+        if ray.is_initialized():
+            return
+        options, address = self.config.ray_init, self.config.ray_init.address or os.environ.get("RAY_ADDRESS")
+        if address:
+            ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+        else:
+            ray.init(
+                address="local",
+                num_cpus=options.num_cpus or os.cpu_count(),
+                object_store_memory=options.object_store_memory_mb * 2**20,
+                include_dashboard=False,
+                log_to_driver=True,
+                logging_level=logging.WARNING,
+                _system_config={"health_check_failure_threshold": 60},
+            )
+        self.owns_cluster = not address
+
+    def threads_per_group(self, n_groups: int, world_size: int) -> int:
+        """The cores of a node, shared by the groups that work at the same time."""
+        return max((os.cpu_count() or 1) // (n_groups * self.config.trainer.n_gpus_per_node), 1)
+
+    def spawn(self, name: str, cls: type, world_size: int, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
+        """Start the actors on a pool shared by all groups (colocated)."""
+        import ray
+
+        from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
+
+        init = RayClassWithInitArgs(ray.remote(cls), **kwargs)
+        init.update_options({"max_concurrency": max_concurrency} if max_concurrency > 1 else {})
+        threads = str(kwargs["num_threads"])
+        return RayWorkerGroup(
+            resource_pool=self._pool(world_size),
+            ray_cls_with_init=init,
+            name_prefix=name,
+            worker_env={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+            timeout_s=self.config.trainer.worker_timeout_s,
+        )
+
+    def _pool(self, world_size: int) -> ResourcePool:
+        from verl.single_controller.ray import RayResourcePool
+
+        if world_size not in self.pools:
+            trainer = self.config.trainer
+            per_node = [trainer.n_gpus_per_node] * trainer.nnodes if world_size > 1 else [1]
+            self.pools[world_size] = RayResourcePool(
+                process_on_nodes=per_node, use_gpu=self.device == "cuda", max_colocate_count=2 * len(self.config.agent.agent_ids)
+            )
+        return self.pools[world_size]
+
+    def shutdown(self) -> None:
+        """End the private cluster, if one was started."""
+        import ray
+
+        if self.owns_cluster and ray.is_initialized():
+            ray.shutdown()
