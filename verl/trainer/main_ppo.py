@@ -22,7 +22,7 @@ from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry,
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult, TooManyFailuresError
 from agent_system.rollout.settings import CollectorSettings
-from verl.models.loader import ModelError, load_tokenizer
+from verl.models.loader import ModelPathError, load_tokenizer
 from verl.protocol.generate import SamplingParams
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import free_form_overrides, register_config
@@ -37,7 +37,7 @@ from verl.utils.tracking import Tracking, check_backends
 
 logger = logging.getLogger(__name__)
 
-USER_ERRORS = (AgentSystemError, CheckpointError, ControllerError, DatasetError, ModelError, PlacementError, TooManyFailuresError)
+USER_ERRORS = (AgentSystemError, CheckpointError, ControllerError, DatasetError, ModelPathError, PlacementError, TooManyFailuresError)
 
 
 class TaskCollector:
@@ -145,7 +145,10 @@ def run(config: RunConfig) -> RayPPOTrainer:
 
     check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
-    tokenizers = {g.wg_id: load_tokenizer(g.config.model) for g in placement.groups}
+    tokenizers = {
+        g.wg_id: load_tokenizer(g.config.model.tokenizer_path or g.model_path, trust_remote_code=g.config.model.trust_remote_code)
+        for g in placement.groups
+    }
     build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
     train, val = build_datasets(config, next(iter(tokenizers.values())))
     run_dir = run_dir_of(config)
@@ -163,13 +166,8 @@ def run(config: RunConfig) -> RayPPOTrainer:
     try:
         team.start()
         collector = build_collector(config, placement, tokenizers, team.clients)
-        tracking = Tracking(
-            config.trainer.project_name,
-            config.trainer.experiment_name,
-            config.trainer.logger,
-            OmegaConf.to_container(OmegaConf.structured(config)),
-            run_dir,
-        )
+        plain = OmegaConf.to_container(OmegaConf.structured(config))
+        tracking = Tracking(config.trainer.project_name, config.trainer.experiment_name, config.trainer.logger, plain, run_dir)
         trainer = RayPPOTrainer(config, placement, team, collector, train, val, tracking, run_dir)
         trainer.fit()
     finally:

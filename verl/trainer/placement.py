@@ -12,7 +12,7 @@ from typing import Any
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig
 
 # Keys of `rollout` that belong to a request, so that agents on one policy may differ in them.
-PER_REQUEST = ("temperature", "top_p", "top_k", "response_length", "prompt_length", "val_kwargs")
+PER_REQUEST = ("top_p", "top_k", "response_length", "prompt_length", "val_kwargs")
 
 
 class PlacementError(ValueError):
@@ -128,7 +128,8 @@ def _config_of(
         dotted = ".".join(path)
         if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(names):
             raise PlacementError(
-                f"agent.agent_specific_parameters.{dotted}={values!r}: expected a list of {len(names)} values, one for each of {list(names)}"
+                f"agent.agent_specific_parameters.{dotted}={values!r}: expected a list of {len(names)} values, "
+                f"one for each of {list(names)}"
             )
         section: Any = config
         for part in path[:-1]:

@@ -52,32 +52,13 @@ class TeamWorkers:
 
     def start(self) -> None:
         """Start the processes of every group; models are loaded by `init_model`."""
-        threads = self.controller.threads_per_group(len(self.specs), self.world_size)
+        share = self.controller.threads_per_group(len(self.specs), self.world_size)
         for wg_id, spec in self.specs.items():
-            common = {"device": self.controller.device, "seed": self.config.data.seed}
-            self.policies[wg_id] = self.controller.spawn(
-                f"policy_{wg_id}",
-                PolicyWorker,
-                self.world_size,
-                dict(
-                    common,
-                    config=spec.config,
-                    use_reference=self.reference_of[wg_id],
-                    num_threads=self.config.trainer.num_threads or threads,
-                ),
-            )
-            self.rollouts[wg_id] = self.controller.spawn(
-                f"rollout_{wg_id}",
-                RolloutWorker,
-                1,
-                dict(
-                    common,
-                    config=spec.config,
-                    max_model_len=self._max_model_len(spec),
-                    num_threads=spec.config.rollout.num_threads or threads,
-                ),
-                max_concurrency=1000,
-            )
+            common = {"config": spec.config, "device": self.controller.device, "seed": self.config.data.seed}
+            policy = {"use_reference": self.reference_of[wg_id], "num_threads": self.config.trainer.num_threads or share}
+            rollout = {"max_model_len": self._max_model_len(spec), "num_threads": spec.config.rollout.num_threads or share}
+            self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.world_size, common | policy)
+            self.rollouts[wg_id] = self.controller.spawn(f"rollout_{wg_id}", RolloutWorker, 1, common | rollout, max_concurrency=1000)
             self.clients[wg_id] = WorkerGroupClient(self.rollouts[wg_id], timeout_s=self.config.rollout.call_timeout_s)
 
     def _max_model_len(self, spec: WorkerGroupSpec) -> int:
@@ -165,7 +146,8 @@ class TeamWorkers:
 
     def _for_ranks(self, sub: DataProto, columns: Sequence[str]) -> tuple[DataProto, np.ndarray, int]:
         """Trim, pad with zero-weight rows to the ranks, and order rows so that every rank gets about the same tokens."""
-        sub = trim_padding(sub.select(batch_keys=[c for c in columns if c in sub.batch.keys()], non_tensor_batch_keys=[]))
+        present = set(sub.batch.keys())
+        sub = trim_padding(sub.select(batch_keys=[c for c in columns if c in present], non_tensor_batch_keys=[]))
         sub, padding = pad_zero_weight(sub, self.world_size)
         order = balance_order(sub, self.world_size) if self.config.trainer.balance_batch else np.arange(len(sub))
         return sub.select_idxs(order), order, padding
