@@ -13,7 +13,6 @@ from agent_system.workflows.math.agents import APPROVE, SOLVER, VERIFIER
 from agent_system.workflows.math.grader_pool import Verdict
 from agent_system.workflows.math.reward import grade, shared_pool
 
-
 logger = logging.getLogger(__name__)
 
 

@@ -1,0 +1,50 @@
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_system.workflows.math import SolverAgent
+from agent_system.workflows.math.grader_pool import Verdict
+from agent_system.workflows.math.reward import grade, quick_grade
+
+GSM8K = Path(__file__).parents[5] / "shared" / "data" / "gsm8k" / "train.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "equal"),
+    [
+        ("2^{10}", "1024", True), (r"12\%", "0.12", True), ("204", "205", False), (r"204+\frac{1}{10^{9}}", "204", False),
+        ("10^{20}+1", "1" + "0" * 20, False), ("x^2+2x+1", "(x+1)^2", True), (r"1\frac{1}{2}", "1.5", True), ("x=5", "5", True),
+        (r"\sqrt{18}", r"3\sqrt{2}", True), ("5,6", "6,5", True), (r"\text{(B)}", "B", True), ("2 pi", "6", False), ("18, 19", "18", False),
+        (r"18 \text{ or } 19", "18", False), ("5 apples and 3 pears", "5", False), ("}{", "5", False), ("", "5", False), ("9" * 5000, "5", False),
+    ],
+)  # fmt: skip
+async def test_answers_that_mean_the_same_are_equal(pool, answer, truth, equal):
+    assert (await grade(answer, truth, pool) is Verdict.EQUAL) is equal
+
+
+@pytest.mark.parametrize("answer", ["42", "1,080", "12%", r"\frac{1}{2}", "43 apples"])
+def test_plain_numbers_need_no_grader(answer):
+    assert quick_grade(answer, "42") is not None
+
+
+@pytest.mark.parametrize("answer", ["__import__('os').system('touch {0}')", "().__class__", r"\input{{{0}}}", "open('{0}','w')"])
+async def test_answer_is_never_executed(pool, tmp_path, answer):
+    target = tmp_path / "executed"
+    assert await grade(answer.format(target), "5", pool) is not Verdict.EQUAL
+    assert not target.exists()
+
+
+@pytest.mark.needs_shared
+@pytest.mark.skipif(not GSM8K.is_file(), reason="no ../shared/data/gsm8k")
+async def test_every_gsm8k_answer_is_right_against_itself(pool):
+    solver = SolverAgent()
+    rows = [json.loads(line)["answer"] for line in GSM8K.open(encoding="utf-8")]
+    truths = [row.rsplit("####", 1)[1].strip() for row in rows]
+    replies = [f"{row.rsplit('####', 1)[0]}\n\\boxed{{{truth}}}" for row, truth in zip(rows, truths, strict=True)]
+    raw = await asyncio.gather(*(grade(truth, truth, pool) for truth in truths))
+    boxed = await asyncio.gather(*(grade(solver.project(r).action, t.replace(",", ""), pool) for r, t in zip(replies, truths, strict=True)))
+    wrong = await asyncio.gather(*(grade(str(int(t.replace(",", "")) + 1), t, pool) for t in truths))
+    assert len(truths) == 7473
+    assert set(raw) == set(boxed) == {Verdict.EQUAL} and set(wrong) == {Verdict.DIFFERENT}
