@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from agent_system.task import task_from_row
 from omegaconf import DictConfig, OmegaConf
 
 from agent_system.errors import AgentSystemError
@@ -22,11 +21,12 @@ from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry,
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult, TooManyFailuresError
 from agent_system.rollout.settings import CollectorSettings
+from agent_system.task import task_from_row
 from verl.models.loader import ModelPathError, load_tokenizer
 from verl.protocol.generate import SamplingParams
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import free_form_overrides, register_config
-from verl.trainer.placement import AgentPlacement, Placement, PlacementError, build_placement
+from verl.trainer.placement import AgentPlacement, Placement, PlacementError, WorkerGroupSpec, build_placement
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.controller import ControllerError, build_controller
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -139,16 +139,19 @@ def build_datasets(config: RunConfig, tokenizer: Any) -> tuple[RLHFDataset | Non
     return train, val
 
 
+def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
+    """The tokenizer of a worker group's model."""
+    model = group.config.model
+    return load_tokenizer(model.tokenizer_path or group.model_path, trust_remote_code=model.trust_remote_code)
+
+
 def run(config: RunConfig) -> RayPPOTrainer:
     """Check everything, train, print the table before/after; returns the trainer."""
     from verl.utils.console import print_before_after
 
     check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
-    tokenizers = {
-        g.wg_id: load_tokenizer(g.config.model.tokenizer_path or g.model_path, trust_remote_code=g.config.model.trust_remote_code)
-        for g in placement.groups
-    }
+    tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
     build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
     train, val = build_datasets(config, next(iter(tokenizers.values())))
     run_dir = run_dir_of(config)
