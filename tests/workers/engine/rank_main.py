@@ -1,0 +1,31 @@
+"""One rank of the two-rank test: `rank_main.py FOLDER MODEL MODES`, with rank and address in the environment."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tests.workers.engine.parts import full_loss, gradients, make_engine
+from verl.workers.engine import MicroBatchRule
+from verl.workers.engine.state import save_engine
+
+
+def main(folder: Path, model: Path, modes: list[str]) -> None:
+    """Update on this rank's half of the rows, from the same weights in every mode; rank 0 writes gradients and metrics."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rows = torch.load(folder / "rows.pt", weights_only=True)
+    half = len(rows["input_ids"]) // ranks
+    mine = {name: value[rank * half : (rank + 1) * half] for name, value in rows.items()}
+    for mode in modes:
+        engine = make_engine(model, rank=rank, ranks=ranks)
+        found, metrics = gradients(engine, mine, MicroBatchRule(token_budget=None, rows=2, packed=True), full_loss(mode))
+        if rank == 0:
+            torch.save({"gradients": found, "metrics": metrics}, folder / f"{mode}.pt")
+    save_engine(engine, folder / "checkpoint", None)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3].split(","))

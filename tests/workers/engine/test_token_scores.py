@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from verl.workers.engine import token_scores as module
+from verl.workers.engine.token_scores import token_scores
+
+
+def reference(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    dist = torch.distributions.Categorical(logits=logits.float() / temperature)
+    return dist.log_prob(labels), dist.entropy()
+
+
+@pytest.mark.parametrize("chunk", [7, 1 << 20])
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (0.7, -0.3)])
+def test_values_and_gradients_are_those_of_softmax(monkeypatch: pytest.MonkeyPatch, chunk: int, weights: tuple[float, float]) -> None:
+    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", chunk)
+    torch.manual_seed(0)
+    labels, out = torch.randint(0, 5, (6,)), []
+    values = torch.randn(6, 5)
+    for score in (token_scores, reference):
+        logits = values.clone().requires_grad_()
+        log_probs, entropy = score(logits, labels, 0.7)
+        terms = [w * x.square().sum() for w, x in zip(weights, (log_probs, entropy), strict=True) if w]
+        sum(terms).backward()
+        out.append((log_probs, entropy, logits.grad))
+    for ours, theirs in zip(*out, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_bf16_logits_are_scored_in_fp32() -> None:
+    logits = torch.randn(4, 9, dtype=torch.bfloat16, requires_grad=True)
+    log_probs, _ = token_scores(logits, torch.tensor([1, 2, 3, 4]), 1.0)
+    log_probs.sum().backward()
+    assert log_probs.dtype == torch.float32 and logits.grad is not None and logits.grad.dtype == torch.bfloat16
+
+
+def test_temperature_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="temperature=0"):
+        token_scores(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), 0.0)
