@@ -13,7 +13,7 @@ from agent_system.projection import Projection, Projector, raw_text
 Message = dict[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """Something said in the current turn.
 

@@ -14,7 +14,7 @@ from typing import Any
 from agent_system.errors import AgentSystemError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Projection:
     """What a reply stands for.
 

@@ -20,7 +20,7 @@ def build_batch(episodes: Sequence[EpisodeRecord]) -> DataProto | None:
     [bsz, P + R], `response_mask` [bsz, R], `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
     Objects: the sample fields of `_columns`.
     """
-    rows = [(e, s) for e in episodes if e.failure is None for s in e.samples]
+    rows = [(e, s) for e in episodes if not e.failed for s in e.samples]
     if not rows:
         return None
     samples = [s for _, s in rows]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,7 +23,7 @@ def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str])
         episodes: all episodes of one collection.
         agent_ids: agents of the team; one that never spoke has `calls` 0 and no other metric.
     """
-    played = [e for e in episodes if e.failure is None]
+    played = [e for e in episodes if not e.failed]
     failed = len(episodes) - len(played)
     metrics: dict[str, float] = {
         "episode/count": float(len(played)),
@@ -34,7 +33,6 @@ def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str])
     if played:
         metrics["episode/calls/mean"] = _mean([len(e.samples) for e in played])
         metrics["episode/turns/mean"] = _mean([e.turns for e in played])
-        metrics["episode/team_reward/mean"] = _mean([e.team_reward for e in played])
         metrics |= _info_means(played)
     by_agent: dict[str, list[Sample]] = defaultdict(list)
     for episode in played:
@@ -72,19 +70,16 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
 
 
 def _info_means(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Mean of every number in `info`, each over the episodes that report it; `success` is also `episode/success_rate`."""
+    """Mean of every score, each over the episodes that report it; `success` and the team reward stand under `episode/`."""
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
-        for name, value in _numbers(episode.info):
+        for name, value in episode.scores.items():
             values[name].append(value)
     means = {f"env/{name}": _mean(v) for name, v in sorted(values.items())}
-    if "success" in values:
+    means["episode/team_reward/mean"] = means.pop("env/team_reward")
+    if "env/success" in means:
         means["episode/success_rate"] = means.pop("env/success")
     return means
-
-
-def _numbers(info: Mapping[str, Any]) -> list[tuple[str, float]]:
-    return [(k, float(v)) for k, v in info.items() if isinstance(v, (bool, int, float, np.number, np.bool_))]
 
 
 def _mean(values: Sequence[float]) -> float:

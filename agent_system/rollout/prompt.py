@@ -20,7 +20,7 @@ class PromptTooLongError(RuntimeError):
     """A prompt that does not fit although all context has been left out."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt ready for the engine.
 

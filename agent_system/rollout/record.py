@@ -6,10 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from verl.protocol.generate import Generation
 
+NUMBERS = (bool, int, float, np.number, np.bool_)
 
-@dataclass(frozen=True)
+
+def plain(value: Any) -> Any:
+    """Return `value` in JSON types: numbers of numpy as numbers, anything unknown by its text."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, (np.number, np.bool_)):
+        return value.item()
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One reply of one agent: a trainable row.
 
@@ -63,7 +78,7 @@ class Sample:
             "reply": self.text,
             "action": self.action,
             "valid": self.valid,
-            "fields": dict(self.fields),
+            "fields": plain(self.fields),
             "team_reward": self.team_reward,
             "local_reward": self.local_reward,
             "reward": self.reward,
@@ -76,7 +91,7 @@ class Sample:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EpisodeRecord:
     """One finished or failed episode.
 
@@ -104,10 +119,14 @@ class EpisodeRecord:
     failure: str | None = None
 
     @property
-    def success(self) -> float | None:
-        """`info["success"]` as a number, or None when the environment does not say."""
-        value = self.info.get("success")
-        return None if value is None else float(value)
+    def failed(self) -> bool:
+        """The episode ended in an error and is in no batch."""
+        return self.failure is not None
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """`team_reward` and every number (or truth value) of `info`, `success` among them when the environment says so."""
+        return {"team_reward": self.team_reward, **{k: float(v) for k, v in self.info.items() if isinstance(v, NUMBERS)}}
 
     def to_json(self) -> dict[str, Any]:
         """Return the line of a trajectory file."""
@@ -119,7 +138,7 @@ class EpisodeRecord:
             "index": self.index,
             "turns": self.turns,
             "team_reward": self.team_reward,
-            "info": dict(self.info),
+            "info": plain(self.info),
             "failure": self.failure,
             "calls": [s.to_json() for s in self.samples],
         }

@@ -24,7 +24,7 @@ from agent_system.turn import Turn, TurnOver
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Seat:
     """An agent at the table: its role, its policy and its prompts."""
 
@@ -33,7 +33,7 @@ class Seat:
     prompts: PromptBuilder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Which episode to play.
 

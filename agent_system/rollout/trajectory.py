@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from agent_system.rollout.record import EpisodeRecord
 
@@ -20,11 +19,6 @@ def write_trajectories(path: str | Path, episodes: Sequence[EpisodeRecord], *, l
     aside = path.with_name(path.name + ".tmp")
     with aside.open("w", encoding="utf-8") as out:
         for episode in chosen:
-            out.write(json.dumps(episode.to_json(), ensure_ascii=False, default=_plain) + "\n")
+            out.write(json.dumps(episode.to_json(), ensure_ascii=False) + "\n")
     aside.replace(path)
     return len(chosen)
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of numpy and torch as numbers, anything else by its text."""
-    return value.item() if hasattr(value, "item") else str(value)
