@@ -1,11 +1,25 @@
 #!/usr/bin/env bash
 # Sets up, then runs every check of CI: lint, format, types, tests. Arguments go to pytest.
+# A failing check does not hide the next one; the last line names those that failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh
 python=.venv/bin/python
+failed=()
 
-"$python" -m ruff check .
-"$python" -m ruff format --check .
-"$python" -m mypy
-"$python" -m pytest "$@"
+check() {
+    local name="$1"
+    shift
+    echo "== $name" >&2
+    "$@" || failed+=("$name")
+}
+
+check "ruff check" "$python" -m ruff check .
+check "ruff format" "$python" -m ruff format --check .
+check "mypy" "$python" -m mypy
+check "pytest" "$python" -m pytest "$@"
+
+if ((${#failed[@]})); then
+    printf 'failed: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2
+    exit 1
+fi

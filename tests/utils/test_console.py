@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from verl.utils.accuracy import Estimate
-from verl.utils.console import StepDisplay, before_after_table, format_seconds, headline_values
+from verl.utils.console import StepDisplay, format_seconds, headline_values, print_before_after
 
 
 class Clock:
@@ -80,13 +80,12 @@ def test_seconds_read_as_a_clock() -> None:
 def test_table_shows_the_change_in_points_and_names_a_row_once() -> None:
     console = plain_console()
     before, after = Estimate(0.25, 0.2, 0.3, 50), Estimate(0.625, 0.5, 0.7, 50)
-    console.print(
-        before_after_table(
-            [
-                {"name": "team", "metric": "avg@4", "before": before, "after": after},
-                {"name": "team", "metric": "pass@4", "before": None, "after": after},
-            ]
-        )
+    print_before_after(
+        [
+            {"name": "team", "metric": "avg@4", "before": before, "after": after},
+            {"name": "team", "metric": "pass@4", "before": None, "after": after},
+        ],
+        console,
     )
     text = written(console)
     assert "25.0% [20.0, 30.0]" in text and "62.5% [50.0, 70.0]" in text and "+37.5" in text

@@ -149,3 +149,9 @@ def before_after_table(rows: Sequence[AccuracyRow], title: str = "Accuracy over 
         )
         previous = row["name"]
     return table
+
+
+def print_before_after(rows: Sequence[AccuracyRow], console: Optional[Console] = None) -> None:
+    """Print `before_after_table(rows)`; nothing when there are no rows."""
+    if rows:
+        (console or Console()).print(before_after_table(rows))

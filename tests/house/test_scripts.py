@@ -1,0 +1,80 @@
+"""The set-up installs once, installs again when the requirements change, and says what is missing."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import ROOT
+
+# Stands for a virtual environment: everything is the real interpreter, but `-m pip` only writes down its arguments.
+FAKE_PYTHON = """#!/usr/bin/env bash
+if [[ ${{1:-}} == -m && ${{2:-}} == pip ]]; then echo "$*" >>"{log}"; exit {status}; fi
+exec "{python}" "$@"
+"""
+
+
+def make_checkout(folder: Path, pip_status: int = 0) -> Path:
+    """A folder with the files that set-up reads and a fake `.venv`; returns the log of pip calls."""
+    log = folder / "pip.log"
+    log.touch()
+    for name in ("setup.py", "constraints.txt", "scripts/setup.sh", "scripts/test.sh"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    fake = folder / ".venv" / "bin" / "python"
+    fake.parent.mkdir(parents=True)
+    fake.write_text(FAKE_PYTHON.format(log=log, status=pip_status, python=sys.executable))
+    fake.chmod(0o755)
+    return log
+
+
+def set_up(folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["bash", "scripts/setup.sh"], cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_setup_installs_the_pinned_set_once(tmp_path: Path) -> None:
+    log = make_checkout(tmp_path)
+    assert set_up(tmp_path).returncode == 0
+    assert set_up(tmp_path).returncode == 0
+    [call] = log.read_text().splitlines()
+    assert "-e .[dev]" in call
+    assert ("-c constraints.txt" in call) == (sys.version_info >= (3, 11))
+
+
+@pytest.mark.parametrize("name", ["setup.py", "constraints.txt"])
+def test_setup_installs_again_when_the_requirements_change(tmp_path: Path, name: str) -> None:
+    log = make_checkout(tmp_path)
+    set_up(tmp_path)
+    with (tmp_path / name).open("a") as file:
+        file.write("# changed\n")
+    set_up(tmp_path)
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_a_failed_install_is_tried_again(tmp_path: Path) -> None:
+    log = make_checkout(tmp_path, pip_status=1)
+    assert set_up(tmp_path).returncode != 0
+    assert set_up(tmp_path).returncode != 0
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_without_a_python_setup_says_what_to_install(tmp_path: Path) -> None:
+    make_checkout(tmp_path)
+    shutil.rmtree(tmp_path / ".venv")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "mkdir"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    result = subprocess.run(
+        ["bash", "scripts/setup.sh"], cwd=tmp_path, env={"PATH": str(tools)}, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode != 0
+    assert "no Python 3.10 or newer found" in result.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_ci_is_executable() -> None:
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
