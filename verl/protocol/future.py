@@ -24,6 +24,10 @@ class PendingResults(list):
         """
         raise NotImplementedError
 
+    async def wait(self) -> list[Any]:
+        """As `get` with the group's limit, on an event loop."""
+        raise NotImplementedError
+
     def subset(self, ranks: Sequence[int]) -> PendingResults:
         """Return the calls at these positions."""
         raise NotImplementedError

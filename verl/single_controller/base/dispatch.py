@@ -1,0 +1,171 @@
+"""How the arguments of one call spread over the workers, and how their results come together.
+
+A dispatch function maps (worker_group, *args, **kwargs) to the same arguments as lists with one entry a worker; a collect
+function maps (worker_group, results in rank order) to what the caller receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+from tensordict import TensorDict
+
+from verl.protocol.config import PADDING_SIZE_KEY
+from verl.protocol.data_proto import DataProto
+from verl.protocol.future import DataProtoFuture, PendingResults, concat_parts
+from verl.protocol.tensordicts import chunk_tensordict
+
+Dispatched = tuple[Any, dict[str, Any]]
+
+
+def _chunk(value: Any, chunks: int) -> list[Any]:
+    if isinstance(value, TensorDict):
+        return chunk_tensordict(value, chunks)
+    if isinstance(value, (DataProto, DataProtoFuture)):
+        return value.chunk(chunks=chunks)
+    raise AssertionError(f"expected a DataProto, DataProtoFuture or TensorDict to split over workers, got {type(value).__name__}")
+
+
+def split_arguments(chunks: int, *args: Any, **kwargs: Any) -> Dispatched:
+    """Cut every argument into `chunks` equal parts by rows."""
+    return [_chunk(arg, chunks) for arg in args], {key: _chunk(value, chunks) for key, value in kwargs.items()}
+
+
+def split_arguments_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) -> Dispatched:
+    """As `split_arguments`; batches with padding enabled are padded first, and how much is returned under the padding key.
+
+    Raises AssertionError when the batches to pad differ in length.
+    """
+    length: int | None = None
+    padding = 0
+
+    def prepared(value: Any) -> Any:
+        nonlocal length, padding
+        if not (isinstance(value, DataProto) and value.is_padding_enabled()):
+            return value
+        assert length is None or length == len(value), f"expecting all arg share same length of {length}, but got {len(value)}"
+        length, padding = len(value), -len(value) % chunks
+        padded = value.select()  # the caller's batch keeps its rows
+        padded.padding(padding)
+        return padded
+
+    split_args, split_kwargs = split_arguments(
+        chunks, *[prepared(arg) for arg in args], **{key: prepared(value) for key, value in kwargs.items()}
+    )
+    if length is not None:
+        split_kwargs[PADDING_SIZE_KEY] = padding
+    return split_args, split_kwargs
+
+
+def dispatch_one_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
+    """Give every worker the same arguments."""
+    size = worker_group.world_size
+    return tuple([arg] * size for arg in args), {key: [value] * size for key, value in kwargs.items()}
+
+
+def dispatch_all_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
+    """Pass the arguments on: lists with an entry a worker are spread, anything else goes to all."""
+    return args, kwargs
+
+
+def collect_all_to_all(worker_group: Any, output: Any) -> Any:
+    """Return the list of results as it is."""
+    return output
+
+
+def dispatch_dp_compute(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
+    """Check that every argument is a list with one entry a worker (AssertionError otherwise)."""
+    for name, value in [*enumerate(args), *kwargs.items()]:
+        fits = isinstance(value, (tuple, list)) and len(value) == worker_group.world_size
+        assert fits, f"argument {name} must be a list of {worker_group.world_size} entries, one a worker, got {type(value).__name__}"
+    return [list(arg) for arg in args], {key: list(value) for key, value in kwargs.items()}
+
+
+def collect_dp_compute(worker_group: Any, output: Any) -> Any:
+    """Return the results, one a worker."""
+    assert len(output) == worker_group.world_size, f"expected {worker_group.world_size} results, got {len(output)}"
+    return output
+
+
+def dispatch_dp_compute_data_proto(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
+    """Cut every batch evenly over the workers, padded first where padding is enabled."""
+    return split_arguments_with_auto_padding(worker_group.world_size, *args, **kwargs)
+
+
+def dispatch_dp_compute_data_proto_with_func(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
+    """As `dispatch_dp_compute_data_proto`, the first argument being a function that every worker receives."""
+    assert args and isinstance(args[0], FunctionType), f"the first argument must be a function, got {type(args[0] if args else None)}"
+    split_args, split_kwargs = split_arguments_with_auto_padding(worker_group.world_size, *args[1:], **kwargs)
+    return [[args[0]] * worker_group.world_size, *split_args], split_kwargs
+
+
+def join_results(output: Any) -> Any:
+    """Concatenate results by rows, or promise to when they are still pending. Raises AssertionError for other results."""
+    if isinstance(output, PendingResults):
+        return DataProtoFuture.concat(output)
+    for part in output:
+        assert isinstance(part, (DataProto, TensorDict)), f"expecting a DataProto or TensorDict from a worker, but got {type(part)}"
+    return concat_parts(output)
+
+
+def collect_dp_compute_data_proto(worker_group: Any, output: Any) -> Any:
+    """Concatenate the workers' batches in rank order."""
+    return join_results(collect_dp_compute(worker_group, output))
+
+
+def forbid_direct_call(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
+    """Refuse: methods of DIRECT_ROLLOUT_METHOD are called on the actor itself."""
+    raise NotImplementedError("Direct rollout call is forbidden.")
+
+
+def dispatch_nd_compute(dp_rank_mapping: list[int], dp_size: int, worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
+    """Spread lists of `dp_size` parts so that workers with the same data-parallel rank get the same part."""
+
+    def spread(value: Any) -> list[Any]:
+        assert isinstance(value, (tuple, list)) and len(value) == dp_size, f"expected a list of {dp_size} parts, got {type(value).__name__}"
+        return [value[dp_rank] for dp_rank in dp_rank_mapping]
+
+    return [spread(arg) for arg in args], {key: spread(value) for key, value in kwargs.items()}
+
+
+def collect_nd_compute(collect_mask: list[bool], worker_group: Any, output: Any) -> Any:
+    """Keep the results of the workers that collect for their data-parallel rank."""
+    ranks = [rank for rank, collects in enumerate(collect_mask) if collects]
+    return output.subset(ranks) if isinstance(output, PendingResults) else [output[rank] for rank in ranks]
+
+
+def dispatch_nd_compute_dataproto(dp_rank_mapping: list[int], dp_size: int, worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
+    """Cut batches into `dp_size` parts and give them to the workers by data-parallel rank."""
+    split_args, split_kwargs = split_arguments_with_auto_padding(dp_size, *args, **kwargs)
+    padding = split_kwargs.pop(PADDING_SIZE_KEY, None)
+    all_args, all_kwargs = dispatch_nd_compute(dp_rank_mapping, dp_size, worker_group, *split_args, **split_kwargs)
+    if padding is not None:
+        all_kwargs[PADDING_SIZE_KEY] = padding
+    return all_args, all_kwargs
+
+
+def collect_nd_compute_dataproto(collect_mask: list[bool], worker_group: Any, output: Any) -> Any:
+    """Concatenate the batches of the workers that collect."""
+    return join_results(collect_nd_compute(collect_mask, worker_group, output))
+
+
+def dispatch_lazy_compute_data_proto(mesh_name: str, worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
+    """Spread over a mesh that the workers have described with `_register_dispatch_collect_info`."""
+    mapping = worker_group.dispatch_info(mesh_name)
+    return dispatch_nd_compute_dataproto(mapping, max(mapping) + 1, worker_group, *args, **kwargs)
+
+
+def collect_lazy_compute_data_proto(mesh_name: str, worker_group: Any, output: Any) -> Any:
+    """Concatenate the batches of the workers that collect in a mesh."""
+    return collect_nd_compute_dataproto(worker_group.collect_info(mesh_name), worker_group, output)
+
+
+def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> dict[str, Callable[..., Any]]:
+    """Return the dispatch mode of a named device mesh, for `register(dispatch_mode=...)`."""
+    return {
+        "dispatch_fn": partial(dispatch_lazy_compute_data_proto, mesh_name),
+        "collect_fn": partial(collect_lazy_compute_data_proto, mesh_name),
+    }

@@ -1,0 +1,63 @@
+"""Enumerations that users can extend at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+
+class _DynamicEnumMeta(type):
+    _registry: dict[str, Any]
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(list(cls._registry.values()))
+
+    def __contains__(cls, item: Any) -> bool:
+        return item in cls._registry if isinstance(item, str) else item in cls._registry.values()
+
+    def __getitem__(cls, name: str) -> Any:
+        return cls._registry[name]
+
+    def __getattr__(cls, name: str) -> Any:
+        registry = cls.__dict__.get("_registry", {})
+        if name in registry:
+            return registry[name]
+        raise AttributeError(f"{cls.__name__} has no member {name!r}; its members are {sorted(registry)}")
+
+    @property
+    def __members__(cls) -> dict[str, Any]:
+        return dict(cls._registry)
+
+
+class DynamicEnum(metaclass=_DynamicEnumMeta):
+    """Base of an enumeration whose members are added with `register`; a subclass sets its own `_registry = {}`."""
+
+    _registry: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, name: str, value: int) -> None:
+        self.name = name
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}.{self.name}: {self.value}>"
+
+    def __reduce__(self) -> tuple[Any, tuple[type, str]]:
+        return _member, (type(self), self.name)  # one object a member, in every process
+
+    @classmethod
+    def register(cls, name: str) -> Any:
+        """Add and return a member. Raises ValueError when the name is taken."""
+        key = name.upper()
+        if key in cls._registry:
+            raise ValueError(f"{key} is already a member of {cls.__name__}")
+        cls._registry[key] = cls(key, len(cls._registry))
+        return cls._registry[key]
+
+    @classmethod
+    def remove(cls, name: str) -> Any:
+        """Take a member out and return it."""
+        return cls._registry.pop(name.upper())
+
+
+def _member(enum: type[DynamicEnum], name: str) -> DynamicEnum:
+    return enum._registry[name] if name in enum._registry else enum.register(name)

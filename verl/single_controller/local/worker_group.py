@@ -1,0 +1,172 @@
+"""A worker group of one worker that lives in the caller's process."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from verl.protocol.data_proto import DataProto
+from verl.protocol.future import PendingResults
+from verl.single_controller.base.worker import find_free_port
+from verl.single_controller.base.worker_group import DEFAULT_TIMEOUT_S, ClassWithInitArgs, ResourcePool, WorkerGroup
+
+
+class LocalResourcePool(ResourcePool):
+    """One process: this one. Raises ValueError when asked for more."""
+
+    def __init__(self, process_on_nodes: Sequence[int] = (1,), use_gpu: bool = False, max_colocate_count: int = 10) -> None:
+        super().__init__(list(process_on_nodes), max_colocate_count)
+        self.use_gpu = use_gpu
+        if self.world_size != 1:
+            raise ValueError(
+                f"the local controller runs one process a worker group, got process_on_nodes={list(process_on_nodes)}; "
+                "set one GPU on one node, or use the ray controller"
+            )
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+class LocalPendingResults(PendingResults):
+    """A list of `concurrent.futures.Future`, one a call."""
+
+    def __init__(self, futures: Iterable[concurrent.futures.Future[Any]], method_name: str, timeout_s: float) -> None:
+        super().__init__(futures)
+        self.method_name = method_name
+        self.timeout_s = timeout_s
+
+    def subset(self, ranks: Sequence[int]) -> LocalPendingResults:
+        """Return the calls at these positions."""
+        return LocalPendingResults([self[i] for i in ranks], self.method_name, self.timeout_s)
+
+    def get(self, timeout: float | None = None) -> list[Any]:
+        """Wait for all calls. Raises TimeoutError, or what the worker raised."""
+        limit = self.timeout_s if timeout is None else timeout
+        _done, unfinished = concurrent.futures.wait(self, timeout=limit)
+        if unfinished:
+            raise TimeoutError(f"waited {limit:g} s for {self.method_name} on the local worker ({len(unfinished)} calls unfinished)")
+        return [future.result() for future in self]
+
+    async def wait(self) -> list[Any]:
+        """As `get`, on an event loop."""
+        futures = [asyncio.wrap_future(future) for future in self]
+        _done, unfinished = await asyncio.wait(futures, timeout=self.timeout_s)
+        if unfinished:
+            for future in unfinished:
+                future.cancel()
+            raise TimeoutError(f"waited {self.timeout_s:g} s for {self.method_name} on the local worker")
+        return [future.result() for future in futures]
+
+
+class LocalWorkerGroup(WorkerGroup):
+    """The interface of `RayWorkerGroup` on one worker in this process.
+
+    Calls run at once, in the caller's thread, so a non-blocking call has finished when it returns. A worker with an `async def`
+    method gets a thread with an event loop, on which all its methods run, as in a Ray actor.
+
+    Args:
+        resource_pool: must hold one process.
+        class_with_init: the worker class and its arguments.
+        worker_env: environment variables, set in this process where they are not set yet.
+        timeout_s: limit of every wait for a result, in seconds.
+
+    Raises ValueError when the pool holds more than one process, or this process is itself a rank of a larger group.
+    """
+
+    def __init__(
+        self,
+        resource_pool: ResourcePool | None = None,
+        class_with_init: ClassWithInitArgs | None = None,
+        *,
+        worker_env: dict[str, str] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        **_: Any,
+    ) -> None:
+        pool = resource_pool or LocalResourcePool()
+        super().__init__(pool, timeout_s=timeout_s)
+        if class_with_init is None:
+            raise ValueError("LocalWorkerGroup needs class_with_init, a ClassWithInitArgs")
+        if pool.world_size != 1:
+            raise ValueError(
+                f"the local controller runs one process a worker group, the pool holds {pool.world_size}; use the ray controller"
+            )
+        _set_rank_environment(worker_env or {})
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        worker_class = class_with_init.cls
+        self._worker: Any = class_with_init()
+        if any(inspect.iscoroutinefunction(member) for _, member in inspect.getmembers(worker_class)):
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name=f"{worker_class.__name__} loop", daemon=True)
+            self._thread.start()
+        self._bind_worker_methods(worker_class)
+
+    @property
+    def world_size(self) -> int:
+        """Always 1."""
+        return 1
+
+    @property
+    def worker(self) -> Any:
+        """The worker itself."""
+        return self._worker
+
+    def shutdown(self) -> None:
+        """Let the worker go and end its event loop."""
+        self._worker = None
+        loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(timeout=self.timeout_s)
+            loop.close()
+
+    def _submit(self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]) -> LocalPendingResults:
+        if self._worker is None:
+            raise RuntimeError(f"cannot call {method_name}: this worker group has been shut down")
+        futures = []
+        for rank, args, kwargs in calls:
+            if rank != 0:
+                raise ValueError(f"the local worker group has rank 0 only, got rank {rank}")
+            method = getattr(self._worker, method_name)
+            own_args = tuple(_own(arg) for arg in args)
+            own_kwargs = {key: _own(value) for key, value in kwargs.items()}
+            futures.append(self._run(method, own_args, own_kwargs))
+        return LocalPendingResults(futures, method_name, self.timeout_s)
+
+    def _run(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> concurrent.futures.Future[Any]:
+        if self._loop is not None:
+
+            async def on_loop() -> Any:
+                result = method(*args, **kwargs)
+                return await result if inspect.isawaitable(result) else result
+
+            return asyncio.run_coroutine_threadsafe(on_loop(), self._loop)
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        try:
+            future.set_result(method(*args, **kwargs))
+        except Exception as error:  # handed to whoever asks for the result, as a worker process would
+            future.set_exception(error)
+        return future
+
+
+def _own(value: Any) -> Any:
+    """Give the worker its own batch object, so that columns it adds do not appear in the caller's (tensors are shared)."""
+    if not isinstance(value, DataProto):
+        return value
+    batch = None if value.batch is None else value.batch.clone(recurse=False)
+    return type(value)(batch=batch, non_tensor_batch=dict(value.non_tensor_batch), meta_info=dict(value.meta_info))
+
+
+def _set_rank_environment(worker_env: dict[str, str]) -> None:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ValueError(f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment: the local controller cannot run under torchrun")
+    ours = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for key, value in {**ours, **worker_env}.items():
+        os.environ.setdefault(key, str(value))
+    if "MASTER_PORT" not in os.environ:
+        os.environ["MASTER_PORT"] = str(find_free_port("127.0.0.1"))

@@ -1,0 +1,75 @@
+"""Several worker classes in one process."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from verl.single_controller.base.decorator import MAGIC_ATTR
+from verl.single_controller.base.worker import Worker
+from verl.single_controller.ray.actor_class import RayClassWithInitArgs
+
+
+def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs]) -> type:
+    """Return a class that holds one worker of every given class, each as the attribute of its key.
+
+    Method `m` of the worker under key `k` is its method `k_m`; `RayWorkerGroup.spawn` hides that again.
+    """
+
+    class ColocatedWorker(Worker):
+        colocated_classes = {key: spec.worker_class for key, spec in class_dict.items()}  # noqa: RUF012
+
+        def __init__(self) -> None:
+            super().__init__()
+            for key, spec in class_dict.items():
+                setattr(self, key, plain_class(spec.worker_class)(*spec.args, **spec.kwargs))
+
+    for key, spec in class_dict.items():
+        for name, method in inspect.getmembers(spec.worker_class, callable):
+            if not name.startswith("__"):
+                setattr(ColocatedWorker, f"{key}_{name}", _delegate(key, name, method))
+    ColocatedWorker.__name__ = ColocatedWorker.__qualname__ = "_".join(["Colocated", *class_dict])
+    return ColocatedWorker
+
+
+def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:
+    """Return the colocated class of `class_dict`, ready for a `RayWorkerGroup`; actor options of all parts are merged."""
+    colocated = RayClassWithInitArgs(create_colocated_worker_raw_cls(class_dict))
+    for spec in class_dict.values():
+        colocated.update_options(spec._options)
+    return colocated
+
+
+def create_colocated_worker_cls_fused(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:
+    """As `create_colocated_worker_cls`, for use with `RayWorkerGroup.fuse`."""
+    colocated = create_colocated_worker_cls(class_dict)
+    colocated.fused_worker_used = True
+    return colocated
+
+
+def plain_class(worker_class: type) -> type:
+    """Return the class that the user wrote, when Ray has put its own subclass over it."""
+    base: type = getattr(worker_class, "__ray_actor_class__", worker_class)
+    return base
+
+
+def _delegate(key: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(method):
+
+        @wraps(method)
+        async def call_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return await getattr(getattr(self, key), name)(*args, **kwargs)
+
+        chosen: Callable[..., Any] = call_async
+    else:
+
+        @wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(getattr(self, key), name)(*args, **kwargs)
+
+        chosen = call
+    if hasattr(method, MAGIC_ATTR):
+        setattr(chosen, MAGIC_ATTR, getattr(method, MAGIC_ATTR))
+    return chosen
