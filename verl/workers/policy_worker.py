@@ -64,7 +64,7 @@ class PolicyWorker(Worker):
         """Log-probs under the current weights: `old_log_probs` and `entropys`, both `[bsz, response_len]`, zero where masked."""
         cfg = self.config.rollout
         rule = self._rule(cfg.log_prob_use_dynamic_bsz, cfg.log_prob_max_token_len_per_gpu, cfg.log_prob_micro_batch_size_per_gpu)
-        scores = self.actor.score_all(data.batch, _temperature(data), rule)
+        scores = self.actor.score_all(_rows(data), _temperature(data), rule)
         return DataProto.from_dict(tensors={"old_log_probs": scores.log_probs, "entropys": scores.entropy})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -74,7 +74,7 @@ class PolicyWorker(Worker):
             raise RuntimeError("this worker has no reference model; make it with use_reference=True")
         cfg = self.config.ref
         rule = self._rule(cfg.log_prob_use_dynamic_bsz, cfg.log_prob_max_token_len_per_gpu, cfg.log_prob_micro_batch_size_per_gpu)
-        scores = self._reference.score_all(data.batch, _temperature(data), rule)
+        scores = self._reference.score_all(_rows(data), _temperature(data), rule)
         return DataProto.from_dict(tensors={"ref_log_prob": scores.log_probs})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -95,7 +95,7 @@ class PolicyWorker(Worker):
             loss_scale_factor=self.config.rollout.response_length,
         )
         rule = self._rule(cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu)
-        metrics = update_policy(self.actor, cfg, data.batch, plan, rule)
+        metrics = update_policy(self.actor, cfg, _rows(data), plan, rule)
         return DataProto(meta_info={"metrics": metrics})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -143,6 +143,12 @@ class PolicyWorker(Worker):
 
     def _rule(self, dynamic: bool, tokens: int, rows: int) -> MicroBatchRule:
         return MicroBatchRule(token_budget=tokens if dynamic else None, rows=rows, packed=self.config.model.use_remove_padding)
+
+
+def _rows(data: DataProto) -> dict[str, torch.Tensor]:
+    if data.batch is None:
+        raise ValueError("the batch has no tensors")
+    return dict(data.batch.items())
 
 
 def _temperature(data: DataProto) -> float:

@@ -1,0 +1,59 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from verl.models.loader import ModelPathError, check_model_path, load_causal_lm, load_tokenizer, resolve_attention, resolve_dtype
+
+
+@pytest.mark.parametrize("path", ["/no/such/model", "./nowhere", "a/b/c", "", None])
+def test_a_path_that_does_not_exist_is_refused(path: str | None) -> None:
+    with pytest.raises(ModelPathError, match=r"does not exist|no model path"):
+        check_model_path(path)
+
+
+def test_a_folder_without_a_model_and_a_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelPathError, match=r"no config\.json"):
+        check_model_path(str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelPathError, match="is a file"):
+        check_model_path(str(tmp_path / "file"))
+
+
+def test_hub_ids_and_model_folders_pass(tiny_model_dir: Path) -> None:
+    assert check_model_path("Qwen/Qwen3-4B") == "Qwen/Qwen3-4B"
+    assert check_model_path(str(tiny_model_dir)) == str(tiny_model_dir)
+
+
+def test_the_path_is_checked_before_transformers_is_imported() -> None:
+    code = (
+        "import sys; from verl.models.loader import *\n"
+        "try: load_causal_lm('/no/such', dtype=None, attn_implementation='sdpa')\n"
+        "except ModelPathError: sys.exit(int('transformers' in sys.modules))\n"
+        "sys.exit(2)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
+
+
+def test_a_loaded_model_has_its_rotary_frequencies(tiny_model_dir: Path) -> None:
+    model = load_causal_lm(str(tiny_model_dir), dtype=torch.float32, attn_implementation="sdpa")
+    frequencies = model.model.rotary_emb.inv_freq
+    assert not frequencies.is_meta and frequencies[0] == 1.0 and not model.training
+
+
+def test_the_tokenizer_has_a_pad_token(tiny_model_dir: Path, tmp_path: Path) -> None:
+    assert load_tokenizer(str(tiny_model_dir)).pad_token_id is not None
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(ModelPathError, match="tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_names_of_dtypes_and_attention() -> None:
+    assert resolve_dtype("auto", "cpu") == torch.float32 and resolve_dtype("auto", "cuda") == torch.bfloat16
+    assert resolve_attention("auto", "cpu") == "sdpa"
+    with pytest.raises(ValueError, match=r"'fp8'.*bf16"):
+        resolve_dtype("fp8", "cpu")
+    with pytest.raises(ValueError, match="'flash'"):
+        resolve_attention("flash", "cpu")

@@ -1,0 +1,128 @@
+"""The worker's calls as the trainer makes them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.workers.engine.parts import make_rows
+from verl.protocol import DataProto
+from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, ModelConfig, OptimConfig, RolloutConfig
+from verl.workers.policy_worker import PolicyWorker
+
+
+def make_worker(model: Path, *, reference: bool = False, actor: ActorConfig | None = None, bucket_mb: int = 256) -> PolicyWorker:
+    config = ActorRolloutRefConfig(
+        model=ModelConfig(path=str(model)),
+        actor=actor or ActorConfig(optim=OptimConfig(lr=1e-2)),
+        rollout=RolloutConfig(update_bucket_mb=bucket_mb),
+    )
+    worker = PolicyWorker(config, use_reference=reference, seed=0, device="cpu", num_threads=1)
+    worker.init_model()
+    return worker
+
+
+def make_batch(rows: dict[str, torch.Tensor], **meta: object) -> DataProto:
+    return DataProto.from_dict(tensors=rows, meta_info={"temperature": 1.0, **meta})
+
+
+def test_log_probs_of_actor_and_reference_agree_until_the_actor_moves(tiny_model_dir: Path) -> None:
+    worker, batch = make_worker(tiny_model_dir, reference=True), make_batch(make_rows(6))
+    before = worker.compute_log_prob(batch).batch
+    assert set(before.keys()) == {"old_log_probs", "entropys"}
+    reference = worker.compute_ref_log_prob(batch).batch["ref_log_prob"]
+    assert torch.equal(before["old_log_probs"], reference)
+    assert torch.equal(before["old_log_probs"] != 0, batch.batch["response_mask"].bool())
+    worker.update_actor(batch)
+    assert not torch.allclose(worker.compute_log_prob(batch).batch["old_log_probs"], reference)
+    assert torch.equal(worker.compute_ref_log_prob(batch).batch["ref_log_prob"], reference)
+
+
+def test_an_update_makes_rewarded_tokens_likelier(tiny_model_dir: Path) -> None:
+    worker, rows = make_worker(tiny_model_dir), make_rows(6)
+    rows["advantages"] = torch.ones_like(rows["advantages"])
+    del rows["old_log_probs"]
+    batch = make_batch(rows, on_policy=True)
+    first = worker.compute_log_prob(batch).batch["old_log_probs"].sum()
+    for _ in range(5):
+        metrics = worker.update_actor(batch).meta_info["metrics"]
+        assert metrics["actor/ppo_kl"] == 0.0
+    assert worker.compute_log_prob(batch).batch["old_log_probs"].sum() > first + 1
+    expected = {"pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower", "entropy", "grad_norm", "lr", "skipped_steps"}
+    assert set(metrics) == {f"actor/{name}" for name in expected} | {"perf/tokens"}
+    assert metrics["perf/tokens"] == float(rows["attention_mask"][:-1].sum())
+
+
+def test_mini_batches_and_epochs_are_optimizer_steps_of_the_schedule(tiny_model_dir: Path) -> None:
+    actor = ActorConfig(ppo_epochs=2, optim=OptimConfig(lr=1.0e-3, lr_scheduler_type="linear"))
+    worker = make_worker(tiny_model_dir, actor=actor)
+    worker.set_total_training_steps(7)
+    metrics = worker.update_actor(make_batch(make_rows(7), num_mini_batches=3)).meta_info["metrics"]
+    assert worker.actor.steps == 6
+    assert metrics["actor/lr"] == pytest.approx(1e-3 * (1 - 2.5 / 6))
+
+
+def test_the_shuffle_seed_decides_the_mini_batches(tiny_model_dir: Path) -> None:
+    digests = []
+    for seed in (1, 1, 2):
+        worker = make_worker(tiny_model_dir)
+        worker.update_actor(make_batch(make_rows(9), num_mini_batches=2, shuffle_seed=seed))
+        digests.append(worker.state_digest())
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_non_finite_gradient_changes_nothing_and_is_counted(tiny_model_dir: Path) -> None:
+    worker, rows = make_worker(tiny_model_dir), make_rows(4)
+    rows["advantages"][0] = float("inf")
+    before = worker.state_digest()
+    metrics = worker.update_actor(make_batch(rows)).meta_info["metrics"]
+    assert metrics["actor/skipped_steps"] == 1.0 and worker.state_digest() == before
+
+
+def test_a_batch_of_padding_alone_changes_nothing(tiny_model_dir: Path) -> None:
+    worker, rows = make_worker(tiny_model_dir), make_rows(4)
+    rows["response_mask"].zero_()
+    before = worker.state_digest()
+    assert worker.update_actor(make_batch(rows)).meta_info["metrics"] == {"perf/tokens": 0.0}
+    assert worker.state_digest() == before
+    assert not worker.compute_log_prob(make_batch(rows)).batch["old_log_probs"].any()
+
+
+def test_weights_come_whole_once_and_in_buckets(tiny_model_dir: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    worker = make_worker(tiny_model_dir, bucket_mb=0)
+    buckets = worker.get_weights()
+    expected = dict(AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).named_parameters())
+    assert len(buckets) == len(expected), "with no room every parameter has a bucket of its own"
+    together = {name: value for bucket in make_worker(tiny_model_dir).get_weights() for name, value in bucket.items()}
+    assert together.keys() == expected.keys()
+    assert all(torch.equal(together[name], expected[name]) for name in expected)
+    worker.update_actor(make_batch(make_rows(4)))
+    assert torch.equal(next(iter(buckets[0].values())), expected[next(iter(buckets[0]))]), "buckets are copies"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"meta": {}}, "needs old_log_probs"),
+        ({"meta": {"on_policy": True, "num_mini_batches": 2}}, "serve one optimizer step"),
+        ({"drop": "advantages", "meta": {"on_policy": True}}, r"has no \['advantages'\]"),
+        ({"temperature": None}, "no 'temperature'"),
+        ({"temperature": 0.0, "meta": {"on_policy": True}}, "positive temperature"),
+        ({"empty_prompt": True, "meta": {"on_policy": True}}, "empty prompt"),
+    ],
+)
+def test_a_batch_that_cannot_be_trained_on_is_one_clear_error(tiny_model_dir: Path, change: dict, message: str) -> None:
+    rows = make_rows(4)
+    del rows["old_log_probs"]
+    rows.pop(change.get("drop", ""), None)
+    if change.get("empty_prompt"):
+        rows["attention_mask"][0, :7] = 0
+    batch = make_batch(rows, **change.get("meta", {}))
+    if "temperature" in change:
+        batch.meta_info["temperature"] = change["temperature"]
+        if change["temperature"] is None:
+            del batch.meta_info["temperature"]
+    with pytest.raises(ValueError, match=message):
+        make_worker(tiny_model_dir).update_actor(batch)
