@@ -1,0 +1,1 @@
+"""Supervised fine-tuning on chat messages: the warm start before reinforcement learning."""

@@ -1,0 +1,111 @@
+"""Conversations as token ids with a loss mask, cut into batches of similar length."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Token ids of a whole conversation and, per token, whether the assistant wrote it."""
+
+    input_ids: tuple[int, ...]
+    loss_mask: tuple[bool, ...]
+
+
+def read_messages(files: Sequence[str], messages_key: str) -> list[list[dict[str, str]]]:
+    """Read the chat messages of every row of parquet or jsonl `files`, in order.
+
+    Raises:
+        FileNotFoundError: a file does not exist.
+        ValueError: no file or no row at all, an unknown suffix, or a row without an assistant message.
+    """
+    if not files:
+        raise ValueError("data.train_files is empty; expected parquet or jsonl files, e.g. data.train_files=[demos.jsonl]")
+    conversations: list[list[dict[str, str]]] = []
+    for file in files:
+        for index, row in enumerate(_read_rows(Path(file))):
+            messages = row.get(messages_key)
+            if messages is None or not any(message["role"] == "assistant" for message in messages):
+                raise ValueError(f"{file}, row {index}: column {messages_key!r} holds no assistant message; columns: {', '.join(row)}")
+            conversations.append([dict(message) for message in messages])
+    if not conversations:
+        raise ValueError(f"no conversation in data.train_files: {', '.join(files)}")
+    return conversations
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"data.train_files: no such file: {path}")
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return pq.read_table(path).to_pylist()
+    if path.suffix in (".jsonl", ".json"):
+        with path.open(encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines if line.strip()]
+    raise ValueError(f"data.train_files: {path} ends in {path.suffix!r}; expected .parquet or .jsonl")
+
+
+def encode(messages: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> Conversation:
+    """Tokenise one conversation; what follows each generation prompt, up to and with the end token, carries loss.
+
+    A reply is tokenised apart from its prompt, as the engine samples it, so training and sampling see the same ids.
+
+    Raises:
+        ValueError: the chat template rewrites earlier turns, so that the prompt is no prefix of the conversation.
+    """
+    ids: list[int] = []
+    mask: list[bool] = []
+    text = ""
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = tokenizer.apply_chat_template(list(messages[:index]), tokenize=False, add_generation_prompt=True)
+        if not prompt.startswith(text):
+            raise ValueError("the chat template rewrites earlier turns; give one assistant message per conversation")
+        prompt_ids = tokenizer(prompt[len(text) :], add_special_tokens=False)["input_ids"]
+        reply = message["content"] + tokenizer.eos_token
+        reply_ids = tokenizer(reply, add_special_tokens=False)["input_ids"]
+        ids += prompt_ids + reply_ids
+        mask += [False] * len(prompt_ids) + [True] * len(reply_ids)
+        text = prompt + reply
+    return Conversation(tuple(ids), tuple(mask))
+
+
+def batches(
+    rows: Sequence[Conversation], batch_size: int, *, shuffle: bool, bucket_batches: int, rng: random.Random
+) -> Iterator[list[Conversation]]:
+    """Yield one epoch of batches; rows of a batch have similar lengths, and with `shuffle` off windows keep the rows' order."""
+    order = list(range(len(rows)))
+    if shuffle:
+        rng.shuffle(order)
+    window = batch_size * max(1, bucket_batches)
+    for start in range(0, len(order), window):
+        chunk = sorted(order[start : start + window], key=lambda i: len(rows[i].input_ids)) if bucket_batches > 1 else order[start:]
+        cuts = [chunk[i : i + batch_size] for i in range(0, min(len(chunk), window), batch_size)]
+        rng.shuffle(cuts)
+        for cut in cuts:
+            yield [rows[i] for i in cut]
+
+
+def collate(rows: Sequence[Conversation], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return right-padded (input_ids, labels), both [bsz, longest]; labels are IGNORED_LABEL where no loss is wanted."""
+    longest = max(len(row.input_ids) for row in rows)
+    input_ids = torch.full((len(rows), longest), pad_token_id)
+    labels = torch.full((len(rows), longest), IGNORED_LABEL)
+    for i, row in enumerate(rows):
+        ids = torch.tensor(row.input_ids)
+        input_ids[i, : len(ids)] = ids
+        labels[i, : len(ids)] = ids.masked_fill(~torch.tensor(row.loss_mask), IGNORED_LABEL)
+    return input_ids, labels

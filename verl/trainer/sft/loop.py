@@ -1,0 +1,133 @@
+"""The training loop of supervised fine-tuning: one process, one model, loss on the assistant's tokens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from verl.trainer.sft.config import SFTConfig
+from verl.trainer.sft.data import IGNORED_LABEL, Conversation, batches, collate, encode, read_messages
+from verl.trainer.sft.optim import build_optimizers
+
+logger = logging.getLogger(__name__)
+
+
+def assistant_loss(model: PreTrainedModel, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy over labelled tokens; `input_ids` and `labels` are [bsz, len], padded on the right.
+
+    Logits are made for labelled positions only, which saves most of the head's work when prompts are long.
+    """
+    hidden = model.base_model(input_ids=input_ids[:, :-1]).last_hidden_state
+    wanted = labels[:, 1:] != IGNORED_LABEL
+    logits = model.get_output_embeddings()(hidden[wanted])
+    return F.cross_entropy(logits.float(), labels[:, 1:][wanted])
+
+
+def run_sft(config: SFTConfig) -> dict[str, float]:
+    """Train as `config` says, write `<default_local_dir>` (Hugging Face folder and metrics.jsonl), return the last metrics.
+
+    The folder is written aside and renamed, so it exists only when it is complete.
+
+    Raises:
+        ValueError: a key is missing or wrong, or the data is empty.
+        FileNotFoundError: the model folder or a data file does not exist.
+        FileExistsError: the output folder exists.
+    """
+    out = _output_folder(config)
+    messages = read_messages(config.data.train_files, config.data.messages_key)
+    if config.trainer.num_threads > 0:
+        torch.set_num_threads(config.trainer.num_threads)
+    model, tokenizer = _load(config)
+    rows = _encode_all(messages, tokenizer, config.data.max_length)
+    aside = out.with_name(out.name + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    metrics = train(model, rows, tokenizer, config, aside / "metrics.jsonl")
+    model.save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
+    os.replace(aside, out)
+    return metrics
+
+
+def train(
+    model: PreTrainedModel, rows: list[Conversation], tokenizer: PreTrainedTokenizerBase, config: SFTConfig, metrics_path: Path
+) -> dict[str, float]:
+    """Run the optimizer over `rows`, a line of metrics every `trainer.log_freq` steps; return the last line."""
+    data, total = config.data, _total_steps(config, len(rows))
+    optimizers = build_optimizers(model, config.optim, total)
+    rng = random.Random(config.trainer.seed)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    device = next(model.parameters()).device
+    model.train()
+    started, tokens, step, metrics = time.monotonic(), 0, 0, {}
+    with metrics_path.open("w", encoding="utf-8") as log:
+        while step < total:
+            for batch in batches(rows, data.train_batch_size, shuffle=data.shuffle, bucket_batches=data.bucket_batches, rng=rng):
+                input_ids, labels = (tensor.to(device) for tensor in collate(batch, pad))
+                loss = assistant_loss(model, input_ids, labels)
+                loss.backward()
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip)
+                lr = optimizers.lr
+                optimizers.step()
+                step += 1
+                tokens += input_ids.numel()
+                if step % config.trainer.log_freq == 0 or step == total:
+                    seconds = time.monotonic() - started
+                    metrics = {"step": step, "loss": loss.item(), "grad_norm": float(norm), "lr": lr, "seconds": seconds, "tokens": tokens}
+                    log.write(json.dumps(metrics) + "\n")
+                    log.flush()
+                    logger.info("sft step %d/%d loss %.4f lr %.2e %.0f tokens/s", step, total, metrics["loss"], lr, tokens / seconds)
+                if step == total:
+                    break
+    model.eval()
+    return metrics
+
+
+def _output_folder(config: SFTConfig) -> Path:
+    if not config.trainer.default_local_dir:
+        raise ValueError("trainer.default_local_dir is not set; expected a folder to write, e.g. trainer.default_local_dir=outputs/sft")
+    out = Path(config.trainer.default_local_dir)
+    if out.exists():
+        raise FileExistsError(f"trainer.default_local_dir exists: {out}; remove it or choose another folder")
+    return out
+
+
+def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    path = config.model.path
+    if not path:
+        raise ValueError("model.path is not set; expected a Hugging Face folder or hub id")
+    if path.startswith((".", "/", "~")) and not Path(path).is_dir():
+        raise FileNotFoundError(f"model.path: no such folder: {path}")
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=config.model.trust_remote_code, dtype=torch.float32)
+    if config.model.enable_gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    device = config.trainer.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device), tokenizer
+
+
+def _encode_all(messages: list[list[dict[str, str]]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[Conversation]:
+    rows = [encode(conversation, tokenizer) for conversation in messages]
+    kept = [row for row in rows if len(row.input_ids) <= max_length]
+    if len(kept) < len(rows):
+        logger.warning("sft: dropped %d of %d conversations longer than data.max_length=%d", len(rows) - len(kept), len(rows), max_length)
+    if not kept:
+        raise ValueError(f"every conversation is longer than data.max_length={max_length} tokens")
+    return kept
+
+
+def _total_steps(config: SFTConfig, num_rows: int) -> int:
+    if config.trainer.total_training_steps > 0:
+        return config.trainer.total_training_steps
+    return config.trainer.total_epochs * -(-num_rows // config.data.train_batch_size)

@@ -1,0 +1,50 @@
+"""Supervised fine-tuning from the command line.
+
+    python -m verl.trainer.sft_trainer model.path=DIR data.train_files=[demos.jsonl] trainer.default_local_dir=OUT optim.lr=1e-5
+
+Keys and defaults: `verl/trainer/sft/config.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from verl.trainer.sft.config import SFTConfig
+
+
+def load_config(overrides: Sequence[str]) -> SFTConfig:
+    """Return the configuration with `overrides` (`key=value`) applied.
+
+    Raises:
+        SystemExit: an unknown key or a value of the wrong type, with a message that names it.
+    """
+    from hydra import compose, initialize
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    ConfigStore.instance().store(name="sft", node=SFTConfig)
+    try:
+        with initialize(version_base=None, config_path=None):
+            return OmegaConf.to_object(compose(config_name="sft", overrides=list(overrides)))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SystemExit(f"sft_trainer: {error}; the keys are in verl/trainer/sft/config.py") from error
+
+
+def main(overrides: Sequence[str] | None = None) -> None:
+    """Run the command line; a wrong key, missing file or empty data set ends it with one line."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    config = load_config(sys.argv[1:] if overrides is None else overrides)
+    from verl.trainer.sft.loop import run_sft
+
+    try:
+        run_sft(config)
+    except (ValueError, FileNotFoundError, FileExistsError) as error:
+        raise SystemExit(f"sft_trainer: {error}") from error
+
+
+if __name__ == "__main__":
+    main()
