@@ -31,3 +31,43 @@ def task_from_row(row: Mapping[str, Any], prompt_key: str = "prompt") -> Task:
         raise AgentSystemError(f"task {task_id!r}: reward_model.ground_truth is missing, found {row.get('reward_model')!r:.120}")
     answer = last_boxed(str(truth)) or str(truth).strip()
     return Task(task_id, problem, str(row.get("data_source") or ""), answer, dict(row.get("extra_info") or {}))
+
+
+def make_row(problem: str, ground_truth: str, *, data_source: str, split: str, index: int, **extra: Any) -> dict[str, Any]:
+    """Make a row in verl's schema: what `task_from_row` reads, and what a parquet file of a data set holds.
+
+    Args:
+        problem: the question alone; the agents' prompts say how to answer.
+        ground_truth: the final answer alone.
+        data_source: name of the data set, for metrics.
+        split: train or test.
+        index: position in the data set.
+        extra: more columns of `extra_info`.
+
+    Raises:
+        AgentSystemError: no problem, or no answer.
+    """
+    if not problem.strip() or not ground_truth.strip():
+        raise AgentSystemError(
+            f"{data_source} {split} row {index}: needs a problem and an answer, found {problem!r:.80} and {ground_truth!r:.80}"
+        )
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": problem.strip()}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": ground_truth.strip()},
+        "extra_info": {"split": split, "index": index, **extra},
+    }
+
+
+def find_answer(row: Mapping[str, Any]) -> str:
+    r"""Return the final answer of a MATH-style row: its `answer`, else the last `\boxed{}` of its `solution`; empty if there is none.
+
+    A list of one answer is that answer; several are joined by commas.
+    """
+    answer = row.get("answer", row.get("final_answer"))
+    if isinstance(answer, list):
+        answer = ", ".join(str(one) for one in answer)
+    if answer is not None and str(answer).strip():
+        return last_boxed(str(answer)) or str(answer).strip()
+    return last_boxed(str(row.get("solution") or ""))

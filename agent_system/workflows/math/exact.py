@@ -27,7 +27,13 @@ _SCALE = {
     "trillion": 10**12,
 }
 _ALSO = {"%": Fraction(1, 100), "percent": Fraction(1, 100), "pct": Fraction(1, 100), "dozen": Fraction(12)}
-_NOT_A_UNIT = {"pi", "e", "i", "x", "y", "z", "n", "or", "and", "to", "mod", "over", "divided", "times", "plus", "minus", "r"}
+# Words after a number that change its value or add another.
+_NOT_A_UNIT = frozenset(
+    {
+        "pi", "e", "i", "x", "y", "z", "n", "r", "or", "and", "to", "mod", "over", "divided", "times", "plus", "minus", "factorial",
+        "squared", "cubed", "choose", "half", "halves", "third", "thirds", "quarter", "quarters", "power", "root",
+    }
+)  # fmt: skip
 
 
 def normalise(text: str) -> str:

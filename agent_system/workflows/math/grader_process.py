@@ -38,7 +38,7 @@ def main() -> None:
         # even inside one long multiplication, and after the trainer itself is gone.
         signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
         try:
-            reply = {"correct": bool(verify(read(truth), read(answer), timeout_seconds=None))}
+            reply: dict[str, object] = {"correct": bool(verify(read(truth), read(answer), timeout_seconds=None))}
         except (Exception, RecursionError, MemoryError) as error:
             reply = {"error": type(error).__name__}
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -113,7 +113,8 @@ def test_grader_does_not_see_the_trainers_secrets(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     spy = tmp_path / "spy.py"
     spy.write_text(
-        "import os, sys\nprint('{\"ready\": true}', flush=True)\nopen(sys.argv[0] + '.env', 'w').write(str(dict(os.environ)))\nsys.stdin.read()"
+        "import os, sys\nprint('{\"ready\": true}', flush=True)\nopen(sys.argv[0] + '.env', 'w').write(str(dict(os.environ)))\n"
+        "sys.stdin.read()"
     )
     monkeypatch.setattr(grader_pool, "SCRIPT", spy)
     monkeypatch.setattr(grader_pool, "WALL_PER_CPU_SECOND", 0.2)

@@ -1,0 +1,59 @@
+"""GSM8K jsonl (`question`, `answer` ending in `#### 18`) to verl parquet, one file per input.
+
+    python examples/data_preprocess/gsm8k.py --input ../shared/data/gsm8k/train.jsonl ../shared/data/gsm8k/test.jsonl --output data/gsm8k
+
+writes data/gsm8k/train.parquet and data/gsm8k/test.parquet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_system.workflows.math.data import make_row
+from verl.utils.dataset import DatasetError, read_rows, write_rows
+
+logger = logging.getLogger(__name__)
+MARK = "####"
+
+
+def final_answer(solution: str) -> str:
+    """Return what follows the last `####`, without thousands commas; empty when there is no mark."""
+    _, mark, answer = solution.rpartition(MARK)
+    return answer.strip().replace(",", "") if mark else ""
+
+
+def convert(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of one file. Raises DatasetError naming file and row when a question or an answer is missing."""
+    rows = []
+    for index, row in enumerate(read_rows(file)):
+        question, solution = str(row.get("question") or ""), str(row.get("answer") or "")
+        answer = final_answer(solution)
+        if not question.strip() or not answer:
+            raise DatasetError(f"{file}, row {index}: needs 'question' and an 'answer' that ends in '{MARK} <number>', found {row!r:.160}")
+        rows.append(
+            make_row(question, answer, data_source="openai/gsm8k", split=file.stem, index=index, question=question, answer=solution)
+        )
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> list[Path]:
+    """Run the command line; return the files written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--input", nargs="+", type=Path, required=True, help="GSM8K jsonl files; a file's name becomes its split")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the parquet files")
+    args = parser.parse_args(argv)
+    written = []
+    for file in args.input:
+        rows = convert(file)
+        written.append(write_rows(rows, args.output / f"{file.stem}.parquet"))
+        logger.info("%d rows: %s", len(rows), written[-1])
+    return written
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    main()

@@ -1,0 +1,131 @@
+"""The Hugging Face sets that Dr. MAS trains and tests mathematics on, to verl parquet. Needs the `datasets` package.
+
+    python examples/data_preprocess/hf_sets.py --output data/drmas_math                       # train, test_sampled and test
+    python examples/data_preprocess/hf_sets.py --output data/deepscaler --sets deepscaler     # single sets
+    python examples/data_preprocess/hf_sets.py --output data/drmas_math --local /mnt/copies   # copies: <local>/<repository name>/
+
+Questions lose the instructions that a set adds to them ("Let's think step by step ..."): the agents' prompts say how to answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_system.workflows.math.data import find_answer, make_row
+from verl.utils.dataset import DatasetError, write_rows
+
+logger = logging.getLogger(__name__)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class HubSet:
+    """Where a set is: repository, split, and whether it is for training or for testing."""
+
+    repository: str
+    split: str
+    use: str
+
+
+SETS = {
+    "dapo_filter": HubSet("aaabiao/dapo_filter", "train", "train"),
+    "dapo": HubSet("BytedTsinghua-SIA/DAPO-Math-17k", "train", "train"),
+    "deepscaler": HubSet("agentica-org/DeepScaleR-Preview-Dataset", "train", "train"),
+    "math500": HubSet("HuggingFaceH4/MATH-500", "test", "test"),
+    "aime24": HubSet("HuggingFaceH4/aime_2024", "train", "test"),
+    "aime25": HubSet("MathArena/aime_2025", "train", "test"),
+    "amc23": HubSet("knoveleng/AMC-23", "train", "test"),
+    "olympiadbench": HubSet("realtreetune/olympiadbench", "test", "test"),
+}
+# Dr. MAS: a file is a list of (set, number of rows from its start, None for all).
+DR_MAS: dict[str, list[tuple[str, int | None]]] = {
+    "train": [("dapo_filter", None)],
+    "test_sampled": [("math500", 50), ("aime24", None), ("aime25", None)],
+    "test": [("math500", None), ("aime24", None), ("aime25", None), ("olympiadbench", None), ("amc23", None)],
+}
+ADDED = (
+    re.compile(
+        r"\s*(?:\\n)*\s*let'?s\s+think\s+step\s+by\s+step\s+and\s+output\s+the\s+final\s+answer\s+within\s+\\boxed\{\}\.?\s*$", re.I
+    ),
+    re.compile(r'\s*remember to put your answer on its own line after "Answer:"\.?\s*$', re.I),
+    re.compile(r"^\s*solve the following math problem step by step\. the last line of your response should be .*?\n\s*\n", re.I | re.S),
+)
+
+
+def bare_question(text: str) -> str:
+    """Return the question without the instructions that a set has added."""
+    for pattern in ADDED:
+        text = pattern.sub("", text)
+    return text.strip()
+
+
+def convert(name: str, source: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """Return the rows of a set, a question that occurs again left out.
+
+    Raises:
+        DatasetError: a row has no question or no answer.
+    """
+    chosen, rows, seen = SETS[name], [], set()
+    for index, row in enumerate(source):
+        if isinstance(row.get("prompt"), list):  # already in verl's schema
+            question = "\n\n".join(message["content"] for message in row["prompt"] if message["role"] == "user")
+            answer = str((row.get("reward_model") or {}).get("ground_truth") or "")
+        else:
+            question, answer = str(row.get("problem") or row.get("question") or ""), find_answer(row)
+        question = bare_question(question)
+        if not question or not answer.strip():
+            raise DatasetError(f"{chosen.repository}, row {index}: no question or no answer; columns: {', '.join(row)}")
+        if question not in seen:
+            seen.add(question)
+            rows.append(make_row(question, answer, data_source=name, split=chosen.use, index=index))
+    return rows
+
+
+def load(name: str, local: Path | None = None) -> list[Row]:
+    """Fetch a set from the hub, or from the folder `<local>/<repository name>`, and convert it.
+
+    Raises:
+        DatasetError: there is no local copy where one was named.
+    """
+    import datasets
+
+    chosen = SETS[name]
+    source = chosen.repository
+    if local is not None:
+        folder = local / chosen.repository.rsplit("/", 1)[1]
+        if not folder.is_dir():
+            raise DatasetError(f"no local copy of {chosen.repository}: {folder} is not a folder; download it there or leave out --local")
+        source = str(folder)
+    rows = convert(name, datasets.load_dataset(source, split=chosen.split))
+    if not rows:
+        raise DatasetError(f"{source}, split {chosen.split}: no rows")
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> list[Path]:
+    """Run the command line; return the files written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder of the parquet files")
+    parser.add_argument("--sets", nargs="+", choices=sorted(SETS), help="write these sets, a file each, instead of Dr. MAS's three files")
+    parser.add_argument("--local", type=Path, help="folder with copies of the repositories")
+    args = parser.parse_args(argv)
+    files: Mapping[str, Sequence[tuple[str, int | None]]] = {name: [(name, None)] for name in args.sets} if args.sets else DR_MAS
+    wanted = dict.fromkeys(name for parts in files.values() for name, _ in parts)
+    loaded = {name: load(name, args.local) for name in wanted}
+    written = []
+    for file, parts in files.items():
+        rows = [row for name, most in parts for row in loaded[name][:most]]
+        written.append(write_rows(rows, args.output / f"{file}.parquet"))
+        logger.info("%d rows: %s", len(rows), written[-1])
+    return written
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    main()

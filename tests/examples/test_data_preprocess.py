@@ -1,0 +1,101 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_system.workflows.math import task_from_row
+from examples.data_preprocess import gsm8k, hf_sets, math_jsonl
+from verl.trainer.config import DataConfig
+from verl.utils.dataset import DatasetError, RLHFDataset, read_rows, write_rows
+
+ROOT = Path(__file__).parents[2]
+GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
+
+
+def jsonl(path: Path, *rows: dict) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_gsm8k_script_makes_tasks_that_the_trainer_reads(tmp_path):
+    source = jsonl(tmp_path / "train.jsonl", {"question": "How much?", "answer": "10 * 108 = 1080\n#### 1,080"})
+    script = ROOT / "examples/data_preprocess/gsm8k.py"
+    command = [sys.executable, str(script), "--input", str(source), "--output", str(tmp_path / "out")]
+    subprocess.run(command, check=True, env={"PYTHONPATH": str(ROOT), "PATH": ""}, cwd=tmp_path, capture_output=True)
+    dataset = RLHFDataset(tmp_path / "out" / "train.parquet", None, DataConfig())
+    task = task_from_row(dataset[0])
+    assert (task.task_id, task.prompt, task.ground_truth) == ("openai/gsm8k:0", "How much?", "1080")
+    assert dataset[0]["extra_info"] | {"question": "", "answer": ""} == {"split": "train", "index": 0, "question": "", "answer": ""}
+
+
+@pytest.mark.parametrize("answer", ["no mark", "#### ", ""])
+def test_gsm8k_row_without_answer_is_named(tmp_path, answer):
+    source = jsonl(tmp_path / "train.jsonl", {"question": "q", "answer": "#### 1"}, {"question": "q", "answer": answer})
+    with pytest.raises(DatasetError, match=r"train\.jsonl, row 1"):
+        gsm8k.convert(source)
+
+
+@pytest.mark.needs_shared
+@pytest.mark.skipif(not GSM8K.is_dir(), reason="no ../shared/data/gsm8k")
+def test_real_gsm8k_converts_whole(tmp_path):
+    files = gsm8k.main(["--input", str(GSM8K / "train.jsonl"), str(GSM8K / "test.jsonl"), "--output", str(tmp_path)])
+    assert [len(read_rows(file)) for file in files] == [7473, 1319]
+
+
+def test_math_jsonl_takes_the_answer_or_the_last_box(tmp_path):
+    source = jsonl(
+        tmp_path / "test.jsonl",
+        {"problem": "a", "solution": r"\boxed{1}, no: \boxed{\frac{1}{2}}", "level": "Level 5"},
+        {"question": "b", "answer": 7},
+    )
+    [file] = math_jsonl.main(["--input", str(source), "--output", str(tmp_path), "--data-source", "mine"])
+    rows = read_rows(file)
+    assert [row["reward_model"]["ground_truth"] for row in rows] == [r"\frac{1}{2}", "7"]
+    assert rows[0]["extra_info"]["level"] == "Level 5" and rows[1]["data_source"] == "mine"
+    with pytest.raises(DatasetError, match="row 0"):
+        math_jsonl.convert(jsonl(tmp_path / "bad.jsonl", {"problem": "a", "solution": "forgot the box"}), "mine")
+
+
+def local_copies(folder: Path) -> None:
+    """What the hub holds, in miniature: the columns of the real sets."""
+    suffix = "\n\nLet's think step by step and output the final answer within \\boxed{}."
+    prompt = [{"role": "user", "content": "Old question?" + suffix}]
+    dapo = {"prompt": prompt, "reward_model": {"ground_truth": "34", "style": "rule"}, "ability": "MATH", "data_source": "math_dapo"}
+    write_rows([dapo, dapo], folder / "dapo_filter" / "train.parquet")
+    math = [{"problem": f"Problem {i}", "solution": rf"\boxed{{{i}}}", "answer": str(i), "subject": "Algebra"} for i in range(60)]
+    write_rows(math, folder / "MATH-500" / "test.jsonl")
+    write_rows([{"problem": "AIME 24", "answer": "204", "solution": ""}], folder / "aime_2024" / "train.parquet")
+    write_rows([{"problem": "AIME 25", "answer": 70, "problem_idx": 1}], folder / "aime_2025" / "train.parquet")
+    write_rows([{"problem": "AMC", "answer": 27.0}], folder / "AMC-23" / "train.parquet")
+    write_rows([{"problem": "Olympiad", "answer": ["2", "3"]}], folder / "olympiadbench" / "test.parquet")
+
+
+def test_hub_sets_become_dr_mas_three_files(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    local_copies(tmp_path / "copies")
+    files = hf_sets.main(["--output", str(tmp_path / "out"), "--local", str(tmp_path / "copies")])
+    rows = {file.stem: read_rows(file) for file in files}
+    assert {name: len(part) for name, part in rows.items()} == {"train": 1, "test_sampled": 52, "test": 64}
+    assert task_from_row(rows["train"][0]).prompt == "Old question?"
+    truths = {row["data_source"]: row["reward_model"]["ground_truth"] for row in rows["test"]}
+    assert truths == {"math500": "59", "aime24": "204", "aime25": "70", "olympiadbench": "2, 3", "amc23": "27.0"}
+
+
+def test_missing_local_copy_names_the_folder(tmp_path):
+    pytest.importorskip("datasets")
+    with pytest.raises(DatasetError, match="aime_2024 is not a folder"):
+        hf_sets.load("aime24", tmp_path)
+
+
+def test_instructions_of_a_set_are_taken_off():
+    dapo = (
+        "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer (without "
+        "quotes) where $Answer is the answer to the problem.\n\n"
+        "What is 1+1?\n\n"
+        'Remember to put your answer on its own line after "Answer:".'
+    )
+    assert hf_sets.bare_question(dapo) == "What is 1+1?"
