@@ -11,17 +11,29 @@ from verl.protocol import DataProto
 class Episode(Protocol):
     """One finished (or failed) run of a task, as far as the trainer looks into it."""
 
-    task_id: str
-    data_source: str
-
     @property
-    def failed(self) -> bool:
-        """The episode ended in an error and is in no batch."""
+    def task_id(self) -> str:
+        """The task played."""
         ...
 
     @property
-    def scores(self) -> Mapping[str, float]:
-        """Numbers to average in validation: `team_reward`, `success` in 0..1, and what the environment reports (`<role>/<name>`)."""
+    def data_source(self) -> str:
+        """The data set it is from."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why the episode is in no batch, or None."""
+        ...
+
+    @property
+    def team_reward(self) -> float:
+        """Summed over turns."""
+        ...
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What the environment reports: `success` in 0..1, numbers named `<role>/<name>`, and anything else."""
         ...
 
     def to_json(self) -> dict[str, Any]:

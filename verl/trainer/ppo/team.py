@@ -17,6 +17,7 @@ from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement, WorkerGroupSpec
 from verl.trainer.ppo.batching import SubBatch, balance_order, combine_batches, pad_zero_weight, split_batch_by_wg_ids, trim_padding
 from verl.trainer.ppo.controller import Controller
+from verl.trainer.ppo.metric_utils import reduce_metrics
 from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.client import WorkerGroupClient
 from verl.workers.rollout.server import RolloutWorker
@@ -109,7 +110,7 @@ class TeamWorkers:
                 "on_policy": on_policy,
                 "shuffle_seed": zlib.crc32(repr((tuple(seed), wg_id)).encode()),
             }
-            return dict(self.policies[wg_id].update_actor(sub).meta_info["metrics"])
+            return reduce_metrics(self.policies[wg_id].update_actor(sub).meta_info["metrics"])
 
         per_group = self._on(list(parts), update)
         names = dict.fromkeys(name for metrics in per_group.values() for name in metrics)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl.trainer.ppo.rollout_protocol import CollectResult, Episode
 from verl.utils.accuracy import Estimate, estimate_avg, estimate_pass
@@ -40,7 +42,7 @@ def validation_result(results: Sequence[CollectResult], n: int) -> ValidationRes
     and `val/<metric>` for the pooled numbers of the agents and the environment.
     """
     episodes = [e for r in results for e in r.episodes]
-    done = [e for e in episodes if not e.failed]
+    done = [e for e in episodes if e.failure is None]
     metrics: dict[str, float] = {"val/episodes": float(len(episodes)), "val/failed_episodes": float(len(episodes) - len(done))}
     if not done:
         return ValidationResult(metrics, {})
@@ -50,10 +52,15 @@ def validation_result(results: Sequence[CollectResult], n: int) -> ValidationRes
     return ValidationResult(metrics, _table(done, n))
 
 
+def _scores(episode: Episode) -> dict[str, float]:
+    numbers = {k: float(v) for k, v in episode.info.items() if isinstance(v, (bool, int, float, np.number, np.bool_))}
+    return {"team_reward": episode.team_reward} | numbers
+
+
 def _per_source(episodes: Sequence[Episode]) -> dict[str, float]:
-    names = sorted({name for e in episodes for name in e.scores})
-    complete = [n for n in names if all(n in e.scores for e in episodes)]
-    infos = {n: [float(e.scores[n]) for e in episodes] for n in complete}
+    scores = [_scores(e) for e in episodes]
+    common = sorted(set.intersection(*(set(s) for s in scores)))
+    infos = {name: [s[name] for s in scores] for name in common}
     nested = process_validation_metrics([e.data_source for e in episodes], [e.task_id for e in episodes], infos)
     out = {}
     for source, per_name in nested.items():
@@ -75,25 +82,30 @@ def _pool(metrics: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dic
 
 
 def _table(episodes: Sequence[Episode], n: int) -> dict[tuple[str, str], Estimate]:
-    success, task_ids = [float(e.scores["success"]) for e in episodes], [e.task_id for e in episodes]
-    rows = {("team", f"accuracy avg@{n}"): estimate_avg(success, task_ids)}
-    counts = Counter(task_ids)
-    if n > 1:
-        whole = [i for i, t in enumerate(task_ids) if counts[t] == n]
-        if whole:
-            rows[("team", f"accuracy pass@{n}")] = estimate_pass([success[i] >= 1.0 for i in whole], [task_ids[i] for i in whole], n)
+    judged = [(float(e.info["success"]), e.task_id) for e in episodes if "success" in e.info]
+    rows: dict[tuple[str, str], Estimate] = {}
+    if judged:
+        rows["team", f"accuracy avg@{n}"] = _average(judged)
+    counts = Counter(task_id for _, task_id in judged)
+    whole = [(value >= 1.0, task_id) for value, task_id in judged if counts[task_id] == n]
+    if n > 1 and whole:
+        rows["team", f"accuracy pass@{n}"] = estimate_pass([v for v, _ in whole], [t for _, t in whole], n)
     return rows | _role_rates(episodes)
 
 
 def _role_rates(episodes: Sequence[Episode]) -> dict[tuple[str, str], Estimate]:
     """Rates in 0..1 that the environment reports as `<role>/<name>`, over the tasks of the episodes that have them."""
-    names = sorted({n for e in episodes for n in e.scores if "/" in n and n.rsplit("/")[-1].startswith(ROLE_RATES)})
-    out = {}
+    scores = [(_scores(e), e.task_id) for e in episodes]
+    names = sorted({name for s, _ in scores for name in s if "/" in name and name.split("/")[1].startswith(ROLE_RATES)})
+    rows = {}
     for name in names:
-        values = [(e.scores[name], e.task_id) for e in episodes if name in e.scores]
         role, metric = name.split("/", 1)
-        out[role, metric] = estimate_avg([v for v, _ in values], [t for _, t in values])
-    return out
+        rows[role, metric] = _average([(s[name], task_id) for s, task_id in scores if name in s])
+    return rows
+
+
+def _average(values: Sequence[tuple[float, str]]) -> Estimate:
+    return estimate_avg([v for v, _ in values], [t for _, t in values])
 
 
 def rows_before_after(before: ValidationResult | None, after: ValidationResult | None) -> list[AccuracyRow]:
