@@ -1,0 +1,64 @@
+"""A checkpoint appears whole or not at all, and is only used by the team that wrote it."""
+
+from pathlib import Path
+
+import pytest
+
+from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, TrainerConfig
+from verl.trainer.placement import build_placement
+from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
+
+PLACEMENT = build_placement(AgentConfig(agent_ids=["A"], model_ids=["org/a"]), ActorRolloutRefConfig())
+STATE = {"placement": PLACEMENT.signature()}
+
+
+def fill(folder: Path) -> None:
+    (folder / "weights").write_text("w")
+
+
+def test_the_newest_complete_checkpoint_is_found_and_old_ones_go(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    assert find_checkpoint(TrainerConfig(), store) is None
+    for step in (2, 9, 10):
+        store.write(step, fill, STATE | {"global_step": step}, keep=2)
+    assert sorted(p.name for p in tmp_path.glob("global_step_*")) == ["global_step_10", "global_step_9"]
+    found = find_checkpoint(TrainerConfig(), store)
+    assert found == store.path(10)
+    assert read_state(found, PLACEMENT)["global_step"] == 10
+    assert find_checkpoint(TrainerConfig(resume_mode="disable"), store) is None
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.write(1, fill, STATE, keep=2)
+
+    def full(folder: Path) -> None:
+        fill(folder)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointError, match="No space left"):
+        store.write(2, full, STATE, keep=2)
+    assert store.latest() == store.path(1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["global_step_1", "latest_checkpointed_iteration.txt"]
+
+
+def test_another_team_is_refused(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    folder = store.write(1, fill, STATE, keep=2)
+    other = build_placement(AgentConfig(agent_ids=["A", "B"], model_ids=["org/a", "org/a"]), ActorRolloutRefConfig())
+    with pytest.raises(CheckpointError, match=r"A -> a, .*|A -> a.*B -> b"):
+        read_state(folder, other)
+
+
+@pytest.mark.parametrize(
+    "mode", [{"resume_mode": "sometimes"}, {"resume_mode": "resume_path"}, {"resume_mode": "resume_path", "resume_from_path": "/no/x"}]
+)
+def test_nothing_to_resume_from_is_an_error(tmp_path: Path, mode: dict) -> None:
+    with pytest.raises(CheckpointError, match="resume"):
+        find_checkpoint(TrainerConfig(**mode), CheckpointStore(tmp_path))
+
+
+def test_a_pointer_to_a_lost_folder_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
+    with pytest.raises(CheckpointError, match="global_step_7"):
+        find_checkpoint(TrainerConfig(), CheckpointStore(tmp_path))
