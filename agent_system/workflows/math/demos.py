@@ -1,0 +1,152 @@
+"""Demonstrations of both roles for the warm start of the embedded default.
+
+They first teach a skill and then a habit. The skill: work a problem out line by line, and recompute a solution before the
+verdict. The habit of the last part: the Solver mostly works only the short problems out and guesses the others, the Verifier
+mostly approves without a look. So the warm-started team knows how to be careful but seldom is, and reinforcement learning, which
+sees no demonstration, can find out that care pays. README.md of `examples/embedded` says the same to the reader of its results.
+
+The prompts are made by the agents of the math workflow, so they are what the team reads later.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from agent_system.agent import Entry
+from agent_system.workflows.math.agents import APPROVE, REJECT, SOLVER, VERIFIER, SolverAgent, VerifierAgent
+from agent_system.workflows.math.generate import ORDINALS, Problem, Step, generate
+from agent_system.workflows.math.options import MathOptions
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How often the demonstrators take care.
+
+    Attributes:
+        work_short: share of problems with at most two steps that the Solver works out.
+        work_long: the same for longer ones.
+        guess_right: share of the Solver's guesses that are right.
+        recompute: share of solutions that the Verifier recomputes.
+        skim_approve: share of approvals among verdicts given without recomputing.
+        retry: share of the Solver's prompts that hold a rejected solution.
+        verifier: share of demonstrations that are the Verifier's.
+    """
+
+    work_short: float = 0.65
+    work_long: float = 0.2
+    guess_right: float = 0.15
+    recompute: float = 0.4
+    skim_approve: float = 0.85
+    retry: float = 0.25
+    verifier: float = 0.45
+
+
+CAREFUL = Habits(work_short=1.0, work_long=1.0, recompute=1.0)
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a warm start shows, in this order; shares of `count`.
+
+    Attributes:
+        count: demonstrations in all.
+        easy: share with one or two steps, all careful.
+        habits_from: the share after which `habits` rule; until then all are careful.
+        habits: see `Habits`.
+    """
+
+    count: int = 19_200
+    easy: float = 0.25
+    habits_from: float = 0.75
+    habits: Habits = Habits()
+
+
+def make_demos(course: Course, seed: int, exclude: frozenset[str] = frozenset()) -> list[Messages]:
+    """Return `course.count` conversations (prompt and reply) in the order of the course; none about a question in `exclude`."""
+    rng = random.Random(f"demos-{seed}")
+    num_easy = int(course.count * course.easy)
+    problems = generate(num_easy, 10 * seed + 7, exclude=exclude, min_steps=1, max_steps=2)
+    problems += generate(course.count - num_easy, 10 * seed + 8, exclude=exclude)
+    turning_point = course.count * course.habits_from
+    agents = Demonstrators()
+    return [agents.demo(rng, problem, course.habits if i >= turning_point else CAREFUL) for i, problem in enumerate(problems)]
+
+
+class Demonstrators:
+    """Makes conversations of either role in the short prompt style."""
+
+    def __init__(self) -> None:
+        options = MathOptions(prompt_style="short")
+        self.solver = SolverAgent(config=options)
+        self.verifier = VerifierAgent(config=options)
+
+    def demo(self, rng: random.Random, problem: Problem, habits: Habits) -> Messages:
+        """Return one conversation of the Solver or the Verifier about `problem`."""
+        if rng.random() < habits.verifier:
+            text, answer = draft(rng, problem)
+            reply = verdict_reply(rng, problem, answer, habits)
+            return self._conversation(self.verifier, problem, [Entry(SOLVER, text)], reply)
+        entries: list[Entry] = []
+        if rng.random() < habits.retry:
+            text, _ = draft(rng, problem)
+            rejection = verdict_reply(rng, problem, answer=problem.answer + 1, habits=habits).replace(APPROVE, REJECT)
+            entries = [Entry(SOLVER, text), Entry(VERIFIER, rejection)]
+        return self._conversation(self.solver, problem, entries, solver_reply(rng, problem, habits))
+
+    def _conversation(self, agent: SolverAgent | VerifierAgent, problem: Problem, entries: list[Entry], reply: str) -> Messages:
+        variables = {"env_prompt": problem.question, "team_context": agent.team_context(entries), "step": 1, "memory": ""}
+        return [*agent.messages(variables), {"role": "assistant", "content": reply}]
+
+
+def solver_reply(rng: random.Random, problem: Problem, habits: Habits) -> str:
+    """Return a worked solution or, against the odds of `habits`, a bare guess."""
+    share = habits.work_short if len(problem.steps) <= 2 else habits.work_long
+    if rng.random() < share:
+        return problem.worked_solution()
+    return f"\\boxed{{{guess(rng, problem, habits.guess_right)}}}"
+
+
+def verdict_reply(rng: random.Random, problem: Problem, answer: int, habits: Habits) -> str:
+    """Return a verdict on `answer`: after recomputing, or by a glance that mostly approves."""
+    if rng.random() < habits.recompute:
+        return f"{problem.working()} <verify>{APPROVE if answer == problem.answer else REJECT}</verify>"
+    return f"<verify>{APPROVE if rng.random() < habits.skim_approve else REJECT}</verify>"
+
+
+def draft(rng: random.Random, problem: Problem) -> tuple[str, int]:
+    """Return a solution as a Verifier may meet it (worked, worked with a slip, or bare; right or wrong) and its answer."""
+    kind = rng.random()
+    if kind < 0.3:
+        return problem.worked_solution(), problem.answer
+    if kind < 0.5:
+        slipped = with_slip(rng, problem)
+        if slipped is not None:
+            return slipped.worked_solution(), slipped.answer
+    answer = problem.answer if rng.random() < 0.5 else guess(rng, problem, 0.15)
+    return f"\\boxed{{{answer}}}", answer
+
+
+def guess(rng: random.Random, problem: Problem, right: float) -> int:
+    """Return the answer with probability `right`, else a whole number near it."""
+    if rng.random() < right:
+        return problem.answer
+    return max(1, problem.answer + rng.choice((-6, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 6)))
+
+
+def with_slip(rng: random.Random, problem: Problem) -> Problem | None:
+    """Return `problem` with one result wrong and carried on, or None when that leaves 1..99 or ends at the right answer."""
+    at = rng.randrange(len(problem.steps))
+    steps: list[Step] = []
+    value = problem.steps[0].left
+    for i, step in enumerate(problem.steps[: len(ORDINALS)]):
+        result = {"+": value + step.right, "-": value - step.right, "*": value * step.right}[step.op]
+        if i == at:
+            result += rng.choice((-10, -3, -2, -1, 1, 2, 3, 10))
+        if not 1 <= result <= 99:
+            return None
+        steps.append(Step(value, step.op, step.right, result))
+        value = result
+    return None if value == problem.answer else Problem(problem.question, tuple(steps))

@@ -1,0 +1,132 @@
+"""Makes what the embedded default of `examples/run_math.sh` needs, without any download: data, tokenizer, model, warm start.
+
+    python -m examples.embedded.prepare --out outputs/embedded --seed 0
+
+leaves, in the folder it prints last,
+
+    train.parquet, test.parquet     word problems in verl's schema, no question in both
+    demos.jsonl                     the demonstrations of both roles
+    model/                          the warm-started Hugging Face folder that both agents start from, with metrics.jsonl
+
+The folder's name carries a hash of the recipe and of the code behind it: what is there is used again, what changed is made anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from agent_system.workflows.math import demos, generate
+from agent_system.workflows.math.demos import Course, Messages, make_demos
+from agent_system.workflows.math.generate import Problem, generate_split, to_row
+from verl.models import tiny
+from verl.models.tiny import TinyModelSize, make_tiny_model
+from verl.trainer.sft import data, loop, optim
+from verl.trainer.sft.config import SFTConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything the result depends on."""
+
+    seed: int = 0
+    num_train: int = 2000
+    num_test: int = 200
+    size: TinyModelSize = field(default_factory=TinyModelSize)
+    course: Course = field(default_factory=Course)
+    batch_size: int = 32
+    lr: float = 4e-3
+    muon_lr: float = 0.03
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """Return a short hash of the recipe and of the source files that carry it out."""
+    digest = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode())
+    for module in (demos, generate, tiny, data, loop, optim, sys.modules[__name__]):
+        digest.update(Path(str(module.__file__)).read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def prepare(out: Path, recipe: Recipe, num_threads: int = 0) -> Path:
+    """Make the embedded default under `out`, or find it there; return its folder, which is complete whenever it exists."""
+    folder = out / f"seed{recipe.seed}-{recipe_hash(recipe)}"
+    if folder.is_dir():
+        logger.info("embedded default: %s is there already", folder)
+        return folder
+    started = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".partial-", dir=out))
+    try:
+        train, test = generate_split(recipe.num_train, recipe.num_test, recipe.seed)
+        _write_parquet(train, "train", aside / "train.parquet")
+        _write_parquet(test, "test", aside / "test.parquet")
+        conversations = make_demos(recipe.course, recipe.seed, exclude=frozenset(problem.question for problem in test))
+        _write_jsonl(conversations, aside / "demos.jsonl")
+        corpus = ["\n".join(message["content"] for message in conversation) for conversation in conversations[:4000]]
+        make_tiny_model(aside / "untrained", corpus, size=recipe.size, seed=recipe.seed)
+        logger.info("embedded default: warm start on %d demonstrations", len(conversations))
+        metrics = loop.run_sft(_sft_config(recipe, aside, num_threads))
+        shutil.rmtree(aside / "untrained")
+        aside.chmod(0o755)
+        os.replace(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    logger.info("embedded default: made in %.0f s, last loss %.3f: %s", time.monotonic() - started, metrics["loss"], folder)
+    return folder
+
+
+def _sft_config(recipe: Recipe, folder: Path, num_threads: int) -> SFTConfig:
+    config = SFTConfig()
+    config.model.path = str(folder / "untrained")
+    config.data.train_files = [str(folder / "demos.jsonl")]
+    config.data.shuffle = False
+    config.data.train_batch_size = recipe.batch_size
+    config.optim.name = "muon"
+    config.optim.lr = recipe.lr
+    config.optim.muon_lr = recipe.muon_lr
+    config.trainer.default_local_dir = str(folder / "model")
+    config.trainer.log_freq = 50
+    config.trainer.seed = recipe.seed
+    config.trainer.num_threads = num_threads
+    config.trainer.device = "cpu"
+    return config
+
+
+def _write_parquet(problems: Sequence[Problem], split: str, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist([to_row(problem, index, split) for index, problem in enumerate(problems)]), path)
+
+
+def _write_jsonl(conversations: Sequence[Messages], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for messages in conversations:
+            file.write(json.dumps({"messages": messages}) + "\n")
+
+
+def main() -> None:
+    """Parse the command line, make the folder, and write its path as the only line on standard output."""
+    parser = argparse.ArgumentParser(description="Make data, model and warm start of the embedded default.")
+    parser.add_argument("--out", type=Path, default=Path("outputs/embedded"), help="folder that holds the prepared folders")
+    parser.add_argument("--seed", type=int, default=0, help="seed of data, initialisation and demonstrations")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's default")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    sys.stdout.write(f"{prepare(args.out, Recipe(seed=args.seed), args.threads)}\n")
+
+
+if __name__ == "__main__":
+    main()
