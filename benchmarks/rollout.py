@@ -1,0 +1,115 @@
+"""Tokens per second of the `hf` engine against `transformers` static-cache `generate`, same model, same slots, same run.
+
+    PYTHONPATH=. python benchmarks/rollout.py
+
+equal: as many requests as slots, of one length, at once. staggered: reply lengths uniform in 8..256, each slot's next request
+comes when one ends (the peer runs batches of `slots` until their longest is done). End-of-text is off on both sides, and only
+tokens that were asked for count. Rounds alternate; the last line is the median ratio of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
+
+from verl.protocol.generate import GenerateRequest, SamplingParams
+from verl.workers.rollout.hf_engine import HFEngine
+
+PROMPT = 32
+VOCAB = 1024
+
+
+def make_model(hidden: int) -> torch.nn.Module:
+    """A random Qwen3 of four layers."""
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=4, num_attention_heads=hidden // 32,
+        num_key_value_heads=hidden // 64, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+
+
+def make_requests(lengths: Sequence[int], seed: int) -> list[GenerateRequest]:
+    """Requests with random prompts, all different."""
+    rng = random.Random(seed)
+    prompts = [tuple(rng.randrange(VOCAB) for _ in range(PROMPT)) for _ in lengths]
+    return [GenerateRequest(p, SamplingParams(n), seed=seed * 10_000 + i) for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))]
+
+
+def run_engine(engine: HFEngine, requests: Sequence[GenerateRequest], concurrent: int) -> float:
+    """Seconds for all requests, of which `concurrent` are in flight at a time."""
+
+    async def main() -> None:
+        queue = list(reversed(requests))
+
+        async def client() -> None:
+            while queue:
+                request = queue.pop()
+                (reply,) = await engine.generate(request)
+                assert len(reply.token_ids) == request.sampling.max_tokens
+
+        await asyncio.gather(*(client() for _ in range(concurrent)))
+
+    started = time.perf_counter()
+    asyncio.run(main())
+    return time.perf_counter() - started
+
+
+def run_peer(model: torch.nn.Module, requests: Sequence[GenerateRequest], slots: int) -> float:
+    """Seconds for all requests in batches of `slots`, each batch as long as its longest reply."""
+    started = time.perf_counter()
+    for begin in range(0, len(requests), slots):
+        batch = requests[begin : begin + slots]
+        longest = max(request.sampling.max_tokens for request in batch)
+        settings = GenerationConfig(
+            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=longest, eos_token_id=None, pad_token_id=0,
+            cache_implementation="static",
+        )  # fmt: skip
+        ids = torch.tensor([request.prompt_ids for request in batch])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+        assert out.shape[1] == PROMPT + longest
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=256, help="requests of a staggered round")
+    parser.add_argument("--equal-tokens", type=int, default=128, help="reply length of an equal round")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(args.threads)
+    peer, engine = make_model(args.hidden), HFEngine(make_model(args.hidden), max_num_seqs=args.slots, max_model_len=PROMPT + 256)
+    warm_up = make_requests([8] * args.slots, seed=99)
+    run_engine(engine, warm_up, args.slots), run_peer(peer, warm_up, args.slots)
+    ratios: dict[str, list[float]] = {"equal": [], "staggered": []}
+    for repeat in range(args.repeats):
+        rng = random.Random(repeat)
+        lengths = {"equal": [args.equal_tokens] * args.slots, "staggered": [rng.randint(8, 256) for _ in range(args.requests)]}
+        for name, wanted in lengths.items():
+            requests = make_requests(wanted, seed=repeat)
+            mine, theirs = run_engine(engine, requests, args.slots), run_peer(peer, requests, args.slots)
+            ratios[name].append(theirs / mine)
+            rates = f"engine {sum(wanted) / mine:.0f} tokens/s, peer {sum(wanted) / theirs:.0f}"
+            sys.stdout.write(f"{name} seed {repeat}: {rates}, ratio {theirs / mine:.2f}\n")
+            sys.stdout.flush()
+    for name, values in ratios.items():
+        sys.stdout.write(f"{name}: min {min(values):.2f} median {statistics.median(values):.2f} max {max(values):.2f}\n")
+    sys.stdout.write(json.dumps({name: round(statistics.median(values), 3) for name, values in ratios.items()}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

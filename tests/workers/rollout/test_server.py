@@ -1,0 +1,124 @@
+"""The rollout worker in this process and as a Ray actor, and the client that talks to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from tests.workers.rollout.conftest import request, tiny_model
+from verl.models.loader import ModelPathError
+from verl.protocol.generate import Generation, RolloutClient, RolloutError
+from verl.single_controller.base import ClassWithInitArgs
+from verl.single_controller.local import LocalWorkerGroup
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
+from verl.workers.rollout.client import WorkerGroupClient
+from verl.workers.rollout.server import RolloutWorker
+
+REQUESTS = [request(5 + 7 * i, 4 + 3 * i, seed=i, n=1 + i % 2) for i in range(10)]
+
+
+@pytest.fixture(scope="module")
+def init(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder: Path = tmp_path_factory.mktemp("model")
+    tiny_model().save_pretrained(folder)
+    config = ActorRolloutRefConfig(model=ModelConfig(path=str(folder)), rollout=RolloutConfig(max_num_seqs=8))
+    return {"config": config, "max_model_len": 128, "device": "cpu", "num_threads": 1, "seed": 0}
+
+
+@pytest.fixture
+def local(init: dict[str, Any]) -> Iterator[LocalWorkerGroup]:
+    group = LocalWorkerGroup(class_with_init=ClassWithInitArgs(RolloutWorker, **init), timeout_s=60)
+    group.init_model()
+    yield group
+    group.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    yield
+    ray.shutdown()
+
+
+async def serve_all(group: Any, requests: list[Any] = REQUESTS) -> list[list[Generation]]:
+    client = WorkerGroupClient(group, timeout_s=60)
+    return await asyncio.gather(*(client.generate(req) for req in requests))
+
+
+@pytest.mark.ray
+def test_a_ray_actor_and_this_process_give_the_same_bits_and_a_killed_actor_is_an_error(cluster, init, local):
+    actor = RayClassWithInitArgs(RolloutWorker, **init)
+    actor.update_options({"max_concurrency": 100})
+    group = RayWorkerGroup(RayResourcePool([1], use_gpu=False), actor, timeout_s=120)
+    group.init_model()
+    assert asyncio.run(serve_all(group)) == asyncio.run(serve_all(local))
+
+    async def kill_while_generating() -> None:
+        client = WorkerGroupClient(group, timeout_s=60)
+        group.execute_all_sync("pause")
+        waiting = asyncio.create_task(client.generate(REQUESTS[0]))
+        await asyncio.sleep(0.5)
+        ray.kill(group.workers[0])
+        with pytest.raises(RolloutError, match="cannot be reached.*died"):
+            await waiting
+        with pytest.raises(RolloutError, match="cannot be reached"):
+            await client.generate(REQUESTS[1])
+
+    asyncio.run(kill_while_generating())
+    group.shutdown()
+
+
+def test_one_client_serves_one_event_loop_after_the_other(local):
+    client = WorkerGroupClient(local, timeout_s=60)
+    assert isinstance(client, RolloutClient)
+    first = asyncio.run(client.generate(REQUESTS[0]))
+    assert asyncio.run(client.generate(REQUESTS[0])) == first
+
+
+async def test_an_error_reaches_only_the_request_that_caused_it(local):
+    bad = replace(REQUESTS[0], prompt_ids=(1,) * 200)
+    client = WorkerGroupClient(local, timeout_s=60)
+    failed, good = await asyncio.gather(client.generate(bad), client.generate(REQUESTS[1]), return_exceptions=True)
+    assert isinstance(failed, RolloutError) and "200 tokens" in str(failed)
+    assert good == (await serve_all(local))[1]
+
+
+async def test_a_request_that_takes_too_long_is_an_error_and_frees_its_slot(local):
+    local.pause()
+    client = WorkerGroupClient(local, timeout_s=0.2)
+    with pytest.raises(RolloutError, match=r"waited 0\.2 s for request late"):
+        await client.generate(replace(REQUESTS[0], request_id="late"))
+    local.resume()
+    await asyncio.sleep(0.1)
+    (stats,) = local.stats()
+    assert stats["active"] == stats["waiting"] == 0
+
+
+async def test_new_weights_arrive_in_buckets_and_carry_their_version(local):
+    before = await serve_all(local, REQUESTS[:1])
+    tensors = dict(tiny_model(seed=1).named_parameters())
+    names = sorted(tensors)
+    local.update_weights({name: tensors[name].detach() for name in names[:5]}, 3, False)
+    local.update_weights({name: tensors[name].detach() for name in names[5:]}, 3, True)
+    after = await serve_all(local, REQUESTS[:1])
+    assert after[0][0].version == 3 and after[0][0].token_ids != before[0][0].token_ids
+
+
+def test_an_engine_without_a_model_says_what_to_do(init):
+    worker = RolloutWorker(**init)
+    with pytest.raises(RolloutError, match="call init_model first"):
+        asyncio.run(worker.generate(REQUESTS[0]))
+
+
+@pytest.mark.parametrize(("path", "name", "error"), [("/nowhere/at/all", "hf", ModelPathError), (None, "magic", ValueError)])
+def test_a_wrong_path_or_engine_name_is_an_error(init, path, name, error):
+    config = ActorRolloutRefConfig(model=ModelConfig(path=path), rollout=RolloutConfig(name=name))
+    with pytest.raises(error, match=path or name):
+        asyncio.run(RolloutWorker(**{**init, "config": config}).init_model())

@@ -1,0 +1,108 @@
+"""A rollout engine that lives elsewhere, seen through the handle of its worker group.
+
+Requests of one tick of the event loop go over in one call, and one call at a time waits for whatever is done, so the number of
+calls follows the engine's steps and not the number of episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+from uuid import uuid4
+
+from verl.protocol.generate import GenerateRequest, Generation, RolloutError
+from verl.single_controller.base import WorkerGroup
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 20.0
+
+
+class WorkerGroupClient:
+    """`RolloutClient` over a worker group of `RolloutWorker`; use it on one event loop at a time.
+
+    Args:
+        group: the worker group; rank 0 serves.
+        timeout_s: limit of one request, in seconds.
+    """
+
+    def __init__(self, group: WorkerGroup, timeout_s: float) -> None:
+        self._group, self._timeout_s = group, timeout_s
+        self._numbers = itertools.count()
+        self._session = ""
+        self._futures: dict[int, asyncio.Future[list[Generation]]] = {}
+        self._outbox: list[tuple[int, GenerateRequest]] = []
+        self._poller: asyncio.Task[None] | None = None
+        self._sends: set[asyncio.Task[None]] = set()
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        """Sample `request.n` replies.
+
+        Raises `RolloutError` when the engine refuses the request, is gone, or gives no answer within the time limit.
+        """
+        loop = asyncio.get_running_loop()
+        number = next(self._numbers)
+        future: asyncio.Future[list[Generation]] = loop.create_future()
+        self._futures[number] = future
+        self._ensure_poller(loop)
+        if not self._outbox:
+            loop.call_soon(self._flush)
+        self._outbox.append((number, request))
+        try:
+            return await asyncio.wait_for(future, self._timeout_s)
+        except asyncio.TimeoutError as error:
+            name = request.request_id or "(no id)"
+            raise RolloutError(f"waited {self._timeout_s:g} s for request {name} on the rollout engine") from error
+        finally:
+            if self._futures.pop(number, None) is not None and future.cancelled():
+                self._cancel(number)
+
+    def _ensure_poller(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._poller is None or self._poller.done():
+            self._session, self._outbox = uuid4().hex, []
+            self._poller = loop.create_task(self._poll(self._session), name="rollout-poll")
+            self._poller.add_done_callback(self._on_end)
+
+    def _flush(self) -> None:
+        batch, self._outbox = self._outbox, []
+        if batch:
+            send = asyncio.get_running_loop().create_task(self._send(self._session, batch))
+            self._sends.add(send)
+            send.add_done_callback(self._sends.discard)
+            send.add_done_callback(self._on_end)
+
+    async def _send(self, session: str, batch: Sequence[tuple[int, GenerateRequest]]) -> None:
+        await self._group.call_async("submit", session, list(batch))
+
+    async def _poll(self, session: str) -> None:
+        while self._futures:
+            for served in await self._group.call_async("collect", session, POLL_S):
+                future = self._futures.pop(served.number, None)
+                if future is None or future.done():
+                    continue
+                if served.generations is None:
+                    future.set_exception(RolloutError(served.error))
+                else:
+                    future.set_result(served.generations)
+            await asyncio.sleep(0)
+
+    def _cancel(self, number: int) -> None:
+        """Give up a request that the engine may still be serving; nobody waits for the answer."""
+        if any(number == waiting for waiting, _ in self._outbox):
+            self._outbox = [entry for entry in self._outbox if entry[0] != number]
+        else:
+            self._group.call_async("cancel", self._session, number)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """Tell everyone who waits when a call could not be made; no later call could answer them."""
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        logger.error("the rollout engine cannot be reached: %s", error)
+        for future in self._futures.values():
+            if not future.done():
+                failure = RolloutError(f"the rollout engine cannot be reached: {error}")
+                failure.__cause__ = error
+                future.set_exception(failure)

@@ -1,0 +1,162 @@
+"""The rollout worker: one engine in a process of its own, or in this one, that many episodes talk to at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from verl.models.loader import load_causal_lm, resolve_dtype
+from verl.protocol.generate import GenerateRequest, Generation, RolloutError
+from verl.single_controller.base import Worker
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.trainer.config import ActorRolloutRefConfig
+from verl.workers.rollout.base import RolloutEngine
+from verl.workers.rollout.hf_engine import HFEngine
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of request `number` of a session: its replies, or why there are none."""
+
+    number: int
+    generations: list[Generation] | None
+    error: str = ""
+
+
+@dataclass
+class _Session:
+    done: list[Served] = field(default_factory=list)
+    open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def build_engine(config: ActorRolloutRefConfig, *, max_model_len: int, device: str, seed: int) -> RolloutEngine:
+    """Load the model and make the engine that `rollout.name` asks for.
+
+    Raises ValueError for an unknown name and `ModelPathError` for a path that is no model. `seed` makes weights that the
+    checkpoint lacks the same in every engine.
+    """
+    rollout = config.rollout
+    if rollout.name != "hf":
+        raise ValueError(f"actor_rollout_ref.rollout.name={rollout.name!r}: expected hf")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = load_causal_lm(
+            str(config.model.path),
+            dtype=resolve_dtype(rollout.dtype, device),
+            attn_implementation="sdpa",
+            trust_remote_code=config.model.trust_remote_code,
+        )
+    return HFEngine(model.to(device), max_num_seqs=rollout.max_num_seqs, max_model_len=max_model_len)
+
+
+class RolloutWorker(Worker):
+    """Serves one engine. All methods run on one event loop, so weights change between two decode steps and never in one.
+
+    Besides `generate`, requests can be handed in by the batch (`submit`) and their results fetched as they come (`collect`): one
+    call a tick instead of one a request.
+
+    Args:
+        config: model and rollout settings.
+        max_model_len: most tokens of prompt and reply together.
+        device: cpu or cuda.
+        num_threads: CPU threads of this process; 0 leaves torch's default.
+        seed: see `build_engine`.
+    """
+
+    def __init__(self, config: ActorRolloutRefConfig, *, max_model_len: int, device: str, num_threads: int, seed: int) -> None:
+        super().__init__()
+        self._config, self._max_model_len, self._device, self._seed = config, max_model_len, device, seed
+        self._num_threads = num_threads
+        self._engine: RolloutEngine | None = None
+        self._sessions: dict[str, _Session] = {}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def init_model(self) -> None:
+        """Load the model. Raises as `build_engine` does."""
+        if self._num_threads > 0:
+            torch.set_num_threads(self._num_threads)
+        self._engine = build_engine(self._config, max_model_len=self._max_model_len, device=self._device, seed=self._seed)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def update_weights(self, bucket: Mapping[str, torch.Tensor], version: int, final: bool) -> None:
+        """Copy one bucket into the weights in place; the final one ends the update. Raises `RolloutError` for tensors that do not fit."""
+        self._ready().update_weights(bucket, version=version, final=final)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def stats(self) -> dict[str, float]:
+        """Counters of the engine."""
+        return self._ready().stats()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def pause(self) -> None:
+        """Stop sampling; requests are kept."""
+        self._ready().pause()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def resume(self) -> None:
+        """Go on sampling."""
+        self._ready().resume()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def sleep(self) -> None:
+        """Give up the memory that an idle engine does not need."""
+        self._ready().sleep()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def wake(self) -> None:
+        """Take the memory back."""
+        self._ready().wake()
+
+    async def abort(self, request_id: str) -> int:
+        """End the request's unfinished replies; returns how many there were."""
+        return self._ready().abort(request_id)
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        """Sample one request. Raises `RolloutError` when it cannot be served."""
+        return await self._ready().generate(request)
+
+    async def submit(self, session: str, requests: Sequence[tuple[int, GenerateRequest]]) -> None:
+        """Start numbered requests; `collect` of the same session returns what became of them."""
+        self._ready()
+        entry = self._sessions.setdefault(session, _Session())
+        for number, request in requests:
+            entry.open[number] = asyncio.create_task(self._serve(session, number, request))
+
+    async def collect(self, session: str, wait_s: float) -> list[Served]:
+        """Everything of the session that is done; waits up to `wait_s` seconds for the first."""
+        entry = self._sessions.setdefault(session, _Session())
+        try:
+            await asyncio.wait_for(entry.news.wait(), wait_s)
+        except asyncio.TimeoutError:
+            return []
+        finally:
+            entry.news.clear()
+            if not entry.open:
+                self._sessions.pop(session, None)
+        done, entry.done = entry.done, []
+        return done
+
+    async def cancel(self, session: str, number: int) -> None:
+        """Give a submitted request up; its slots are freed."""
+        task = self._sessions[session].open.pop(number, None) if session in self._sessions else None
+        if task is not None:
+            task.cancel()
+
+    async def _serve(self, session: str, number: int, request: GenerateRequest) -> None:
+        try:
+            served = Served(number, await self._ready().generate(request))
+        except RolloutError as error:
+            served = Served(number, None, str(error))
+        entry = self._sessions[session]
+        entry.open.pop(number, None)
+        entry.done.append(served)
+        entry.news.set()
+
+    def _ready(self) -> RolloutEngine:
+        if self._engine is None:
+            raise RolloutError("the rollout worker has no model yet; call init_model first")
+        return self._engine
