@@ -102,6 +102,19 @@ def test_weights_come_whole_once_and_in_buckets(tiny_model_dir: Path) -> None:
     assert torch.equal(next(iter(buckets[0].values())), expected[next(iter(buckets[0]))]), "buckets are copies"
 
 
+def test_off_policy_weights_scale_the_policy_loss(tiny_model_dir: Path) -> None:
+    rows = make_rows(4)
+    rows["rollout_is_weights"] = torch.zeros_like(rows["advantages"])
+    metrics = make_worker(tiny_model_dir).update_actor(make_batch(rows)).meta_info["metrics"]
+    assert metrics["actor/pg_loss"] == 0.0 and metrics["actor/grad_norm"] == 0.0
+
+
+def test_a_call_before_init_model_says_so(tiny_model_dir: Path) -> None:
+    worker = PolicyWorker(ActorRolloutRefConfig(), use_reference=False, seed=0, device="cpu", num_threads=1)
+    with pytest.raises(RuntimeError, match="call init_model first"):
+        worker.state_digest()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

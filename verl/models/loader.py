@@ -93,6 +93,8 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ModelPathError(f"no tokenizer can be loaded from {path!r}: {error}; set actor_rollout_ref.model.tokenizer_path") from error
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ModelPathError(f"{path!r} has no tokenizer files; set actor_rollout_ref.model.tokenizer_path")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

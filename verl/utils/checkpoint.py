@@ -92,7 +92,7 @@ def save_sharded(
     path = Path(path)
     rank, aside = dist.get_rank(group), _aside(path)
     failures: list[str | None] = [None] * dist.get_world_size(group)
-    failure = _attempt(lambda: _start(aside, meta | {"format": _FORMAT, "world_size": len(failures)}) if rank == 0 else None)
+    failure = _attempt(lambda: _start(aside, {**meta, "format": _FORMAT, "world_size": len(failures)}) if rank == 0 else None)
     dist.all_gather_object(failures, failure, group=group)
     for write in (
         lambda: dcp.save(dict(tensors), checkpoint_id=aside / _SHARDS, process_group=group),

@@ -47,6 +47,19 @@ def test_gradient_is_the_same_however_rows_are_cut_and_padded(tiny_model_dir: Pa
         assert metrics == pytest.approx(cut_metrics, abs=1e-5)
 
 
+def test_gradient_checkpointing_changes_no_gradient(tiny_model_dir: Path) -> None:
+    rows = make_rows(5)
+    kept, _ = gradients(make_engine(tiny_model_dir), rows)
+    recomputed, _ = gradients(make_engine(tiny_model_dir, enable_gradient_checkpointing=True), rows)
+    assert largest_difference(kept, recomputed) < 1e-7
+
+
+def test_the_same_update_gives_the_same_bits(tiny_model_dir: Path) -> None:
+    rows, rule = make_rows(9), MicroBatchRule(25, 1, packed=True)
+    first, again = (gradients(make_engine(tiny_model_dir), rows, rule)[0] for _ in range(2))
+    assert largest_difference(first, again) == 0.0
+
+
 def test_gradient_equals_that_of_the_loss_written_by_hand(tiny_model_dir: Path) -> None:
     from transformers import AutoModelForCausalLM
 

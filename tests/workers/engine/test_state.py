@@ -109,7 +109,7 @@ def test_what_is_no_checkpoint_of_this_model_is_refused(tiny_model_dir: Path, tm
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         load_engine(engine, tmp_path / "nothing")
     save_engine(engine, tmp_path / "saved", None)
-    config = Qwen3Config.from_pretrained(tiny_model_dir, num_hidden_layers=1, layer_types=None)
+    config = Qwen3Config.from_pretrained(tiny_model_dir, num_hidden_layers=1, layer_types=["full_attention"])
     Qwen3ForCausalLM(config).save_pretrained(tmp_path / "other")
     with pytest.raises(CheckpointError, match="another model"):
         load_engine(new_engine(tmp_path / "other"), tmp_path / "saved")

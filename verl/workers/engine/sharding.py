@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _TIMEOUT = timedelta(minutes=30)
 
 
@@ -47,7 +47,7 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
     master = next(model.parameters()).dtype
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype if compute_dtype != master else None,
-        reduce_dtype=torch.float32 if torch.float32 not in (master,) or compute_dtype != master else None,
+        reduce_dtype=torch.float32,
     )
     reshard = reshard_after_forward and mesh.size() > 1
     layer_names = set(getattr(model, "_no_split_modules", None) or ())

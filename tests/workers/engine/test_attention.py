@@ -1,0 +1,62 @@
+"""Attention over packed rows equals transformers' own on padded rows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM
+
+from tests.workers.engine.parts import ONE_PIECE, make_engine, make_rows
+from verl.workers.engine import MicroBatchRule
+from verl.workers.engine.attention import check_packable, packed_attention, plan_packing
+
+
+def test_buckets_cover_the_packed_sequence_with_little_padding() -> None:
+    lengths = [100, 90, 80, 40, 40, 9]
+    buckets = plan_packing(lengths, torch.device("cpu")).buckets
+    assert [(b.rows, b.width) for b in buckets] == [(3, 100), (2, 40), (1, 9)]
+    assert [b.start for b in buckets] + [sum(lengths)] == [0] + [b.stop for b in buckets]
+    assert [b.gather is None for b in buckets] == [False, True, True]
+
+
+@pytest.mark.parametrize("order", [[5, 4, 4, 2, 1], [1, 5, 2, 4, 4]])
+def test_tokens_attend_to_their_own_row_only(order: list[int]) -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(1, 4, sum(order), 8), torch.randn(1, 2, sum(order), 8)
+    plan = plan_packing(order, torch.device("cpu"))
+    out, _ = packed_attention(torch.nn.Module(), query, key, key, None, pack_plan=plan)
+    start = 0
+    for length in order:
+        q, k = query[:, :, start : start + length], key[:, :, start : start + length].repeat_interleave(2, dim=1)
+        scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf"))
+        torch.testing.assert_close(out[:, start : start + length], (scores.softmax(-1) @ k).transpose(1, 2))
+        start += length
+
+
+def test_sliding_windows_are_kept(tmp_path: Path) -> None:
+    config = MistralConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, sliding_window=3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    rows = make_rows(6)
+    packed = make_engine(tmp_path).score_all(rows, 1.0, ONE_PIECE).log_probs
+    for attention in ("sdpa", "eager"):
+        plain = make_engine(tmp_path, use_remove_padding=False, attn_implementation=attention)
+        assert (packed - plain.score_all(rows, 1.0, MicroBatchRule(None, 6, packed=False)).log_probs).abs().max() < 1e-5
+
+
+def test_a_model_that_cannot_be_packed_says_how_to_go_on(tiny_model_dir: Path) -> None:
+    config = MistralConfig()
+    config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(ValueError, match=r"linear_attention.*use_remove_padding=false"):
+        check_packable(config)
+    with pytest.raises(ValueError, match=r"eager.*use_remove_padding=false"):
+        make_engine(tiny_model_dir, attn_implementation="eager")
+
+
+def test_no_plan_is_an_error() -> None:
+    states = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(ValueError, match="needs pack_plan"):
+        packed_attention(torch.nn.Module(), states, states, states, None)
