@@ -39,7 +39,7 @@ class UpdatePlan:
 class LossConfig(ActorConfig):
     """`ActorConfig` with the counts of the mini-batch at hand, the way verl's policy losses expect them."""
 
-    global_batch_info: dict[str, Any] = field(default_factory=dict)
+    global_batch_info: dict[str, Any] = field(default_factory=dict)  # type: ignore[misc]
 
 
 def update_policy(engine: FSDPEngine, config: ActorConfig, rows: Rows, plan: UpdatePlan, rule: MicroBatchRule) -> dict[str, float]:
