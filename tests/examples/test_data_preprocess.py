@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_system.workflows.math import task_from_row
+from agent_system.task import task_from_row
 from examples.data_preprocess import gsm8k, hf_sets, math_jsonl
 from verl.trainer.config import DataConfig
 from verl.utils.dataset import DatasetError, RLHFDataset, read_rows, write_rows

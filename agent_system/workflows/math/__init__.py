@@ -1,7 +1,6 @@
 """Mathematics by a team of two: the Solver Agent proposes, the Verifier Agent approves or rejects."""
 
 from agent_system.workflows.math.agents import SOLVER, VERIFIER, SolverAgent, VerifierAgent
-from agent_system.workflows.math.data import task_from_row
 from agent_system.workflows.math.env import MathEnv, MathEnvOptions
 from agent_system.workflows.math.options import MathOptions
 from agent_system.workflows.math.orchestra import MathOrchestra
@@ -15,5 +14,4 @@ __all__ = [
     "MathOrchestra",
     "SolverAgent",
     "VerifierAgent",
-    "task_from_row",
 ]

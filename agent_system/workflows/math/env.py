@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
+from agent_system.projection import last_boxed
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.math.agents import APPROVE, SOLVER, VERIFIER
 from agent_system.workflows.math.grader_pool import Verdict
@@ -53,10 +54,15 @@ class MathEnv(BaseEnv):
     blocking = False
 
     def reset(self, task: Task) -> Observation:
-        """Raises AgentSystemError when the task has no ground truth."""
+        r"""Start from the problem; a ground truth that is a whole solution counts for its last `\boxed{}`.
+
+        Raises:
+            AgentSystemError: the task has no ground truth.
+        """
         if task.ground_truth is None or not str(task.ground_truth).strip():
             raise AgentSystemError(f"task {task.task_id!r} has no ground truth; the math environment needs reward_model.ground_truth")
-        self._truth = str(task.ground_truth)
+        truth = str(task.ground_truth)
+        self._truth = last_boxed(truth) or truth.strip()
         self._graded: dict[str, Verdict] = {}
         self._solutions: list[bool] = []
         self._judgements: list[tuple[str, bool]] = []

@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
+
+from agent_system.rollout.threads import DaemonExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class GraderPool:
         self.timeouts = 0
         self._processes: set[_GraderProcess] = set()
         self._idle: queue.LifoQueue[_GraderProcess | None] = queue.LifoQueue()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: DaemonExecutor | None = None
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
         self._fill()
@@ -67,7 +68,7 @@ class GraderPool:
             return known
         with self._lock:
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="grader")
+                self._threads = DaemonExecutor(self.workers)
             threads = self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, self.compare_now, answer, truth)
 
@@ -104,7 +105,7 @@ class GraderPool:
         for process in processes:
             process.kill()
         if threads is not None:
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.shutdown()
 
     def _fill(self) -> None:
         # A place without a process is None: the process starts when the place is first taken.

@@ -1,7 +1,7 @@
 import pytest
 
 from agent_system import AgentSystemError, Task
-from agent_system.workflows.math import SOLVER, VERIFIER, MathEnv, MathEnvOptions, task_from_row
+from agent_system.workflows.math import SOLVER, VERIFIER, MathEnv, MathEnvOptions
 
 APPROVE, REJECT = "<verify>approve</verify>", "<verify>reject</verify>"
 
@@ -63,17 +63,7 @@ def test_bad_env_option_is_refused():
         MathEnvOptions(grader_timeout_s=0.0)
 
 
-def test_row_becomes_a_task_of_the_users_words():
-    row = {
-        "task_id": "gsm8k:3",
-        "data_source": "gsm8k",
-        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " 1+1? "}],
-        "reward_model": {"style": "rule", "ground_truth": r"It is \boxed{\frac{4}{2}}."},
-        "extra_info": {"index": 3},
-    }
-    task = task_from_row(row)
-    assert task == Task("gsm8k:3", "1+1?", "gsm8k", r"\frac{4}{2}", {"index": 3})
-    with pytest.raises(AgentSystemError, match="ground_truth is missing"):
-        task_from_row(row | {"reward_model": {}})
-    with pytest.raises(AgentSystemError, match="no user message"):
-        task_from_row(row | {"prompt": []})
+async def test_ground_truth_may_be_a_whole_solution():
+    env = MathEnv()
+    env.reset(Task("t", "q", "", r"So it is \boxed{\frac{4}{2}}."))
+    assert (await env.step("2")).team == 1.0

@@ -91,6 +91,25 @@ def test_graders_end_when_their_parent_is_killed(hanging):
     assert until_gone([pid])
 
 
+def test_answers_that_hang_do_not_keep_the_process_from_ending():
+    code = (
+        "import asyncio\n"
+        "from agent_system.workflows.math.grader_pool import GraderPool\n"
+        "async def main():\n"
+        "    pool = GraderPool(workers=1, timeout_s=5.0)\n"
+        "    await pool.compare('1+1', '2')\n"
+        "    print(pool.pids[0], flush=True)\n"
+        "    waiting = [asyncio.create_task(pool.compare(f'9999999{i}!', '5')) for i in range(8)]\n"
+        "    await asyncio.wait(waiting, timeout=0.2)\n"
+        "asyncio.run(main())\n"
+    )
+    start = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert time.monotonic() - start < 30.0
+    assert until_gone([int(ended.stdout)])
+
+
 def test_grader_that_dies_by_itself_is_an_error_and_not_remembered(pool):
     pool.compare_now("5+5", "10")
     os.kill(pool.pids[0], signal.SIGKILL)
