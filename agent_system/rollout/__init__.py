@@ -4,7 +4,6 @@ from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult, EnvFactory, TooManyFailuresError
 from agent_system.rollout.record import EpisodeRecord, Sample
 from agent_system.rollout.settings import CollectorSettings
-from agent_system.rollout.trajectory import write_trajectories
 
 __all__ = [
     "AgentBinding",
@@ -15,5 +14,4 @@ __all__ = [
     "EpisodeRecord",
     "Sample",
     "TooManyFailuresError",
-    "write_trajectories",
 ]
