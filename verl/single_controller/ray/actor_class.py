@@ -27,7 +27,7 @@ class RayClassWithInitArgs(ClassWithInitArgs):
     def worker_class(self) -> type:
         """The plain class, without Ray's decoration."""
         if isinstance(self.cls, ActorClass):
-            modified: type = self.cls.__ray_metadata__.modified_class
+            modified: type = self.cls.__ray_metadata__.modified_class  # type: ignore[attr-defined]
             return modified
         assert inspect.isclass(self.cls), f"cls must be a class or a ray actor class, got {type(self.cls).__name__}"
         return self.cls

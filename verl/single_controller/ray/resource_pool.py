@@ -183,6 +183,10 @@ class _MergedRayResourcePool(RayResourcePool):
         super().__init__([size for part in parts for size in part.store], first.use_gpu, first.name_prefix, first.max_colocate_count)
         self.parts = parts
 
+    @property
+    def world_size(self) -> int:
+        return sum(part.world_size for part in self.parts)
+
     def get_placement_groups(
         self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str | None = None
     ) -> list[PlacementGroup]:
