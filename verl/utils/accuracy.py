@@ -112,9 +112,7 @@ def estimate_pass(correct: ArrayLike, task_ids: Sequence[Hashable], k: int, conf
     chances = []
     for task_id, task in tasks.items():
         if not np.isin(task, (0.0, 1.0)).all():
-            raise ValueError(
-                f"pass@{k} of task {task_id!r} needs 0/1 outcomes, found {task.tolist()}; apply a threshold first"
-            )
+            raise ValueError(f"pass@{k} of task {task_id!r} needs 0/1 outcomes, found {task.tolist()}; apply a threshold first")
         if len(task) < k:
             raise ValueError(f"task {task_id!r} has {len(task)} rows, pass@{k} needs {k}; raise env.rollout.val_n or ask for a smaller k")
         chances.append(pass_at_k(len(task), int(task.sum()), k))
