@@ -11,6 +11,7 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import describe
 
 PASS_THROUGH = ("asdict", "vars")
+LEAVES = [name.rpartition(".")[2] for name, *_ in describe(RunConfig)]
 
 
 def section_class(section: str) -> str:
@@ -29,10 +30,13 @@ class Reads(ast.NodeVisitor):
         self.attributes: set[str] = set()
         self.names: set[str] = set()
         self.whole: set[str] = set()
+        self.of_config: set[str] = set()
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if isinstance(node.ctx, ast.Load):
             self.attributes.add(node.attr)
+            if isinstance(node.value, ast.Name) and node.value.id == "config":
+                self.of_config.add(node.attr)
         self.names.add(node.attr)
         self.generic_visit(node)
 
@@ -65,8 +69,13 @@ def readers() -> dict[str, Reads]:
 
 
 def is_read(name: str, by: dict[str, Reads]) -> bool:
-    """A file that knows the section (by its name or its class) reads the key, or hands the section on whole."""
+    """A file that knows the section (by its name or its class) reads the key, or hands the section on whole.
+
+    Losses take their section as `config`, of any class: there a key whose last name no other section has is told by that name.
+    """
     section, _, leaf = name.rpartition(".")
+    if LEAVES.count(leaf) == 1 and any(leaf in reads.of_config for reads in by.values()):
+        return True
     known_as = {section.rpartition(".")[2], section_class(section)}
     return any((leaf in reads.attributes and known_as & reads.names) or (known_as & reads.whole) for reads in by.values())
 
