@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
-from tests.workers.rollout.conftest import request, tiny_model
-from verl.protocol.generate import Generation
+from tests.workers.rollout.conftest import VOCAB, request, tiny_model
+from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
 from verl.workers.rollout.base import RolloutEngine
+from verl.workers.rollout.hf_engine import HFEngine
 
 
 def plain_log_probs(prompt: tuple[int, ...], reply: tuple[int, ...], temperature: float) -> torch.Tensor:
@@ -40,7 +42,7 @@ async def test_greedy_takes_the_most_likely_token_at_every_step(make_engine):
 async def test_random_arrivals_change_no_bit(make_engine):
     generator = torch.Generator().manual_seed(7)
     requests = []
-    for i in range(48):
+    for i in range(30):
         length, tokens = (int(x) for x in torch.randint(1, 90, (2,), generator=generator))
         extra = [{}, {"top_p": 0.8}, {"top_k": 5}, {"temperature": 0.0}, {"temperature": 0.7, "stop_token_ids": (3, 9)}][i % 5]
         requests.append(request(length, tokens, seed=i, n=1 + i % 3, prompt_seed=i // 2, **extra))
@@ -52,9 +54,164 @@ async def test_random_arrivals_change_no_bit(make_engine):
         return await engine.generate(requests[i])
 
     together = await asyncio.gather(*(arrive(i) for i in range(len(requests))))
-    for req, shared in zip(requests, together, strict=True):
-        assert await make_engine(slots=12).generate(req) == shared
+    alone = make_engine(slots=12)
+    for i, (req, shared) in enumerate(zip(requests, together, strict=True)):
+        assert await (make_engine(slots=12) if i % 5 == 0 else alone).generate(req) == shared
 
 
 def test_engine_fits_the_protocol(make_engine):
     assert isinstance(make_engine(), RolloutEngine)
+
+
+async def test_a_seed_gives_one_reply_and_other_seeds_give_others(make_engine):
+    engine = make_engine()
+    replies = [await engine.generate(request(10, 20, seed=seed, prompt_seed=0)) for seed in (1, 1, 2)]
+    assert replies[0] == replies[1] != replies[2]
+
+
+async def test_n_replies_compute_the_prompt_once_and_differ(make_engine):
+    engine = make_engine(slots=8)
+    replies = await engine.generate(request(40, 10, n=20))
+    assert len({reply.token_ids for reply in replies}) == 20
+    assert engine.stats()["prompt_tokens_computed"] == 40
+    assert (await make_engine(slots=8).generate(request(40, 10, n=3))) == replies[:3]
+
+
+async def test_a_reply_ends_with_the_first_stop_token(make_engine):
+    (free,) = await make_engine().generate(request(10, 30))
+    stops = (free.token_ids[12], free.token_ids[20])
+    (stopped,) = await make_engine().generate(request(10, 30, stop_token_ids=stops))
+    end = min(free.token_ids.index(stop) for stop in stops)
+    assert stopped.stop_reason == "stop" and stopped.token_ids == free.token_ids[: end + 1]
+    assert stopped.log_probs == free.log_probs[: end + 1]
+
+
+async def test_max_tokens_is_clipped_to_the_room_the_model_leaves(make_engine):
+    (reply,) = await make_engine(max_model_len=100).generate(request(99, 50))
+    assert (len(reply.token_ids), reply.stop_reason) == (1, "length")
+    (reply,) = await make_engine(max_model_len=100).generate(request(70, 50))
+    assert len(reply.token_ids) == 30
+
+
+@pytest.mark.parametrize(
+    ("bad", "match"),
+    [
+        (request(100, 5, request_id="r7"), "r7 has 100 tokens, max_model_len is 100"),
+        (GenerateRequest((), SamplingParams(5)), "0 prompt tokens"),
+        (GenerateRequest((1, VOCAB), SamplingParams(5)), "outside"),
+        (GenerateRequest((1,), SamplingParams(5), n=0), "n=0"),
+        (GenerateRequest((1,), SamplingParams(5), adapter="a"), "adapter 'a'"),
+    ],
+)
+async def test_a_request_that_cannot_be_served_says_why(make_engine, bad, match):
+    with pytest.raises(RolloutError, match=match):
+        await make_engine(max_model_len=100).generate(bad)
+
+
+async def until_running(engine: HFEngine, steps: int) -> None:
+    while engine.stats()["steps"] < steps:
+        await asyncio.sleep(0)
+
+
+async def test_weights_change_under_replies_in_flight(make_engine):
+    engine = make_engine()
+    (before,) = await engine.generate(request(10, 60))
+    flight = asyncio.create_task(engine.generate(request(10, 60)))
+    start = engine.stats()["steps"]
+    await until_running(engine, start + 20)
+    new = {name: tensor.detach() for name, tensor in tiny_model(seed=1).named_parameters()}
+    names = sorted(new)
+    engine.update_weights({name: new[name] for name in names[:4]}, version=5, final=False)
+    held = engine.stats()["steps"]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert engine.stats()["steps"] <= held + 1 and engine.version == 0
+    engine.update_weights({name: new[name] for name in names[4:]}, version=5)
+    (reply,) = await flight
+    assert reply.version == 5 and reply.token_ids[:15] == before.token_ids[:15] and reply.token_ids != before.token_ids
+    assert await engine.generate(request(10, 60)) == [
+        Generation(g.token_ids, g.log_probs, g.stop_reason, 5) for g in await make_engine(seed=1).generate(request(10, 60))
+    ]
+
+
+def test_weights_that_do_not_fit_are_refused_whole(make_engine):
+    engine, name = make_engine(), "model.norm.weight"
+    for bad, match in [({"model.nrom.weight": torch.ones(64)}, "model.nrom.weight"), ({name: torch.ones(3)}, r"\(3,\), expected \(64,\)")]:
+        with pytest.raises(RolloutError, match=match):
+            engine.update_weights(bad, version=1)
+    with pytest.raises(RolloutError, match="never came"):
+        engine.update_weights({name: torch.ones(64)}, version=1)
+
+
+async def test_logits_that_are_not_numbers_fail_their_request_and_no_later_one(make_engine):
+    engine = make_engine()
+    good = {name: tensor.detach().clone() for name, tensor in tiny_model().named_parameters()}
+    engine.update_weights({**good, "model.norm.weight": torch.full((64,), float("nan"))}, version=0)
+    failed = await asyncio.gather(*(engine.generate(request(10, 5, seed=i)) for i in range(9)), return_exceptions=True)
+    assert all(isinstance(error, RolloutError) and "non-finite" in str(error) for error in failed)
+    engine.update_weights({**good, "model.layers.0.self_attn.v_proj.weight": torch.full((32, 64), float("nan"))}, version=0)
+    with pytest.raises(RolloutError, match="non-finite"):
+        await engine.generate(request(10, 5))
+    engine.update_weights(good, version=0)
+    assert await engine.generate(request(10, 70, n=8)) == await make_engine().generate(request(10, 70, n=8))
+
+
+async def test_abort_ends_a_request_with_what_it_has(make_engine):
+    engine = make_engine()
+    flight = asyncio.create_task(engine.generate(request(10, 200, n=12, request_id="x")))
+    await until_running(engine, 10)
+    assert engine.abort("x") == 12 and engine.abort("x") == 0
+    replies = await flight
+    assert {reply.stop_reason for reply in replies} == {"abort"}
+    assert [0 < len(reply.token_ids) < 200 for reply in replies] == [True] * 8 + [False] * 4
+    assert engine.stats()["active"] == engine.stats()["waiting"] == 0
+
+
+async def test_a_cancelled_request_frees_its_slots(make_engine):
+    engine = make_engine()
+    flight = asyncio.create_task(engine.generate(request(10, 200, n=12)))
+    await until_running(engine, 5)
+    flight.cancel()
+    await asyncio.gather(flight, return_exceptions=True)
+    assert engine.stats()["active"] == engine.stats()["waiting"] == 0
+
+
+async def test_a_pause_holds_replies_and_sleep_wants_an_idle_engine(make_engine):
+    engine = make_engine()
+    (expected,) = await make_engine().generate(request(10, 30))
+    flight = asyncio.create_task(engine.generate(request(10, 30)))
+    await until_running(engine, 5)
+    engine.pause()
+    with pytest.raises(RolloutError, match="cannot sleep with 1 request"):
+        engine.sleep()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not flight.done()
+    engine.resume()
+    assert await flight == [expected]
+    engine.sleep()
+    assert await engine.generate(request(10, 30)) == [expected]
+
+
+async def test_a_loop_that_breaks_takes_its_requests_along_and_the_next_ones_are_served(make_engine, monkeypatch):
+    engine = make_engine()
+    with monkeypatch.context() as broken:
+        broken.setattr(engine._model, "decode", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+        with pytest.raises(RolloutError, match="MemoryError: no room"):
+            await engine.generate(request(10, 30, n=20))
+    assert await engine.generate(request(10, 30)) == await make_engine().generate(request(10, 30))
+
+
+async def test_llama_is_served_and_sliding_windows_are_refused():
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_key_value_heads=4)).eval()
+    req = request(33, 20)
+    (reply,) = await HFEngine(model, max_num_seqs=4, max_model_len=64).generate(req)
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([req.prompt_ids + reply.token_ids])).logits[0, 32:-1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(reply.token_ids)[:, None]).squeeze(1)
+    torch.testing.assert_close(torch.tensor(reply.log_probs), expected, atol=1e-5, rtol=0)
+    sliding = AutoModelForCausalLM.from_config(MistralConfig(**sizes, num_key_value_heads=4, sliding_window=16))
+    with pytest.raises(RolloutError, match="full attention only"):
+        HFEngine(sliding, max_num_seqs=4, max_model_len=64)

@@ -66,7 +66,7 @@ def test_a_ray_actor_and_this_process_give_the_same_bits_and_a_killed_actor_is_a
         waiting = asyncio.create_task(client.generate(REQUESTS[0]))
         await asyncio.sleep(0.5)
         ray.kill(group.workers[0])
-        with pytest.raises(RolloutError, match="cannot be reached.*died"):
+        with pytest.raises(RolloutError, match=r"cannot be reached.*died"):
             await waiting
         with pytest.raises(RolloutError, match="cannot be reached"):
             await client.generate(REQUESTS[1])

@@ -140,6 +140,8 @@ def use_slot_attention(model: torch.nn.Module) -> None:
     """
     config = model.config
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None):
+        kinds.add("sliding_attention")
     if not getattr(model, "_supports_attention_backend", False):
         kinds.add("an attention that cannot be replaced")
     if getattr(config, "attn_logit_softcapping", None):
