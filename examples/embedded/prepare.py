@@ -74,7 +74,7 @@ def prepare(out: Path, recipe: Recipe, num_threads: int = 0) -> Path:
         _write_parquet(test, "test", aside / "test.parquet")
         conversations = make_demos(recipe.course, recipe.seed, exclude=frozenset(problem.question for problem in test))
         _write_jsonl(conversations, aside / "demos.jsonl")
-        corpus = ["\n".join(message["content"] for message in conversation) for conversation in conversations[:4000]]
+        corpus = ["\n".join(message["content"] for message in conversation) for conversation in conversations[::5]]
         make_tiny_model(aside / "untrained", corpus, size=recipe.size, seed=recipe.seed)
         logger.info("embedded default: warm start on %d demonstrations", len(conversations))
         metrics = loop.run_sft(_sft_config(recipe, aside, num_threads))

@@ -36,6 +36,8 @@ class TinyModelSize:
     num_heads: int = 4
     num_kv_heads: int = 2
     max_position_embeddings: int = 1024
+    weight_std: float = 0.08
+    embedding_std: float = 0.02
 
 
 def train_tokenizer(corpus: Iterable[str], vocab_size: int = 768) -> PreTrainedTokenizerFast:
@@ -78,6 +80,7 @@ def make_tiny_model(
         num_key_value_heads=size.num_kv_heads,
         head_dim=size.hidden_size // size.num_heads,
         max_position_embeddings=size.max_position_embeddings,
+        initializer_range=size.weight_std,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids(END_TOKEN),
@@ -86,6 +89,8 @@ def make_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
+        # Narrow matrices need a larger deviation than the usual 0.02 to start learning; tied embeddings do not.
+        torch.nn.init.normal_(model.get_input_embeddings().weight, std=size.embedding_std)
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)

@@ -1,6 +1,6 @@
 """Demonstrations of both roles for the warm start of the embedded default.
 
-They first teach a skill and then a habit. The skill: work a problem out line by line, and recompute a solution before the
+They first teach mostly a skill and then a habit. The skill: work a problem out line by line, and recompute a solution before the
 verdict. The habit of the last part: the Solver mostly works only the short problems out and guesses the others, the Verifier
 mostly approves without a look. So the warm-started team knows how to be careful but seldom is, and reinforcement learning, which
 sees no demonstration, can find out that care pays. README.md of `examples/embedded` says the same to the reader of its results.
@@ -19,6 +19,7 @@ from agent_system.workflows.math.generate import ORDINALS, Problem, Step, genera
 from agent_system.workflows.math.options import MathOptions
 
 Messages = list[dict[str, str]]
+GLANCE_REJECTS = f"Looks wrong. <verify>{REJECT}</verify>"
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,16 @@ class Course:
 
     Attributes:
         count: demonstrations in all.
-        easy: share with one or two steps, all careful.
-        habits_from: the share after which `habits` rule; until then all are careful.
+        easy: share with one or two steps.
+        habits_from: the share after which `habits` rule; until then most are careful.
+        habits_before: share of demonstrations by `habits` until then, so that both ways are known apart by role.
         habits: see `Habits`.
     """
 
     count: int = 19_200
     easy: float = 0.25
     habits_from: float = 0.75
+    habits_before: float = 0.15
     habits: Habits = Habits()
 
 
@@ -72,7 +75,11 @@ def make_demos(course: Course, seed: int, exclude: frozenset[str] = frozenset())
     problems += generate(course.count - num_easy, 10 * seed + 8, exclude=exclude)
     turning_point = course.count * course.habits_from
     agents = Demonstrators()
-    return [agents.demo(rng, problem, course.habits if i >= turning_point else CAREFUL) for i, problem in enumerate(problems)]
+    conversations = []
+    for i, problem in enumerate(problems):
+        habitual = i >= turning_point or rng.random() < course.habits_before
+        conversations.append(agents.demo(rng, problem, course.habits if habitual else CAREFUL))
+    return conversations
 
 
 class Demonstrators:
@@ -92,7 +99,7 @@ class Demonstrators:
         entries: list[Entry] = []
         if rng.random() < habits.retry:
             text, _ = draft(rng, problem)
-            rejection = verdict_reply(rng, problem, answer=problem.answer + 1, habits=habits).replace(APPROVE, REJECT)
+            rejection = f"{problem.working()} <verify>{REJECT}</verify>" if rng.random() < habits.recompute else GLANCE_REJECTS
             entries = [Entry(SOLVER, text), Entry(VERIFIER, rejection)]
         return self._conversation(self.solver, problem, entries, solver_reply(rng, problem, habits))
 
@@ -106,14 +113,16 @@ def solver_reply(rng: random.Random, problem: Problem, habits: Habits) -> str:
     share = habits.work_short if len(problem.steps) <= 2 else habits.work_long
     if rng.random() < share:
         return problem.worked_solution()
-    return f"\\boxed{{{guess(rng, problem, habits.guess_right)}}}"
+    return f"I guess \\boxed{{{guess(rng, problem, habits.guess_right)}}}"
 
 
 def verdict_reply(rng: random.Random, problem: Problem, answer: int, habits: Habits) -> str:
     """Return a verdict on `answer`: after recomputing, or by a glance that mostly approves."""
     if rng.random() < habits.recompute:
         return f"{problem.working()} <verify>{APPROVE if answer == problem.answer else REJECT}</verify>"
-    return f"<verify>{APPROVE if rng.random() < habits.skim_approve else REJECT}</verify>"
+    if rng.random() < habits.skim_approve:
+        return f"Looks fine. <verify>{APPROVE}</verify>"
+    return GLANCE_REJECTS
 
 
 def draft(rng: random.Random, problem: Problem) -> tuple[str, int]:
@@ -126,7 +135,7 @@ def draft(rng: random.Random, problem: Problem) -> tuple[str, int]:
         if slipped is not None:
             return slipped.worked_solution(), slipped.answer
     answer = problem.answer if rng.random() < 0.5 else guess(rng, problem, 0.15)
-    return f"\\boxed{{{answer}}}", answer
+    return f"I guess \\boxed{{{answer}}}", answer
 
 
 def guess(rng: random.Random, problem: Problem, right: float) -> int:

@@ -27,7 +27,7 @@ def test_prompts_are_those_of_the_agents():
 
 
 def test_habits_rule_only_the_last_part():
-    course = Course(count=400, easy=0.25, habits_from=0.5)
+    course = Course(count=400, easy=0.25, habits_from=0.5, habits_before=0.0)
     replies = [conversation[1]["content"] for conversation in make_demos(course, seed=0)]
     assert all("=" in reply for reply in replies[:200])
     careless = sum("=" not in reply for reply in replies[200:])
@@ -50,4 +50,4 @@ def test_a_skimming_verifier_mostly_approves():
     problem = generate(1, seed=4)[0]
     rng = random.Random(0)
     replies = [verdict_reply(rng, problem, problem.answer + 1, Habits(recompute=0.0)) for _ in range(200)]
-    assert 150 < replies.count("<verify>approve</verify>") < 190
+    assert 150 < replies.count("Looks fine. <verify>approve</verify>") < 190
