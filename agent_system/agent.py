@@ -35,14 +35,14 @@ class BaseAgent:
         prompt: template of the user message with `{env_prompt}`, `{team_context}`, `{memory}`, `{step}` and whatever variables
             the orchestra passes to `turn.act`. Literal braces are written twice.
         system: optional template of the system message, with the same variables. It is never shortened.
-        projection: text -> `Projection`.
+        projection: text -> `Projection`: a function, what a factory such as `tag(...)` returns, or a method.
         agent_id: the name under which the agent takes part.
         config: the options of the orchestra, so that a subclass can choose a template by them.
     """
 
     prompt: str = "{env_prompt}"
     system: str | None = None
-    projection: ClassVar[Projector] = staticmethod(raw_text)
+    projection: ClassVar[Any] = staticmethod(raw_text)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -73,7 +73,8 @@ class BaseAgent:
 
     def project(self, text: str) -> Projection:
         """Return the action that `text` stands for."""
-        return self.projection(text)
+        projector: Projector = self.projection
+        return projector(text)
 
     def _fill(self, template: str, variables: Mapping[str, Any]) -> str:
         try:

@@ -12,7 +12,7 @@ import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv
@@ -56,7 +56,7 @@ class Registry(Generic[T]):
                     f"choose another name{'' if orchestra else ' or scope it: register(name, orchestra=...)'}"
                 )
             self._entries[(orchestra, name)] = cls
-            return cls
+            return cast(C, cls)
 
         return decorate
 

@@ -25,7 +25,8 @@ class Turn:
     """One environment step from the team's side.
 
     Calls may run at the same time (`asyncio.gather` of several `turn.act`); they then do not read each other, and their order is
-    the order in which they were started.
+    the order in which they were started. Branches of several calls each are reproducible when nothing in a branch depends on how
+    far another one has come: give their agents what they need as variables instead of `{team_context}`.
 
     Attributes:
         observation: what the environment showed at the start of the turn.

@@ -30,7 +30,8 @@ from verl.protocol.generate import GenerateRequest, SamplingParams
 logger = logging.getLogger("controller")
 GROUP = 8
 LOOPS = 2
-WORDS = "Anna buys apples pears for each friend then gives away some of them and counts how many are left in the box".split()
+TEXT = "Anna buys apples pears for each friend then gives away some of them and counts how many are left in the box"
+WORDS = TEXT.split()
 
 
 class Solver(BaseAgent):

@@ -76,6 +76,7 @@ class Episode:
         self._turns = 0
         self._calls = 0
         self._over = False
+        self._speakers: set[asyncio.Task[Any] | None] = set()
 
     async def run(self) -> None:
         """Play until the environment is done or `max_steps` turns are over.
@@ -92,6 +93,9 @@ class Episode:
             raise TimeoutError(f"episode took longer than rollout.episode_timeout_s={limit:g} s, waiting for {self.waiting_for}") from error
         finally:
             self._over = True
+            for task in self._speakers - {asyncio.current_task()}:  # calls that an orchestra started and did not wait for
+                if task is not None:
+                    task.cancel()
             await self._env.call("close")
 
     def record(self, failure: str | None = None) -> EpisodeRecord:
@@ -130,6 +134,7 @@ class Episode:
 
     async def _sample(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply a call)."""
+        self._speakers.add(asyncio.current_task())
         seat = self._seat(agent_id)
         call = self._calls
         self._calls += 1

@@ -9,24 +9,8 @@ from hypothesis import strategies as st
 from agent_system import AgentSystemError, boxed_answer, code_block, number, raw_text, tag, verdict
 
 ALL = [raw_text, tag("answer"), boxed_answer, code_block(), code_block("python"), number, verdict()]
-MARKS = [
-    "<think>",
-    "</think>",
-    "<answer>",
-    "</ANSWER>",
-    "\\boxed{",
-    "{",
-    "}",
-    "\\}",
-    "```",
-    "```python",
-    "1,000.5",
-    "approve",
-    "<verify>",
-    "</verify>",
-    "中",
-    "İ",
-]
+TEXT = "<think> </think> <answer> </ANSWER> \\boxed{ { } \\} ``` ```python 1,000.5 approve <verify> </verify> 中 İ"
+MARKS = TEXT.split()
 PIECES = st.lists(st.sampled_from([*MARKS, "\n", "\x00", " "]) | st.text(max_size=5), max_size=30).map("".join)
 
 

@@ -179,3 +179,19 @@ async def test_an_orchestra_that_raises_turn_over_itself_fails(make_collector, s
             raise TurnOver("mine")
 
     assert "TurnOver: mine" in (await one(make_collector(scripted(), orchestra=Raises(), max_failure_rate=1.0))).failure
+
+
+async def test_calls_that_nobody_waits_for_do_not_outlive_the_episode(make_collector, scripted) -> None:
+    class Forgets(Together):
+        async def run(self, turn: Turn) -> str:
+            self.forgotten = asyncio.ensure_future(turn.act("Verifier"))
+            return (await turn.act("Solver")).action
+
+    async def verifier_is_slow(request: Any) -> None:
+        await asyncio.sleep(60 if request.request_id.endswith("1") else 0.001)
+
+    orchestra = Forgets()
+    episode = await one(make_collector(scripted(delay=verifier_is_slow), orchestra=orchestra))
+    await asyncio.wait([orchestra.forgotten], timeout=1)
+    assert orchestra.forgotten.cancelled()
+    assert [s.agent_id for s in episode.samples] == ["Solver"]
