@@ -14,7 +14,7 @@ from verl.models.loader import load_tokenizer
 from verl.trainer.config import ActorConfig, OptimConfig
 from verl.utils.checkpoint import CheckpointError
 from verl.workers.engine import FSDPEngine, UpdatePlan, update_policy
-from verl.workers.engine.state import load_engine, save_engine
+from verl.workers.engine.state import load_engine, save_engine, write_hugging_face
 
 COSINE = OptimConfig(lr=1e-2, lr_scheduler_type="cosine")
 
@@ -93,6 +93,12 @@ def test_a_full_disk_leaves_the_old_checkpoint(tiny_model_dir: Path, tmp_path: P
     assert engine.digest() == old
     train(engine, range(1))
     save_engine(engine, path, None)
+
+
+@pytest.mark.parametrize("limit", [100, 3_000, 60_000])
+def test_a_disk_that_fills_up_during_the_hugging_face_copy_is_an_os_error(tiny_model_dir: Path, tmp_path: Path, limit: int) -> None:
+    with full_disk(limit), pytest.raises(OSError, match=r"[Ff]ile too large"):
+        write_hugging_face(make_engine(tiny_model_dir), tmp_path / "copy", load_tokenizer(str(tiny_model_dir)))
 
 
 def test_a_death_between_the_two_renames_loses_nothing(tiny_model_dir: Path, tmp_path: Path) -> None:

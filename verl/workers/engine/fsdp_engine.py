@@ -49,6 +49,7 @@ class FSDPEngine:
         self.device = torch.device(mesh.device_type)
         self.packed = model.use_remove_padding
         self.fsdp = fsdp
+        self.schedule = None if optim is None else Schedule(optim)
         compute_dtype = resolve_dtype(fsdp.mixed_precision, mesh.device_type)
         network = load_causal_lm(
             model.path,
@@ -65,7 +66,6 @@ class FSDPEngine:
         network.train(optim is not None)
         self.model = shard_model(network, mesh, compute_dtype, fsdp.reshard_after_forward)
         self.optimizer = None if optim is None else build_optimizer(self.model.parameters(), optim)
-        self.schedule = None if optim is None else Schedule(optim)
         self.steps = 0
         if self.optimizer is not None:
             init_state(self.optimizer)

@@ -52,15 +52,25 @@ def load_engine(engine: FSDPEngine, path: str | Path) -> None:
 
 
 def write_hugging_face(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None:
-    """Gather the model on rank 0 and write it as plain transformers loads it; all ranks call this together."""
+    """Gather the model on rank 0 and write it as plain transformers loads it; all ranks call this together.
+
+    Raises:
+        OSError: on rank 0, when a file cannot be written.
+    """
     rank = engine.mesh.get_rank()
     whole: dict[str, torch.Tensor] = {}
     for name, value in engine.weights():
         if rank == 0:
             whole[name] = value.to("cpu", copy=True)
-    if rank == 0:
-        engine.model.save_pretrained(folder, state_dict=whole)
+    if rank != 0:
+        return
+    try:
         tokenizer.save_pretrained(folder)
+        engine.model.save_pretrained(folder, state_dict=whole)
+    except OSError:
+        raise
+    except Exception as error:  # tokenizers raises a bare Exception for a failed write, safetensors one of its own
+        raise OSError(f"the Hugging Face copy could not be written: {error}") from error
 
 
 def _tensors(engine: FSDPEngine) -> dict[str, torch.Tensor]:
