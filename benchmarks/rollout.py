@@ -46,8 +46,8 @@ def make_requests(lengths: Sequence[int], seed: int) -> list[GenerateRequest]:
     return [GenerateRequest(p, SamplingParams(n), seed=seed * 10_000 + i) for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))]
 
 
-def run_engine(engine: HFEngine, requests: Sequence[GenerateRequest], concurrent: int) -> float:
-    """Seconds for all requests, of which `concurrent` are in flight at a time."""
+def run_engine(engine: HFEngine, requests: Sequence[GenerateRequest], concurrent: int) -> tuple[float, float]:
+    """Seconds and CPU seconds for all requests, of which `concurrent` are in flight at a time."""
 
     async def main() -> None:
         queue = list(reversed(requests))
@@ -60,14 +60,14 @@ def run_engine(engine: HFEngine, requests: Sequence[GenerateRequest], concurrent
 
         await asyncio.gather(*(client() for _ in range(concurrent)))
 
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     asyncio.run(main())
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - cpu
 
 
-def run_peer(model: torch.nn.Module, requests: Sequence[GenerateRequest], slots: int) -> float:
-    """Seconds for all requests in batches of `slots`, each batch as long as its longest reply."""
-    started = time.perf_counter()
+def run_peer(model: torch.nn.Module, requests: Sequence[GenerateRequest], slots: int) -> tuple[float, float]:
+    """Seconds and CPU seconds for all requests in batches of `slots`, each batch as long as its longest reply."""
+    started, cpu = time.perf_counter(), time.process_time()
     for begin in range(0, len(requests), slots):
         batch = requests[begin : begin + slots]
         longest = max(request.sampling.max_tokens for request in batch)
@@ -78,7 +78,7 @@ def run_peer(model: torch.nn.Module, requests: Sequence[GenerateRequest], slots:
         ids = torch.tensor([request.prompt_ids for request in batch])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
         assert out.shape[1] == PROMPT + longest
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - cpu
 
 
 def main() -> None:
@@ -101,10 +101,11 @@ def main() -> None:
         lengths = {"equal": [args.equal_tokens] * args.slots, "staggered": [rng.randint(8, 256) for _ in range(args.requests)]}
         for name, wanted in lengths.items():
             requests = make_requests(wanted, seed=repeat)
-            mine, theirs = run_engine(engine, requests, args.slots), run_peer(peer, requests, args.slots)
+            mine, my_cpu = run_engine(engine, requests, args.slots)
+            theirs, their_cpu = run_peer(peer, requests, args.slots)
             ratios[name].append(theirs / mine)
             rates = f"engine {sum(wanted) / mine:.0f} tokens/s, peer {sum(wanted) / theirs:.0f}"
-            sys.stdout.write(f"{name} seed {repeat}: {rates}, ratio {theirs / mine:.2f}\n")
+            sys.stdout.write(f"{name} seed {repeat}: {rates}, ratio {theirs / mine:.2f} (CPU time {their_cpu / my_cpu:.2f})\n")
             sys.stdout.flush()
     for name, values in ratios.items():
         sys.stdout.write(f"{name}: min {min(values):.2f} median {statistics.median(values):.2f} max {max(values):.2f}\n")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from verl.workers.rollout.kv_cache import KV_BLOCK, SlotCache, round_up, use_slot_attention
 
@@ -21,7 +22,7 @@ class SlotModel:
         logits: next-token logits [slots, vocab] after the last prefill, copy or decode of each slot.
     """
 
-    def __init__(self, model: torch.nn.Module, slots: int, max_length: int) -> None:
+    def __init__(self, model: PreTrainedModel, slots: int, max_length: int) -> None:
         use_slot_attention(model)
         self._model = model.eval()
         weight = next(model.parameters())
@@ -59,8 +60,8 @@ class SlotModel:
             use_cache=True,
             logits_to_keep=torch.as_tensor(last, device=self.device),
         )
-        row = torch.arange(len(prompts), device=self.device)
-        found = out.logits[row, row]
+        diagonal = torch.arange(len(prompts), device=self.device)
+        found = out.logits[diagonal, diagonal]
         self.logits[target] = found
         self._prompt_logits[target] = found
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+from transformers import PreTrainedModel
 
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, StopReason
 from verl.workers.rollout.forward import SlotModel
@@ -61,7 +62,7 @@ class HFEngine:
         max_model_len: most tokens of prompt and reply together.
     """
 
-    def __init__(self, model: torch.nn.Module, *, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, max_num_seqs: int, max_model_len: int) -> None:
         if max_num_seqs < 1 or max_model_len < 2:
             raise RolloutError(f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len}: expected at least 1 and 2")
         self._model = SlotModel(model, max_num_seqs, max_model_len)
