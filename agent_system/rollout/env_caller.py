@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from concurrent.futures import Executor
 from typing import Any
 
 from agent_system.environment import BaseEnv, Observation, Outcome
 from agent_system.errors import AgentSystemError
+
+logger = logging.getLogger(__name__)
 
 
 class EnvCaller:
@@ -42,6 +45,18 @@ class EnvCaller:
         else:
             result = await asyncio.get_running_loop().run_in_executor(self._threads, bound, *args)
         return await result if inspect.isawaitable(result) else result
+
+    async def close(self, limit: float) -> None:
+        """Close the environment; one that does not come back within `limit` seconds is given up with a warning."""
+        if not self.env.overrides("close"):
+            return
+        try:
+            async with asyncio.timeout(limit) as clock:
+                await self.call("close")
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            logger.warning("%s.close() did not come back within %g s; given up", type(self.env).__name__, limit)
 
     def _checked(self, method: str, value: Any, expected: type) -> Any:
         if not isinstance(value, expected):

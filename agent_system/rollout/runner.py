@@ -23,6 +23,8 @@ from agent_system.rollout.tokens import decode
 from agent_system.turn import Turn, TurnOver
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError
 
+CLOSE_TIMEOUT_S = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:
@@ -96,7 +98,7 @@ class Episode:
             for task in self._speakers - {asyncio.current_task()}:  # calls that an orchestra started and did not wait for
                 if task is not None:
                     task.cancel()
-            await self._env.call("close")
+            await self._env.close(CLOSE_TIMEOUT_S)
 
     def record(self, failure: str | None = None) -> EpisodeRecord:
         """Return what happened, rewards mixed."""

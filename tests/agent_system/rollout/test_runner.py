@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -195,3 +196,18 @@ async def test_calls_that_nobody_waits_for_do_not_outlive_the_episode(make_colle
     await asyncio.wait([orchestra.forgotten], timeout=1)
     assert orchestra.forgotten.cancelled()
     assert [s.agent_id for s in episode.samples] == ["Solver"]
+
+
+async def test_an_environment_that_hangs_in_its_thread_fails_its_episode_and_not_the_run(make_collector, scripted, monkeypatch) -> None:
+    class Hangs(OneTurn):
+        blocking = True
+
+        def step(self, action: str) -> Outcome:
+            threading.Event().wait()
+            return Outcome()
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("agent_system.rollout.runner.CLOSE_TIMEOUT_S", 0.05)
+    episode = await one(make_collector(scripted(), env=Hangs, env_threads=1, episode_timeout_s=0.2, max_failure_rate=1.0))
+    assert "waiting for the environment's step 1" in episode.failure
