@@ -43,6 +43,8 @@ def run_sft(config: SFTConfig) -> dict[str, float]:
         FileExistsError: the output folder exists.
     """
     out = _output_folder(config)
+    if config.data.train_batch_size < 1:
+        raise ValueError(f"data.train_batch_size must be 1 or more, found {config.data.train_batch_size}")
     messages = read_messages(config.data.train_files, config.data.messages_key)
     if config.trainer.num_threads > 0:
         torch.set_num_threads(config.trainer.num_threads)
