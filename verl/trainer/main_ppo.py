@@ -57,6 +57,13 @@ def run_dir_of(config: RunConfig) -> Path:
     return Path(trainer.default_local_dir or Path("outputs") / trainer.project_name / trainer.experiment_name).expanduser().absolute()
 
 
+def resolve_defaults(config: RunConfig) -> None:
+    """Fill in what a key takes from another one, so that config.yaml shows what ran."""
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    rollout.prompt_length = rollout.prompt_length or data.max_prompt_length
+    rollout.response_length = rollout.response_length or data.max_response_length
+
+
 def check_team(config: RunConfig) -> None:
     """Look every name of the team up. Raises AgentSystemError listing what is registered."""
     load_plugins(config.agent.plugins)
@@ -149,6 +156,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
     """Check everything, train, print the table before/after; returns the trainer."""
     from verl.utils.console import print_before_after
 
+    resolve_defaults(config)
     check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}

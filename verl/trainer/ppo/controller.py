@@ -11,6 +11,9 @@ from verl.trainer.config import RunConfig
 
 logger = logging.getLogger(__name__)
 
+# Groups share the cores and say how many threads they use, so bundles only mark the node they are on.
+BUNDLE_CPUS = 0.01
+
 
 class ControllerError(ValueError):
     """A backend that cannot run what the config asks for."""
@@ -91,7 +94,7 @@ class RayController:
 
     def __init__(self, config: RunConfig, device: str) -> None:
         self.config, self.device = config, device
-        self.pools: dict[int, ResourcePool] = {}
+        self.pool: ResourcePool | None = None
         self._start_ray()
 
     def _start_ray(self) -> None:
@@ -139,13 +142,17 @@ class RayController:
     def _pool(self, world_size: int) -> ResourcePool:
         from verl.single_controller.ray import RayResourcePool
 
-        if world_size not in self.pools:
+        if self.pool is None:
             trainer = self.config.trainer
-            per_node = [trainer.n_gpus_per_node] * trainer.nnodes if world_size > 1 else [1]
-            self.pools[world_size] = RayResourcePool(
-                process_on_nodes=per_node, use_gpu=self.device == "cuda", max_colocate_count=2 * len(self.config.agent.agent_ids)
+            self.pool = RayResourcePool(
+                process_on_nodes=[trainer.n_gpus_per_node] * trainer.nnodes,
+                use_gpu=self.device == "cuda",
+                max_colocate_count=2 * len(self.config.agent.agent_ids),
+                cpus_per_process=BUNDLE_CPUS,
             )
-        return self.pools[world_size]
+        if self.pool.world_size != world_size:
+            raise ControllerError(f"a group of {world_size} ranks does not fit the pool of {self.pool.world_size}")
+        return self.pool
 
     def shutdown(self) -> None:
         """End the private cluster, if one was started."""

@@ -92,6 +92,7 @@ class RayPPOTrainer:
         """
         self.team.init_model(self.total_training_steps * self.updates_per_step)
         self._resume()
+        self.tracking.start(self.total_training_steps)
         self.team.sync_weights(self.global_step)
         with StopRequest() as stop:
             try:

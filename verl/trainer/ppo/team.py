@@ -19,7 +19,7 @@ from verl.trainer.ppo.batching import SubBatch, balance_order, combine_batches, 
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.metric_utils import reduce_metrics
 from verl.workers.policy_worker import PolicyWorker
-from verl.workers.rollout.client import WorkerGroupClient
+from verl.workers.rollout.client import replica_client
 from verl.workers.rollout.server import RolloutWorker
 
 T = TypeVar("T")
@@ -59,8 +59,10 @@ class TeamWorkers:
             policy = {"use_reference": self.reference_of[wg_id], "num_threads": self.config.trainer.num_threads or share}
             rollout = {"max_model_len": self._max_model_len(spec), "num_threads": spec.config.rollout.num_threads or share}
             self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.world_size, common | policy)
-            self.rollouts[wg_id] = self.controller.spawn(f"rollout_{wg_id}", RolloutWorker, 1, common | rollout, max_concurrency=1000)
-            self.clients[wg_id] = WorkerGroupClient(self.rollouts[wg_id], timeout_s=self.config.rollout.call_timeout_s)
+            self.rollouts[wg_id] = self.controller.spawn(
+                f"rollout_{wg_id}", RolloutWorker, self.world_size, common | rollout, max_concurrency=1000
+            )
+            self.clients[wg_id] = replica_client(self.rollouts[wg_id], self.config.rollout.call_timeout_s)
 
     def _max_model_len(self, spec: WorkerGroupSpec) -> int:
         data, rows = self.config.data, [a.config.rollout for a in self.placement.agents if a.wg_id == spec.wg_id]

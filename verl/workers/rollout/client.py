@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from uuid import uuid4
 
-from verl.protocol.generate import GenerateRequest, Generation, RolloutError
+from verl.protocol.generate import GenerateRequest, Generation, RolloutClient, RolloutError
 from verl.single_controller.base import WorkerGroup
 
 logger = logging.getLogger(__name__)
@@ -24,18 +24,24 @@ class WorkerGroupClient:
     """`RolloutClient` over a worker group of `RolloutWorker`; use it on one event loop at a time.
 
     Args:
-        group: the worker group; rank 0 serves.
+        group: the worker group.
         timeout_s: limit of one request, in seconds.
+        rank: the replica that serves.
     """
 
-    def __init__(self, group: WorkerGroup, timeout_s: float) -> None:
-        self._group, self._timeout_s = group, timeout_s
+    def __init__(self, group: WorkerGroup, timeout_s: float, rank: int = 0) -> None:
+        self._group, self._timeout_s, self._rank = group, timeout_s, rank
         self._numbers = itertools.count()
         self._session = ""
         self._futures: dict[int, asyncio.Future[list[Generation]]] = {}
         self._outbox: list[tuple[int, GenerateRequest]] = []
         self._poller: asyncio.Task[None] | None = None
         self._sends: set[asyncio.Task[None]] = set()
+
+    @property
+    def load(self) -> int:
+        """Requests that wait for an answer."""
+        return len(self._futures)
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
@@ -74,11 +80,11 @@ class WorkerGroupClient:
             send.add_done_callback(self._on_end)
 
     async def _send(self, session: str, batch: Sequence[tuple[int, GenerateRequest]]) -> None:
-        await self._group.call_async("submit", session, list(batch))
+        await self._group.call_async("submit", session, list(batch), rank=self._rank)
 
     async def _poll(self, session: str) -> None:
         while self._futures:
-            for served in await self._group.call_async("collect", session, POLL_S):
+            for served in await self._group.call_async("collect", session, POLL_S, rank=self._rank):
                 future = self._futures.pop(served.number, None)
                 if future is None or future.done():
                     continue
@@ -93,7 +99,7 @@ class WorkerGroupClient:
         if any(number == waiting for waiting, _ in self._outbox):
             self._outbox = [entry for entry in self._outbox if entry[0] != number]
         else:
-            self._group.call_async("cancel", self._session, number)
+            self._group.call_async("cancel", self._session, number, rank=self._rank)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         """Tell everyone who waits when a call could not be made; no later call could answer them."""
@@ -106,3 +112,20 @@ class WorkerGroupClient:
                 failure = RolloutError(f"the rollout engine cannot be reached: {error}")
                 failure.__cause__ = error
                 future.set_exception(failure)
+
+
+class ReplicaClient:
+    """`RolloutClient` over equal replicas: a request goes to the one with the fewest open requests."""
+
+    def __init__(self, replicas: Sequence[WorkerGroupClient]) -> None:
+        self._replicas = replicas
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        """Sample `request.n` replies; raises as the replica does."""
+        return await min(self._replicas, key=lambda r: r.load).generate(request)
+
+
+def replica_client(group: WorkerGroup, timeout_s: float) -> RolloutClient:
+    """The client of a worker group whose every rank holds a whole engine."""
+    replicas = [WorkerGroupClient(group, timeout_s, rank) for rank in range(group.world_size)]
+    return replicas[0] if len(replicas) == 1 else ReplicaClient(replicas)

@@ -1,0 +1,143 @@
+"""A user's own workflow in a package of their own, and runs of it: every reply earns a reward that depends on all of its text."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PACKAGE = '''
+"""A workflow that lives outside the project."""
+
+import zlib
+
+from agent_system.agent import BaseAgent
+from agent_system.environment import BaseEnv, Observation, Outcome
+from agent_system.orchestra import BaseOrchestra
+from agent_system.projection import Projection
+from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
+
+
+def whole_text(text):
+    return Projection(text, True, {})
+
+
+@AgentRegistry.register("Asker", orchestra="my_flow")
+class Asker(BaseAgent):
+    prompt = "Ask: {env_prompt}"
+    projection = staticmethod(whole_text)
+
+
+@AgentRegistry.register("Verifier Agent", orchestra="my_flow")
+class Verifier(BaseAgent):
+    prompt = "Judge: {env_prompt}{team_context}"
+    projection = staticmethod(whole_text)
+
+
+@OrchestraRegistry.register("my_flow")
+class MyFlow(BaseOrchestra):
+    agents = ("Asker", "Verifier Agent")
+
+    async def run(self, turn):
+        await turn.act("Asker")
+        verdict = await turn.act("Verifier Agent")
+        return verdict.action
+
+
+@EnvRegistry.register("my_world")
+class MyWorld(BaseEnv):
+    blocking = False
+
+    def reset(self, task):
+        return Observation(task.prompt)
+
+    def act(self, agent_id, action):
+        return Outcome(local=zlib.crc32(action.encode()) % 100 / 100)
+
+    def step(self, action):
+        return Outcome(team=0.0, done=True, info={"success": len(action) % 2})
+'''
+
+Run = Callable[..., Any]
+
+
+def write_tasks(path: Path, count: int) -> str:
+    rows = [
+        {"data_source": "toy", "prompt": [{"role": "user", "content": f"{i}?"}], "reward_model": {"style": "rule", "ground_truth": str(i)}}
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def user_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder on the path that holds the package `my_flow_package`."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "my_flow_package").mkdir()
+    (folder / "my_flow_package" / "__init__.py").write_text(PACKAGE)
+    return folder
+
+
+@pytest.fixture
+def overrides(tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, user_package: Path) -> Callable[..., list[str]]:
+    """Hydra overrides of a run that takes a second or two; keyword arguments change some."""
+    monkeypatch.syspath_prepend(str(user_package))
+    tasks = write_tasks(tmp_path / "tasks.jsonl", 12)
+
+    def build(changes: Mapping[str, Any] | None = None) -> list[str]:
+        base: dict[str, Any] = {
+            "agent.plugins": "[my_flow_package]",
+            "agent.orchestra_type": "my_flow",
+            "agent.agent_ids": "[Asker,Verifier Agent]",
+            "env.env_name": "my_world",
+            "env.rollout.n": 3,
+            "actor_rollout_ref.model.path": tiny_model_dir,
+            "actor_rollout_ref.actor.optim.lr": 0.001,
+            "actor_rollout_ref.rollout.max_num_seqs": 8,
+            "actor_rollout_ref.rollout.num_threads": 1,
+            "trainer.num_threads": 1,
+            "data.train_files": tasks,
+            "data.val_files": tasks,
+            "data.val_max_samples": 2,
+            "data.train_batch_size": 2,
+            "data.max_prompt_length": 96,
+            "data.max_response_length": 6,
+            "trainer.controller": "local",
+            "trainer.device": "cpu",
+            "trainer.logger": "[jsonl]",
+            "trainer.total_training_steps": 2,
+            "trainer.default_local_dir": tmp_path / "run",
+        }
+        return [f"{key}={value}" for key, value in (base | dict(changes or {})).items()]
+
+    return build
+
+
+@pytest.fixture
+def train(overrides: Callable[..., list[str]]) -> Run:
+    """Run the trainer in this process on `overrides`; returns the trainer after `fit`."""
+    from hydra import compose, initialize
+    from omegaconf import OmegaConf
+
+    from verl.trainer.config.entry import free_form_overrides, register_config
+    from verl.trainer.main_ppo import run
+
+    def go(changes: Mapping[str, Any] | None = None) -> Any:
+        with initialize(version_base=None, config_path=None):
+            cfg = compose(register_config(), overrides=free_form_overrides(overrides(changes)))
+        return run(OmegaConf.to_object(cfg))
+
+    return go
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run_dir: Path, step: int) -> dict[str, bytes]:
+    """The Hugging Face copies of a checkpoint, by worker group."""
+    actor = run_dir / "checkpoints" / f"global_step_{step}" / "actor"
+    return {p.name: (p / "huggingface" / "model.safetensors").read_bytes() for p in sorted(actor.iterdir())}

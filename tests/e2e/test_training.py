@@ -1,0 +1,121 @@
+"""Whole runs: a user's own workflow, exact resumption, one result on both controllers."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Run, read_metrics, weights
+
+TIMING = ("timing", "perf/t", "perf/throughput")
+
+
+def without_clock(lines: list[dict]) -> list[dict]:
+    return [{k: v for k, v in line.items() if not k.startswith(TIMING)} for line in lines]
+
+
+def test_a_users_package_trains_and_leaves_what_the_docs_promise(train: Run, tmp_path: Path) -> None:
+    train({"trainer.save_freq": 1})
+    run_dir = tmp_path / "run"
+    steps = [line for line in read_metrics(run_dir) if line["step"] > 0]
+    assert [line["step"] for line in steps] == [1, 2]
+    for line in steps:
+        assert all(math.isfinite(v) for v in line.values())
+        for wg in ("asker", "verifier_agent"):
+            assert line[f"wg/{wg}/actor/grad_norm"] > 0
+            assert line[f"agent/{wg}/calls"] == 6
+    assert (run_dir / "config.yaml").is_file()
+    episodes = [json.loads(line) for line in (run_dir / "trajectories" / "train_000001.jsonl").read_text().splitlines()]
+    assert len(episodes) == 6
+    assert {"prompt", "reply", "reward", "local_reward", "team_reward"} <= episodes[0]["calls"][0].keys()
+    checkpoint = run_dir / "checkpoints" / "global_step_2"
+    assert sorted(p.name for p in checkpoint.iterdir()) == ["actor", "data.pt", "trainer_state.json"]
+    first, second = weights(run_dir, 1), weights(run_dir, 2)
+    assert set(second) == {"asker", "verifier_agent"}
+    assert all(first[wg] != second[wg] for wg in second)
+    assert second["asker"] != second["verifier_agent"]
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = checkpoint / "actor" / "asker" / "huggingface"
+    assert AutoTokenizer.from_pretrained(folder)("a").input_ids
+    AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_resuming_after_step_3_equals_an_uninterrupted_run_to_the_last_bit(train: Run, tmp_path: Path) -> None:
+    """Several mini-batches, the KL to the reference and a schedule are all part of the state."""
+    schedule = {
+        "trainer.total_training_steps": 5,
+        "trainer.save_freq": 3,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
+        "actor_rollout_ref.actor.use_kl_loss": True,
+        "actor_rollout_ref.actor.optim.lr_scheduler_type": "cosine",
+        "algorithm.use_kl_in_reward": True,
+        "algorithm.kl_ctrl.type": "adaptive",
+    }
+    train(schedule)
+    whole = tmp_path / "run"
+    again = {
+        "trainer.default_local_dir": tmp_path / "resumed",
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": whole / "checkpoints" / "global_step_3",
+    }
+    train(schedule | again)
+    assert weights(tmp_path / "resumed", 5) == weights(whole, 5)
+    tail = [line for line in without_clock(read_metrics(whole)) if line["step"] > 3]
+    assert without_clock(read_metrics(tmp_path / "resumed")) == tail
+
+
+def test_auto_resume_continues_the_same_experiment_and_a_finished_one_does_nothing(train: Run, tmp_path: Path) -> None:
+    train({"trainer.total_training_steps": 1})
+    assert train({"trainer.total_training_steps": 2}).global_step == 2
+    before = weights(tmp_path / "run", 2)
+    train({"trainer.total_training_steps": 2})
+    assert weights(tmp_path / "run", 2) == before
+    assert [line["step"] for line in read_metrics(tmp_path / "run") if "actor/lr" in line] == [1, 2]
+
+
+@pytest.mark.ray
+def test_the_local_backend_equals_the_ray_backend(train: Run, tmp_path: Path) -> None:
+    train()
+    train({"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "ray"})
+    assert weights(tmp_path / "ray", 2) == weights(tmp_path / "run", 2)
+    assert without_clock(read_metrics(tmp_path / "ray")) == without_clock(read_metrics(tmp_path / "run"))
+
+
+@pytest.mark.ray
+def test_two_ranks_train_as_one(train: Run, tmp_path: Path) -> None:
+    train()
+    train({"trainer.controller": "ray", "trainer.n_gpus_per_node": 2, "trainer.default_local_dir": tmp_path / "two"})
+    one, two = read_metrics(tmp_path / "run"), read_metrics(tmp_path / "two")
+    for a, b in zip(one, two, strict=True):
+        for name in ("actor/grad_norm", "actor/pg_loss", "critic/score/mean"):
+            assert b.get(name, 0.0) == pytest.approx(a.get(name, 0.0), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"agent.model_sharing": True},
+        {"algorithm.adv_estimator": "rloo", "algorithm.group_by_agent_id": False},
+        {"agent.agent_specific_parameters.actor.optim.lr": "[0.001,0.0]"},
+    ],
+    ids=["shared", "rloo_by_task", "lr_per_agent"],
+)
+def test_variants_train(train: Run, tmp_path: Path, changes: dict) -> None:
+    train({"trainer.save_freq": 1} | changes)
+    first, second = weights(tmp_path / "run", 1), weights(tmp_path / "run", 2)
+    changed = {wg for wg in first if first[wg] != second[wg]}
+    if "agent.model_sharing" in changes:
+        assert len(first) == 1
+    assert changed == (set(first) if len(changes) != 1 or "agent.model_sharing" in changes else {"asker"})
+
+
+def test_val_only_evaluates_a_checkpoint_and_writes_none(train: Run, tmp_path: Path) -> None:
+    train()
+    before = weights(tmp_path / "run", 2)
+    trainer = train({"trainer.val_only": True})
+    assert trainer.global_step == 2
+    assert ("team", "accuracy avg@1") in trainer.before.table
+    assert weights(tmp_path / "run", 2) == before
