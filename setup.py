@@ -52,7 +52,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     packages=find_packages(include=["verl", "verl.*", "agent_system", "agent_system.*"]),
     package_data={"": ["*.yaml", "*.json", "*.jinja", "*.md"]},
     install_requires=INSTALL_REQUIRES,

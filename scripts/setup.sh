@@ -9,17 +9,17 @@ fail() {
     exit 1
 }
 
-is_supported() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
+is_supported() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
 find_python() {
     local candidate
-    for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3 python3.10; do
+    for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3; do
         if is_supported "$candidate"; then
             echo "$candidate"
             return
         fi
     done
-    fail "no Python 3.10 or newer found; install one or set PYTHON=/path/to/python"
+    fail "no Python 3.11 or newer found; install one or set PYTHON=/path/to/python"
 }
 
 make_venv() {
@@ -43,7 +43,7 @@ if command -v flock >/dev/null; then
 fi
 
 [[ -x $venv_python ]] || make_venv
-is_supported "$venv_python" || fail ".venv holds a Python older than 3.10; remove .venv and run again"
+is_supported "$venv_python" || fail ".venv holds a Python older than 3.11; remove .venv and run again"
 
 stamp="$("$venv_python" - <<'PY'
 import hashlib, pathlib, sys
