@@ -98,8 +98,9 @@ class Demonstrators:
             return self._conversation(self.verifier, problem, [Entry(SOLVER, text)], reply)
         entries: list[Entry] = []
         if rng.random() < habits.retry:
-            text, _ = draft(rng, problem)
-            rejection = f"{problem.working()} <verify>{REJECT}</verify>" if rng.random() < habits.recompute else GLANCE_REJECTS
+            text, answer = draft(rng, problem)
+            recomputed = answer != problem.answer and rng.random() < habits.recompute
+            rejection = checked_verdict(problem, answer) if recomputed else GLANCE_REJECTS
             entries = [Entry(SOLVER, text), Entry(VERIFIER, rejection)]
         return self._conversation(self.solver, problem, entries, solver_reply(rng, problem, habits))
 
@@ -119,10 +120,16 @@ def solver_reply(rng: random.Random, problem: Problem, habits: Habits) -> str:
 def verdict_reply(rng: random.Random, problem: Problem, answer: int, habits: Habits) -> str:
     """Return a verdict on `answer`: after recomputing, or by a glance that mostly approves."""
     if rng.random() < habits.recompute:
-        return f"{problem.working()} <verify>{APPROVE if answer == problem.answer else REJECT}</verify>"
+        return checked_verdict(problem, answer)
     if rng.random() < habits.skim_approve:
         return f"Looks fine. <verify>{APPROVE}</verify>"
     return GLANCE_REJECTS
+
+
+def checked_verdict(problem: Problem, answer: int) -> str:
+    """Return the steps, both answers side by side, and the verdict that follows."""
+    verdict = APPROVE if answer == problem.answer else REJECT
+    return f"{problem.working()} I get {problem.answer}, Solver {answer}. <verify>{verdict}</verify>"
 
 
 def draft(rng: random.Random, problem: Problem) -> tuple[str, int]:

@@ -14,7 +14,7 @@ def test_careful_demonstrations_are_right():
             continue
         claimed = re.findall(r"\\boxed\{(\d+)\}", prompt)[-1]
         verdict = "approve" if int(claimed) == problem.answer else "reject"
-        assert reply == f"{problem.working()} <verify>{verdict}</verify>"
+        assert reply == f"{problem.working()} I get {problem.answer}, Solver {claimed}. <verify>{verdict}</verify>"
 
 
 def test_prompts_are_those_of_the_agents():
