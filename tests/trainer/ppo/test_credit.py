@@ -22,21 +22,31 @@ def batch(rewards: list[float], **columns: list) -> DataProto:
 TEAM = {"uid": ["t"] * 4, "traj_uid": ["e1", "e1", "e2", "e2"], "agent_id": ["S", "V", "S", "V"]}
 
 
+def advantage(rewards: list[float], **changes) -> DataProto:
+    config = AlgorithmConfig(**changes)
+    return compute_advantage(batch(rewards, **TEAM), config.adv_estimator, norm_adv_by_std_in_grpo=False, config=config)
+
+
+def test_code_written_for_verl_calls_it_with_the_estimators_name_alone() -> None:
+    data = batch([1.0, 3.0], uid=["t", "t"])
+    by_name = compute_advantage(data, "grpo", gamma=1.0, lam=1.0, num_repeat=2, norm_adv_by_std_in_grpo=False)
+    assert by_name.batch["advantages"][:, 0].tolist() == [-1.0, 1.0]
+
+
 def test_dr_mas_compares_an_agent_with_itself_only() -> None:
-    data = compute_advantage(batch([1.0, 10.0, 0.0, 30.0], **TEAM), AlgorithmConfig(norm_adv_by_std_in_grpo=False))
+    data = advantage([1.0, 10.0, 0.0, 30.0])
     assert data.batch["advantages"][:, 0].tolist() == [0.5, -10.0, -0.5, 10.0]
 
 
 def test_grpo_by_task_averages_an_episode_first() -> None:
-    config = AlgorithmConfig(norm_adv_by_std_in_grpo=False, group_by_agent_id=False)
-    data = compute_advantage(batch([1.0, 3.0, 0.0, 0.0], **TEAM), config)
+    data = advantage([1.0, 3.0, 0.0, 0.0], group_by_agent_id=False)
     assert data.batch["advantages"][:, 0].tolist() == [1.0, 1.0, -1.0, -1.0]
 
 
 def test_a_group_key_that_samples_lack_is_named() -> None:
     assert group_fields(AlgorithmConfig(group_by=["uid", "turn"])) == ["uid", "turn"]
     with pytest.raises(ValueError, match="turn"):
-        compute_advantage(batch([1.0] * 4, **TEAM), AlgorithmConfig(group_by=["uid", "turn"]))
+        advantage([1.0] * 4, group_by=["uid", "turn"])
 
 
 def test_a_users_estimator_gets_what_it_asks_for() -> None:
@@ -45,7 +55,7 @@ def test_a_users_estimator_gets_what_it_asks_for() -> None:
         out = response_mask * torch.as_tensor(index).unsqueeze(1).float()
         return out, out
 
-    data = compute_advantage(batch([0.0] * 4, **TEAM), AlgorithmConfig(adv_estimator="test_credit_mine"))
+    data = advantage([0.0] * 4, adv_estimator="test_credit_mine")
     assert data.batch["advantages"][:, 0].tolist() == [0.0, 1.0, 0.0, 1.0]
 
 

@@ -1,10 +1,12 @@
-"""How the typed config becomes a Hydra config, and how free-form options are given without a plus sign."""
+"""How the typed config becomes a Hydra config, how free-form options are given without a plus sign, and what Hydra's errors mean."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 
 from verl.trainer.config.run import RunConfig
+from verl.trainer.config.spec import describe
 
 CONFIG_NAME = "ppo_trainer"
 # Sections whose keys belong to the user's own workflow, environment or agents.
@@ -30,3 +32,22 @@ def register_config() -> str:
 def free_form_overrides(overrides: Sequence[str]) -> list[str]:
     """Put `++` before overrides of free-form sections, which Hydra would refuse as unknown keys."""
     return [f"++{o.lstrip('+')}" if o.lstrip("+").startswith(FREE_FORM) else o for o in overrides]
+
+
+def explain(error: Exception, overrides: Sequence[str]) -> str:
+    """One line for an error of Hydra or OmegaConf: the override it is about and the nearest key that exists."""
+    known = {name: kind for name, kind, _, _ in describe(RunConfig)}
+    sections = {name.rsplit(".", i)[0] for name in known for i in range(1, name.count(".") + 1)}
+    for override in overrides:
+        key = override.lstrip("+~").split("=", 1)[0]
+        free = key.startswith((*FREE_FORM, "hydra.", "-")) or override.startswith("-")
+        if free or key in known or key in sections or any(key.startswith(f"{name}.") for name in known):
+            continue
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or [k for k in known if k.endswith(f".{key}")][:1]
+        hint = f"did you mean {near[0]}?" if near else f"sections are {', '.join(sorted(s for s in sections if '.' not in s))}"
+        return f"unknown key {key}; {hint} (all keys: docs/config.md)"
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    said = str(cause).strip().splitlines()[0]
+    key = str(getattr(cause, "full_key", None) or "")
+    about = next((o for o in overrides if key and o.lstrip("+~").split("=", 1)[0] == key), key)
+    return f"{about}: {said} (expected {known[key]})" if key in known else f"{about}: {said}".lstrip(": ")

@@ -20,7 +20,7 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement
-from verl.trainer.ppo.advantage import compute_advantage
+from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.core_algos import get_kl_controller
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
@@ -34,7 +34,7 @@ from verl.utils.tracking import Tracking
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["RayPPOTrainer", "apply_kl_penalty", "compute_advantage"]
+__all__ = ["CheckpointError", "RayPPOTrainer", "apply_kl_penalty", "compute_advantage", "compute_response_mask"]
 
 
 class RayPPOTrainer:
@@ -189,7 +189,10 @@ class RayPPOTrainer:
             if config.algorithm.use_kl_in_reward:
                 batch, kl_metrics = apply_kl_penalty(batch, self.kl_ctrl, config.algorithm.kl_penalty)
                 metrics |= kl_metrics
-            batch = compute_advantage(batch, config.algorithm)
+            algorithm = config.algorithm
+            batch = compute_advantage(
+                batch, algorithm.adv_estimator, norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo, config=algorithm
+            )
         return batch, metrics
 
     def _validate(self, stop: StopRequest, log: bool = True) -> ValidationResult | None:
@@ -261,6 +264,3 @@ def _sampler_gap(batch: DataProto) -> dict[str, float]:
     mask = batch.batch["response_mask"].bool()
     gap = (batch.batch["old_log_probs"] - batch.batch["rollout_log_probs"]).abs()[mask]
     return {"training/rollout_probs_diff_mean": gap.mean().item(), "training/rollout_probs_diff_max": gap.max().item()}
-
-
-__all__ += ["CheckpointError"]

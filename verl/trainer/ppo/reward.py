@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import AdaptiveKLController, FixedKLController, kl_penalty, masked_mean
+from verl.trainer.ppo.core_algos import AdaptiveKLController, FixedKLController, masked_mean
+from verl.trainer.ppo.core_algos import kl_penalty as estimate_kl
 
 
 def invalid_action_penalty(batch: DataProto, coefficients: Mapping[str, float]) -> np.ndarray:
@@ -29,14 +30,14 @@ def place_on_last_token(rewards: np.ndarray, response_mask: torch.Tensor) -> tor
 
 
 def apply_kl_penalty(
-    data: DataProto, kl_ctrl: FixedKLController | AdaptiveKLController, kl_penalty_type: str = "kl"
+    data: DataProto, kl_ctrl: FixedKLController | AdaptiveKLController, kl_penalty: str = "kl"
 ) -> tuple[DataProto, dict[str, float]]:
     """Set `token_level_rewards = token_level_scores - coefficient * KL(old || ref)` and let the controller follow the KL.
 
     Needs `old_log_probs` and `ref_log_prob`. Returns the batch and the metrics `actor/reward_kl_penalty` and `..._coeff`.
     """
     mask = data.batch["response_mask"]
-    kld = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type) * mask
+    kld = estimate_kl(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty) * mask
     coefficient = kl_ctrl.value
     data.batch["token_level_rewards"] = data.batch["token_level_scores"] - coefficient * kld
     real = mask.any(dim=1)

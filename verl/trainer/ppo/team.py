@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -112,11 +113,13 @@ class TeamWorkers:
                 "on_policy": on_policy,
                 "shuffle_seed": zlib.crc32(repr((tuple(seed), wg_id)).encode()),
             }
-            return reduce_metrics(self.policies[wg_id].update_actor(sub).meta_info["metrics"])
+            start = time.perf_counter()
+            metrics = reduce_metrics(self.policies[wg_id].update_actor(sub).meta_info["metrics"])
+            return metrics | {"timing_s/update_actor": time.perf_counter() - start}
 
         per_group = self._on(list(parts), update)
         names = dict.fromkeys(name for metrics in per_group.values() for name in metrics)
-        mean = {name: float(np.mean([m[name] for m in per_group.values() if name in m])) for name in names}
+        mean = {name: float(np.mean([m[name] for m in per_group.values() if name in m])) for name in names if name.startswith("actor/")}
         return mean | {f"wg/{wg}/{name}": value for wg, metrics in per_group.items() for name, value in metrics.items()}
 
     def sync_weights(self, version: int) -> None:

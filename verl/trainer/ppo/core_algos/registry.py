@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
@@ -12,7 +12,7 @@ ADV_ESTIMATOR_REGISTRY: dict[str, Callable[..., Any]] = {}
 POLICY_LOSS_REGISTRY: dict[str, Callable[..., Any]] = {}
 
 
-class AdvantageEstimator(str, Enum):
+class AdvantageEstimator(StrEnum):
     """Built-in advantage estimators; a user's own needs only a name given to `register_adv_est`."""
 
     GRPO = "grpo"

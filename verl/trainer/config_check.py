@@ -1,0 +1,169 @@
+"""Values that a type cannot rule out: names that nothing registers, sizes that cannot be, keys that contradict each other."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+from verl.models.loader import ATTENTION_NAMES, DTYPES
+from verl.trainer.config import ActorRolloutRefConfig, RunConfig
+from verl.trainer.placement import Placement
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
+from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
+from verl.workers.engine.optimizer import SCHEDULES
+
+# Columns of a sample that name it; what `algorithm.group_by` may list.
+SAMPLE_FIELDS = ("uid", "traj_uid", "task_id", "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "data_source")
+
+
+class ConfigError(ValueError):
+    """A key whose value cannot be used; the message names the key, the value and what is expected."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` (itself left out when `open_low`) to `high`."""
+
+    low: float
+    high: float = math.inf
+    open_low: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (value > self.low if self.open_low else value >= self.low) and value <= self.high
+
+    def __str__(self) -> str:
+        low = f"{'above' if self.open_low else 'at least'} {self.low:g}"
+        return low if self.high == math.inf else f"{low} and at most {self.high:g}"
+
+
+SIZE, COUNT, LIMIT, POSITIVE, SHARE = Range(1), Range(0), Range(-1), Range(0, open_low=True), Range(0, 1)
+
+RUN_NAMES: dict[str, Sequence[str]] = {
+    "algorithm.kl_penalty": KL_ESTIMATORS,
+    "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
+    "algorithm.singleton": ("zero", "raw"),
+    "trainer.controller": ("ray", "local"),
+    "trainer.device": ("auto", "cpu", "cuda"),
+    "trainer.resume_mode": ("auto", "disable", "resume_path"),
+}
+RUN_NUMBERS: dict[Range, Sequence[str]] = {
+    SIZE: (
+        "data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "env.rollout.n", "env.rollout.val_n",
+        "env.max_steps", "rollout.max_concurrent_episodes", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.total_epochs",
+    ),
+    COUNT: (
+        "data.val_batch_size", "data.seed", "env.history_length", "trainer.max_ckpt_to_keep", "trainer.num_threads",
+        "algorithm.kl_ctrl.kl_coef",
+    ),
+    LIMIT: (
+        "data.train_max_samples", "data.val_max_samples", "trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq",
+        "trainer.log_trajectories",
+    ),
+    POSITIVE: ("rollout.episode_timeout_s", "rollout.call_timeout_s", "trainer.worker_timeout_s", "algorithm.kl_ctrl.horizon",
+               "ray_init.object_store_memory_mb"),
+    SHARE: ("rollout.max_failure_rate",),
+}  # fmt: skip
+MODEL_NAMES: dict[str, Sequence[str]] = {
+    "model.attn_implementation": ATTENTION_NAMES,
+    "actor.loss_agg_mode": LOSS_AGG_MODES,
+    "actor.kl_loss_type": KL_ESTIMATORS,
+    "actor.optim.lr_scheduler_type": SCHEDULES,
+    "actor.fsdp_config.model_dtype": tuple(DTYPES),
+    "actor.fsdp_config.mixed_precision": ("auto", *DTYPES),
+    "rollout.name": ("hf",),
+    "rollout.dtype": ("auto", *DTYPES),
+}
+MODEL_NUMBERS: dict[Range, Sequence[str]] = {
+    SIZE: (
+        "actor.ppo_epochs", "actor.ppo_max_token_len_per_gpu", "actor.ppo_micro_batch_size_per_gpu", "ref.log_prob_max_token_len_per_gpu",
+        "ref.log_prob_micro_batch_size_per_gpu", "rollout.max_num_seqs", "rollout.update_bucket_mb",
+        "rollout.log_prob_max_token_len_per_gpu", "rollout.log_prob_micro_batch_size_per_gpu", "rollout.response_length",
+        "rollout.prompt_length",
+    ),
+    COUNT: (
+        "actor.ppo_mini_batch_size", "actor.clip_ratio", "actor.clip_ratio_low", "actor.clip_ratio_high", "actor.kl_loss_coef",
+        "actor.invalid_action_penalty_coef", "actor.optim.lr", "actor.optim.weight_decay", "rollout.num_threads",
+    ),
+    LIMIT: ("actor.optim.lr_warmup_steps", "actor.optim.total_training_steps"),
+    POSITIVE: ("actor.grad_clip", "actor.optim.eps", "rollout.temperature", "rollout.val_kwargs.temperature"),
+    SHARE: ("actor.optim.lr_warmup_steps_ratio", "actor.optim.min_lr_ratio"),
+    Range(1, open_low=True): ("actor.clip_ratio_c",),
+    Range(0, 1, open_low=True): ("rollout.top_p", "rollout.val_kwargs.top_p"),
+}  # fmt: skip
+
+
+def check_config(config: RunConfig, placement: Placement) -> None:
+    """Look at every value that has a limited range or set of names, for the run and for each agent.
+
+    Call it after plug-ins are imported, which may register estimators. Raises ConfigError for the first value that cannot be used.
+    """
+    _check(config, RUN_NAMES, RUN_NUMBERS, "")
+    _check_name("algorithm.adv_estimator", config.algorithm.adv_estimator, sorted(ADV_ESTIMATOR_REGISTRY))
+    for name in config.algorithm.group_by or ():
+        _check_name("algorithm.group_by", name, SAMPLE_FIELDS)
+    _check_files(config)
+    for agent in placement.agents:
+        overridden = agent.config != _with_model(config.actor_rollout_ref, agent.config.model.path)
+        where = f" (agent '{agent.agent_id}')" if overridden else ""
+        _check_model(agent.config, config.data.train_batch_size, where)
+        for key in ("actor.ppo_mini_batch_size", "actor.ppo_epochs"):
+            mine, everyones = _value(agent.config, key), _value(config.actor_rollout_ref, key)
+            if mine != everyones:
+                raise ConfigError(
+                    f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, the run has {everyones}: policies take "
+                    f"their optimizer steps together; set actor_rollout_ref.{key} for all"
+                )
+
+
+def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: str) -> None:
+    _check(config, MODEL_NAMES, MODEL_NUMBERS, "actor_rollout_ref.", where)
+    for key in ("rollout.top_k", "rollout.val_kwargs.top_k"):
+        value = _value(config, key)
+        if value != -1 and value < 1:
+            raise ConfigError(f"actor_rollout_ref.{key}={value}{where}: expected -1 (all tokens) or at least 1")
+    if len(config.actor.optim.betas) != 2 or not all(0 <= beta < 1 for beta in config.actor.optim.betas):
+        raise ConfigError(f"actor_rollout_ref.actor.optim.betas={config.actor.optim.betas}{where}: expected two numbers from 0 to below 1")
+    mini = config.actor.ppo_mini_batch_size
+    if mini and (mini > train_batch_size or train_batch_size % mini):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}{where} does not divide data.train_batch_size={train_batch_size}; both "
+            "count tasks: choose a divisor, or 0 for one update a step"
+        )
+
+
+def _check_files(config: RunConfig) -> None:
+    for key, files in (("data.train_files", config.data.train_files), ("data.val_files", config.data.val_files)):
+        listed = files if isinstance(files, list) else [files] if files is not None else []
+        if not all(isinstance(file, str) and file for file in listed):
+            raise ConfigError(f"{key}={files!r}: expected a parquet or jsonl file, or a list of them")
+
+
+def _check(config: Any, names: dict[str, Sequence[str]], numbers: dict[Range, Sequence[str]], prefix: str, where: str = "") -> None:
+    for key, known in names.items():
+        _check_name(f"{prefix}{key}", _value(config, key), known, where)
+    for allowed, keys in numbers.items():
+        for key in keys:
+            value = _value(config, key)
+            if value is not None and value not in allowed:
+                raise ConfigError(f"{prefix}{key}={value}{where}: expected {allowed}")
+
+
+def _check_name(key: str, value: str, known: Iterable[str], where: str = "") -> None:
+    known = list(known)
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{key}={value!r}{where}: expected one of {', '.join(known)}{hint}")
+
+
+def _value(config: Any, key: str) -> Any:
+    return reduce(getattr, key.split("."), config)
+
+
+def _with_model(base: ActorRolloutRefConfig, path: str | None) -> ActorRolloutRefConfig:
+    return replace(base, model=replace(base.model, path=path))
