@@ -1,0 +1,125 @@
+"""Measures `bash examples/run_math.sh` the way a newcomer meets it: in an empty clone, one seed after the other.
+
+    python recipe/math/measure.py --seeds 0 1 2
+
+writes `results.json` beside this file, a list of `{"seed", "before", "after", "rl_seconds", "total_seconds", "peak_gib", ...}`:
+team accuracy (avg@n over held-out tasks) before and after, the seconds of all training steps with their checkpoints, the seconds of
+the whole script, and the peak of the memory of all its processes (proportional set size, so that shared pages count once).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class MemoryWatch(threading.Thread):
+    """Samples the memory of a process and all it started, until `stop`; `peak_gib` is the highest sum."""
+
+    def __init__(self, pid: int, period_s: float = 2.0) -> None:
+        super().__init__(daemon=True)
+        self.pid, self.period_s, self.peak_gib = pid, period_s, 0.0
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Sample until stopped."""
+        while not self._ended.wait(self.period_s):
+            self.peak_gib = max(self.peak_gib, tree_memory(self.pid) / 2**30)
+
+    def stop(self) -> None:
+        """End the sampling."""
+        self._ended.set()
+        self.join()
+
+
+def tree_memory(pid: int) -> int:
+    """Bytes that a process and its descendants occupy; shared pages are divided among those that share them."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except (OSError, IndexError):
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    total, stack = 0, [pid]
+    while stack:
+        current = stack.pop()
+        stack += children.get(current, [])
+        try:
+            rollup = Path(f"/proc/{current}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) * 1024
+    return total
+
+
+def run_seed(seed: int, overrides: list[str]) -> dict[str, Any]:
+    """Clone the project into an empty folder, run the script, read what it left."""
+    with tempfile.TemporaryDirectory(prefix="verl_mas_") as folder:
+        clone = Path(folder) / "verl-mas"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        log = Path(folder) / "log"
+        start = time.monotonic()
+        with open(log, "w") as out:
+            env = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH", "MODEL_PATH", "DATA")}
+            command = ["bash", "examples/run_math.sh", *overrides]
+            process = subprocess.Popen(command, cwd=clone, env=env | {"SEED": str(seed)}, stdout=out, stderr=subprocess.STDOUT)
+            watch = MemoryWatch(process.pid)
+            watch.start()
+            status = process.wait()
+            watch.stop()
+        total = time.monotonic() - start
+        if status != 0:
+            sys.exit(f"seed {seed}: the script ended with status {status}\n" + log.read_text()[-4000:])
+        lines = (clone / "outputs" / "verl-mas" / f"math_seed{seed}" / "metrics.jsonl").read_text().splitlines()
+        return summarise(seed, [json.loads(line) for line in lines]) | {"total_seconds": total, "peak_gib": watch.peak_gib}
+
+
+def summarise(seed: int, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Before and after of the numbers that the run validates."""
+    first, last = lines[0], lines[-1]
+    accuracy = next(k for k in first if k.startswith("val-core/") and "/acc/mean@" in k)
+    result = {
+        "seed": seed,
+        "before": first[accuracy],
+        "after": last[accuracy],
+        "rl_seconds": sum(line.get("timing_s/step", 0.0) + line.get("timing_s/save_checkpoint", 0.0) for line in lines),
+        "steps": last["step"],
+    }
+    for name in ("precision", "recall", "specificity", "accuracy"):
+        key = f"val/env/verifier/{name}"
+        result[f"verifier_{name}_before"], result[f"verifier_{name}_after"] = first.get(key), last.get(key)
+    for loop in (1, 2):
+        key = f"val/env/solver/accuracy_loop_{loop}"
+        result[f"solver_loop_{loop}_before"], result[f"solver_loop_{loop}_after"] = first.get(key), last.get(key)
+    return result
+
+
+def main() -> None:
+    """Measure the seeds and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
+    parser.add_argument("overrides", nargs="*", help="passed on to the script")
+    args = parser.parse_args()
+    results = []
+    for seed in args.seeds:
+        results.append(run_seed(seed, args.overrides))
+        sys.stdout.write(json.dumps(results[-1]) + "\n")
+        sys.stdout.flush()
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
