@@ -1,0 +1,259 @@
+"""A whole training step of ours (collect to weight sync, on Ray) against a bare torch loop doing the same tokens, in one run.
+
+    python benchmarks/train_step.py [--tasks 16] [--group 8] [--repeats 5] [key=value ...]
+
+Ours: `RayPPOTrainer` as `verl.trainer.main_ppo` builds it, a Solver and a Verifier with a tiny model each, every agent answering
+`tasks * group` times a step; a step lasts from the first prompt to the moment its metrics are logged, files included. After each
+step the bare loop does the same prompts and reply lengths for one model after the other, with all cores: `transformers` generate
+with a static cache in batches of 64, then forward, clipped loss, backward and AdamW. The first step of both warms up.
+
+The last line is JSON: `ratio` is the median of (ours / bare) over the repeats, `cpu_ratio` the same of the CPU seconds of all
+processes, and `peak_gib` bounds the peak memory of all processes of ours from above.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import psutil
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from agent_system.rollout.collector import CollectResult
+from agent_system.workflows.math.demos import Course, make_demos
+from agent_system.workflows.math.generate import generate_split, to_row
+from verl.models.tiny import TinyModelSize, make_tiny_model
+from verl.protocol import DataProto
+from verl.trainer.config import RunConfig
+from verl.trainer.ppo.batching import split_batch_by_wg_ids, trim_padding
+
+logger = logging.getLogger("train_step")
+BATCH = 64
+
+
+class BareTeam:
+    """What one would write by hand: every model in this process, one after the other."""
+
+    def __init__(self, model_dir: Path, count: int) -> None:
+        torch.manual_seed(0)
+        self.models = [AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="sdpa") for _ in range(count)]
+        self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True) for model in self.models]
+
+    def step(self, parts: Sequence[DataProto]) -> dict[str, float]:
+        """Sample and update every model on its own rows; returns seconds."""
+        started, cpu = time.perf_counter(), time.process_time()
+        for model, part in zip(self.models, parts, strict=True):
+            generate(model.eval(), part)
+        sampled = time.perf_counter()
+        for model, optimizer, part in zip(self.models, self.optimizers, parts, strict=True):
+            update(model.train(), optimizer, part)
+        ended = time.perf_counter()
+        return {"gen": sampled - started, "update": ended - sampled, "step": ended - started, "cpu": time.process_time() - cpu}
+
+
+def generate(model: PreTrainedModel, rows: DataProto) -> None:
+    """Sample replies to the rows' prompts, each batch as long as its longest reply."""
+    width = rows.batch["prompts"].shape[1]
+    for begin in range(0, len(rows), BATCH):
+        batch = rows.batch[begin : begin + BATCH]
+        longest = int(batch["response_mask"].sum(dim=1).max())
+        settings = GenerationConfig(
+            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=longest, eos_token_id=None, pad_token_id=0,
+            cache_implementation="static",
+        )  # fmt: skip
+        out = model.generate(batch["prompts"], attention_mask=batch["attention_mask"][:, :width], generation_config=settings)
+        assert out.shape == (len(batch), width + longest)
+
+
+def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: DataProto) -> None:
+    """One optimizer step on all rows, in padded micro-batches."""
+    total, width = rows.batch["response_mask"].sum(), rows.batch["responses"].shape[1]
+    for begin in range(0, len(rows), BATCH):
+        batch = rows.batch[begin : begin + BATCH]
+        logits = model(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            position_ids=batch["position_ids"],
+            use_cache=False,
+            logits_to_keep=width + 1,
+        ).logits[:, :-1]
+        log_probs = torch.log_softmax(logits.float(), -1).gather(-1, batch["responses"][..., None]).squeeze(-1)
+        advantages, ratio = batch["advantages"], torch.exp(log_probs - log_probs.detach())
+        losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2))
+        ((losses * batch["response_mask"]).sum() / total).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@dataclass
+class Duel:
+    """Collector and tracker of the trainer at once: it sees when a step begins and ends, and lets the bare loop repeat it."""
+
+    collector: Any
+    bare: BareTeam
+    started: float = 0.0
+    cpu: float = 0.0
+    batch: DataProto | None = None
+    ours: list[dict[str, float]] = field(default_factory=list)
+    theirs: list[dict[str, float]] = field(default_factory=list)
+    tokens: int = 0
+    peak_gib: float = 0.0
+
+    async def collect(self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False) -> CollectResult:
+        """Play the episodes and keep their batch."""
+        self.started, self.cpu = time.perf_counter(), cpu_seconds()
+        result = await self.collector.collect(rows, n, step=step, validate=validate)
+        self.batch = result.batch
+        return result
+
+    def start(self, total_steps: int) -> None:
+        """Nothing to show."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """End our step's clock and run the bare loop on the same rows."""
+        whole = time.perf_counter() - self.started - metrics.get("timing_s/save_checkpoint", 0.0)
+        phases = {name.removeprefix("timing_s/"): value for name, value in metrics.items() if name.startswith("timing_s/")}
+        self.ours.append(phases | {"step": whole, "cpu": cpu_seconds() - self.cpu})
+        if not self.theirs:
+            self.peak_gib = peak_gib(psutil.Process())
+        assert self.batch is not None
+        self.batch.batch["advantages"] = torch.randn(self.batch.batch["responses"].shape)
+        parts = [trim_padding(part.batch) for part in split_batch_by_wg_ids(self.batch).values()]
+        self.tokens = int(self.batch.batch["response_mask"].sum())
+        self.theirs.append(self.bare.step(parts))
+        sizes = "  ".join(f"{len(p)} rows {p.batch['prompts'].shape[1]}+{p.batch['responses'].shape[1]}" for p in parts)
+        logger.info(
+            "step %d: ours %.2f s, bare %.2f s, ratio %.2f, load %.1f  (%s)",
+            step, whole, self.theirs[-1]["step"], whole / self.theirs[-1]["step"], os.getloadavg()[0], sizes,
+        )  # fmt: skip
+
+
+def cpu_seconds() -> float:
+    """CPU time that this process and all below it have used."""
+    me = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in (me, *me.children(recursive=True)))
+
+
+def peak_gib(*processes: psutil.Process) -> float:
+    """Upper bound of the memory that these have held together: shares of shared pages, and each one's own peak."""
+    total = 0
+    for process in processes:
+        folder = Path("/proc") / str(process.pid)
+        try:
+            total += _kib(folder / "smaps_rollup", "Pss:") + _kib(folder / "status", "VmHWM:") - _kib(folder / "status", "VmRSS:")
+        except (OSError, StopIteration):  # it has ended meanwhile
+            continue
+    return total / 2**20
+
+
+def _kib(path: Path, name: str) -> int:
+    return int(next(line for line in path.read_text().splitlines() if line.startswith(name)).split()[1])
+
+
+def make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
+    """A run on tiny random models in `folder`: every agent answers once an episode."""
+    from hydra import compose, initialize
+    from omegaconf import OmegaConf
+
+    from verl.trainer.config.entry import free_form_overrides, register_config
+
+    problems, _ = generate_split(args.tasks * 2, 8, 0)
+    size = TinyModelSize(hidden_size=args.hidden, intermediate_size=3 * args.hidden)
+    conversations = make_demos(Course(count=400), 0, exclude=frozenset())
+    make_tiny_model(folder / "model", (m["content"] for conversation in conversations for m in conversation), size=size)
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(to_row(p, i, "train")) + "\n" for i, p in enumerate(problems)))
+    base = {
+        "actor_rollout_ref.model.path": folder / "model",
+        "agent.orchestra.math.max_loop_num": 1,
+        "agent.orchestra.math.verify_last": True,
+        "env.rollout.n": args.group,
+        "data.train_files": folder / "tasks.jsonl",
+        "data.train_batch_size": args.tasks,
+        "data.max_prompt_length": 512,
+        "data.max_response_length": args.tokens,
+        "trainer.device": "cpu",
+        "trainer.default_local_dir": folder / "run",
+        "trainer.total_epochs": 1000,
+        "trainer.total_training_steps": args.repeats + 1,
+        "trainer.val_before_train": False,
+    }
+    overrides = [f"{name}={value}" for name, value in base.items()] + args.overrides
+    with initialize(version_base=None, config_path=None):
+        config = OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(overrides)))
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def measure(config: RunConfig) -> Duel:
+    """Train as `main_ppo` does, with the duel as collector and tracker; returns it."""
+    from verl.trainer import main_ppo
+
+    main_ppo.resolve_defaults(config)
+    main_ppo.check_team(config)
+    placement = main_ppo.build_placement(config.agent, config.actor_rollout_ref)
+    tokenizers = {group.wg_id: main_ppo.load_group_tokenizer(group) for group in placement.groups}
+    train, _ = main_ppo.build_datasets(config, next(iter(tokenizers.values())))
+    run_dir = main_ppo.run_dir_of(config)
+    controller = main_ppo.build_controller(config)
+    team = main_ppo.TeamWorkers(config, placement, controller)
+    try:
+        team.start()
+        collector = main_ppo.build_collector(config, placement, tokenizers, team.clients)
+        duel = Duel(collector, BareTeam(Path(str(config.actor_rollout_ref.model.path)), len(placement.groups)))
+        main_ppo.RayPPOTrainer(config, placement, team, duel, train, None, duel, run_dir).fit()  # type: ignore[arg-type]
+        duel.peak_gib += peak_gib(*psutil.Process().children(recursive=True))
+        return duel
+    finally:
+        team.shutdown()
+        controller.shutdown()
+
+
+def main() -> None:
+    """Measure several steps and report medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=16)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=48, help="longest reply")
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of the bare loop")
+    parser.add_argument("overrides", nargs="*", help="hydra overrides of our run")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
+    logger.setLevel(logging.INFO)
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        duel = measure(make_config(args, Path(folder)))
+    ours, theirs = duel.ours[1:], duel.theirs[1:]
+    ratios = [mine["step"] / other["step"] for mine, other in zip(ours, theirs, strict=True)]
+    median = lambda rows: {name: round(statistics.median(row[name] for row in rows if name in row), 3) for name in rows[-1]}  # noqa: E731
+    cpu_ratios = [mine["cpu"] / other["cpu"] for mine, other in zip(ours, theirs, strict=True)]
+    result = {
+        "ratio": round(statistics.median(ratios), 3),
+        "spread": [round(min(ratios), 3), round(max(ratios), 3)],
+        "cpu_ratio": round(statistics.median(cpu_ratios), 3),
+        "ours_s": median(ours),
+        "bare_s": median(theirs),
+        "reply_tokens": duel.tokens,
+        "peak_gib": round(duel.peak_gib, 2),
+        "load": round(os.getloadavg()[0], 1),
+    }
+    logger.info(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
