@@ -45,7 +45,7 @@ if [ -z "${MODEL_PATH:-}" ]; then
     actor_rollout_ref.actor.optim.lr=3e-4
     actor_rollout_ref.rollout.max_num_seqs=64
     data.train_batch_size=16
-    data.max_prompt_length=192
+    data.max_prompt_length="$([ -z "${DATA:-}" ] && echo 192 || echo 1024)"
     data.max_response_length=48
     env.rollout.n=8
     env.rollout.val_n=4

@@ -10,7 +10,7 @@ from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
 from agent_system.projection import last_boxed
 from agent_system.registry import EnvRegistry
-from agent_system.workflows.math.agents import APPROVE, SOLVER, VERIFIER
+from agent_system.workflows.math.agents import APPROVE, REJECT, SOLVER, VERIFIER
 from agent_system.workflows.math.grader_pool import Verdict
 from agent_system.workflows.math.reward import grade, shared_pool
 
@@ -46,7 +46,8 @@ class MathEnv(BaseEnv):
     `info`: `success`; `solver/accuracy_loop_<k>` of the k-th solution, in episodes that have one; `solver/mended` and
     `solver/spoilt`, where the first solution was wrong or right and the last one is the opposite (episodes with several);
     `verifier/precision` (approved solutions that are right; in episodes with an approval, so that the mean over episodes is the
-    share), `verifier/recall` (right solutions that were approved), `verifier/accuracy` (verdicts that are right, a missing one is
+    share), `verifier/recall` (right solutions that were approved), `verifier/specificity` (wrong solutions that were rejected: unlike
+    precision it does not rise because the Solver gets better), `verifier/accuracy` (verdicts that are right, a missing one is
     not), `verifier/approvals`; `grader/timeouts`, `grader/errors` (answers that scored 0 because they could not be compared).
     """
 
@@ -114,6 +115,9 @@ class MathEnv(BaseEnv):
             info["verifier/accuracy"] = sum(_is_fair(a, s) for a, s in self._judgements) / len(self._judgements)
         if approved:
             info["verifier/precision"] = sum(approved) / len(approved)
+        on_wrong = [action for action, solution in self._judgements if not solution]
+        if on_wrong:
+            info["verifier/specificity"] = on_wrong.count(REJECT) / len(on_wrong)
         if actions_on_right:
             info["verifier/recall"] = actions_on_right.count(APPROVE) / len(actions_on_right)
         outcomes = Counter(self._graded.values())

@@ -15,7 +15,7 @@ from verl.utils.accuracy import Estimate, estimate_avg, estimate_pass
 from verl.utils.console import AccuracyRow
 
 # What the final table shows of a role, by how its name begins.
-ROLE_RATES = ("accuracy", "precision", "recall")
+ROLE_RATES = ("accuracy", "precision", "recall", "specificity")
 
 
 @dataclass(frozen=True)
