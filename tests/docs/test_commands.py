@@ -1,0 +1,92 @@
+"""Every command of a page is run: here when it is cheap, else by what `ELSEWHERE` names."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import commands
+from tests.docs.test_readme import environment
+from tests.house.source import ROOT
+
+# Command to what runs it; a path is a test or a script that exists.
+ELSEWHERE = {
+    "bash scripts/test.sh": ".ci/run",
+    "bash scripts/test.sh tests/agent_system -k prompt": ".ci/run",
+    '.venv/bin/python -m pytest tests/trainer -m "not ray"': "scripts/test.sh",
+}
+RUN_MATH = "bash examples/run_math.sh"
+GSM8K = "python examples/data_preprocess/gsm8k.py"
+SFT = "python -m verl.trainer.sft_trainer"
+# Stands for the Python of `.venv`: prepares nothing, trains nothing, writes down what it was asked to train.
+STAND_IN = """#!/usr/bin/env bash
+if [[ $2 == examples.embedded.prepare ]]; then echo embedded; exit; fi
+shift 2; printf '%s\\0' "$@" > asked
+"""
+
+
+def having(text: str) -> list[str]:
+    """The distinct commands that contain a text."""
+    return sorted({command for _, command in commands() if text in command})
+
+
+def test_every_command_is_run_by_some_test() -> None:
+    cheap = [*having(RUN_MATH), *having(GSM8K), *having(SFT)]
+    homeless = [(page, command) for page, command in commands() if command not in cheap and command not in ELSEWHERE]
+    assert homeless == [], "run it in this file, or say in ELSEWHERE what does"
+    assert [place for place in ELSEWHERE.values() if not (ROOT / place).is_file()] == []
+
+
+@pytest.mark.parametrize("command", having(RUN_MATH))
+def test_run_math_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Path) -> None:
+    from hydra import compose, initialize
+    from omegaconf import OmegaConf
+
+    from verl.trainer.config.entry import free_form_overrides, register_config
+
+    for name in ("examples", "scripts", ".venv/bin", "embedded", "data/gsm8k"):
+        (tmp_path / name).mkdir(parents=True)
+    shutil.copy(ROOT / "examples" / "run_math.sh", tmp_path / "examples")
+    (tmp_path / "scripts" / "setup.sh").touch()
+    (tmp_path / ".venv" / "bin" / "activate").write_text(f"PATH={shlex.quote(str(tmp_path))}/.venv/bin:$PATH\n")
+    (tmp_path / ".venv" / "bin" / "python").write_text(STAND_IN)
+    (tmp_path / ".venv" / "bin" / "python").chmod(0o755)
+    for folder in ("embedded", "data/gsm8k"):
+        for split in ("train", "test"):
+            (tmp_path / folder / f"{split}.parquet").touch()
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=60)
+    overrides = (tmp_path / "asked").read_text().split("\0")[:-1]
+    with initialize(version_base=None, config_path=None):
+        config = OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(overrides)))
+    assert config.agent.agent_ids == ["Solver Agent", "Verifier Agent"]
+    assert config.trainer.val_only == (" eval" in command)
+    assert config.actor_rollout_ref.model.path == ("Qwen/Qwen3-4B" if "MODEL_PATH" in command else "embedded/model")
+    assert config.data.train_files == ("data/gsm8k/train.parquet" if "DATA" in command else "embedded/train.parquet")
+    for override in shlex.split(command)[2:]:
+        assert "=" not in override or override in overrides or override.startswith(("MODEL_PATH", "DATA"))
+
+
+@pytest.mark.parametrize("command", having(GSM8K))
+def test_gsm8k_is_converted(command: str, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"question": "1+1?", "answer": "1+1=2\n#### 2"}) + "\n")
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment(), check=True, timeout=120)
+    assert sorted(p.name for p in (tmp_path / "data" / "gsm8k").iterdir()) == ["test.parquet", "train.parquet"]
+
+
+@pytest.mark.parametrize("command", having(SFT))
+def test_sft_trains(command: str, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.trainer.sft_trainer import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sft_trainer", *shlex.split(command.removeprefix(SFT))])
+    Path("MODEL").symlink_to(tiny_model_dir)
+    talk = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    Path("demos.jsonl").write_text((json.dumps({"messages": talk}) + "\n") * 32)
+    main()
+    assert Path("OUT", "config.json").is_file()

@@ -1,0 +1,129 @@
+"""What the pages promise: links lead somewhere, code runs, keys and files exist, and the README's workflow trains."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.docs.pages import anchors, blocks, code_spans, first_column, links, pages
+from tests.house.source import ROOT
+from verl.trainer.config import RunConfig
+from verl.trainer.config.entry import FREE_FORM
+from verl.trainer.config.spec import describe
+
+KEYS = {name for name, *_ in describe(RunConfig)}
+KEY = re.compile(r"(?<![\w./])(?:data|actor_rollout_ref|algorithm|reward|agent|env|rollout|trainer|ray_init)\.[\w.]*\w")
+# Dotted names that look like keys and are none: a file, and methods of the agent side.
+NOT_KEYS = {"data.pt", "env.step"}
+RUN_FOLDER = Path("outputs") / "verl-mas" / "draft"
+
+
+def is_key(name: str) -> bool:
+    """A key, a section of keys, an option of a workflow, or any of these seen from `actor_rollout_ref`."""
+    full = (name, f"actor_rollout_ref.{name}")
+    return name.startswith(FREE_FORM) or any(key == f or key.startswith(f + ".") for f in full for key in KEYS)
+
+
+@pytest.mark.parametrize("page", list(pages()))
+def test_internal_links_lead_somewhere(page: str) -> None:
+    for target in links(pages()[page]):
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), f"{page}: {target}"
+        assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), f"{page}: no heading for {target}"
+
+
+@pytest.mark.parametrize("page", list(pages()))
+def test_keys_and_files_that_a_page_names_exist(page: str) -> None:
+    text = pages()[page]
+    fenced = [b.text for b in blocks("bash") + blocks("text") if b.page == page]
+    keys = {key for part in code_spans(text) + fenced for key in KEY.findall(part)} - NOT_KEYS
+    assert [key for key in sorted(keys) if not is_key(key)] == []
+    files = [s for s in code_spans(text) if re.fullmatch(r"(verl|agent_system|tests|examples|scripts|docs|benchmarks|recipe)/[\w./-]+", s)]
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda b: b.page)
+def test_python_blocks_compile(block) -> None:
+    compile(block.text, block.page, "exec")
+
+
+def test_the_code_of_the_workflow_page_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agent_system import AgentRegistry, EnvRegistry, OrchestraRegistry
+
+    module = ModuleType("docs_workflows")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    try:
+        for block in blocks("python"):
+            if block.page == "docs/workflows.md":
+                exec(compile(block.text, block.page, "exec"), module.__dict__)
+    finally:
+        for agent in ("Planner", "Critic"):
+            AgentRegistry.remove(agent, orchestra="errand")
+        OrchestraRegistry.remove("errand")
+        EnvRegistry.remove("town")
+
+
+def test_every_benchmark_is_described() -> None:
+    described = first_column(pages()["benchmarks/README.md"], "Benchmarks")
+    assert sorted(described) == sorted(f"python benchmarks/{file.name}" for file in (ROOT / "benchmarks").glob("*.py"))
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a command: this interpreter is `python`, and this checkout is importable."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+
+
+@pytest.fixture(scope="module")
+def draft_run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Path:
+    """The folder in which the README's workflow was trained by the README's command."""
+    folder = tmp_path_factory.mktemp("draft")
+    [file] = [b for b in blocks("python") if b.marker.startswith("file:")]
+    [command] = [b for b in blocks("bash") if b.marker.startswith("run:")]
+    (folder / file.marker.removeprefix("file:").strip()).write_text(file.text)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command.text],
+        cwd=folder,
+        env=environment(MODEL_PATH=str(tiny_model_dir)),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def metrics(draft_run: Path) -> list[dict]:
+    """Lines of its metrics.jsonl."""
+    return [json.loads(line) for line in (draft_run / RUN_FOLDER / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.e2e
+def test_the_readme_workflow_trains_two_steps(metrics: list[dict]) -> None:
+    assert [line["step"] for line in metrics] == [0, 1, 2]
+    for agent in ("writer", "editor"):
+        assert sum(line[f"wg/{agent}/actor/grad_norm"] for line in metrics[1:]) > 0
+
+
+@pytest.mark.e2e
+def test_a_run_leaves_what_the_readme_says(draft_run: Path) -> None:
+    promised = first_column(pages()["README.md"], "What a run leaves")
+    assert len(promised) > 4
+    assert [path for path in promised if not (draft_run / RUN_FOLDER / path.replace("_N", "_2")).exists()] == []
+    for inside in ("actor/writer/huggingface/config.json", "actor/editor/huggingface/config.json", "data.pt", "trainer_state.json"):
+        assert (draft_run / RUN_FOLDER / "checkpoints" / "global_step_2" / inside).is_file()
+
+
+@pytest.mark.e2e
+def test_every_metric_of_a_run_has_a_meaning(metrics: list[dict]) -> None:
+    named = [re.sub(r"<\w+>", "*", name) for name in first_column(pages()["docs/training.md"], "Metrics")]
+    produced = {name for line in metrics for name in line} - {"step"}
+    assert [name for name in sorted(produced) if not any(fnmatchcase(name, pattern) for pattern in named)] == []
