@@ -76,7 +76,7 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, t
             path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
         )
     except OSError as error:
-        raise ModelPathError(f"model {path!r} cannot be loaded: {error}") from error
+        raise ModelPathError(f"model {path!r} cannot be loaded: {_first_line(error)}") from error
     return model.eval()
 
 
@@ -92,9 +92,16 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ModelPathError(f"no tokenizer can be loaded from {path!r}: {error}; set actor_rollout_ref.model.tokenizer_path") from error
+        raise ModelPathError(
+            f"no tokenizer can be loaded from {path!r}: {_first_line(error)}; set actor_rollout_ref.model.tokenizer_path"
+        ) from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise ModelPathError(f"{path!r} has no tokenizer files; set actor_rollout_ref.model.tokenizer_path")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    """What happened; the lines after it are advice for another library's user."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

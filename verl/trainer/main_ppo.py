@@ -8,13 +8,19 @@ loads.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
+import torch
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from agent_system.errors import AgentSystemError
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
@@ -24,20 +30,27 @@ from agent_system.rollout.settings import CollectorSettings
 from agent_system.task import task_from_row
 from verl.models.loader import ModelPathError, load_tokenizer
 from verl.protocol.generate import SamplingParams
+from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RunConfig
-from verl.trainer.config.entry import free_form_overrides, register_config
+from verl.trainer.config.entry import explain, free_form_overrides, register_config
+from verl.trainer.config_check import ConfigError, check_config
 from verl.trainer.placement import AgentPlacement, Placement, PlacementError, WorkerGroupSpec, build_placement
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
-from verl.trainer.ppo.controller import ControllerError, build_controller
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
-from verl.trainer.ppo.team import TeamWorkers
+from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
+from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
+from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
+from verl.trainer.ppo.team import TeamError, TeamWorkers
 from verl.trainer.ppo.validation import rows_before_after
-from verl.utils.dataset import DatasetError, RLHFDataset
+from verl.utils.dataset import DatasetError, RLHFDataset, TaskLoader
 from verl.utils.tracking import Tracking, check_backends
 
 logger = logging.getLogger(__name__)
 
-USER_ERRORS = (AgentSystemError, CheckpointError, ControllerError, DatasetError, ModelPathError, PlacementError, TooManyFailuresError)
+# What a user can mend, and what the machine refuses (OSError: a full disk, a time limit): one line, no traceback.
+USER_ERRORS = (
+    AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, ModelPathError, NoSamplesError, PlacementError,
+    TeamError, TooManyFailuresError, WorkerDiedError, OSError,
+)  # fmt: skip
 
 
 class TaskCollector:
@@ -152,58 +165,95 @@ def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
     return load_tokenizer(model.tokenizer_path or group.model_path, trust_remote_code=model.trust_remote_code)
 
 
-def run(config: RunConfig) -> RayPPOTrainer:
-    """Check everything, train, print the table before/after; returns the trainer."""
-    from verl.utils.console import print_before_after
+@dataclass(frozen=True)
+class CheckedRun:
+    """What a config stands for once nothing is wrong with it."""
 
+    placement: Placement
+    tokenizers: Mapping[str, Any]
+    train: RLHFDataset | None
+    val: RLHFDataset | None
+    run_dir: Path
+
+
+def check_run(config: RunConfig) -> CheckedRun:
+    """Find all that is wrong with a config before Ray starts and before a model loads; raises one of `USER_ERRORS`."""
     resolve_defaults(config)
     check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
-    tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
-    build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
-    train, val = build_datasets(config, next(iter(tokenizers.values())))
+    check_config(config, placement)
+    try:
+        check_backends(config.trainer.logger)
+    except (ValueError, ModuleNotFoundError) as error:
+        raise ConfigError(str(error)) from error
+    resolve_device(config.trainer.device)
     run_dir = run_dir_of(config)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(run_dir / "checkpoints"))
     if checkpoint is not None:
         read_state(checkpoint, placement)
-    check_backends(config.trainer.logger)
+    tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
+    build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
+    train, val = build_datasets(config, next(iter(tokenizers.values())))
+    if train is not None:
+        loader = TaskLoader(train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
+        if checkpoint is not None:
+            loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))
+    return CheckedRun(placement, tokenizers, train, val, run_dir)
+
+
+def run(config: RunConfig) -> RayPPOTrainer:
+    """Check everything, train, print the table before/after; returns the trainer."""
+    from verl.utils.console import print_before_after
+
+    checked = check_run(config)
+    placement, run_dir = checked.placement, checked.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(OmegaConf.structured(config), run_dir / "config.yaml")
     for agent_id, policy, wg, model in placement.rows():
         logger.info("agent %s -> policy %s -> worker group %s (%s)", agent_id, policy, wg, model)
-    controller = build_controller(config)
-    team = TeamWorkers(config, placement, controller)
-    tracking = None
-    try:
+    with ExitStack() as started:
+        controller = build_controller(config)
+        started.callback(controller.shutdown)
+        started.enter_context(stopping_at_once())
+        team = TeamWorkers(config, placement, controller)
+        started.callback(team.shutdown)
         team.start()
-        collector = build_collector(config, placement, tokenizers, team.clients)
+        collector = build_collector(config, placement, checked.tokenizers, team.clients)
         plain = OmegaConf.to_container(OmegaConf.structured(config))
         tracking = Tracking(config.trainer.project_name, config.trainer.experiment_name, config.trainer.logger, plain, run_dir)
-        trainer = RayPPOTrainer(config, placement, team, collector, train, val, tracking, run_dir)
+        started.callback(tracking.finish)
+        trainer = RayPPOTrainer(config, placement, team, collector, checked.train, checked.val, tracking, run_dir)
         trainer.fit()
-    finally:
-        if tracking is not None:
-            tracking.finish()
-        team.shutdown()
-        controller.shutdown()
     print_before_after(rows_before_after(trainer.before, trainer.after))
     return trainer
 
 
-def entry(task: Callable[[RunConfig], Any]) -> Callable[[DictConfig], None]:
-    """Wrap `task` so that a mistake of the user is one line on stderr and exit status 1."""
+def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], None]:
+    """Wrap `task` so that a mistake of the user is one line on stderr and exit status 1, and a signal's stop 128 + its number."""
 
     def wrapped(cfg: DictConfig) -> None:
-        config = OmegaConf.to_object(cfg)
-        assert isinstance(config, RunConfig)
         try:
-            task(config)
+            config = OmegaConf.to_object(cfg)
+            assert isinstance(config, RunConfig)
+            stopped_by = task(config).stopped_by
+        except OmegaConfBaseException as error:
+            fail(explain(error, sys.argv[1:]), 1)
         except USER_ERRORS as error:
-            sys.stderr.write(f"error: {error}\n")
-            sys.stderr.flush()
-            sys.exit(1)
+            fail(str(error), 1)
+        except StoppedAtOnce as stop:
+            fail(f"stopped at once: {stop}; the last checkpoint is what it was", 128 + stop.number)
+        if stopped_by is not None:
+            sys.exit(128 + stopped_by)
 
     return wrapped
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """End the process with one line on stderr; a list of causes keeps its lines."""
+    listed = "\n  " in message
+    sys.stderr.write(f"error: {message if listed else ' '.join(message.split())}\n")
+    sys.stderr.flush()
+    sys.exit(status)
 
 
 @hydra.main(version_base=None, config_name=register_config())
@@ -213,6 +263,16 @@ def main(cfg: DictConfig) -> None:
     entry(run)(cfg)
 
 
+def cli() -> None:
+    """The command line: `main`, with Hydra's complaints about keys and values in one line as well."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    given = sys.argv[1:]
+    sys.argv[1:] = free_form_overrides(given)
+    try:
+        main()
+    except (HydraException, OmegaConfBaseException) as error:
+        fail(explain(error, given), 1)
+
+
 if __name__ == "__main__":
-    sys.argv[1:] = free_form_overrides(sys.argv[1:])
-    main()
+    cli()

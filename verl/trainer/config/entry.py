@@ -46,8 +46,13 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or [k for k in known if k.endswith(f".{key}")][:1]
         hint = f"did you mean {near[0]}?" if near else f"sections are {', '.join(sorted(s for s in sections if '.' not in s))}"
         return f"unknown key {key}; {hint} (all keys: docs/config.md)"
+    from omegaconf.errors import OmegaConfBaseException
+
     cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
     said = str(cause).strip().splitlines()[0]
-    key = str(getattr(cause, "full_key", None) or "")
+    key = str(cause.full_key or "") if isinstance(cause, OmegaConfBaseException) else ""
     about = next((o for o in overrides if key and o.lstrip("+~").split("=", 1)[0] == key), key)
-    return f"{about}: {said} (expected {known[key]})" if key in known else f"{about}: {said}".lstrip(": ")
+    if not about:
+        whole = str(error).strip().splitlines()[0]
+        return whole if said in whole else f"{whole}: {said}"
+    return f"{about}: {said} (expected {known[key]})" if key in known else f"{about}: {said}"

@@ -50,7 +50,8 @@ class CheckpointStore:
         Raises CheckpointError (the previous checkpoint stays what it was) when anything cannot be written.
         """
         aside, final = self.root / f".writing_global_step_{step}", self.path(step)
-        shutil.rmtree(aside, ignore_errors=True)
+        for unfinished in self.root.glob(".writing_global_step_*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
         try:
             aside.mkdir(parents=True)
             fill(aside)
@@ -69,11 +70,11 @@ class CheckpointStore:
         return final
 
     def _drop_old(self, keep: int) -> None:
+        """By age and not by number: a run that started anew has lower steps than what an earlier one left here."""
         if keep <= 0:
             return
-        steps = sorted(int(p.name.removeprefix("global_step_")) for p in self.root.glob("global_step_*"))
-        for step in steps[:-keep]:
-            shutil.rmtree(self.path(step), ignore_errors=True)
+        for folder in sorted(self.root.glob("global_step_*"), key=_written_at)[:-keep]:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_state(folder: Path, placement: Placement) -> dict[str, Any]:
@@ -104,6 +105,11 @@ def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | Non
             f"trainer.resume_from_path={config.resume_from_path!r} is no checkpoint (a folder global_step_N with {STATE_FILE})"
         )
     return folder
+
+
+def _written_at(folder: Path) -> tuple[int, int]:
+    state = folder / STATE_FILE
+    return (state.stat().st_mtime_ns if state.is_file() else 0, int(folder.name.removeprefix("global_step_")))
 
 
 def _table(signature: list[dict[str, str]]) -> str:

@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM: ask once and the run checkpoints and stops; ask twice and it stops at once."""
+"""Ctrl-C and SIGTERM: ask once and the run checkpoints and stops; ask twice and it stops at once.
+
+A run that a signal stopped ends with status 128 + the signal's number, as a shell would report it: 130 for Ctrl-C, 143 for SIGTERM,
+so that a script or a scheduler does not take it for a finished one.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,69 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Interrupted(Exception):
     """The user asked the run to stop, and work was abandoned that a resumed run will repeat."""
 
 
+class StoppedAtOnce(KeyboardInterrupt):
+    """The process was told to stop where there is nothing to save, or for the second time."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(f"{signal.Signals(number).name} {why}")
+        self.number = number
+
+
+@contextmanager
+def stopping_at_once() -> Iterator[None]:
+    """While entered, Ctrl-C and SIGTERM raise `StoppedAtOnce`, so that `finally` ends what was started.
+
+    Enter it after `ray.init`, which takes SIGTERM for itself and would skip every `finally`.
+    """
+    previous: dict[int, Any] = {}
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        raise StoppedAtOnce(number, "before the first step or after the last: nothing to checkpoint")
+
+    if threading.current_thread() is threading.main_thread():
+        previous = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 class StopRequest:
-    """Installs the signal handlers while it is entered, and cancels the event loop's work when one arrives."""
+    """Installs the signal handlers while it is entered, and cancels the event loop's work when one arrives.
+
+    `number` is the signal that came, None before.
+    """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.number: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._previous: dict[int, Any] = {}
 
+    @property
+    def requested(self) -> bool:
+        """Whether a signal came."""
+        return self.number is not None
+
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in SIGNALS:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -40,18 +83,17 @@ class StopRequest:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.requested:
-            raise KeyboardInterrupt(f"second signal ({signal.Signals(number).name}): stopping without a checkpoint")
-        self.requested = True
+            raise StoppedAtOnce(number, "for the second time: stopped without a checkpoint of its own")
+        self.number = number
         logger.warning("%s: finishing what cannot be repeated, then checkpointing; again to stop at once", signal.Signals(number).name)
         if self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
 
     def run(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on `loop`; raise `Interrupted` when a signal cancelled it."""
-        if self.requested:
-            work.close()
-            raise Interrupted("stop requested")
         self._loop, self._task = loop, loop.create_task(work)
+        if self.requested:
+            self._task.cancel()
         try:
             return loop.run_until_complete(self._task)
         except asyncio.CancelledError:

@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 __all__ = ["CheckpointError", "RayPPOTrainer", "apply_kl_penalty", "compute_advantage", "compute_response_mask"]
 
 
+class NoSamplesError(RuntimeError):
+    """A step whose episodes gave nothing to train on."""
+
+
 class RayPPOTrainer:
     """Trains the policies of one placement.
 
@@ -76,6 +80,7 @@ class RayPPOTrainer:
         self.before: ValidationResult | None = None
         self.after: ValidationResult | None = None
         self.timing: dict[str, float] = {}
+        self.stopped_by: int | None = None
         self._loop = asyncio.new_event_loop()
         self._saved_step = -1
 
@@ -86,7 +91,7 @@ class RayPPOTrainer:
         return wanted if wanted > 0 else (len(self.loader) if self.loader else 0) * self.config.trainer.total_epochs
 
     def fit(self) -> None:
-        """Train until the total number of steps; a signal checkpoints and stops early.
+        """Train until the total number of steps; a signal checkpoints and stops early, and is then `stopped_by`.
 
         Raises whatever a step raises; the last checkpoint stays as it was.
         """
@@ -99,9 +104,19 @@ class RayPPOTrainer:
                 self._fit(stop)
             except Interrupted:
                 logger.warning("stopped by a signal after step %d of %d", self.global_step, self.total_training_steps)
+                self.stopped_by = stop.number
                 self._save_if_new()
             finally:
-                self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+                self._end_tasks()
+
+    def _end_tasks(self) -> None:
+        """Let what was cancelled run to its end, so that nothing is destroyed while it waits."""
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left, timeout=5.0))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
 
     def _fit(self, stop: StopRequest) -> None:
         trainer = self.config.trainer
@@ -118,16 +133,18 @@ class RayPPOTrainer:
                 self.loader.load_state_dict(data_state)
                 raise
             last = self.global_step >= self.total_training_steps
-            if last or (trainer.test_freq > 0 and self.global_step % trainer.test_freq == 0):
-                with self._timed("testing"):
-                    self.after = self._validate(stop, log=False)
-                metrics |= self.after.metrics if self.after else {}
-                metrics["timing_s/testing"] = self.timing["testing"]
-            if last or (trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0):
-                with self._timed("save_checkpoint"):
-                    self._save_if_new()
-                metrics["timing_s/save_checkpoint"] = self.timing["save_checkpoint"]
-            self.tracking.log(metrics, self.global_step)
+            try:
+                if last or (trainer.test_freq > 0 and self.global_step % trainer.test_freq == 0):
+                    with self._timed("testing"):
+                        self.after = self._validate(stop, log=False)
+                    metrics |= self.after.metrics if self.after else {}
+                    metrics["timing_s/testing"] = self.timing["testing"]
+                if last or (trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0):
+                    with self._timed("save_checkpoint"):
+                        self._save_if_new()
+                    metrics["timing_s/save_checkpoint"] = self.timing["save_checkpoint"]
+            finally:
+                self.tracking.log(metrics, self.global_step)
             if stop.requested and not last:
                 raise Interrupted("stop requested")
 
@@ -152,7 +169,7 @@ class RayPPOTrainer:
                 result = stop.run(self._loop, work)
             self._write_trajectories(result, f"train_{step:06d}", self.config.trainer.log_trajectories)
             if result.batch is None:
-                raise RuntimeError(
+                raise NoSamplesError(
                     f"step {step}: no episode gave a sample to train on; see trajectories/train_{step:06d}.jsonl for the causes"
                 )
             batch, metrics = self._score(result.batch)

@@ -14,6 +14,7 @@ import torch
 
 from verl.protocol import DataProto, RolloutClient
 from verl.single_controller.base import WorkerGroup
+from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement, WorkerGroupSpec
 from verl.trainer.ppo.batching import SubBatch, balance_order, combine_batches, pad_zero_weight, split_batch_by_wg_ids, trim_padding
@@ -28,6 +29,12 @@ T = TypeVar("T")
 # What a worker reads; columns that only credit needs do not travel.
 LOG_PROB_COLUMNS = ("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids")
 UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_log_prob", "advantages")
+# Errors whose message says all; anything else is a fault of the code and keeps its traceback.
+PLAIN_ERRORS = (WorkerDiedError, OSError)
+
+
+class TeamError(RuntimeError):
+    """A worker that died, did not answer in time, or could not load or save; the message names its worker group."""
 
 
 class TeamWorkers:
@@ -166,9 +173,16 @@ class TeamWorkers:
         futures = {wg: self._threads.submit(fn, wg) for wg in wg_ids}
         errors: Mapping[str, BaseException | None] = {wg: f.exception() for wg, f in futures.items()}
         for wg, error in errors.items():
+            if isinstance(error, PLAIN_ERRORS):
+                raise TeamError(f"worker group '{wg}': {_as_raised(error)}") from error
             if error is not None:
                 raise RuntimeError(f"worker group '{wg}': {error}") from error
         return {wg: f.result() for wg, f in futures.items()}
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """What the worker raised, without the traceback that Ray writes around it."""
+    return error.args[0] if error.args and isinstance(error.args[0], BaseException) else error
 
 
 def _unpadded(out: DataProto, order: np.ndarray, padding: int) -> DataProto:
