@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 PAD_TOKEN = "<|endoftext|>"
 START_TOKEN = "<|im_start|>"
 END_TOKEN = "<|im_end|>"
-SPECIAL_TOKENS = (PAD_TOKEN, START_TOKEN, END_TOKEN)
+SPECIAL_TOKENS = (PAD_TOKEN, START_TOKEN, END_TOKEN)  # their ids are their positions: the trainer of the tokenizer puts them first
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -83,14 +83,14 @@ def make_tiny_model(
         initializer_range=size.weight_std,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.convert_tokens_to_ids(END_TOKEN),
-        pad_token_id=tokenizer.convert_tokens_to_ids(PAD_TOKEN),
+        eos_token_id=SPECIAL_TOKENS.index(END_TOKEN),
+        pad_token_id=SPECIAL_TOKENS.index(PAD_TOKEN),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
         # Narrow matrices need a larger deviation than the usual 0.02 to start learning; tied embeddings do not.
-        torch.nn.init.normal_(model.get_input_embeddings().weight, std=size.embedding_std)
+        torch.nn.init.normal_(model.model.embed_tokens.weight, std=size.embedding_std)
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)

@@ -29,9 +29,11 @@ def load_config(overrides: Sequence[str]) -> SFTConfig:
     ConfigStore.instance().store(name="sft", node=SFTConfig)
     try:
         with initialize(version_base=None, config_path=None):
-            return OmegaConf.to_object(compose(config_name="sft", overrides=list(overrides)))
+            config = OmegaConf.to_object(compose(config_name="sft", overrides=list(overrides)))
     except (HydraException, OmegaConfBaseException) as error:
         raise SystemExit(f"sft_trainer: {error}; the keys are in verl/trainer/sft/config.py") from error
+    assert isinstance(config, SFTConfig)
+    return config
 
 
 def main(overrides: Sequence[str] | None = None) -> None:

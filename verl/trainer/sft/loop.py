@@ -116,7 +116,7 @@ def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     device = config.trainer.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device), tokenizer
+    return model.to(device), tokenizer  # type: ignore[arg-type]  # the decorator of transformers hides its signature
 
 
 def _encode_all(messages: list[list[dict[str, str]]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[Conversation]:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
 
 from verl.trainer.sft.config import SFTOptimConfig
 
@@ -35,7 +36,7 @@ class OptimizerSet:
             optimizer.zero_grad(set_to_none=True)
 
 
-def build_optimizers(model: nn.Module, config: SFTOptimConfig, total_steps: int) -> OptimizerSet:
+def build_optimizers(model: PreTrainedModel, config: SFTOptimConfig, total_steps: int) -> OptimizerSet:
     """Return AdamW over everything, or Muon over the hidden matrices and AdamW over the rest (Jordan et al. 2024).
 
     Raises:
@@ -44,7 +45,7 @@ def build_optimizers(model: nn.Module, config: SFTOptimConfig, total_steps: int)
     if config.name not in ("adamw", "muon"):
         raise ValueError(f"optim.name must be adamw or muon, found {config.name!r}")
     embeddings = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = model.get_output_embeddings()
     if head is not None:
         embeddings |= {id(p) for p in head.parameters()}
     matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings] if config.name == "muon" else []
