@@ -1,0 +1,133 @@
+"""A mistake of the user is one line on stderr that names key, value and fix, before Ray starts and before any model loads."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Run
+from verl.trainer import main_ppo
+
+Refuse = Callable[..., str]
+MODEL = "actor_rollout_ref"
+
+
+@pytest.fixture
+def refuse(overrides: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Refuse:
+    """Run the command line with changes; returns the one line it ends with."""
+
+    def never(_: Any) -> None:
+        raise AssertionError("a controller was built: workers would start")
+
+    def go(changes: Mapping[str, Any]) -> str:
+        monkeypatch.setattr(main_ppo, "build_controller", never)
+        monkeypatch.setattr(sys, "argv", ["main_ppo", *overrides(changes)])
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main_ppo.cli()
+        assert stopped.value.code == 1
+        lines = [line for line in capfd.readouterr().err.splitlines() if not line.startswith(("WARNING", "INFO"))]
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("error: ")
+        return lines[0]
+
+    return go
+
+
+def write(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data.trian_batch_size": 3}, ["data.trian_batch_size", "did you mean data.train_batch_size"]),
+        ({"data.train_batch_size": "many"}, ["data.train_batch_size=many", "int"]),
+        ({"trainer.logger": "console"}, ["trainer.logger=console", "list"]),
+        ({"agent.agent_specific_parameters.actor.optim.lr": "[1e-6]"}, ["actor.optim.lr", "2 values", "Asker"]),
+        ({"agent.agent_specific_parameters.actor.optim.rl": "[1e-6,1e-6]"}, ["actor.optim.rl", "no such key"]),
+        ({"agent.model_ids": "[a]"}, ["agent.model_ids has 1", "agent.agent_ids has 2"]),
+        ({"agent.agent_ids": "[Asker,Nobody]"}, ["Nobody", "Verifier Agent"]),
+        ({"agent.orchestra_type": "my_folw"}, ["my_folw", "my_flow"]),
+        ({"agent.plugins": "[no_such_package]"}, ["agent.plugins", "no_such_package"]),
+        ({"env.env_name": "nowhere"}, ["nowhere", "my_world"]),
+        ({f"{MODEL}.model.path": "/no/such/model"}, ["/no/such/model", "config.json"]),
+        ({"data.train_files": "/no/such/file.jsonl"}, ["/no/such/file.jsonl", "data.train_files"]),
+        ({"data.train_files": 7}, ["data.train_files=7", "parquet"]),
+        ({"data.train_batch_size": 50}, ["12 tasks", "data.train_batch_size=50"]),
+        ({"trainer.logger": "[consle]"}, ["'consle'", "console"]),
+        ({"algorithm.adv_estimator": "grop"}, ["algorithm.adv_estimator='grop'", "'grpo'", "rloo"]),
+        ({"algorithm.group_by": "[uid,agent]"}, ["algorithm.group_by='agent'", "agent_id"]),
+        ({"algorithm.kl_penalty": "k9"}, ["algorithm.kl_penalty='k9'", "low_var_kl"]),
+        ({"algorithm.kl_ctrl.type": "none"}, ["algorithm.kl_ctrl.type='none'", "adaptive"]),
+        ({"trainer.controller": "rya"}, ["trainer.controller='rya'", "did you mean 'ray'"]),
+        ({"trainer.resume_mode": "never"}, ["trainer.resume_mode='never'", "disable"]),
+        ({f"{MODEL}.actor.loss_agg_mode": "token"}, ["loss_agg_mode='token'", "token-mean"]),
+        ({f"{MODEL}.actor.kl_loss_type": "k9"}, ["kl_loss_type='k9'", "low_var_kl"]),
+        ({f"{MODEL}.actor.optim.lr_scheduler_type": "cosin"}, ["lr_scheduler_type='cosin'", "did you mean 'cosine'"]),
+        ({f"{MODEL}.rollout.name": "vlm"}, ["rollout.name='vlm'", "hf"]),
+        ({f"{MODEL}.rollout.dtype": "float"}, ["rollout.dtype='float'", "bf16"]),
+        ({f"{MODEL}.actor.fsdp_config.model_dtype": "half"}, ["model_dtype='half'", "fp32"]),
+        ({f"{MODEL}.rollout.temperature": 0}, ["rollout.temperature=0", "above 0"]),
+        ({f"{MODEL}.rollout.top_k": 0}, ["rollout.top_k=0", "-1"]),
+        ({f"{MODEL}.actor.ppo_mini_batch_size": 3}, ["ppo_mini_batch_size=3", "data.train_batch_size=2"]),
+        ({f"{MODEL}.actor.clip_ratio_c": 1.0}, ["clip_ratio_c=1.0", "above 1"]),
+        ({"agent.agent_specific_parameters.actor.optim.lr": "[0.1,-0.1]"}, ["lr=-0.1", "Verifier Agent", "at least 0"]),
+        ({"agent.agent_specific_parameters.actor.ppo_epochs": "[1,2]"}, ["ppo_epochs", "Verifier Agent"]),
+        ({"env.rollout.n": 0}, ["env.rollout.n=0", "at least 1"]),
+        ({"env.rollout.val_n": 0}, ["env.rollout.val_n=0", "at least 1"]),
+        ({"data.max_response_length": -5}, ["data.max_response_length=-5", "at least 1"]),
+        ({"rollout.max_failure_rate": 1.5}, ["rollout.max_failure_rate=1.5", "at most 1"]),
+        ({"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "/no/where"}, ["/no/where", "global_step_N"]),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_a_wrong_value_is_one_line(refuse: Refuse, changes: dict[str, Any], words: list[str]) -> None:
+    line = refuse(changes)
+    assert [word for word in words if word not in line] == [], line
+
+
+def test_an_empty_dataset_is_named(refuse: Refuse, tmp_path: Path) -> None:
+    assert "no rows in" in refuse({"data.train_files": write(tmp_path / "empty.jsonl", [])})
+
+
+def test_a_row_without_ground_truth_is_named_with_its_number(refuse: Refuse, tmp_path: Path) -> None:
+    good = {"data_source": "toy", "prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": "1"}}
+    line = refuse({"data.train_files": write(tmp_path / "bad.jsonl", [good, good | {"reward_model": {"style": "rule"}}])})
+    assert "row 1" in line
+    assert "ground_truth" in line
+
+
+def test_a_model_folder_without_a_tokenizer_is_named(refuse: Refuse, tmp_path: Path, tiny_model_dir: Path) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((tiny_model_dir / "config.json").read_bytes())
+    line = refuse({f"{MODEL}.model.path": folder})
+    assert "tokenizer" in line
+    assert str(folder) in line
+
+
+def test_a_checkpoint_of_another_team_or_another_dataset_is_refused(train: Run, refuse: Refuse, tmp_path: Path) -> None:
+    train({"trainer.total_training_steps": 1, "data.val_files": "[]"})
+    line = refuse({"agent.model_sharing": True})
+    assert "Asker -> asker" in line
+    assert "trainer.resume_mode=disable" in line
+    assert "data.train_files" in refuse({"data.train_max_samples": 6})
+
+
+def test_the_real_command_ends_with_one_line_and_status_1(overrides: Callable[..., list[str]], user_package: Path) -> None:
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides({"trainer.controller": "ray", "algorithm.adv_estimator": "grop"})]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(user_package), os.getcwd()])}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert ended.returncode == 1
+    assert [line.split(";")[0] for line in ended.stderr.splitlines()] == [
+        "error: algorithm.adv_estimator='grop': expected one of grpo, rloo"
+    ]
+    assert "Loading weights" not in ended.stdout
