@@ -1,6 +1,7 @@
 """Every command of a page is run: here when it is cheap, else by what `ELSEWHERE` names."""
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import commands
+from tests.docs.pages import commands, first_column, pages
 from tests.docs.test_readme import environment
 from tests.house.source import ROOT
 
@@ -90,3 +91,9 @@ def test_sft_trains(command: str, tmp_path: Path, tiny_model_dir: Path, monkeypa
     Path("demos.jsonl").write_text((json.dumps({"messages": talk}) + "\n") * 32)
     main()
     assert Path("OUT", "config.json").is_file()
+
+
+def test_the_variables_of_run_math_are_those_it_reads() -> None:
+    script = (ROOT / "examples" / "run_math.sh").read_text()
+    named = first_column(pages()["examples/README.md"], "Examples")
+    assert sorted(named) == sorted(set(re.findall(r"\$\{([A-Z_]+):?-", script)))
