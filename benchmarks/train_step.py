@@ -30,11 +30,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from agent_system.rollout.collector import CollectResult
 from agent_system.workflows.math.demos import Course, make_demos
 from agent_system.workflows.math.generate import generate_split, to_row
+from verl.models.loader import load_causal_lm, without_progress_bars
 from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
@@ -49,7 +50,7 @@ class BareTeam:
 
     def __init__(self, model_dir: Path, count: int) -> None:
         torch.manual_seed(0)
-        self.models = [AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="sdpa") for _ in range(count)]
+        self.models = [load_causal_lm(str(model_dir), dtype=torch.float32, attn_implementation="sdpa") for _ in range(count)]
         self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True) for model in self.models]
 
     def step(self, parts: Sequence[DataProto]) -> dict[str, float]:
@@ -110,6 +111,7 @@ class Duel:
     batch: DataProto | None = None
     ours: list[dict[str, float]] = field(default_factory=list)
     theirs: list[dict[str, float]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
     tokens: int = 0
     peak_gib: float = 0.0
 
@@ -133,6 +135,7 @@ class Duel:
         assert self.batch is not None
         self.batch.batch["advantages"] = torch.randn(self.batch.batch["responses"].shape)
         parts = [trim_padding(part.batch) for part in split_batch_by_wg_ids(self.batch).values()]
+        self.rows = [len(part) for part in parts]
         self.tokens = int(self.batch.batch["response_mask"].sum())
         self.theirs.append(self.bare.step(parts))
         sizes = "  ".join(f"{len(p)} rows {p.batch['prompts'].shape[1]}+{p.batch['responses'].shape[1]}" for p in parts)
@@ -174,12 +177,14 @@ def make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
     problems, _ = generate_split(args.tasks * 2, 8, 0)
     size = TinyModelSize(hidden_size=args.hidden, intermediate_size=3 * args.hidden)
     conversations = make_demos(Course(count=400), 0, exclude=frozenset())
-    make_tiny_model(folder / "model", (m["content"] for conversation in conversations for m in conversation), size=size)
+    with without_progress_bars():
+        make_tiny_model(folder / "model", (m["content"] for conversation in conversations for m in conversation), size=size)
     (folder / "tasks.jsonl").write_text("".join(json.dumps(to_row(p, i, "train")) + "\n" for i, p in enumerate(problems)))
     base = {
         "actor_rollout_ref.model.path": folder / "model",
         "agent.orchestra.math.max_loop_num": 1,
         "agent.orchestra.math.verify_last": True,
+        "agent.orchestra.math.prompt_style": args.prompts,
         "env.rollout.n": args.group,
         "data.train_files": folder / "tasks.jsonl",
         "data.train_batch_size": args.tasks,
@@ -231,6 +236,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of the bare loop")
+    parser.add_argument("--prompts", choices=("short", "full"), default="short", help="wording: agent.orchestra.math.prompt_style")
     parser.add_argument("overrides", nargs="*", help="hydra overrides of our run")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
@@ -248,6 +254,7 @@ def main() -> None:
         "cpu_ratio": round(statistics.median(cpu_ratios), 3),
         "ours_s": median(ours),
         "bare_s": median(theirs),
+        "rows": duel.rows,
         "reply_tokens": duel.tokens,
         "peak_gib": round(duel.peak_gib, 2),
         "load": round(os.getloadavg()[0], 1),

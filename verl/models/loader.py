@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,20 @@ def resolve_attention(name: str, device: str) -> str:
     return "flash_attention_2" if device == "cuda" and is_flash_attn_2_available() else "sdpa"
 
 
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Reading and writing a folder on this machine is over before a bar would tell anything; bars of downloads stay."""
+    from transformers.utils import logging as transformers_logging
+
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
 def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
     """Load a causal language model with real (not meta) tensors on the CPU, in `eval` mode.
 
@@ -71,10 +87,12 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, t
     path = check_model_path(path)
     from transformers import AutoModelForCausalLM
 
+    bars = without_progress_bars() if Path(path).is_dir() else nullcontext()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
-        )
+        with bars:
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
+            )
     except OSError as error:
         raise ModelPathError(f"model {path!r} cannot be loaded: {_first_line(error)}") from error
     return model.eval()

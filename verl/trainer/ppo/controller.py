@@ -11,12 +11,23 @@ from verl.trainer.config import RunConfig
 
 logger = logging.getLogger(__name__)
 
+RAY_SYSTEM_CONFIG = {
+    "health_check_failure_threshold": 60,
+    # Our actors bring their own environment variables, so a worker started in advance would never be used.
+    "prestart_worker_first_driver": False,
+}
+RAY_TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
 # Groups share the cores and say how many threads they use, so bundles only mark the node they are on.
 BUNDLE_CPUS = 0.01
 
 
 class ControllerError(ValueError):
     """A backend that cannot run what the config asks for."""
+
+
+def _not_about_enabled_tokens(record: logging.LogRecord) -> bool:
+    """Ray warns that its default, a cluster behind a token, is on; that it is off stays worth a warning."""
+    return not record.getMessage().startswith("Token authentication is enabled")
 
 
 class Controller(Protocol):
@@ -100,6 +111,7 @@ class RayController:
     def _start_ray(self) -> None:
         import ray
 
+        logging.getLogger(RAY_TOKEN_LOGGER).addFilter(_not_about_enabled_tokens)
         self.owns_cluster = False
         if ray.is_initialized():
             return
@@ -114,7 +126,7 @@ class RayController:
                 include_dashboard=False,
                 log_to_driver=True,
                 logging_level=logging.WARNING,
-                _system_config={"health_check_failure_threshold": 60},
+                _system_config=dict(RAY_SYSTEM_CONFIG),
             )
         self.owns_cluster = not address
 

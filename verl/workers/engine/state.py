@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from verl.models.loader import without_progress_bars
 from verl.utils.checkpoint import CheckpointError, load_sharded, read_meta, save_sharded
 from verl.workers.engine.fsdp_engine import FSDPEngine
 
@@ -66,7 +67,8 @@ def write_hugging_face(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None
         return
     try:
         tokenizer.save_pretrained(folder)
-        engine.model.save_pretrained(folder, state_dict=whole)
+        with without_progress_bars():
+            engine.model.save_pretrained(folder, state_dict=whole)
     except OSError:
         raise
     except Exception as error:  # tokenizers raises a bare Exception for a failed write, safetensors one of its own

@@ -1,0 +1,49 @@
+"""Every benchmark runs at a tiny size and ends with its one JSON line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 240
+
+
+def run(name: str, *args: str) -> tuple[dict, str]:
+    """The JSON of the last line, and everything that was written."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    script = str(ROOT / "benchmarks" / name)
+    done = subprocess.run([sys.executable, script, *args], env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
+
+
+def test_rollout() -> None:
+    sizes = ("--hidden", "64", "--slots", "8", "--requests", "8", "--equal-tokens", "4", "--repeats", "1")
+    result, _ = run("rollout.py", *sizes)
+    assert result["equal"] > 0
+    assert result["staggered"] > 0
+
+
+def test_policy_update() -> None:
+    result, _ = run("policy_update.py", "--rows", "8", "--tokens", "16", "--rounds", "1")
+    assert result["equal_ratio"] > 0
+    assert result["mixed_ratio"] > 0
+
+
+@pytest.mark.ray
+def test_train_step_counts_every_reply_of_both_teams_and_keeps_the_console_quiet() -> None:
+    sizes = ("--tasks", "2", "--group", "2", "--tokens", "4", "--hidden", "32", "--repeats", "1", "--threads", "1")
+    result, console = run("train_step.py", *sizes)
+    assert result["ratio"] > 0
+    assert result["spread"] == [result["ratio"], result["ratio"]]
+    assert result["rows"] == [4, 4]
+    assert 8 <= result["reply_tokens"] <= 32
+    assert 0 < result["peak_gib"] < 10
+    for noise in ("Loading weights", "Writing model shards", "Token authentication"):
+        assert noise not in console
