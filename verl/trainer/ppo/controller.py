@@ -117,7 +117,13 @@ class RayController:
             return
         options, address = self.config.ray_init, self.config.ray_init.address or os.environ.get("RAY_ADDRESS")
         if address:
-            ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+            try:
+                ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+            except (ConnectionError, ValueError) as error:
+                raise ControllerError(
+                    f"ray_init.address={address!r} (or RAY_ADDRESS): {error}; start the cluster, leave the address out for a private one, "
+                    "or set RAY_AUTH_MODE=token when the cluster asks for a token"
+                ) from error
         else:
             ray.init(
                 address="local",

@@ -1,0 +1,327 @@
+"""What a running job survives: signals, a full disk, workers that die, environments that fail, a cluster that is not its own.
+
+Faults come from a user's package: its environment and its advantage estimator run in the driver, in the middle of a step, so that
+no test has to guess when that is.
+"""
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agent_system.rollout.collector import TooManyFailuresError
+from tests.e2e.conftest import Run, read_metrics, weights
+from verl.trainer.ppo.checkpointing import CheckpointError
+from verl.trainer.ppo.interrupt import StoppedAtOnce
+
+FAULTS = '''
+"""my_flow in a world, and with an estimator, that do harm in step 2: the environment variable FAULT is <phase>:<fault>."""
+
+import functools
+import os
+import resource
+import signal
+import time
+
+import psutil
+
+import my_flow_package
+from agent_system.environment import Observation
+from agent_system.registry import EnvRegistry
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est
+
+state = {"steps": 0, "harmed": 0}
+
+
+def harm(fault):
+    state["harmed"] += 1
+    if state["harmed"] > 1 and fault != "raise_all":
+        return
+    if fault in ("SIGTERM", "SIGKILL"):
+        os.kill(os.getpid(), getattr(signal, fault))
+    elif fault == "ctrl_c":
+        os.killpg(os.getpgrp(), signal.SIGINT)
+    elif fault == "twice":
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif fault == "full_disk":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    elif fault in ("raise_one", "raise_all"):
+        raise KeyError("the world broke")
+    elif fault == "hang_one":
+        time.sleep(20)
+    elif fault.endswith("Worker"):
+        host = psutil.Process(int(os.environ["CLUSTER_PID"]))
+        next(p for p in host.children(recursive=True) if f"ray::{fault}" in " ".join(p.cmdline())).kill()
+
+
+def phase_and_fault():
+    return os.environ.get("FAULT", "never:none").split(":")
+
+
+class Harmful(my_flow_package.MyWorld):
+    def reset(self, task):
+        phase, fault = phase_and_fault()
+        if phase == "collect" and state["steps"] == 1:
+            harm(fault)
+        return Observation(task.prompt)
+
+
+@EnvRegistry.register("harmful_world")
+class HarmfulWorld(Harmful):
+    blocking = False
+
+
+@EnvRegistry.register("slow_world")
+class SlowWorld(Harmful):
+    blocking = True
+
+
+@register_adv_est("harmful")
+@functools.wraps(compute_grpo_outcome_advantage)
+def harmful(*args, **kwargs):
+    state["steps"] += 1
+    phase, fault = phase_and_fault()
+    if phase == "update" and state["steps"] == 2:
+        harm(fault)
+    return compute_grpo_outcome_advantage(*args, **kwargs)
+'''
+CLUSTER = """
+import sys, ray
+ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
+print("address", ray.get_runtime_context().gcs_address, flush=True)
+@ray.remote(num_cpus=0)
+def alive():
+    return "alive"
+for line in sys.stdin:
+    print(ray.get(alive.remote(), timeout=60), flush=True)
+ray.shutdown()
+"""
+HARM = {"env.env_name": "harmful_world", "algorithm.adv_estimator": "harmful", "agent.plugins": "[my_flow_package,faults_package]"}
+STEPS = {"trainer.total_training_steps": 3, "trainer.save_freq": 1, "trainer.val_before_train": False, "data.val_files": "[]"}
+# A cluster that `ray.init` starts asks for a token; who joins it has to say so.
+TOKEN = {"RAY_AUTH_MODE": "token"}
+DONE = {"asker", "verifier_agent"}
+
+
+@pytest.fixture
+def faults(user_package: Path, train: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Train in this process with a fault in step 2 (None for none); the module's count of steps starts anew."""
+    (user_package / "faults_package.py").write_text(FAULTS)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def go(fault: str | None, changes: Mapping[str, Any] | None = None) -> Any:
+        sys.modules.get("faults_package", train).__dict__.get("state", {}).update(steps=0, harmed=0)
+        monkeypatch.setenv("FAULT", fault or "never:none")
+        return train(HARM | STEPS | dict(changes or {}))
+
+    yield go
+    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+
+def saved(run_dir: Path) -> int:
+    """The step that the pointer names."""
+    return int((run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+
+
+# ---- in one process
+
+
+@pytest.mark.parametrize(("fault", "kept"), [("collect:SIGTERM", 1), ("update:SIGTERM", 2)])
+def test_a_signal_checkpoints_the_last_finished_step_and_the_run_resumes_as_if_nothing_had_been(
+    faults: Callable[..., Any], tmp_path: Path, fault: str, kept: int
+) -> None:
+    rarely = {"trainer.save_freq": -1}
+    faults(None, rarely | {"trainer.default_local_dir": tmp_path / "whole"})
+    stopped = faults(fault, rarely)
+    assert stopped.stopped_by == signal.SIGTERM
+    assert stopped.global_step == kept == saved(tmp_path / "run")
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == list(range(1, kept + 1))
+    assert faults(None, rarely).stopped_by is None
+    assert weights(tmp_path / "run", 3) == weights(tmp_path / "whole", 3)
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("phase", ["collect", "update"])
+def test_a_second_signal_stops_at_once_and_leaves_the_last_checkpoint(faults: Callable[..., Any], tmp_path: Path, phase: str) -> None:
+    with pytest.raises(StoppedAtOnce, match="SIGTERM for the second time") as stopped:
+        faults(f"{phase}:twice")
+    assert stopped.value.number == signal.SIGTERM
+    assert saved(tmp_path / "run") == 1
+    assert set(weights(tmp_path / "run", 1)) == DONE
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_disk_that_fills_up_keeps_the_last_checkpoint(faults: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"checkpoint of step 2 could not be written .* the previous one is intact"):
+        faults("update:full_disk")
+    assert saved(tmp_path / "run") == 1
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["global_step_1", "latest_checkpointed_iteration.txt"]
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2]
+
+
+def test_failed_episodes_are_counted_and_left_out(faults: Callable[..., Any], tmp_path: Path) -> None:
+    faults("collect:raise_one", {"rollout.max_failure_rate": 0.5})
+    calls = {line["step"]: line["agent/asker/calls"] for line in read_metrics(tmp_path / "run")}
+    assert calls == {1: 6, 2: 5, 3: 6}
+
+
+def test_too_many_failed_episodes_stop_the_run_with_their_causes(faults: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(TooManyFailuresError, match=r"rollout.max_failure_rate=0.5(.|\n)*x KeyError: 'the world broke' \(faults_package"):
+        faults("collect:raise_all", {"rollout.max_failure_rate": 0.5})
+    assert saved(tmp_path / "run") == 1
+
+
+def test_an_environment_that_hangs_costs_its_episode_only(faults: Callable[..., Any], tmp_path: Path) -> None:
+    start = time.monotonic()
+    faults("collect:hang_one", {"env.env_name": "slow_world", "rollout.episode_timeout_s": 3, "rollout.max_failure_rate": 0.5})
+    assert time.monotonic() - start < 18
+    assert {line["step"]: line["agent/asker/calls"] for line in read_metrics(tmp_path / "run")}[2] == 5
+
+
+# ---- with Ray, as a command
+
+
+class Command:
+    """`python -m verl.trainer.main_ppo` in a session of its own; its processes and theirs are found by a mark in the environment."""
+
+    def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
+        self.mark = uuid.uuid4().hex
+        env = {**os.environ, **environment, "VERL_TEST_MARK": self.mark}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "verl.trainer.main_ppo", *arguments],
+            env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def end(self) -> tuple[int, list[str]]:
+        """Exit status, and the errors on stderr: a line each, with its indented causes."""
+        _, said = self.process.communicate(timeout=180)
+        assert "Traceback" not in said, said
+        return self.process.returncode, re.findall(r"^error: .*(?:\n  .*)*", said, flags=re.MULTILINE)
+
+    def left(self, within_s: float) -> list[str]:
+        """Command lines of what still lives after so many seconds at most."""
+        deadline = time.monotonic() + within_s
+        while (alive := self._alive()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return [" ".join(p.cmdline())[:120] for p in alive]
+
+    def _alive(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("VERL_TEST_MARK") == self.mark:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+@pytest.fixture
+def command(overrides: Callable[..., list[str]], user_package: Path, tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Start the real command with a fault in step 2."""
+    (user_package / "faults_package.py").write_text(FAULTS)
+    path = os.pathsep.join([str(user_package), str(Path(__file__).parents[2])])
+    started: list[Command] = []
+
+    def go(fault: str, changes: Mapping[str, Any] | None = None, cluster_pid: int = 0) -> Command:
+        ray = {"trainer.controller": "ray", "agent.model_sharing": True, "trainer.save_hf_model": False}
+        environment = {"PYTHONPATH": path, "FAULT": fault, "CLUSTER_PID": str(cluster_pid)} | TOKEN
+        started.append(Command(overrides(HARM | STEPS | ray | dict(changes or {})), environment))
+        return started[-1]
+
+    yield go
+    for run in started:
+        for process in run._alive():
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[subprocess.Popen[str]]:
+    """A Ray cluster of another process; a line on stdin is answered `alive`."""
+    host = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER], env=os.environ | TOKEN, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield host
+    assert host.stdin is not None
+    host.stdin.close()
+    host.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def address(cluster: subprocess.Popen[str]) -> str:
+    assert cluster.stdout is not None
+    return next(line.split()[1] for line in cluster.stdout if line.startswith("address"))
+
+
+def answers(cluster: subprocess.Popen[str]) -> bool:
+    assert cluster.stdin is not None
+    assert cluster.stdout is not None
+    cluster.stdin.write("?\n")
+    cluster.stdin.flush()
+    return cluster.stdout.readline().strip() == "alive"
+
+
+def our_actors(cluster: subprocess.Popen[str], within_s: float = 20.0) -> list[str]:
+    """Workers of ours that still run on the cluster after so many seconds at most."""
+    deadline = time.monotonic() + within_s
+    while True:
+        lines = [" ".join(p.cmdline()) for p in psutil.Process(cluster.pid).children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+        ours = [line for line in lines if "ray::PolicyWorker" in line or "ray::RolloutWorker" in line]
+        if not ours or time.monotonic() > deadline:
+            return ours
+        time.sleep(0.2)
+
+
+@pytest.mark.ray
+def test_ctrl_c_checkpoints_and_leaves_no_process(command: Callable[..., Command], tmp_path: Path) -> None:
+    run = command("collect:ctrl_c", {"trainer.save_freq": -1})
+    assert run.end() == (130, [])
+    assert run.left(10) == []
+    assert saved(tmp_path / "run") == 1
+
+
+@pytest.mark.ray
+def test_a_killed_driver_leaves_no_process(command: Callable[..., Command], tmp_path: Path) -> None:
+    run = command("update:SIGKILL")
+    assert run.end() == (-signal.SIGKILL, [])
+    assert run.left(40) == []
+    assert saved(tmp_path / "run") == 1
+
+
+@pytest.mark.ray
+def test_a_foreign_cluster_outlives_a_stopped_run(
+    command: Callable[..., Command], cluster: subprocess.Popen[str], address: str, tmp_path: Path
+) -> None:
+    run = command("update:SIGTERM", {"ray_init.address": address, "trainer.save_freq": -1})
+    assert run.end() == (143, [])
+    assert run.left(10) == []
+    assert our_actors(cluster) == []
+    assert answers(cluster)
+    assert saved(tmp_path / "run") == 2
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("fault", ["collect:RolloutWorker", "update:PolicyWorker"])
+def test_a_worker_that_dies_is_named_and_ends_the_run(
+    command: Callable[..., Command], cluster: subprocess.Popen[str], address: str, tmp_path: Path, fault: str
+) -> None:
+    run = command(fault, {"ray_init.address": address}, cluster.pid)
+    status, errors = run.end()
+    assert status == 1
+    assert len(errors) == 1
+    assert fault.split(":")[1] in errors[0]
+    assert run.left(10) == []
+    assert our_actors(cluster) == []
+    assert answers(cluster)
+    assert saved(tmp_path / "run") == 1
