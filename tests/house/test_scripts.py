@@ -72,7 +72,7 @@ def test_without_a_python_setup_says_what_to_install(tmp_path: Path) -> None:
         ["bash", "scripts/setup.sh"], cwd=tmp_path, env={"PATH": str(tools)}, capture_output=True, text=True, timeout=60
     )
     assert result.returncode != 0
-    assert "no Python 3.10 or newer found" in result.stderr
+    assert "no Python 3.11 or newer found" in result.stderr
     assert not (tmp_path / ".venv").exists()
 
 

@@ -208,7 +208,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
     checked = check_run(config)
     placement, run_dir = checked.placement, checked.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.structured(config), run_dir / "config.yaml")
+    OmegaConf.save(OmegaConf.structured(config), run_dir / ("config_eval.yaml" if config.trainer.val_only else "config.yaml"))
     for agent_id, policy, wg, model in placement.rows():
         logger.info("agent %s -> policy %s -> worker group %s (%s)", agent_id, policy, wg, model)
     with ExitStack() as started:

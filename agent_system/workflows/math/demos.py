@@ -39,7 +39,7 @@ class Habits:
     work_short: float = 0.65
     work_long: float = 0.2
     guess_right: float = 0.15
-    recompute: float = 0.4
+    recompute: float = 0.5
     skim_approve: float = 0.85
     retry: float = 0.25
     verifier: float = 0.45
@@ -127,9 +127,9 @@ def verdict_reply(rng: random.Random, problem: Problem, answer: int, habits: Hab
 
 
 def checked_verdict(problem: Problem, answer: int) -> str:
-    """Return the steps, both answers side by side, and the verdict that follows."""
+    """Return the steps, both answers and how far they are apart, and the verdict that follows."""
     verdict = APPROVE if answer == problem.answer else REJECT
-    return f"{problem.working()} I get {problem.answer}, Solver {answer}. <verify>{verdict}</verify>"
+    return f"{problem.working()} I get {problem.answer}, Solver {answer}, off by {abs(problem.answer - answer)}. <verify>{verdict}</verify>"
 
 
 def draft(rng: random.Random, problem: Problem) -> tuple[str, int]:

@@ -28,6 +28,12 @@ def test_the_newest_complete_checkpoint_is_found_and_old_ones_go(tmp_path: Path)
     assert find_checkpoint(TrainerConfig(resume_mode="disable"), store) is None
 
 
+def test_an_evaluation_without_a_checkpoint_is_an_error_unless_the_model_itself_is_meant(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        find_checkpoint(TrainerConfig(val_only=True), CheckpointStore(tmp_path))
+    assert find_checkpoint(TrainerConfig(val_only=True, resume_mode="disable"), CheckpointStore(tmp_path)) is None
+
+
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.write(1, fill, STATE, keep=2)

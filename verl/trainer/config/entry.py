@@ -22,7 +22,7 @@ def register_config() -> str:
     store.store(
         name=CONFIG_NAME,
         node={
-            "defaults": ["run_schema", {"override hydra/job_logging": "disabled"}, {"override hydra/hydra_logging": "disabled"}, "_self_"],
+            "defaults": ["run_schema", {"override hydra/job_logging": "none"}, {"override hydra/hydra_logging": "none"}, "_self_"],
             "hydra": {"run": {"dir": "."}, "output_subdir": None},
         },
     )

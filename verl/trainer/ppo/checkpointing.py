@@ -91,12 +91,19 @@ def read_state(folder: Path, placement: Placement) -> dict[str, Any]:
 def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | None:
     """The checkpoint to continue from under `trainer.resume_mode`, or None to start anew.
 
-    Raises CheckpointError for an unknown mode or a path that holds no checkpoint.
+    Raises CheckpointError for an unknown mode, a path that holds no checkpoint, or nothing to evaluate (`trainer.val_only`): a base
+    model is evaluated only when it is asked for.
     """
     if config.resume_mode == "disable":
         return None
     if config.resume_mode == "auto":
-        return store.latest()
+        found = store.latest()
+        if found is None and config.val_only:
+            raise CheckpointError(
+                f"trainer.val_only=true, but {store.root} holds no checkpoint; train first, name one with "
+                "trainer.resume_mode=resume_path, or evaluate the models as given with trainer.resume_mode=disable"
+            )
+        return found
     if config.resume_mode != "resume_path":
         raise CheckpointError(f"trainer.resume_mode={config.resume_mode!r}: expected auto, disable or resume_path")
     folder = Path(config.resume_from_path or "").expanduser()

@@ -95,7 +95,7 @@ class RayPPOTrainer:
 
         Raises whatever a step raises; the last checkpoint stays as it was.
         """
-        self.team.init_model(self.total_training_steps * self.updates_per_step)
+        self.team.init_model(max(self.total_training_steps * self.updates_per_step, 1))
         self._resume()
         self.tracking.start(self.total_training_steps)
         self.team.sync_weights(self.global_step)

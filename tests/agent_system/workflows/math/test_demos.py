@@ -12,9 +12,10 @@ def test_careful_demonstrations_are_right():
         if prompt.startswith("Solve:"):
             assert reply == problem.worked_solution()
             continue
-        claimed = re.findall(r"\\boxed\{(\d+)\}", prompt)[-1]
-        verdict = "approve" if int(claimed) == problem.answer else "reject"
-        assert reply == f"{problem.working()} I get {problem.answer}, Solver {claimed}. <verify>{verdict}</verify>"
+        claimed = int(re.findall(r"\\boxed\{(\d+)\}", prompt)[-1])
+        verdict = "approve" if claimed == problem.answer else "reject"
+        compared = f"I get {problem.answer}, Solver {claimed}, off by {abs(problem.answer - claimed)}."
+        assert reply == f"{problem.working()} {compared} <verify>{verdict}</verify>"
 
 
 def test_prompts_are_those_of_the_agents():
