@@ -133,7 +133,7 @@ def before_after_table(rows: Sequence[AccuracyRow], title: str = "Accuracy over 
     """The table of `rows` with the change in percentage points; print it with `Console().print(table)`."""
     table = Table(title=title)
     for heading in ("", "metric", "before", "after", "change", "tasks"):
-        table.add_column(heading, justify="left" if heading in ("", "metric") else "right")
+        table.add_column(heading, justify="left" if heading in ("", "metric") else "right", no_wrap=True)
     previous = None
     for row in rows:
         before, after = row["before"], row["after"]
@@ -152,6 +152,9 @@ def before_after_table(rows: Sequence[AccuracyRow], title: str = "Accuracy over 
 
 
 def print_before_after(rows: Sequence[AccuracyRow], console: Optional[Console] = None) -> None:
-    """Print `before_after_table(rows)`; nothing when there are no rows."""
+    """Print `before_after_table(rows)`; nothing when there are no rows. A file or pipe has no width of its own and gets enough."""
     if rows:
-        (console or Console()).print(before_after_table(rows))
+        console = console or Console()
+        if not console.is_terminal:
+            console.width = max(console.width, 120)
+        console.print(before_after_table(rows))
