@@ -113,6 +113,22 @@ def test_variants_train(train: Run, tmp_path: Path, changes: dict) -> None:
     assert changed == (set(first) if len(changes) != 1 or "agent.model_sharing" in changes else {"asker"})
 
 
+def test_agents_may_have_models_of_different_size(train: Run, tmp_path: Path, tiny_model_dir: Path) -> None:
+    import shutil
+
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    larger = tmp_path / "larger"
+    shutil.copytree(tiny_model_dir, larger)
+    config = AutoConfig.from_pretrained(larger)
+    config.hidden_size, config.intermediate_size = 48, 96
+    AutoModelForCausalLM.from_config(config).save_pretrained(larger)
+    train({"agent.model_ids": f"[{tiny_model_dir},{larger}]", "actor_rollout_ref.model.path": "null", "trainer.save_freq": 1})
+    first, second = weights(tmp_path / "run", 1), weights(tmp_path / "run", 2)
+    assert len(second["verifier_agent"]) > len(second["asker"])
+    assert all(first[wg] != second[wg] for wg in second)
+
+
 def test_val_only_evaluates_a_checkpoint_and_writes_none(train: Run, tmp_path: Path) -> None:
     train()
     before = weights(tmp_path / "run", 2)
