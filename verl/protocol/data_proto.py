@@ -12,13 +12,12 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, Self, Union
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
-from typing_extensions import Self
 
 from verl.protocol.arrays import as_object_array, merge_meta_info, union_numpy_dict, union_tensor_dict, union_two_dict
 from verl.protocol.config import DataProtoConfig

@@ -58,7 +58,7 @@ class WorkerGroupClient:
         self._outbox.append((number, request))
         try:
             return await asyncio.wait_for(future, self._timeout_s)
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             name = request.request_id or "(no id)"
             raise RolloutError(f"waited {self._timeout_s:g} s for request {name} on the rollout engine") from error
         finally:

@@ -131,7 +131,7 @@ class RolloutWorker(Worker):
         entry = self._sessions.setdefault(session, _Session())
         try:
             await asyncio.wait_for(entry.news.wait(), wait_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return []
         finally:
             entry.news.clear()
