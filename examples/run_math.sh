@@ -43,10 +43,10 @@ if [ -z "${MODEL_PATH:-}" ]; then
   ARGS+=(
     agent.orchestra.math.prompt_style=short
     actor_rollout_ref.actor.optim.lr=3e-4
-    actor_rollout_ref.rollout.max_num_seqs=64
+    env.params.verdict_reward=1.0
     data.train_batch_size=16
-    data.max_prompt_length="$([ -z "${DATA:-}" ] && echo 192 || echo 1024)"
-    data.max_response_length=48
+    data.max_prompt_length="$([ -z "${DATA:-}" ] && echo 256 || echo 1024)"
+    data.max_response_length=64
     env.rollout.n=8
     env.rollout.val_n=4
     trainer.total_training_steps=60

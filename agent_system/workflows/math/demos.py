@@ -60,7 +60,7 @@ class Course:
         habits: see `Habits`.
     """
 
-    count: int = 19_200
+    count: int = 38_400
     easy: float = 0.25
     habits_from: float = 0.75
     habits_before: float = 0.15
