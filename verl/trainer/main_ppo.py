@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import hydra
 import torch
@@ -219,7 +219,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         started.callback(team.shutdown)
         team.start()
         collector = build_collector(config, placement, checked.tokenizers, team.clients)
-        plain = OmegaConf.to_container(OmegaConf.structured(config))
+        plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(config)))
         tracking = Tracking(config.trainer.project_name, config.trainer.experiment_name, config.trainer.logger, plain, run_dir)
         started.callback(tracking.finish)
         trainer = RayPPOTrainer(config, placement, team, collector, checked.train, checked.val, tracking, run_dir)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl.protocol.config import PADDING_SIZE_KEY
 from verl.protocol.data_proto import DataProto
@@ -97,6 +97,10 @@ class WorkerGroup:
         self.timeout_s = timeout_s
         self._dispatch_info: dict[str, list[int]] = {}
         self._collect_info: dict[str, list[bool]] = {}
+
+    if TYPE_CHECKING:
+        # The registered methods of the worker class, bound when a group is made.
+        def __getattr__(self, name: str) -> Callable[..., Any]: ...
 
     # ---- what a backend provides
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from verl.single_controller.base import ResourcePool, WorkerGroup
+from verl.single_controller.base import WorkerGroup
 from verl.trainer.config import RunConfig
+
+if TYPE_CHECKING:
+    from verl.single_controller.ray import RayResourcePool
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +108,7 @@ class RayController:
 
     def __init__(self, config: RunConfig, device: str) -> None:
         self.config, self.device = config, device
-        self.pool: ResourcePool | None = None
+        self.pool: RayResourcePool | None = None
         self._start_ray()
 
     def _start_ray(self) -> None:
@@ -157,7 +160,7 @@ class RayController:
             timeout_s=self.config.trainer.worker_timeout_s,
         )
 
-    def _pool(self, world_size: int) -> ResourcePool:
+    def _pool(self, world_size: int) -> RayResourcePool:
         from verl.single_controller.ray import RayResourcePool
 
         if self.pool is None:
