@@ -6,7 +6,8 @@
 #   bash examples/run_math.sh eval                   evaluate the last checkpoint of the experiment
 #   bash examples/run_math.sh key=value ...          any key of docs/config.md
 #
-# SEED (0), EXPERIMENT (math_seed<SEED>), MODEL_PATH (empty: embedded), DATA (a folder with train.parquet and test.parquet; empty: embedded).
+# SEED (0), EXPERIMENT (math_seed<SEED>), MODEL_PATH (empty: embedded), DATA (a folder with train.parquet and test.parquet; empty: embedded),
+# EMBEDDED_DIR (outputs/embedded), DEMOS (demonstrations of the embedded warm start; a few hundred make a quick look that learns little).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -36,7 +37,7 @@ ARGS=(
   agent.orchestra.math.max_loop_num=2
 )
 if [ -z "${MODEL_PATH:-}" ] || [ -z "${DATA:-}" ]; then
-  EMBEDDED=$(python -m examples.embedded.prepare --out outputs/embedded --seed "$SEED")
+  EMBEDDED=$(python -m examples.embedded.prepare --out "${EMBEDDED_DIR:-outputs/embedded}" --seed "$SEED" ${DEMOS:+--demos "$DEMOS"})
 fi
 if [ -z "${MODEL_PATH:-}" ]; then
   MODEL_PATH=$EMBEDDED/model
@@ -57,9 +58,15 @@ else
   ARGS+=(
     actor_rollout_ref.actor.optim.lr=1e-6
     actor_rollout_ref.model.enable_gradient_checkpointing=true
+    actor_rollout_ref.actor.fsdp_config.param_offload=true
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=true
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192
     data.train_batch_size=64
     data.max_prompt_length=2048
     data.max_response_length=1024
+    data.apply_chat_template_kwargs.enable_thinking=false
+    rollout.call_timeout_s=1800
+    rollout.episode_timeout_s=3600
     env.rollout.n=8
     trainer.save_freq=20
     trainer.test_freq=20

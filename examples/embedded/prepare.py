@@ -122,10 +122,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make data, model and warm start of the embedded default.")
     parser.add_argument("--out", type=Path, default=Path("outputs/embedded"), help="folder that holds the prepared folders")
     parser.add_argument("--seed", type=int, default=0, help="seed of data, initialisation and demonstrations")
+    parser.add_argument("--demos", type=int, default=Course().count, help="demonstrations of the warm start; fewer teach less")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's default")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    sys.stdout.write(f"{prepare(args.out, Recipe(seed=args.seed), args.threads)}\n")
+    sys.stdout.write(f"{prepare(args.out, Recipe(seed=args.seed, course=Course(count=args.demos)), args.threads)}\n")
 
 
 if __name__ == "__main__":

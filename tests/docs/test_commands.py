@@ -96,4 +96,4 @@ def test_sft_trains(command: str, tmp_path: Path, tiny_model_dir: Path, monkeypa
 def test_the_variables_of_run_math_are_those_it_reads() -> None:
     script = (ROOT / "examples" / "run_math.sh").read_text()
     named = first_column(pages()["examples/README.md"], "Examples")
-    assert sorted(named) == sorted(set(re.findall(r"\$\{([A-Z_]+):?-", script)))
+    assert sorted(named) == sorted(set(re.findall(r"\$\{([A-Z_]+):?[-+]", script)))

@@ -17,6 +17,7 @@ from agent_system.environment import BaseEnv, Observation, Outcome
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
+from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 
 
 def whole_text(text):
@@ -43,6 +44,12 @@ class MyFlow(BaseOrchestra):
         await turn.act("Asker")
         verdict = await turn.act("Verifier Agent")
         return verdict.action
+
+
+@register_policy_loss("my_loss")
+def my_loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, rollout_is_weights=None):
+    loss = agg_loss(-log_prob * advantages, response_mask, loss_agg_mode, **config.global_batch_info)
+    return loss, {"actor/my_metric": 7.0}
 
 
 @EnvRegistry.register("my_world")

@@ -113,6 +113,13 @@ def test_variants_train(train: Run, tmp_path: Path, changes: dict) -> None:
     assert changed == (set(first) if len(changes) != 1 or "agent.model_sharing" in changes else {"asker"})
 
 
+def test_a_users_policy_loss_is_found_in_the_workers(train: Run, tmp_path: Path) -> None:
+    train({"actor_rollout_ref.actor.policy_loss.loss_mode": "my_loss", "trainer.total_training_steps": 1})
+    (line,) = [line for line in read_metrics(tmp_path / "run") if line["step"] == 1]
+    assert line["wg/asker/actor/my_metric"] == pytest.approx(7.0)
+    assert 0 < line["training/rollout_probs_diff_mean"] < 1e-5
+
+
 def test_agents_may_have_models_of_different_size(train: Run, tmp_path: Path, tiny_model_dir: Path) -> None:
     import shutil
 

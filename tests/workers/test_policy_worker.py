@@ -1,12 +1,14 @@
 """The worker's calls as the trainer makes them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.workers.engine.parts import make_rows
 from verl.protocol import DataProto
+from verl.protocol.serialization import deserialize_single_tensor
 from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, ModelConfig, OptimConfig, RolloutConfig
 from verl.workers.policy_worker import PolicyWorker
 
@@ -88,14 +90,21 @@ def test_a_batch_of_padding_alone_changes_nothing(tiny_model_dir: Path) -> None:
     assert not worker.compute_log_prob(make_batch(rows)).batch["old_log_probs"].any()
 
 
+def all_buckets(worker: PolicyWorker) -> list[dict[str, torch.Tensor]]:
+    buckets: list[dict[str, Any]] = [worker.next_weights(True)]
+    while buckets[-1]:
+        buckets.append(worker.next_weights(False))
+    return [{name: deserialize_single_tensor(value) for name, value in bucket.items()} for bucket in buckets[:-1]]
+
+
 def test_weights_come_whole_once_and_in_buckets(tiny_model_dir: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     worker = make_worker(tiny_model_dir, bucket_mb=0)
-    buckets = worker.get_weights()
+    buckets = all_buckets(worker)
     expected = dict(AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).named_parameters())
     assert len(buckets) == len(expected), "with no room every parameter has a bucket of its own"
-    together = {name: value for bucket in make_worker(tiny_model_dir).get_weights() for name, value in bucket.items()}
+    together = {name: value for bucket in all_buckets(make_worker(tiny_model_dir)) for name, value in bucket.items()}
     assert together.keys() == expected.keys()
     assert all(torch.equal(together[name], expected[name]) for name in expected)
     worker.update_actor(make_batch(make_rows(4)))
@@ -139,3 +148,11 @@ def test_a_batch_that_cannot_be_trained_on_is_one_clear_error(tiny_model_dir: Pa
             del batch.meta_info["temperature"]
     with pytest.raises(ValueError, match=message):
         make_worker(tiny_model_dir).update_actor(batch)
+
+
+def test_the_schedule_counts_updates_that_a_policy_had_no_rows_for(tiny_model_dir: Path) -> None:
+    worker = make_worker(tiny_model_dir, actor=ActorConfig(optim=OptimConfig(lr=1.0, lr_scheduler_type="linear")))
+    worker.set_total_training_steps(10)
+    batch = make_batch(make_rows(4))
+    batch.meta_info["first_update"] = 5
+    assert worker.update_actor(batch).meta_info["metrics"]["actor/lr"] == pytest.approx(4 / 9), "the sixth of ten, which end at 0"

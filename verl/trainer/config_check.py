@@ -12,7 +12,7 @@ from typing import Any
 from verl.models.loader import ATTENTION_NAMES, DTYPES
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
 from verl.trainer.placement import Placement
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
 from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
 from verl.workers.engine.optimizer import SCHEDULES
@@ -54,17 +54,18 @@ RUN_NAMES: dict[str, Sequence[str]] = {
 RUN_NUMBERS: dict[Range, Sequence[str]] = {
     SIZE: (
         "data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "env.rollout.n", "env.rollout.val_n",
-        "env.max_steps", "rollout.max_concurrent_episodes", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.total_epochs",
+        "env.max_steps", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.total_epochs",
     ),
     COUNT: (
         "data.val_batch_size", "data.seed", "env.history_length", "trainer.max_ckpt_to_keep", "trainer.num_threads",
-        "algorithm.kl_ctrl.kl_coef",
+        "algorithm.kl_ctrl.kl_coef", "rollout.max_concurrent_episodes",
     ),
     LIMIT: (
         "data.train_max_samples", "data.val_max_samples", "trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq",
         "trainer.log_trajectories",
     ),
     POSITIVE: ("rollout.episode_timeout_s", "rollout.call_timeout_s", "trainer.worker_timeout_s", "algorithm.kl_ctrl.horizon",
+               "algorithm.kl_ctrl.target_kl",
                "ray_init.object_store_memory_mb"),
     SHARE: ("rollout.max_failure_rate",),
 }  # fmt: skip
@@ -107,6 +108,18 @@ def check_config(config: RunConfig, placement: Placement) -> None:
     for name in config.algorithm.group_by or ():
         _check_name("algorithm.group_by", name, SAMPLE_FIELDS)
     _check_files(config)
+    for name in {"tokenize", "add_generation_prompt", "conversation", "return_tensors", "return_dict"} & {
+        *config.data.apply_chat_template_kwargs
+    }:
+        raise ConfigError(f"data.apply_chat_template_kwargs.{name} is set by the run; expected what the model's chat template reads")
+    if config.trainer.resume_from_path and config.trainer.resume_mode != "resume_path":
+        raise ConfigError(
+            f"trainer.resume_from_path={config.trainer.resume_from_path} has no effect with "
+            f"trainer.resume_mode={config.trainer.resume_mode}; "
+            "set trainer.resume_mode=resume_path"
+        )
+    if config.trainer.total_training_steps == 0:
+        raise ConfigError("trainer.total_training_steps=0 trains nothing; use -1 for all epochs, or trainer.val_only=true to evaluate")
     for agent in placement.agents:
         overridden = agent.config != _with_model(config.actor_rollout_ref, agent.config.model.path)
         where = f" (agent '{agent.agent_id}')" if overridden else ""
@@ -122,6 +135,8 @@ def check_config(config: RunConfig, placement: Placement) -> None:
 
 def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: str) -> None:
     _check(config, MODEL_NAMES, MODEL_NUMBERS, "actor_rollout_ref.", where)
+    loss_mode = config.actor.policy_loss.loss_mode
+    _check_name("actor_rollout_ref.actor.policy_loss.loss_mode", loss_mode, sorted(POLICY_LOSS_REGISTRY), where)
     for key in ("rollout.top_k", "rollout.val_kwargs.top_k"):
         value = _value(config, key)
         if value != -1 and value < 1:

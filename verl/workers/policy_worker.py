@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator, Sequence
+
 import torch
 
 from verl.models.loader import load_tokenizer, resolve_dtype
 from verl.protocol import DataProto
+from verl.protocol.serialization import SerializedTensor, serialize_single_tensor
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.config import ActorRolloutRefConfig
@@ -22,14 +26,27 @@ class PolicyWorker(Worker):
         seed: of torch's generator on this rank.
         device: `cpu` or `cuda`.
         num_threads: CPU threads of this process; 0 leaves torch's own choice.
+        plugins: modules to import first; they may register policy losses.
     """
 
-    def __init__(self, config: ActorRolloutRefConfig, *, use_reference: bool, seed: int, device: str, num_threads: int) -> None:
+    def __init__(
+        self,
+        config: ActorRolloutRefConfig,
+        *,
+        use_reference: bool,
+        seed: int,
+        device: str,
+        num_threads: int,
+        plugins: Sequence[str] = (),
+    ) -> None:
         super().__init__()
+        for name in plugins:
+            importlib.import_module(name)
         self.config = config
         self._use_reference, self._seed, self._device, self._num_threads = use_reference, seed, device, num_threads
         self._actor: FSDPEngine | None = None
         self._reference: FSDPEngine | None = None
+        self._buckets: Iterator[dict[str, torch.Tensor]] | None = None
 
     @property
     def actor(self) -> FSDPEngine:
@@ -93,30 +110,42 @@ class PolicyWorker(Worker):
             on_policy=bool(meta.get("on_policy", False)),
             shuffle_seed=int(meta.get("shuffle_seed", 0)),
             loss_scale_factor=self.config.rollout.response_length,
+            first_update=meta.get("first_update"),
         )
         rule = self._rule(cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu)
         metrics = update_policy(self.actor, cfg, _rows(data), plan, rule)
         return DataProto(meta_info={"metrics": metrics})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def get_weights(self) -> list[dict[str, torch.Tensor]]:
-        """All parameters, whole, on the CPU and in the rollout engine's dtype, in buckets; rank 0 has them, other ranks return [].
+    def next_weights(self, restart: bool) -> dict[str, SerializedTensor]:
+        """The next bucket of parameters, whole and in the rollout engine's dtype; an empty one after the last.
 
-        A bucket holds at most `rollout.update_bucket_mb`, or one parameter that is larger. Tied parameters come once.
+        Tensors travel as bytes (`serialize_single_tensor`), which Ray moves without another copy.
+
+        Only one bucket exists at a time. It holds at most `rollout.update_bucket_mb`, or one parameter that is larger; tied
+        parameters come once. All ranks walk together; rank 0 returns the bucket, the others an empty one.
+
+        Args:
+            restart: begin again with the first bucket.
         """
+        if restart or self._buckets is None:
+            self._buckets = self._weight_buckets()
+        bucket = next(self._buckets, {})
+        return {name: serialize_single_tensor(value) for name, value in bucket.items()} if self.rank == 0 else {}
+
+    def _weight_buckets(self) -> Iterator[dict[str, torch.Tensor]]:
         dtype, limit = resolve_dtype(self.config.rollout.dtype, self._device), self.config.rollout.update_bucket_mb << 20
-        buckets: list[dict[str, torch.Tensor]] = []
-        room = 0
+        bucket: dict[str, torch.Tensor] = {}
+        room = limit
         for name, value in self.actor.weights():
-            if self.rank != 0:
-                continue
-            value = value.to("cpu", dtype, copy=True)
-            if not buckets or value.nbytes > room:
-                buckets.append({})
-                room = limit
-            buckets[-1][name] = value
-            room -= value.nbytes
-        return buckets
+            size = value.numel() * dtype.itemsize
+            if bucket and size > room:
+                yield bucket
+                bucket, room = {}, limit
+            bucket[name] = value.to("cpu", dtype, copy=True) if self.rank == 0 else torch.empty(0)
+            room -= size
+        if bucket:
+            yield bucket
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, path: str, save_hf: bool) -> None:

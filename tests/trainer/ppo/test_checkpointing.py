@@ -48,6 +48,24 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["global_step_1", "latest_checkpointed_iteration.txt"]
 
 
+def test_writing_a_step_again_replaces_it_and_a_failure_brings_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path)
+    store.write(1, fill, STATE, keep=2)
+    store.write(1, lambda folder: (folder / "weights").write_text("newer"), STATE, keep=2)
+    assert (store.path(1) / "weights").read_text() == "newer"
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self.name.startswith(".writing"):
+            raise OSError("cannot rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(CheckpointError, match="cannot rename"):
+        store.write(1, fill, STATE, keep=2)
+    assert (store.path(1) / "weights").read_text() == "newer"
+
+
 def test_another_team_is_refused(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     folder = store.write(1, fill, STATE, keep=2)

@@ -193,6 +193,14 @@ async def test_a_pause_holds_replies_and_sleep_wants_an_idle_engine(make_engine)
     assert await engine.generate(request(10, 30)) == [expected]
 
 
+async def test_a_long_prompt_before_a_sleep_does_not_hurt_a_short_one_after_it(make_engine):
+    engine = make_engine()
+    expected = await make_engine().generate(request(10, 5))
+    await engine.generate(request(180, 5))
+    engine.sleep()
+    assert await engine.generate(request(10, 5)) == expected
+
+
 async def test_a_loop_that_breaks_takes_its_requests_along_and_the_next_ones_are_served(make_engine, monkeypatch):
     engine = make_engine()
     with monkeypatch.context() as broken:

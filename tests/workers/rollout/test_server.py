@@ -122,3 +122,16 @@ def test_a_wrong_path_or_engine_name_is_an_error(init, path, name, error):
     config = ActorRolloutRefConfig(model=ModelConfig(path=path), rollout=RolloutConfig(name=name))
     with pytest.raises(error, match=path or name):
         asyncio.run(RolloutWorker(**{**init, "config": config}).init_model())
+
+
+def test_sleep_gives_up_requests_that_nobody_waits_for(local):
+    before = asyncio.run(serve_all(local))
+    asyncio.run(_submit(local, request(5, 100, seed=0)))
+    local.sleep()
+    assert local.stats()[0]["active"] == local.stats()[0]["waiting"] == 0
+    local.wake()
+    assert asyncio.run(serve_all(local)) == before
+
+
+async def _submit(group: Any, req: Any) -> None:
+    await group.call_async("submit", "a session that nobody collects", [(0, req)])

@@ -41,6 +41,11 @@ class FSDPConfig:
 
 
 @dataclass
+class PolicyLossConfig:
+    loss_mode: str = key("vanilla", "vanilla, or a name given to register_policy_loss")
+
+
+@dataclass
 class ActorConfig:
     # Set by the worker for each mini-batch: what `agg_loss` needs to know of the whole of it.
     global_batch_info: ClassVar[Mapping[str, Any]] = MappingProxyType({})
@@ -63,6 +68,7 @@ class ActorConfig:
     kl_loss_type: str = key("low_var_kl", "kl | abs | mse | low_var_kl")
     use_invalid_action_penalty: bool = key(False, "subtract invalid_action_penalty_coef from the reward of an invalid reply")
     invalid_action_penalty_coef: float = key(0.1, "size of the invalid-action penalty")
+    policy_loss: PolicyLossConfig = section(PolicyLossConfig)
     optim: OptimConfig = section(OptimConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)
 
@@ -92,6 +98,7 @@ class RolloutConfig:
     prompt_length: Optional[int] = key(None, "longest prompt of one call; default data.max_prompt_length")
     max_num_seqs: int = key(64, "KV-cache slots: replies decoded at the same time")
     dtype: str = key("auto", "dtype of the engine's weights: auto (bf16 on GPU, fp32 on CPU) | fp32 | bf16")
+    free_cache_engine: bool = key(True, "give the key-value cache back while the policies are updated")
     num_threads: int = key(0, "CPU threads of the engine's process; 0 shares the cores among the worker groups")
     update_bucket_mb: int = key(256, "weights travel to the engine in buckets of this size")
     log_prob_use_dynamic_bsz: bool = key(True, "old log-probs: micro-batches by token budget instead of by rows")

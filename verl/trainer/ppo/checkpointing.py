@@ -49,7 +49,7 @@ class CheckpointStore:
 
         Raises CheckpointError (the previous checkpoint stays what it was) when anything cannot be written.
         """
-        aside, final = self.root / f".writing_global_step_{step}", self.path(step)
+        aside, final, replaced = self.root / f".writing_global_step_{step}", self.path(step), self.root / f".replaced_global_step_{step}"
         for unfinished in self.root.glob(".writing_global_step_*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         try:
@@ -57,8 +57,15 @@ class CheckpointStore:
             fill(aside)
             _write_text(aside / STATE_FILE, json.dumps(state, indent=1))
             if final.exists():
-                shutil.rmtree(final)
-            aside.rename(final)
+                shutil.rmtree(replaced, ignore_errors=True)
+                final.rename(replaced)
+            try:
+                aside.rename(final)
+            except OSError:
+                if replaced.exists():
+                    replaced.rename(final)
+                raise
+            shutil.rmtree(replaced, ignore_errors=True)
             _write_text(self.root / f".{POINTER}", str(step))
             os.replace(self.root / f".{POINTER}", self.root / POINTER)
         except Exception as error:

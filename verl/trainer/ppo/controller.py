@@ -131,7 +131,7 @@ class RayController:
             ray.init(
                 address="local",
                 num_cpus=options.num_cpus or os.cpu_count(),
-                object_store_memory=options.object_store_memory_mb * 2**20,
+                object_store_memory=options.object_store_memory_mb and options.object_store_memory_mb * 2**20,
                 include_dashboard=False,
                 log_to_driver=True,
                 logging_level=logging.WARNING,

@@ -119,7 +119,8 @@ def process_validation_metrics(
         for name, column in infos_dict.items():
             if len(column) == 0 or isinstance(column[0], str):
                 continue
-            per_task = [_task_metrics([column[r] for r in rows], _votes(infos_dict, rows), seed) for rows in tasks.values()]
+            most = max(len(rows) for rows in tasks.values())
+            per_task = [_task_metrics([column[r] for r in rows], _votes(infos_dict, rows), seed, most) for rows in tasks.values()]
             keys = {k for m in per_task for k in m}
             result[source][name] = {k: float(np.mean([m[k] for m in per_task if k in m])) for k in sorted(keys)}
     return result
@@ -129,16 +130,18 @@ def _votes(infos: Mapping[str, Sequence[Any]], rows: Sequence[int]) -> list[Any]
     return [infos["pred"][r] for r in rows] if "pred" in infos else None
 
 
-def _task_metrics(values: Sequence[float], votes: Sequence[Any] | None, seed: int) -> dict[str, float]:
+def _task_metrics(values: Sequence[float], votes: Sequence[Any] | None, seed: int, most: int) -> dict[str, float]:
+    """Statistics of one task; `most` is the number of rows that a whole task has, and names the mean."""
     n = len(values)
-    out = {f"mean@{n}": float(np.mean(values))}
+    out = {f"mean@{most}": float(np.mean(values))}
     if n == 1:
         return out
-    out[f"std@{n}"] = float(np.std(values))
+    out[f"std@{most}"] = float(np.std(values))
     sizes = [2**i for i in range(1, n.bit_length()) if 2**i < n] + [n]
     for k in sizes:
-        (best, best_std), (worst, worst_std) = bootstrap_metric(values, k, [np.max, np.min], seed=seed)
-        out |= {f"best@{k}/mean": best, f"best@{k}/std": best_std, f"worst@{k}/mean": worst, f"worst@{k}/std": worst_std}
+        draws = np.asarray(values, dtype=float)[np.random.default_rng(seed).integers(n, size=(1000, k))]
+        for name, extremes in (("best", draws.max(axis=1)), ("worst", draws.min(axis=1))):
+            out |= {f"{name}@{k}/mean": float(extremes.mean()), f"{name}@{k}/std": float(extremes.std())}
         if votes is not None:
             pairs = [{"val": v, "pred": p} for v, p in zip(values, votes, strict=True)]
             [(maj, maj_std)] = bootstrap_metric(pairs, k, [lambda d: calc_maj_val(d, "pred", "val")], seed=seed)

@@ -173,8 +173,11 @@ class RayPPOTrainer:
                     f"step {step}: no episode gave a sample to train on; see trajectories/train_{step:06d}.jsonl for the causes"
                 )
             batch, metrics = self._score(result.batch)
+            self.team.free_caches()
             with self._timed("update_actor"):
-                metrics |= self.team.update_actor(batch, self.num_mini_batches, self.on_policy, seed=(self.config.data.seed, step))
+                first_update = self.global_step * self.updates_per_step
+                seed = (self.config.data.seed, step)
+                metrics |= self.team.update_actor(batch, self.num_mini_batches, self.on_policy, first_update, seed)
             with self._timed("sync_weights"):
                 self.team.sync_weights(step)
         self.global_step = step
@@ -219,7 +222,8 @@ class RayPPOTrainer:
         loader = TaskLoader(self.val_dataset, size, shuffle=False, drop_last=False)
         chunks = [stop.run(self._loop, self.collector.collect(rows, n, step=self.global_step, validate=True)) for rows in loader]
         for i, chunk in enumerate(chunks):
-            self._write_trajectories(chunk, f"val_{self.global_step:06d}" + (f"_{i}" if len(chunks) > 1 else ""), -1)
+            name = f"val_{self.global_step:06d}" + (f"_{i}" if len(chunks) > 1 else "")
+            self._write_trajectories(chunk, name, -1 if self.config.trainer.log_trajectories else 0)
         result = validation_result(chunks, n)
         if log:
             self.tracking.log(result.metrics, self.global_step)

@@ -64,7 +64,11 @@ class TeamWorkers:
         share = self.controller.threads_per_group(len(self.specs), self.world_size)
         for wg_id, spec in self.specs.items():
             common = {"config": spec.config, "device": self.controller.device, "seed": self.config.data.seed}
-            policy = {"use_reference": self.reference_of[wg_id], "num_threads": self.config.trainer.num_threads or share}
+            policy: dict[str, Any] = {
+                "use_reference": self.reference_of[wg_id],
+                "num_threads": self.config.trainer.num_threads or share,
+                "plugins": tuple(self.config.agent.plugins),
+            }
             rollout = {"max_model_len": self._max_model_len(spec), "num_threads": spec.config.rollout.num_threads or share}
             self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.world_size, common | policy)
             self.rollouts[wg_id] = self.controller.spawn(
@@ -108,8 +112,18 @@ class TeamWorkers:
 
         return _fit_width(combine_batches(self._on(list(parts), compute)), batch)
 
-    def update_actor(self, batch: DataProto, num_mini_batches: int, on_policy: bool, seed: Sequence[int]) -> dict[str, float]:
-        """One training step of every policy on its own rows; metrics come back as `wg/<id>/<metric>` and, averaged, `<metric>`."""
+    def update_actor(
+        self, batch: DataProto, num_mini_batches: int, on_policy: bool, first_update: int, seed: Sequence[int]
+    ) -> dict[str, float]:
+        """One training step of every policy on its own rows; metrics come back as `wg/<id>/<metric>` and, averaged, `<metric>`.
+
+        Args:
+            batch: scored rows of the whole team.
+            num_mini_batches: optimizer steps of one pass.
+            on_policy: old log-probs are the current ones.
+            first_update: place of the first optimizer step in the schedules.
+            seed: of the row order.
+        """
         parts = split_batch_by_wg_ids(batch)
 
         def update(wg_id: str) -> dict[str, float]:
@@ -118,6 +132,7 @@ class TeamWorkers:
                 "temperature": self.specs[wg_id].config.rollout.temperature,
                 "num_mini_batches": num_mini_batches,
                 "on_policy": on_policy,
+                "first_update": first_update,
                 "shuffle_seed": zlib.crc32(repr((tuple(seed), wg_id)).encode()),
             }
             start = time.perf_counter()
@@ -125,17 +140,25 @@ class TeamWorkers:
             return metrics | {"timing_s/update_actor": time.perf_counter() - start}
 
         per_group = self._on(list(parts), update)
-        names = dict.fromkeys(name for metrics in per_group.values() for name in metrics)
-        mean = {name: float(np.mean([m[name] for m in per_group.values() if name in m])) for name in names if name.startswith("actor/")}
+        shared = dict.fromkeys(n for metrics in per_group.values() for n in metrics if n.startswith(("actor/", "training/")))
+        mean = {name: float(np.mean([m[name] for m in per_group.values() if name in m])) for name in shared}
         return mean | {f"wg/{wg}/{name}": value for wg, metrics in per_group.items() for name, value in metrics.items()}
+
+    def free_caches(self) -> None:
+        """Let the engines give their key-value caches back (`rollout.free_cache_engine`); `sync_weights` takes them again."""
+        self._on([wg for wg, spec in self.specs.items() if spec.config.rollout.free_cache_engine], lambda wg: self.rollouts[wg].sleep())
 
     def sync_weights(self, version: int) -> None:
         """Send every policy's weights to its rollout server, bucket by bucket; replies sampled from now on carry `version`."""
 
         def sync(wg_id: str) -> None:
-            buckets = self.policies[wg_id].get_weights()[0]
-            for i, bucket in enumerate(buckets):
-                self.rollouts[wg_id].update_weights(bucket, version, i == len(buckets) - 1)
+            policy, engine = self.policies[wg_id], self.rollouts[wg_id]
+            bucket = policy.next_weights(True)[0]
+            while bucket:
+                following = policy.next_weights(False)[0]
+                engine.update_weights(bucket, version, not following)
+                bucket = following
+            engine.wake()
 
         self._on_all(sync)
 

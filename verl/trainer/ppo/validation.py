@@ -36,37 +36,40 @@ class ValidationResult:
 
 
 def validation_result(results: Sequence[CollectResult], n: int) -> ValidationResult:
-    """Metrics of one validation with `n` episodes a task, over the episodes that did not fail.
+    """Metrics of one validation with `n` episodes a task; a failed episode is a failure of the team and counts as 0.
 
     Names: `val-core/<data_source>/acc/<statistic>` for success, `val-aux/<data_source>/<score>/<statistic>` for the rest,
     and `val/<metric>` for the pooled numbers of the agents and the environment.
     """
     episodes = [e for r in results for e in r.episodes]
-    done = [e for e in episodes if e.failure is None]
-    metrics: dict[str, float] = {"val/episodes": float(len(episodes)), "val/failed_episodes": float(len(episodes) - len(done))}
-    if not done:
+    failed = sum(e.failure is not None for e in episodes)
+    metrics: dict[str, float] = {"val/episodes": float(len(episodes)), "val/failed_episodes": float(failed)}
+    if failed == len(episodes):
         return ValidationResult(metrics, {})
-    metrics |= _per_source(done)
+    metrics |= _per_source(episodes)
     pooled = _pool([r.metrics for r in results], [len(r.episodes) for r in results])
     metrics |= {f"val/{name}": value for name, value in pooled.items()}
-    return ValidationResult(metrics, _table(done, n))
+    return ValidationResult(metrics, _table(episodes, n))
 
 
 def _scores(episode: Episode) -> dict[str, float]:
+    if episode.failure is not None:
+        return {"team_reward": 0.0, "success": 0.0}
     numbers = {k: float(v) for k, v in episode.info.items() if isinstance(v, (bool, int, float, np.number, np.bool_))}
     return {"team_reward": episode.team_reward} | numbers
 
 
 def _per_source(episodes: Sequence[Episode]) -> dict[str, float]:
-    scores = [_scores(e) for e in episodes]
-    common = sorted(set.intersection(*(set(s) for s in scores)))
-    infos = {name: [s[name] for s in scores] for name in common}
-    nested = process_validation_metrics([e.data_source for e in episodes], [e.task_id for e in episodes], infos)
+    """Statistics of every score over the episodes that have it."""
+    scored = [(e, _scores(e)) for e in episodes]
     out = {}
-    for source, per_name in nested.items():
-        for name, statistics in per_name.items():
+    for name in sorted({name for e, scores in scored if e.failure is None for name in scores}):
+        having = [(e, scores[name]) for e, scores in scored if name in scores]
+        values = {name: [value for _, value in having]}
+        nested = process_validation_metrics([e.data_source for e, _ in having], [e.task_id for e, _ in having], values)
+        for source, per_name in nested.items():
             prefix = f"val-core/{source}/acc" if name == "success" else f"val-aux/{source}/{name}"
-            out |= {f"{prefix}/{statistic}": value for statistic, value in statistics.items()}
+            out |= {f"{prefix}/{statistic}": value for statistic, value in per_name[name].items()}
     return out
 
 
@@ -82,7 +85,8 @@ def _pool(metrics: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dic
 
 
 def _table(episodes: Sequence[Episode], n: int) -> dict[tuple[str, str], Estimate]:
-    judged = [(float(e.info["success"]), e.task_id) for e in episodes if "success" in e.info]
+    known = any("success" in e.info for e in episodes if e.failure is None)
+    judged = [(scores["success"], e.task_id) for e in episodes for scores in [_scores(e)] if known and "success" in scores]
     rows: dict[tuple[str, str], Estimate] = {}
     if judged:
         rows["team", f"accuracy avg@{n}"] = _average(judged)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from verl.trainer.config import ActorConfig
-from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_vanilla, kl_penalty
+from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, kl_penalty, masked_mean
 from verl.workers.engine.forward import INPUT_KEYS, check_rows
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows, select
 from verl.workers.engine.micro_batch import MicroBatchRule
@@ -26,6 +26,8 @@ class UpdatePlan:
         on_policy: the rows were sampled with the current weights, so that old log-probs may be left out.
         shuffle_seed: seed of the row order; epoch e uses `shuffle_seed + e`.
         loss_scale_factor: the constant of `seq-mean-token-sum-norm`.
+        first_update: place of the first optimizer step in the run's schedule; steps that this policy had no rows for count there as
+            well. None goes on from the engine's last step.
     """
 
     temperature: float
@@ -33,6 +35,7 @@ class UpdatePlan:
     on_policy: bool = False
     shuffle_seed: int = 0
     loss_scale_factor: float | None = None
+    first_update: int | None = None
 
 
 @dataclass
@@ -59,7 +62,9 @@ def update_policy(engine: FSDPEngine, config: ActorConfig, rows: Rows, plan: Upd
     totals = _Totals(engine)
     with engine.training():
         for epoch in range(config.ppo_epochs):
-            for index in _mini_batches(len(real), config, plan, epoch):
+            for number, index in enumerate(_mini_batches(len(real), config, plan, epoch)):
+                if plan.first_update is not None:
+                    engine.steps = plan.first_update + epoch * plan.num_mini_batches + number
                 mini = select(chosen, index.to(engine.device))
                 totals.add(_update_once(engine, config, mini, plan, rule))
     return totals.result(tokens=sum(engine.lengths(chosen)) * config.ppo_epochs)
@@ -78,7 +83,7 @@ def _needed(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
         )
     if config.use_kl_loss:
         needed.append("ref_log_prob")
-    needed += [name for name in ("rollout_is_weights",) if name in rows]
+    needed += [name for name in ("rollout_is_weights", "rollout_log_probs") if name in rows]
     missing = [name for name in needed if name not in rows]
     if missing:
         raise ValueError(f"update_actor: the batch has no {missing}; it has {sorted(rows)}")
@@ -128,7 +133,7 @@ def _loss(engine: FSDPEngine, config: LossConfig, micro: Rows, plan: UpdatePlan)
     scores = engine.score(micro, plan.temperature)
     mask, info, mode = micro["response_mask"], config.global_batch_info, config.loss_agg_mode
     old = micro["old_log_probs"] if "old_log_probs" in micro else scores.log_probs.detach()
-    loss, metrics = compute_policy_loss_vanilla(
+    loss, metrics = get_policy_loss_fn(config.policy_loss.loss_mode)(
         old_log_prob=old,
         log_prob=scores.log_probs,
         advantages=micro["advantages"],
@@ -140,6 +145,9 @@ def _loss(engine: FSDPEngine, config: LossConfig, micro: Rows, plan: UpdatePlan)
     metrics["actor/pg_loss"] = loss.detach()
     with torch.no_grad():
         metrics["actor/entropy"] = scores.entropy.sum() / mask.sum().clamp(min=1)
+        if plan.on_policy and "rollout_log_probs" in micro:
+            gap = (scores.log_probs - micro["rollout_log_probs"]).abs()
+            metrics["training/rollout_probs_diff_mean"] = masked_mean(gap, mask)
     if config.entropy_coeff:
         loss = loss - config.entropy_coeff * agg_loss(scores.entropy, mask, mode, **info)
     if config.use_kl_loss:

@@ -136,6 +136,8 @@ class HFEngine:
         if self._pending:
             raise RolloutError(f"the engine cannot sleep with {len(self._pending)} requests in flight; await or abort them first")
         self._scheduler.forget()
+        every = range(self._model.slots)
+        self._slots.stop(every, [0] * len(every))  # a row parked beyond the smaller cache would write outside it
         self._model.release()
 
     def wake(self) -> None:

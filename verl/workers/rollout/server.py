@@ -10,6 +10,7 @@ import torch
 
 from verl.models.loader import load_causal_lm, resolve_dtype
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError
+from verl.protocol.serialization import SerializedTensor, deserialize_single_tensor
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.config import ActorRolloutRefConfig
@@ -82,9 +83,10 @@ class RolloutWorker(Worker):
         self._engine = build_engine(self._config, max_model_len=self._max_model_len, device=self._device, seed=self._seed)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    async def update_weights(self, bucket: Mapping[str, torch.Tensor], version: int, final: bool) -> None:
+    async def update_weights(self, bucket: Mapping[str, torch.Tensor | SerializedTensor], version: int, final: bool) -> None:
         """Copy one bucket into the weights in place; the final one ends the update. Raises `RolloutError` for tensors that do not fit."""
-        self._ready().update_weights(bucket, version=version, final=final)
+        tensors = {name: value if isinstance(value, torch.Tensor) else deserialize_single_tensor(value) for name, value in bucket.items()}
+        self._ready().update_weights(tensors, version=version, final=final)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def stats(self) -> dict[str, float]:
@@ -103,7 +105,11 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def sleep(self) -> None:
-        """Give up the memory that an idle engine does not need."""
+        """Give up the memory that an idle engine does not need, and the requests that are still open: their episodes are over."""
+        left = [task for session in self._sessions.values() for task in session.open.values()]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
         self._ready().sleep()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -151,6 +157,8 @@ class RolloutWorker(Worker):
             served = Served(number, await self._ready().generate(request))
         except RolloutError as error:
             served = Served(number, None, str(error))
+        except Exception as error:  # whoever waits must learn of it, whatever it is
+            served = Served(number, None, f"{type(error).__name__}: {error}")
         entry = self._sessions[session]
         entry.open.pop(number, None)
         entry.done.append(served)

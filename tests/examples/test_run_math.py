@@ -1,0 +1,56 @@
+"""`bash examples/run_math.sh` for real, made small: prepare, train two policies on Ray, evaluate, then evaluate the checkpoint."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import ROOT
+
+SMALL = ["trainer.total_training_steps=2", "data.train_batch_size=2", "env.rollout.n=2", "data.val_max_samples=4", "env.rollout.val_n=1"]
+
+
+GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
+
+
+def run_math(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    hidden = ("MODEL_PATH", "DATA", "EXPERIMENT", "SEED")
+    small = {"EMBEDDED_DIR": str(tmp_path / "embedded"), "DEMOS": "320"}
+    env = {k: v for k, v in os.environ.items() if k not in hidden} | small | variables
+    command = ["bash", "examples/run_math.sh", *arguments, f"trainer.default_local_dir={tmp_path / 'run'}"]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
+def test_the_script_trains_and_then_evaluates_what_it_trained(tmp_path: Path) -> None:
+    trained = run_math(tmp_path, *SMALL)
+    assert trained.returncode == 0, trained.stderr[-2000:]
+    assert "before" in trained.stdout
+    assert "accuracy avg@1" in trained.stdout
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    checkpoint = tmp_path / "run" / "checkpoints" / "global_step_2" / "actor"
+    assert sorted(p.name for p in checkpoint.iterdir()) == ["solver_agent", "verifier_agent"]
+    evaluated = run_math(tmp_path, "eval", *SMALL)
+    assert evaluated.returncode == 0, evaluated.stderr[-2000:]
+    assert "accuracy avg@1" in evaluated.stdout
+    assert (tmp_path / "run" / "trajectories" / "val_000002.jsonl").is_file()
+
+
+@pytest.mark.ray
+@pytest.mark.needs_shared
+@pytest.mark.skipif(not GSM8K.is_dir(), reason="the real GSM8K is not beside the project")
+@pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
+def test_five_steps_on_the_real_gsm8k_go_through(tmp_path: Path) -> None:
+    files = [str(GSM8K / "train.jsonl"), str(GSM8K / "test.jsonl")]
+    convert = ["examples/data_preprocess/gsm8k.py", "--input", *files, "--output", str(tmp_path / "data")]
+    subprocess.run([str(ROOT / ".venv" / "bin" / "python"), *convert], cwd=ROOT, check=True, capture_output=True, timeout=120)
+    steps = [*SMALL, "trainer.total_training_steps=5", "trainer.val_before_train=false"]
+    trained = run_math(tmp_path, *steps, DATA=str(tmp_path / "data"))
+    assert trained.returncode == 0, trained.stderr[-2000:]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert all(line["episode/count"] == 4 for line in lines)
