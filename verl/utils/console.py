@@ -102,6 +102,8 @@ class StepDisplay:
 
     def update(self, step: int, data: Mapping[str, float]) -> None:
         """Show `step` with its metrics; step 0 (validation before training) has no ETA."""
+        if step == self._start_step:
+            self._started = self._clock()  # what came before the first step says nothing about the steps to come
         values = headline_values(data)
         eta = self._eta(step)
         self.console.print(format_step(step, self.total_steps, values, eta), markup=False, highlight=False, soft_wrap=True)

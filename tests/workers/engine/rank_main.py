@@ -13,7 +13,7 @@ from verl.workers.engine.state import save_engine
 
 
 def main(folder: Path, model: Path, modes: list[str]) -> None:
-    """Update on this rank's half of the rows, from the same weights in every mode; rank 0 writes gradients and metrics."""
+    """Update on this rank's half of the rows, from the same weights in every mode; rank 0 writes gradients, metrics and weights."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rows = torch.load(folder / "rows.pt", weights_only=True)
     half = len(rows["input_ids"]) // ranks
@@ -23,6 +23,9 @@ def main(folder: Path, model: Path, modes: list[str]) -> None:
         found, metrics = gradients(engine, mine, MicroBatchRule(token_budget=None, rows=2, packed=True), full_loss(mode))
         if rank == 0:
             torch.save({"gradients": found, "metrics": metrics}, folder / f"{mode}.pt")
+    weights = {name: value.clone() for name, value in engine.weights()}
+    if rank == 0:
+        torch.save(weights, folder / "weights.pt")
     save_engine(engine, folder / "checkpoint", None)
     dist.destroy_process_group()
 
