@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from agent_system.workflows.math.exact import exact_number, same_text
+from agent_system.workflows.math.exact import exact_number, letters_after, same_text
 from agent_system.workflows.math.grader_pool import GraderPool, Verdict
 
 MAX_ANSWER_CHARS = 1000
@@ -19,13 +19,17 @@ def shared_pool(workers: int = 0, timeout_s: float = 3.0) -> GraderPool:
 def quick_grade(answer: str, truth: str) -> Verdict | None:
     """Decide without a grader, or None when one is needed.
 
-    Two numbers are compared as fractions: there is no tolerance, so 204 is not 205 and 0.333 is not 1/3.
+    Two numbers are compared as fractions: there is no tolerance, so 204 is not 205 and 0.333 is not 1/3. A unit on one side only counts
+    for nothing; 3 m is not 3 km.
     """
     if not answer.strip() or len(answer) > MAX_ANSWER_CHARS:
         return Verdict.DIFFERENT
     left, right = exact_number(answer), exact_number(truth)
     if left is not None and right is not None:
         return Verdict.EQUAL if left.equals(right) else Verdict.DIFFERENT
+    letters = letters_after(answer), letters_after(truth)
+    if None not in letters and letters[0] != letters[1]:
+        return Verdict.DIFFERENT  # the grader takes some letters for units: to it `2.5 ab` is 2.5
     return Verdict.EQUAL if same_text(answer, truth) else None
 
 

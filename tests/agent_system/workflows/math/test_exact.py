@@ -26,7 +26,7 @@ def test_number_is_read_exactly(text, value):
 @pytest.mark.parametrize(
     "text",
     ["", "$", "%", "five", "5x", "2 pi", r"2\pi", "2 e", "1,2", "1,0800", "12,34", "--5", "1/0", "2^{10}", "99999999!", 
-     "5 apples and 3 pears", "5 factorial", "5 squared",
+     "5 apples and 3 pears", "5 factorial", "5 squared", "2 a", "2 ab", "12 c", "5 sin", r"\frac{1}{2} ab",
      "18, 19", "9" * 201, "\uff15", "1e999", "__import__('os')", "nan", "inf"],
 )  # fmt: skip
 def test_what_is_no_plain_number_is_left_to_the_grader(text):

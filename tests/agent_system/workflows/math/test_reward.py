@@ -25,6 +25,24 @@ async def test_answers_that_mean_the_same_are_equal(pool, answer, truth, equal):
     assert (await grade(answer, truth, pool) is Verdict.EQUAL) is equal
 
 
+@pytest.mark.parametrize(
+    ("answer", "truth", "equal"),
+    [
+        ("12 a", "12 c", False), ("2 a", "2", False), (r"\frac{1}{2} ab", r"\frac{1}{2}", False), ("2.5 ab", "2.5", False),
+        ("5 sin", "5", False), ("3 m", "3 km", False), ("3m", "3km", False), ("10 dollars", "10 cents", False), ("$10", "10 cents", False),
+        (r"10 \text{dollars}", r"10\text{ cents}", False), ("5 minutes", "5 hours", False), ("7 a.m.", "7 p.m.", False),
+        (r"90^\circ", "90 cm", False), ("£5", "$5", False), ("3 sq. feet", "3 feet", False),
+        ("60 mph", "60 miles per hour", True), ("£5", "5 pounds", True), ("5 a day", "5", True), ("$5 a day", "5 dollars/day", True),
+        ("3 m", "3", True), ("5 ft", "5 feet", True), ("7 am", "7 a.m.", True), ("$10", "10 dollars", True), ("18 widgets", "18", True),
+        ("1 box", "1 boxes", True), ("2 xy", "2 yx", True), (r"90^\circ", "90 degrees", True), ("3 dozen eggs", "36 eggs", True),
+        ("60 km/h", "60 kilometers per hour", True), ("$5 million", "5000000 dollars", True), (r"\$18.00", "18", True),
+    ],
+)  # fmt: skip
+async def test_a_unit_may_be_left_out_but_not_exchanged(pool, answer, truth, equal):
+    assert (await grade(answer, truth, pool) is Verdict.EQUAL) is equal
+    assert (await grade(truth, answer, pool) is Verdict.EQUAL) is equal
+
+
 @pytest.mark.parametrize("answer", ["42", "1,080", "12%", r"\frac{1}{2}", "43 apples"])
 def test_plain_numbers_need_no_grader(answer):
     assert quick_grade(answer, "42") is not None
