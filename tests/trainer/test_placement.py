@@ -27,8 +27,8 @@ def test_without_sharing_every_agent_has_its_own_worker_group() -> None:
 
 
 def test_names_that_look_alike_get_different_worker_groups() -> None:
-    config = AgentConfig(agent_ids=["A b", "A-b"], model_ids=["org/x", "org/x"])
-    assert [g[0] for g in groups(config)] == ["a_b", "a_b_2"]
+    config = AgentConfig(agent_ids=["A", "B", "C", "D"], model_ids=["one/x", "two/x", "one/x", "two/x"], model_sharing=True)
+    assert [g[0] for g in groups(config)] == ["x", "x_2"]
     assert slug(" Solver  Agent! ") == "solver_agent"
 
 
@@ -56,6 +56,8 @@ def test_agents_on_one_policy_may_differ_in_a_request_but_not_in_training() -> N
     [
         ({"agent_ids": []}, "empty"),
         ({"agent_ids": ["A", "A", "B"]}, "twice"),
+        ({"agent_ids": ["Solver A", "B", "Solver-A"]}, "'Solver A' and 'Solver-A' both become 'solver_a'"),
+        ({"agent_ids": ["求解", "验证", "B"]}, "agent '求解' becomes an empty name"),
         ({"model_ids": ["org/a"]}, "1 entries.*3"),
         ({"model_ids": []}, "no model"),
         ({"model_ids": ["/no/such/model", "org/a", "org/a"]}, "no/such/model"),

@@ -68,14 +68,15 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     """Place every agent; agents with the same model share a policy when `agent.model_sharing` is on.
 
     Raises:
-        PlacementError: no or repeated agents, lists of different length, a model that is not named or does not exist,
-            an unknown override, or agents on one policy that disagree on how it is trained.
+        PlacementError: no or repeated agents, names that metrics cannot tell apart, lists of different length, a model that is not
+            named or does not exist, an unknown override, or agents on one policy that disagree on how it is trained.
     """
     names = list(agent.agent_ids)
     if not names:
         raise PlacementError("agent.agent_ids is empty; name at least one agent")
     if len(set(names)) < len(names):
         raise PlacementError(f"agent.agent_ids={names} names an agent twice; every agent needs its own name")
+    _check_slugs(names)
     models = _model_paths(agent, base)
     configs = [_config_of(i, names, models[i], agent.agent_specific_parameters, base) for i in range(len(names))]
     wg_ids = _worker_group_ids(names, models, agent.model_sharing)
@@ -86,6 +87,18 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
         _check_one_policy(members)
         groups.append(WorkerGroupSpec(wg_id, members[0].config.model.path or "", tuple(m.agent_id for m in members), members[0].config))
     return Placement(rows, tuple(groups))
+
+
+def _check_slugs(names: Sequence[str]) -> None:
+    by_slug: dict[str, str] = {}
+    for name in names:
+        other = by_slug.setdefault(slug(name), name)
+        if not slug(name) or other != name:
+            found = f"agents '{other}' and '{name}' both become '{slug(name)}'" if slug(name) else f"agent '{name}' becomes an empty name"
+            raise PlacementError(
+                f"agent.agent_ids={list(names)}: {found} in metrics and folders, where only a-z and 0-9 count; "
+                "give every agent a name with at least one of them that differs in them from the others"
+            )
 
 
 def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig) -> list[str]:
