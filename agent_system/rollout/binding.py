@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from verl.protocol.generate import RolloutClient, SamplingParams
@@ -22,6 +23,7 @@ class AgentBinding:
         val_sampling: sampling of validation episodes.
         max_prompt_length: longest prompt of one call, in tokens.
         adapter: LoRA adapter of the policy, or None.
+        template_kwargs: more arguments of the chat template, such as `enable_thinking`.
     """
 
     agent_id: str
@@ -33,6 +35,7 @@ class AgentBinding:
     val_sampling: SamplingParams
     max_prompt_length: int
     adapter: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def pad_token_id(self) -> int:

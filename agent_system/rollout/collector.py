@@ -95,8 +95,9 @@ class Collector:
         self.env = env
         self.settings = settings
         self.seats = {
-            name: Seat(agent, bindings[name], PromptBuilder(agent, bindings[name].tokenizer, bindings[name].max_prompt_length))
+            name: Seat(agent, b, PromptBuilder(agent, b.tokenizer, b.max_prompt_length, b.template_kwargs))
             for name, agent in agents.items()
+            for b in [bindings[name]]
         }
 
     @classmethod
@@ -120,6 +121,12 @@ class Collector:
         env_cls = EnvRegistry.get(env_name)
         env = EnvFactory(env_cls, build_options(env_cls.config_class, env_params, "env.params"))
         return cls(orchestra, agents, env, bindings, settings)
+
+    def first_prompt_lengths(self, agent_id: str, tasks: Sequence[Task]) -> list[int]:
+        """Tokens of an agent's first prompt of every task: its templates around the task, nobody has spoken, nothing is remembered."""
+        memory = self.orchestra.memory_class(self.settings.history_length)
+        variables = [{"env_prompt": task.prompt, "step": 1} for task in tasks]
+        return self.seats[agent_id].prompts.first_lengths(variables, memory)
 
     async def collect(self, tasks: Sequence[Task], n: int, *, step: int, validate: bool = False) -> CollectResult:
         """Play `n` episodes of every task.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +12,9 @@ from typing import Any
 from agent_system.agent import BaseAgent, Entry, Message
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory
-from agent_system.rollout.tokens import encode
+from agent_system.rollout.tokens import encode, encode_all
 
+logger = logging.getLogger(__name__)
 CACHED_PROMPTS = 4096
 
 
@@ -35,10 +37,32 @@ class Prompt:
     dropped: int = 0
 
 
+class _BlankWhenMissing(dict[str, Any]):
+    """Variables of a call of which only the task's are known yet: the rest, which an orchestra passes, is an empty text."""
+
+    def __missing__(self, name: str) -> _Blank:
+        return _Blank()
+
+
+class _Blank(str):
+    """Empty under any format and with any attribute or item."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return ""
+
+    def __getattr__(self, name: str) -> _Blank:
+        return self
+
+    def __getitem__(self, item: Any) -> _Blank:
+        return self
+
+
 class PromptBuilder:
     """Builds the prompts of one agent; equal prompts (the episodes of a group start with one) are tokenized once."""
 
-    def __init__(self, agent: BaseAgent, tokenizer: Any, max_prompt_length: int) -> None:
+    def __init__(self, agent: BaseAgent, tokenizer: Any, max_prompt_length: int, template_kwargs: Mapping[str, Any] | None = None) -> None:
         if not tokenizer.chat_template:
             raise AgentSystemError(
                 f"the tokenizer of {agent.agent_id!r} ({tokenizer.name_or_path or type(tokenizer).__name__}) has no chat template; "
@@ -47,6 +71,7 @@ class PromptBuilder:
         self.agent = agent
         self.tokenizer = tokenizer
         self.max_prompt_length = max_prompt_length
+        self.template_kwargs = dict(template_kwargs or {})
         special = sorted((t for t in tokenizer.all_special_tokens if t), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         self._cache: OrderedDict[tuple[tuple[str, str], ...], Prompt] = OrderedDict()
@@ -80,6 +105,25 @@ class PromptBuilder:
             f"max_prompt_length={self.max_prompt_length}; raise data.max_prompt_length or shorten the template"
         )
 
+    def first_lengths(self, variables: Sequence[Mapping[str, Any]], memory: Memory) -> list[int]:
+        """Tokens of the prompts of first calls, before any context and without shortening; a variable that is missing counts as empty.
+
+        0 for all where the agent's words cannot be filled in without it.
+
+        Args:
+            variables: one mapping a task, as for `build`.
+            memory: empty.
+        """
+        try:
+            nothing = {"team_context": self.agent.team_context([]), "memory": memory.text()}
+            messages = [self.agent.messages(_BlankWhenMissing(v, **nothing)) for v in variables]
+        except (AgentSystemError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # Words of a user's own may need what only their orchestra or environment knows; they are measured when they are used.
+            logger.warning("prompts of %r cannot be measured before they are used: %r", self.agent.agent_id, error)
+            return [0] * len(variables)
+        texts = [self._template(self._harmless(m)) for m in messages]
+        return [len(ids) for ids in encode_all(self.tokenizer, texts)]
+
     def _cut(self, variables: Mapping[str, Any], entry: Entry, memory: Memory) -> tuple[Prompt | None, int]:
         """Keep the longest end of the newest entry that fits (a solution's end holds its answer); also return the shortest length met."""
         low, high = 0, len(entry.text) - 1
@@ -100,17 +144,25 @@ class PromptBuilder:
         return self._tokenize(self.agent.messages(filled))
 
     def _tokenize(self, messages: list[Message]) -> Prompt:
-        if self._special is not None:  # a model that writes "<|im_end|>" must not end another agent's message
-            messages = [{"role": m["role"], "content": self._special.sub("", m["content"])} for m in messages]
+        messages = self._harmless(messages)
         key = tuple((m["role"], m["content"]) for m in messages)
         prompt = self._cache.get(key)
         if prompt is None:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self._template(messages)
             prompt = Prompt(text, encode(self.tokenizer, text))
             self._cache[key] = prompt
             if len(self._cache) > CACHED_PROMPTS:
                 self._cache.popitem(last=False)
         return prompt
+
+    def _harmless(self, messages: list[Message]) -> list[Message]:
+        """A model that writes "<|im_end|>" must not end another agent's message."""
+        if self._special is None:
+            return messages
+        return [{"role": m["role"], "content": self._special.sub("", m["content"])} for m in messages]
+
+    def _template(self, messages: list[Message]) -> str:
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.template_kwargs))
 
 
 def _shrinking(entries: Sequence[Entry], remembered: int) -> Iterator[tuple[Sequence[Entry], int]]:

@@ -11,7 +11,7 @@ from agent_system.agent import BaseAgent, Entry
 from agent_system.environment import Observation, Outcome, Task
 from agent_system.errors import AgentSystemError, suggestion
 from agent_system.orchestra import BaseOrchestra
-from agent_system.projection import Projection
+from agent_system.projection import Projection, strip_thinking
 from agent_system.reward import mix
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.env_caller import EnvCaller
@@ -174,7 +174,7 @@ class Episode:
                 seed,
             )
         )
-        turn.record(place, Entry(agent_id, projection.text or text, projection.action))
+        turn.record(place, Entry(agent_id, projection.text or strip_thinking(text), projection.action))
         if self._env.has_act:
             self.waiting_for = f"the environment's reaction to {agent_id} (turn {turn.step}, call {call})"
             outcome = await self._env.outcome("act", agent_id, projection.action)

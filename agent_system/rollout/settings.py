@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent_system.errors import AgentSystemError
+
 
 @dataclass(frozen=True)
 class CollectorSettings:
-    """Limits and weights of collection; the defaults are those of the configuration.
+    """Limits and weights of collection.
 
     Attributes:
         seed: `data.seed`.
         alpha: `reward.alpha`.
         max_steps: `env.max_steps`, most turns of one episode.
         history_length: `env.history_length`, turns that memory shows.
-        max_concurrent_episodes: `rollout.max_concurrent_episodes`.
+        max_concurrent_episodes: `rollout.max_concurrent_episodes`, 1 or more.
         max_failure_rate: `rollout.max_failure_rate`.
         episode_timeout_s: `rollout.episode_timeout_s`.
         call_timeout_s: `rollout.call_timeout_s`.
@@ -30,3 +32,7 @@ class CollectorSettings:
     episode_timeout_s: float = 600.0
     call_timeout_s: float = 300.0
     env_threads: int = 16
+
+    def __post_init__(self) -> None:
+        if self.max_concurrent_episodes < 1:
+            raise AgentSystemError(f"rollout.max_concurrent_episodes must be 1 or more here, found {self.max_concurrent_episodes}")

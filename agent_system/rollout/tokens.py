@@ -11,14 +11,19 @@ def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
 
     Fast tokenizers are asked directly, which skips offsets and costs a third less CPU for the same ids.
     """
+    return encode_all(tokenizer, [text])[0]
+
+
+def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the ids of every text, as `encode` does."""
     if not tokenizer.is_fast:
-        return tuple(tokenizer.encode(text, add_special_tokens=False))
+        return [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     backend = tokenizer.backend_tokenizer
     if backend.truncation is not None:  # left over from another user of this tokenizer object
         backend.no_truncation()
     if backend.padding is not None:
         backend.no_padding()
-    return tuple(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+    return [tuple(encoding.ids) for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:

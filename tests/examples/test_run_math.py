@@ -23,6 +23,19 @@ def run_math(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.Co
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
+def test_the_settings_for_a_real_model_turn_thinking_off_and_leave_time_for_long_replies() -> None:
+    from hydra import compose, initialize
+
+    from verl.trainer.config.entry import free_form_overrides, register_config
+
+    script = (ROOT / "examples" / "run_math.sh").read_text(encoding="utf-8")
+    real = script.split("\nelse\n  ARGS+=(\n", 1)[1].split("\n  )\n", 1)[0].split()
+    with initialize(version_base=None, config_path=None):
+        config = compose(register_config(), overrides=free_form_overrides(real))
+    assert config.data.apply_chat_template_kwargs == {"enable_thinking": False}
+    assert (config.rollout.call_timeout_s, config.rollout.episode_timeout_s) == (1800, 3600)
+
+
 @pytest.mark.ray
 @pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
 def test_the_script_trains_and_then_evaluates_what_it_trained(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ from verl.workers.engine.optimizer import SCHEDULES
 # Columns of a sample that name it; what `algorithm.group_by` may list.
 SAMPLE_FIELDS = ("uid", "traj_uid", "task_id", "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "data_source")
 
+# Arguments of a tokenizer's apply_chat_template that the run gives itself.
+TEMPLATE_ARGUMENTS = ("conversation", "tokenize", "add_generation_prompt", "return_tensors", "return_dict")
+
 
 class ConfigError(ValueError):
     """A key whose value cannot be used; the message names the key, the value and what is expected."""
@@ -108,9 +111,7 @@ def check_config(config: RunConfig, placement: Placement) -> None:
     for name in config.algorithm.group_by or ():
         _check_name("algorithm.group_by", name, SAMPLE_FIELDS)
     _check_files(config)
-    for name in {"tokenize", "add_generation_prompt", "conversation", "return_tensors", "return_dict"} & {
-        *config.data.apply_chat_template_kwargs
-    }:
+    for name in sorted({*TEMPLATE_ARGUMENTS} & {*config.data.apply_chat_template_kwargs}):
         raise ConfigError(f"data.apply_chat_template_kwargs.{name} is set by the run; expected what the model's chat template reads")
     if config.trainer.resume_from_path and config.trainer.resume_mode != "resume_path":
         raise ConfigError(

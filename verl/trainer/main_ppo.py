@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -41,7 +42,7 @@ from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.team import TeamError, TeamWorkers
 from verl.trainer.ppo.validation import rows_before_after
-from verl.utils.dataset import DatasetError, RLHFDataset, TaskLoader
+from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
 from verl.utils.tracking import Tracking, check_backends
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,10 @@ USER_ERRORS = (
 )  # fmt: skip
 
 
+# Enough that no slot of an engine waits for an environment, few enough that a call does not use up its time limit in the queue.
+EPISODES_PER_SLOT = 4
+
+
 class TaskCollector:
     """The agent side as the trainer sees it: dataset rows in, a batch out."""
 
@@ -62,6 +67,16 @@ class TaskCollector:
     async def collect(self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False) -> CollectResult:
         """Turn rows into tasks and play them."""
         return await self.collector.collect([task_from_row(r) for r in rows], n, step=step, validate=validate)
+
+    def measures(self) -> list[PromptMeasure]:
+        """How long the first prompt of every agent is, and may be."""
+        return [
+            PromptMeasure(f"agent '{name}'", seat.binding.max_prompt_length, partial(self._lengths, name))
+            for name, seat in self.collector.seats.items()
+        ]
+
+    def _lengths(self, agent_id: str, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        return self.collector.first_prompt_lengths(agent_id, [task_from_row(r) for r in rows])
 
 
 def run_dir_of(config: RunConfig) -> Path:
@@ -75,6 +90,10 @@ def resolve_defaults(config: RunConfig) -> None:
     rollout, data = config.actor_rollout_ref.rollout, config.data
     rollout.prompt_length = rollout.prompt_length or data.max_prompt_length
     rollout.response_length = rollout.response_length or data.max_response_length
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    config.rollout.max_concurrent_episodes = config.rollout.max_concurrent_episodes or max(
+        1, EPISODES_PER_SLOT * rollout.max_num_seqs * ranks
+    )
 
 
 def check_team(config: RunConfig) -> None:
@@ -126,6 +145,7 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
             sampling=sampling_of(agent, config, tokenizer, validate=False),
             val_sampling=sampling_of(agent, config, tokenizer, validate=True),
             max_prompt_length=agent.config.rollout.prompt_length or config.data.max_prompt_length,
+            template_kwargs=config.data.apply_chat_template_kwargs,
         )
     settings = CollectorSettings(
         seed=config.data.seed,
@@ -149,11 +169,13 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
     )
 
 
-def build_datasets(config: RunConfig, tokenizer: Any) -> tuple[RLHFDataset | None, RLHFDataset | None]:
-    """Training and validation tasks; none to train on with `trainer.val_only`."""
+def build_datasets(
+    config: RunConfig, tokenizer: Any, measures: Sequence[PromptMeasure] = ()
+) -> tuple[RLHFDataset | None, RLHFDataset | None]:
+    """Training and validation tasks that fit; none to train on with `trainer.val_only`."""
     data = config.data
-    train = None if config.trainer.val_only else RLHFDataset(data.train_files, tokenizer, data, data.train_max_samples)
-    val = RLHFDataset(data.val_files, tokenizer, data, data.val_max_samples) if data.val_files else None
+    train = None if config.trainer.val_only else RLHFDataset(data.train_files, tokenizer, data, data.train_max_samples, measures)
+    val = RLHFDataset(data.val_files, tokenizer, data, data.val_max_samples, measures) if data.val_files else None
     if val is None and config.trainer.val_only:
         raise DatasetError("trainer.val_only=true needs data.val_files")
     return train, val
@@ -192,8 +214,8 @@ def check_run(config: RunConfig) -> CheckedRun:
     if checkpoint is not None:
         read_state(checkpoint, placement)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
-    build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
-    train, val = build_datasets(config, next(iter(tokenizers.values())))
+    collector = build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
+    train, val = build_datasets(config, next(iter(tokenizers.values())), collector.measures())
     if train is not None:
         loader = TaskLoader(train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
         if checkpoint is not None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from agent_system import BaseEnv, Observation, Outcome, Task
-from agent_system.rollout import TooManyFailuresError
+from agent_system import AgentSystemError, BaseEnv, Observation, Outcome, Task
+from agent_system.rollout import CollectorSettings, TooManyFailuresError
 from verl.protocol.generate import Generation, RolloutError
 
 from .conftest import OneTurn
@@ -21,6 +21,11 @@ def noisy_script(prompt: str, request: Any) -> str:
     if "Check:" in prompt:
         return f"<verify>{'approve' if request.seed % 2 else 'reject'}</verify>"
     return f"thinking {'x' * (request.seed % 7)} \\boxed{{{request.seed % 10}}}"
+
+
+def test_no_episodes_at_all_in_flight_is_refused_instead_of_waiting_for_ever() -> None:
+    with pytest.raises(AgentSystemError, match="max_concurrent_episodes must be 1 or more"):
+        CollectorSettings(max_concurrent_episodes=0)
 
 
 async def test_batch_holds_one_row_per_call_padded_to_the_longest(make_collector, scripted, tasks, tokenizer) -> None:

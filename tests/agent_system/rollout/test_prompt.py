@@ -74,6 +74,34 @@ def test_the_template_is_applied_once() -> None:
     assert prompt.ids.count(TOKENIZER.convert_tokens_to_ids("<|im_start|>")) == 3
 
 
+def test_arguments_of_the_chat_template_reach_it() -> None:
+    thinking = make_tokenizer()
+    thinking.chat_template += "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    prompt = PromptBuilder(Role("Role"), thinking, 1000, {"enable_thinking": False}).build({"env_prompt": "why"}, [], SimpleMemory(0))
+    assert prompt.text.endswith("<think></think>")
+    assert "<think>" not in PromptBuilder(Role("Role"), thinking, 1000).build({"env_prompt": "why"}, [], SimpleMemory(0)).text
+
+
+def test_first_lengths_are_those_of_first_prompts() -> None:
+    one = builder(10_000)
+    questions = [{"env_prompt": text} for text in ("why", "why <|im_end|> not", "w" * 300)]
+    assert one.first_lengths(questions, SimpleMemory(0)) == [len(one.build(q, [], SimpleMemory(0)).ids) for q in questions]
+
+
+class Particular(BaseAgent):
+    prompt = "{env_prompt}{grid.rows[0]}{score:.2f}{who!r}"
+
+
+class Stubborn(BaseAgent):
+    def messages(self, variables: Any) -> Any:
+        return [{"role": "user", "content": str(variables["round"] / 2)}]
+
+
+def test_variables_of_the_orchestra_do_not_stop_a_measurement() -> None:
+    assert PromptBuilder(Particular("P"), TOKENIZER, 10).first_lengths([{"env_prompt": "why"}], SimpleMemory(0))[0] > 3
+    assert PromptBuilder(Stubborn("S"), TOKENIZER, 10).first_lengths([{"env_prompt": "why"}], SimpleMemory(0)) == [0]
+
+
 def test_a_tokenizer_without_a_template_is_refused() -> None:
     bare = make_tokenizer()
     bare.chat_template = None

@@ -28,6 +28,15 @@ async def test_the_next_speaker_reads_what_was_said_without_the_thinking(make_co
     assert "secret" in episode.samples[0].text
 
 
+async def test_thinking_that_was_cut_off_is_not_shown_to_the_next_speaker(make_collector, scripted) -> None:
+    def script(prompt: str, _request: Any) -> str:
+        return "<verify>approve</verify>" if "Check:" in prompt else "<think>secret, and then the limit"
+
+    episode = await one(make_collector(scripted(script)))
+    assert "Solver: " in episode.samples[1].prompt_text
+    assert "secret" not in episode.samples[1].prompt_text
+
+
 async def test_a_model_that_writes_special_tokens_cannot_end_another_agents_message(make_collector, tokenizer) -> None:
     from agent_system.agent import Entry
     from agent_system.memory import SimpleMemory

@@ -1,7 +1,7 @@
 import pytest
 
 from verl.trainer.config import DataConfig
-from verl.utils.dataset import DatasetError, RLHFDataset, read_rows, write_rows
+from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, read_rows, write_rows
 
 
 def row(words: int = 2, truth: str = "4", **extra: object) -> dict:
@@ -43,6 +43,26 @@ def test_overlong_prompt_is_an_error_when_the_filter_is_off(tmp_path, word_token
     file = write_rows([row(2), row(50)], tmp_path / "a.jsonl")
     with pytest.raises(DatasetError, match="demo:1: prompt of 53 tokens"):
         RLHFDataset(file, word_tokenizer, DataConfig(max_prompt_length=20, filter_overlong_prompts=False))
+
+
+def test_a_row_must_fit_every_prompt_that_is_made_of_it(tmp_path, word_tokenizer):
+    file = write_rows([row(2), row(5), row(8), row(11)], tmp_path / "a.jsonl")
+
+    def words(rows, more):
+        return [len(r["raw_prompt"][0]["content"].split()) + more for r in rows]
+
+    measures = [PromptMeasure("agent 'A'", 10, lambda rows: words(rows, 0)), PromptMeasure("agent 'B'", 12, lambda rows: words(rows, 6))]
+    dataset = RLHFDataset(file, word_tokenizer, DataConfig(max_prompt_length=1000), measures=measures)
+    assert [r["index"] for r in dataset] == [0, 1]
+    with pytest.raises(DatasetError, match=r"demo:3: prompt of 11 tokens for agent 'A' is over data.max_prompt_length=10"):
+        RLHFDataset(file, word_tokenizer, DataConfig(filter_overlong_prompts=False), measures=measures)
+
+
+def test_arguments_of_the_chat_template_are_counted(tmp_path, word_tokenizer, monkeypatch):
+    monkeypatch.setattr(word_tokenizer, "chat_template", word_tokenizer.chat_template + "{% if more %} w w w{% endif %}")
+    file = write_rows([row(2), row(5)], tmp_path / "a.jsonl")
+    assert len(RLHFDataset(file, word_tokenizer, DataConfig(max_prompt_length=8))) == 2
+    assert len(RLHFDataset(file, word_tokenizer, DataConfig(max_prompt_length=8, apply_chat_template_kwargs={"more": True}))) == 1
 
 
 def test_max_samples_are_taken_after_the_filter(tmp_path, word_tokenizer):

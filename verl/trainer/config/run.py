@@ -19,6 +19,7 @@ class DataConfig:
     max_prompt_length: int = key(512, "longest prompt of a call, in tokens")
     max_response_length: int = key(512, "longest reply of a call, in tokens")
     filter_overlong_prompts: bool = key(True, "drop (and count) tasks whose prompt is too long; off makes them an error")
+    apply_chat_template_kwargs: dict[str, Any] = key({}, "more arguments of the chat template, e.g. enable_thinking=false for Qwen3")
     shuffle: bool = key(True, "shuffle the training tasks every epoch")
     seed: int = key(0, "seed of data order, environments, sampling and mini-batch shuffles")
 
@@ -81,10 +82,12 @@ class RewardConfig:
 
 @dataclass
 class CollectConfig:
-    max_concurrent_episodes: int = key(1024, "episodes in flight at the same time")
+    max_concurrent_episodes: int = key(
+        0, "episodes in flight at the same time; 0 takes 4 * actor_rollout_ref.rollout.max_num_seqs for each rank of a worker group"
+    )
     max_failure_rate: float = key(0.1, "share of failed episodes above which the run stops")
     episode_timeout_s: float = key(600.0, "time limit of one episode")
-    call_timeout_s: float = key(300.0, "time limit of one reply")
+    call_timeout_s: float = key(300.0, "time limit of one reply, waiting for a slot of the engine included")
 
 
 @dataclass
@@ -104,7 +107,7 @@ class TrainerConfig:
     save_hf_model: bool = key(True, "write a Hugging Face copy of every policy into a checkpoint")
     balance_batch: bool = key(True, "give every rank about the same number of tokens")
     logger: list[str] = key(["console", "jsonl"], "console | jsonl | tensorboard | wandb")
-    log_trajectories: int = key(-1, "episodes a step written to trajectories/; -1 writes all, 0 none")
+    log_trajectories: int = key(-1, "training episodes a step written to trajectories/; -1 writes all, 0 none, of validation too")
     controller: str = key("ray", "ray | local (one process, for debugging)")
     device: str = key("auto", "auto | cpu | cuda")
     nnodes: int = key(1, "nodes")
@@ -117,7 +120,7 @@ class TrainerConfig:
 class RayInitConfig:
     address: Optional[str] = key(None, "address of a running cluster; default RAY_ADDRESS, else a private one is started")
     num_cpus: Optional[int] = key(None, "CPUs of a private cluster; default all")
-    object_store_memory_mb: int = key(512, "object store of a private cluster")
+    object_store_memory_mb: Optional[int] = key(None, "object store of a private cluster; default Ray's own, a share of the memory")
 
 
 @dataclass

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
@@ -19,6 +20,21 @@ logger = logging.getLogger(__name__)
 TOKENIZE_ROWS = 1000
 
 
+@dataclass(frozen=True)
+class PromptMeasure:
+    """A prompt that is made of every row, and how long it may be.
+
+    Attributes:
+        name: whose prompt it is, for messages.
+        limit: most tokens.
+        lengths: rows -> tokens of each; called with up to 1000 rows at a time.
+    """
+
+    name: str
+    limit: int
+    lengths: Callable[[Sequence[Row]], Sequence[int]]
+
+
 class RLHFDataset(Dataset[Row]):
     """Rows in verl's schema, in file order.
 
@@ -31,6 +47,7 @@ class RLHFDataset(Dataset[Row]):
         tokenizer: measures prompts in tokens; None skips the filter.
         config: `prompt_key`, `max_prompt_length` and `filter_overlong_prompts` are read.
         max_samples: keep only the first so many rows that fit; -1 keeps all.
+        measures: what a row must fit, e.g. the first prompt of every agent; none measures the row's own messages.
 
     Raises:
         DatasetError: a missing file, a row without messages or ground truth (named by file and row), a prompt that is
@@ -43,6 +60,7 @@ class RLHFDataset(Dataset[Row]):
         tokenizer: PreTrainedTokenizerBase | None,
         config: DataConfig,
         max_samples: int = -1,
+        measures: Sequence[PromptMeasure] = (),
     ) -> None:
         self.data_files = [os.fspath(f) for f in ([data_files] if isinstance(data_files, (str, os.PathLike)) else data_files)]
         self.prompt_key = config.prompt_key
@@ -53,11 +71,11 @@ class RLHFDataset(Dataset[Row]):
             row.update(index=index, task_id=f"{row['data_source']}:{index}")
         if not rows:
             raise DatasetError(f"no rows in {', '.join(self.data_files)}")
-        kept = rows if tokenizer is None else self._fitting(rows, tokenizer, config)
+        kept = rows if tokenizer is None else self._fitting(rows, measures or [own_messages(tokenizer, config)], config)
         self.num_overlong = len(rows) - len(kept)
         if not kept:
             raise DatasetError(
-                f"all {len(rows)} prompts of {', '.join(self.data_files)} are longer than "
+                f"all {len(rows)} prompts of {', '.join(self.data_files)}, with the agents' own words around them, are longer than "
                 f"data.max_prompt_length={config.max_prompt_length}; raise it"
             )
         if self.num_overlong:
@@ -89,23 +107,36 @@ class RLHFDataset(Dataset[Row]):
             raise DatasetError(f"{where}: no ground truth; reward_model.ground_truth must be set, found {row.get('reward_model')!r:.120}")
         return {**row, "data_source": row.get("data_source") or "unknown", "raw_prompt": list(messages)}
 
-    def _fitting(self, rows: list[Row], tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> list[Row]:
-        lengths: list[int] = []
-        for start in range(0, len(rows), TOKENIZE_ROWS):
-            lengths += prompt_lengths([row["raw_prompt"] for row in rows[start : start + TOKENIZE_ROWS]], tokenizer)
-        limit = config.max_prompt_length
-        if not config.filter_overlong_prompts:
+    def _fitting(self, rows: list[Row], measures: Sequence[PromptMeasure], config: DataConfig) -> list[Row]:
+        fits = [True] * len(rows)
+        for measure in measures:
+            lengths: list[int] = []
+            for start in range(0, len(rows), TOKENIZE_ROWS):
+                lengths += measure.lengths(rows[start : start + TOKENIZE_ROWS])
             longest = max(range(len(rows)), key=lengths.__getitem__)
-            if lengths[longest] > limit:
+            if not config.filter_overlong_prompts and lengths[longest] > measure.limit:
                 raise DatasetError(
-                    f"task {rows[longest]['task_id']}: prompt of {lengths[longest]} tokens is over data.max_prompt_length={limit}; "
-                    "raise it, or set data.filter_overlong_prompts=true"
+                    f"task {rows[longest]['task_id']}: prompt of {lengths[longest]} tokens for {measure.name} is over "
+                    f"data.max_prompt_length={measure.limit}; raise it, or set data.filter_overlong_prompts=true"
                 )
-        return [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
+            fits = [fit and length <= measure.limit for fit, length in zip(fits, lengths, strict=True)]
+        return [row for row, fit in zip(rows, fits, strict=True) if fit]
 
 
-def prompt_lengths(prompts: Sequence[list[dict[str, Any]]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def own_messages(tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> PromptMeasure:
+    """The measure of a row's messages alone, under the chat template and with the opening of the reply."""
+
+    def lengths(rows: Sequence[Row]) -> list[int]:
+        return prompt_lengths([row["raw_prompt"] for row in rows], tokenizer, config.apply_chat_template_kwargs)
+
+    return PromptMeasure("the model", config.max_prompt_length, lengths)
+
+
+def prompt_lengths(
+    prompts: Sequence[list[dict[str, Any]]], tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+) -> list[int]:
     """Tokens of each conversation under the chat template, with the opening of the reply."""
-    texts = [tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) for messages in prompts]
+    more = dict(template_kwargs or {})
+    texts = [tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **more) for messages in prompts]
     # The template has written the special tokens: adding them again would count (and later train on) two of each.
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
