@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from verl.single_controller.base import WorkerGroup
@@ -61,6 +62,12 @@ def resolve_device(device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise ControllerError("trainer.device=cuda, but torch sees no GPU; use trainer.device=cpu or install a CUDA build of torch")
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def import_path() -> str:
+    """The folders of `sys.path` that are not the interpreter's own, so that workers of any cluster find the user's plug-ins."""
+    own = (sys.prefix, sys.base_prefix)
+    return os.pathsep.join(dict.fromkeys(os.path.abspath(folder) for folder in sys.path if not folder.startswith(own)))
 
 
 def build_controller(config: RunConfig) -> Controller:
@@ -156,7 +163,7 @@ class RayController:
             resource_pool=self._pool(world_size),
             ray_cls_with_init=init,
             name_prefix=name,
-            worker_env={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+            worker_env={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": import_path()},
             timeout_s=self.config.trainer.worker_timeout_s,
         )
 
