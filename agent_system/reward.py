@@ -6,8 +6,3 @@ from __future__ import annotations
 def mix(team: float, local: float, alpha: float) -> float:
     """Return `alpha * team + local` (AT-GRPO, equation of the mixed reward; alpha 1 and local 0 is Dr. MAS)."""
     return alpha * team + local
-
-
-def invalid_action_penalty(valid: bool, coef: float) -> float:
-    """Return what an invalid reply loses: `coef` when the projection could not parse it, else 0."""
-    return 0.0 if valid else coef

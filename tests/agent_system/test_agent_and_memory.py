@@ -6,7 +6,7 @@ import pytest
 
 from agent_system import AgentSystemError, BaseAgent, SearchMemory, SimpleMemory, boxed_answer, tag
 from agent_system.projection import Projection
-from agent_system.reward import invalid_action_penalty, mix
+from agent_system.reward import mix
 from agent_system.testing import ScriptedEngine, make_tokenizer
 from verl.protocol.generate import GenerateRequest, RolloutClient, RolloutError, SamplingParams
 
@@ -71,7 +71,6 @@ def test_search_memory_words_queries_and_results() -> None:
 
 def test_rewards_mix() -> None:
     assert mix(team=1.0, local=0.25, alpha=2.0) == 2.25
-    assert (invalid_action_penalty(True, 0.1), invalid_action_penalty(False, 0.1)) == (0.0, 0.1)
 
 
 async def test_the_scripted_engine_serves_n_replies_and_says_when_the_script_ends() -> None:

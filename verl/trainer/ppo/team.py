@@ -170,10 +170,6 @@ class TeamWorkers:
         """Read every group from `folder/<wg_id>`."""
         self._on_all(lambda wg: self.policies[wg].load_checkpoint(str(folder / wg)))
 
-    def state_digests(self) -> dict[str, str]:
-        """sha256 of each group's parameters."""
-        return self._on_all(lambda wg: self.policies[wg].state_digest()[0])
-
     def shutdown(self) -> None:
         """Stop every worker; what they held is lost."""
         self._threads.shutdown(wait=False, cancel_futures=True)
