@@ -1,5 +1,7 @@
 """Every key of a run: its type, default and meaning. Imports no torch."""
 
+from verl.trainer.config.algorithm import AlgorithmConfig, KLCtrlConfig, RolloutCorrectionConfig
+from verl.trainer.config.critic import CriticConfig
 from verl.trainer.config.model import (
     ActorConfig,
     ActorRolloutRefConfig,
@@ -10,21 +12,19 @@ from verl.trainer.config.model import (
     RolloutConfig,
     ValSamplingConfig,
 )
+from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import (
     AgentConfig,
-    AlgorithmConfig,
     CollectConfig,
     DataConfig,
     EnvConfig,
-    KLCtrlConfig,
     RayInitConfig,
-    RewardConfig,
     RunConfig,
     TrainerConfig,
 )
 
 __all__ = [
-    "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "CollectConfig", "DataConfig", "EnvConfig",
-    "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "RayInitConfig", "RefConfig", "RewardConfig",
-    "RolloutConfig", "RunConfig", "TrainerConfig", "ValSamplingConfig",
+    "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "CollectConfig", "CriticConfig", "DataConfig",
+    "EnvConfig", "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "RayInitConfig", "RefConfig", "RewardConfig",
+    "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "TrainerConfig", "ValSamplingConfig",
 ]  # fmt: skip

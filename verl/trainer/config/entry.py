@@ -10,7 +10,13 @@ from verl.trainer.config.spec import describe
 
 CONFIG_NAME = "ppo_trainer"
 # Sections whose keys belong to the user's own workflow, environment or agents.
-FREE_FORM = ("agent.orchestra.", "agent.agent_specific_parameters.", "env.params.", "data.apply_chat_template_kwargs.")
+FREE_FORM = (
+    "algorithm.per_agent.",
+    "agent.orchestra.",
+    "agent.agent_specific_parameters.",
+    "env.params.",
+    "data.apply_chat_template_kwargs.",
+)
 
 
 def register_config() -> str:

@@ -42,7 +42,12 @@ class FSDPConfig:
 
 @dataclass
 class PolicyLossConfig:
-    loss_mode: str = key("vanilla", "vanilla, or a name given to register_policy_loss")
+    loss_mode: str = key("vanilla", "a name of docs/algorithms.md, or one given to register_policy_loss")
+    clip_cov_ratio: float = key(0.0002, "clip_cov: share of tokens that are clipped")
+    clip_cov_lb: float = key(1.0, "clip_cov: covariance from which a token may be clipped")
+    clip_cov_ub: float = key(5.0, "clip_cov: covariance up to which a token may be clipped")
+    kl_cov_ratio: float = key(0.0002, "kl_cov: share of tokens that pay the KL")
+    ppo_kl_coef: float = key(0.1, "kl_cov: weight of the KL")
 
 
 @dataclass
@@ -62,6 +67,8 @@ class ActorConfig:
     clip_ratio_high: Optional[float] = key(None, "upper clip range (DAPO clip-higher)")
     clip_ratio_c: float = key(3.0, "dual-clip constant for negative advantages")
     loss_agg_mode: str = key("token-mean", "token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm")
+    tau_pos: float = key(1.0, "sapo: temperature for positive advantages")
+    tau_neg: float = key(1.05, "sapo: temperature for negative advantages")
     entropy_coeff: float = key(0.0, "weight of the entropy bonus")
     use_kl_loss: bool = key(False, "add the KL to the reference to the loss")
     kl_loss_coef: float = key(0.001, "weight of the KL loss")

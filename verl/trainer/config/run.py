@@ -1,9 +1,12 @@
-"""Keys under `data`, `algorithm`, `agent`, `env`, `rollout`, `trainer`, `ray_init`, and the root of the tree."""
+"""Keys under `data`, `agent`, `env`, `rollout`, `trainer`, `ray_init`, and the root of the tree."""
 
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from verl.trainer.config.algorithm import AlgorithmConfig
+from verl.trainer.config.critic import CriticConfig
 from verl.trainer.config.model import ActorRolloutRefConfig
+from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.spec import key, section
 
 
@@ -22,26 +25,6 @@ class DataConfig:
     apply_chat_template_kwargs: dict[str, Any] = key({}, "more arguments of the chat template, e.g. enable_thinking=false for Qwen3")
     shuffle: bool = key(True, "shuffle the training tasks every epoch")
     seed: int = key(0, "seed of data order, environments, sampling and mini-batch shuffles")
-
-
-@dataclass
-class KLCtrlConfig:
-    type: str = key("fixed", "fixed | adaptive")
-    kl_coef: float = key(0.001, "KL coefficient (the initial one, when adaptive)")
-    horizon: int = key(10000, "adaptive controller: horizon in samples")
-    target_kl: float = key(0.1, "adaptive controller: KL aimed at")
-
-
-@dataclass
-class AlgorithmConfig:
-    adv_estimator: str = key("grpo", "grpo | rloo, or a name given to register_adv_est")
-    norm_adv_by_std_in_grpo: bool = key(True, "divide by the group's standard deviation (off: Dr. GRPO)")
-    group_by_agent_id: bool = key(True, "Dr. MAS: an agent's samples are compared with that agent's samples only")
-    group_by: Optional[list[str]] = key(None, "sample fields whose tuple is the group; overrides group_by_agent_id")
-    singleton: str = key("zero", "advantage of a group of one: zero | raw")
-    use_kl_in_reward: bool = key(False, "subtract the KL to the reference from the reward")
-    kl_penalty: str = key("kl", "estimator of the KL in the reward: kl | abs | mse | low_var_kl")
-    kl_ctrl: KLCtrlConfig = section(KLCtrlConfig)
 
 
 @dataclass
@@ -76,11 +59,6 @@ class EnvConfig:
 
 
 @dataclass
-class RewardConfig:
-    alpha: float = key(1.0, "weight of the team reward: r = alpha * team + local")
-
-
-@dataclass
 class CollectConfig:
     max_concurrent_episodes: int = key(
         0, "episodes in flight at the same time; 0 takes 4 * actor_rollout_ref.rollout.max_num_seqs for each rank of a worker group"
@@ -105,6 +83,7 @@ class TrainerConfig:
     resume_mode: str = key("auto", "auto (continue this experiment if it has a checkpoint) | disable | resume_path")
     resume_from_path: Optional[str] = key(None, "checkpoint folder global_step_N for resume_mode=resume_path")
     save_hf_model: bool = key(True, "write a Hugging Face copy of every policy into a checkpoint")
+    critic_warmup: int = key(0, "first steps that update the critic only")
     balance_batch: bool = key(True, "give every rank about the same number of tokens")
     logger: list[str] = key(["console", "jsonl"], "console | jsonl | tensorboard | wandb")
     log_trajectories: int = key(-1, "training episodes a step written to trajectories/; -1 writes all, 0 none, of validation too")
@@ -127,6 +106,7 @@ class RayInitConfig:
 class RunConfig:
     data: DataConfig = section(DataConfig)
     actor_rollout_ref: ActorRolloutRefConfig = section(ActorRolloutRefConfig)
+    critic: CriticConfig = section(CriticConfig)
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
     reward: RewardConfig = section(RewardConfig)
     agent: AgentConfig = section(AgentConfig)

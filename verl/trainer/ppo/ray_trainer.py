@@ -9,27 +9,25 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
-from verl.trainer.ppo.core_algos import get_kl_controller
+from verl.trainer.ppo.credit import CreditAssigner
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
-from verl.trainer.ppo.reward import apply_kl_penalty, invalid_action_penalty, place_on_last_token
+from verl.trainer.ppo.reward import apply_kl_penalty
 from verl.trainer.ppo.rollout_protocol import Collector, CollectResult
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.validation import ValidationResult, validation_result
 from verl.utils.dataset import RLHFDataset, TaskLoader
+from verl.utils.timer import Timer
 from verl.utils.tracking import Tracking
 
 logger = logging.getLogger(__name__)
@@ -72,14 +70,14 @@ class RayPPOTrainer:
         self.loader = None
         if train_dataset is not None:
             self.loader = TaskLoader(train_dataset, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
-        self.kl_ctrl = get_kl_controller(config.algorithm.kl_ctrl)
-        self.penalties = {
+        penalties = {
             a.agent_id: a.config.actor.invalid_action_penalty_coef for a in placement.agents if a.config.actor.use_invalid_action_penalty
         }
+        self.credit = CreditAssigner(config, team, penalties, self.on_policy)
         self.global_step = 0
         self.before: ValidationResult | None = None
         self.after: ValidationResult | None = None
-        self.timing: dict[str, float] = {}
+        self.timer = Timer()
         self.stopped_by: int | None = None
         self._loop = asyncio.new_event_loop()
         self._saved_step = -1
@@ -135,14 +133,14 @@ class RayPPOTrainer:
             last = self.global_step >= self.total_training_steps
             try:
                 if last or (trainer.test_freq > 0 and self.global_step % trainer.test_freq == 0):
-                    with self._timed("testing"):
+                    with self.timer("testing"):
                         self.after = self._validate(stop, log=False)
                     metrics |= self.after.metrics if self.after else {}
-                    metrics["timing_s/testing"] = self.timing["testing"]
+                    metrics["timing_s/testing"] = self.timer.seconds["testing"]
                 if last or (trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0):
-                    with self._timed("save_checkpoint"):
+                    with self.timer("save_checkpoint"):
                         self._save_if_new()
-                    metrics["timing_s/save_checkpoint"] = self.timing["save_checkpoint"]
+                    metrics["timing_s/save_checkpoint"] = self.timer.seconds["save_checkpoint"]
             finally:
                 self.tracking.log(metrics, self.global_step)
             if stop.requested and not last:
@@ -161,10 +159,10 @@ class RayPPOTrainer:
         return max(self.config.data.train_batch_size // mini, 1) if mini > 0 else 1
 
     def _train_step(self, rows: Sequence[Mapping[str, Any]], stop: StopRequest) -> dict[str, float]:
-        self.timing = {}
+        self.timer = Timer()
         step = self.global_step + 1
-        with self._timed("step"):
-            with self._timed("gen"):
+        with self.timer("step"):
+            with self.timer("gen"):
                 work = self.collector.collect(rows, self.config.env.rollout.n, step=step)
                 result = stop.run(self._loop, work)
             self._write_trajectories(result, f"train_{step:06d}", self.config.trainer.log_trajectories)
@@ -172,17 +170,18 @@ class RayPPOTrainer:
                 raise NoSamplesError(
                     f"step {step}: no episode gave a sample to train on; see trajectories/train_{step:06d}.jsonl for the causes"
                 )
-            batch, metrics = self._score(result.batch)
+            batch, metrics = self.credit.score(result.batch, self.timer)
             self.team.free_caches()
-            with self._timed("update_actor"):
+            with self.timer("update_actor"):
                 first_update = self.global_step * self.updates_per_step
                 seed = (self.config.data.seed, step)
                 metrics |= self.team.update_actor(batch, self.num_mini_batches, self.on_policy, first_update, seed)
-            with self._timed("sync_weights"):
+            with self.timer("sync_weights"):
                 self.team.sync_weights(step)
         self.global_step = step
         metrics |= dict(result.metrics) | compute_data_metrics(batch) | compute_agent_metrics(batch)
-        metrics |= compute_timing_metrics(batch, self.timing) | compute_throughout_metrics(batch, self.timing, self.team.n_devices)
+        seconds = self.timer.seconds
+        metrics |= compute_timing_metrics(batch, seconds) | compute_throughout_metrics(batch, seconds, self.team.n_devices)
         epoch = self.loader.epoch if self.loader else 0
         return metrics | {"training/global_step": float(step), "training/epoch": float(epoch)}
 
@@ -190,30 +189,6 @@ class RayPPOTrainer:
     def on_policy(self) -> bool:
         """One update a step on fresh samples: the old log-probs are the current ones and need no pass of their own."""
         return self.updates_per_step == 1
-
-    def _score(self, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
-        """Log-probs, token rewards and advantages of a fresh batch."""
-        config, metrics = self.config, {}
-        needs_old = not self.on_policy or config.algorithm.use_kl_in_reward
-        if needs_old:
-            with self._timed("old_log_prob"):
-                batch = batch.union(self.team.compute_log_prob(batch))
-            metrics |= _sampler_gap(batch)
-        if self.team.uses_reference:
-            with self._timed("ref"):
-                batch = batch.union(self.team.compute_ref_log_prob(batch))
-        with self._timed("adv"):
-            rewards = batch.non_tensor_batch["reward"].astype(float) - invalid_action_penalty(batch, self.penalties)
-            batch.batch["token_level_scores"] = place_on_last_token(rewards, batch.batch["response_mask"])
-            batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
-            if config.algorithm.use_kl_in_reward:
-                batch, kl_metrics = apply_kl_penalty(batch, self.kl_ctrl, config.algorithm.kl_penalty)
-                metrics |= kl_metrics
-            algorithm = config.algorithm
-            batch = compute_advantage(
-                batch, algorithm.adv_estimator, norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo, config=algorithm
-            )
-        return batch, metrics
 
     def _validate(self, stop: StopRequest, log: bool = True) -> ValidationResult | None:
         if self.val_dataset is None:
@@ -250,7 +225,7 @@ class RayPPOTrainer:
         state = {
             "global_step": self.global_step,
             "placement": self.placement.signature(),
-            "kl_coef": self.kl_ctrl.value,
+            "credit": self.credit.state_dict(),
             "before": self.before.to_json() if self.before else None,
         }
         self.store.write(self.global_step, fill, state, self.config.trainer.max_ckpt_to_keep)
@@ -265,23 +240,8 @@ class RayPPOTrainer:
         if self.loader is not None:
             self.loader.load_state_dict(torch.load(folder / "data.pt", weights_only=True))
         self.global_step = self._saved_step = int(state["global_step"])
-        self.kl_ctrl.value = state["kl_coef"]
+        self.credit.load_state_dict(state["credit"])
         if state["before"] is not None and not self.config.trainer.val_only:
             self.before = ValidationResult.from_json(state["before"])
         self.tracking.resume(self.global_step)
         logger.warning("continuing from %s (step %d of %d)", folder, self.global_step, self.total_training_steps)
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.timing[name] = self.timing.get(name, 0.0) + time.perf_counter() - start
-
-
-def _sampler_gap(batch: DataProto) -> dict[str, float]:
-    """How far the trainer's log-probs are from the sampler's: mean and maximum over unmasked tokens."""
-    mask = batch.batch["response_mask"].bool()
-    gap = (batch.batch["old_log_probs"] - batch.batch["rollout_log_probs"]).abs()[mask]
-    return {"training/rollout_probs_diff_mean": gap.mean().item(), "training/rollout_probs_diff_max": gap.max().item()}

@@ -1,8 +1,9 @@
 """Advantages, losses and KL: pure functions on tensors, one short file each, under verl's public names."""
 
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean, masked_sum
+from verl.trainer.ppo.core_algos.estimators.grpo import compute_grpo_outcome_advantage
+from verl.trainer.ppo.core_algos.estimators.rloo import compute_rloo_outcome_advantage
 from verl.trainer.ppo.core_algos.grouping import GroupStats, group_index, group_stats
-from verl.trainer.ppo.core_algos.grpo import compute_grpo_outcome_advantage
 from verl.trainer.ppo.core_algos.kl import (
     AdaptiveKLController,
     FixedKLController,
@@ -11,7 +12,7 @@ from verl.trainer.ppo.core_algos.kl import (
     kl_penalty,
     kl_penalty_forward,
 )
-from verl.trainer.ppo.core_algos.policy_loss import compute_policy_loss_vanilla
+from verl.trainer.ppo.core_algos.policy_losses.vanilla import compute_policy_loss_vanilla
 from verl.trainer.ppo.core_algos.registry import (
     ADV_ESTIMATOR_REGISTRY,
     POLICY_LOSS_REGISTRY,
@@ -21,7 +22,6 @@ from verl.trainer.ppo.core_algos.registry import (
     register_adv_est,
     register_policy_loss,
 )
-from verl.trainer.ppo.core_algos.rloo import compute_rloo_outcome_advantage
 
 __all__ = [
     "ADV_ESTIMATOR_REGISTRY",

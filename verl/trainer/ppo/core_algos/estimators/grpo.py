@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl.trainer.ppo.core_algos.estimators.outcome import broadcast, outcome_scores, singleton_advantage
 from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
-from verl.trainer.ppo.core_algos.outcome import broadcast, outcome_scores, singleton_advantage
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 

@@ -1,0 +1,33 @@
+"""Keys under `reward`: from what the environment says to the reward of a sample."""
+
+from dataclasses import dataclass
+from typing import Optional
+
+from verl.trainer.config.spec import key, section
+
+
+@dataclass
+class PropagationConfig:
+    mode: str = key("none", "none | uniform | discounted | threshold: how the team reward travels back along the calls of an episode")
+    gamma: float = key(0.9, "discounted: factor a call")
+    theta: float = key(0.5, "threshold: a call whose local reward is below this cuts the credit of those before it")
+    theta_quantile: Optional[float] = key(None, "threshold: take theta from this quantile of the batch's local rewards instead")
+    local_range: list[float] = key([0.0, 1.0], "lowest and highest local reward; they are scaled to [0, 1]")
+    min_pass_rate: float = key(0.0, "threshold: a step in which fewer links pass falls back to uniform")
+
+
+@dataclass
+class OverlongBufferConfig:
+    enable: bool = key(False, "soft penalty for replies near the length limit (DAPO)")
+    len: int = key(128, "tokens before the limit in which the penalty grows")
+    penalty_factor: float = key(1.0, "penalty at the limit")
+
+
+@dataclass
+class RewardConfig:
+    alpha: float = key(1.0, "weight of the team reward: r = alpha * team + local")
+    team_scope: str = key("episode", "team reward of a sample: episode (the sum over turns) | turn | call (right after its own action)")
+    shaping: str = key("default", "default | turn_weighted | discount | hop_weighted | hop_discount | binary | normalized")
+    shaping_gamma: float = key(0.9, "factor of the discounting shapings")
+    propagation: PropagationConfig = section(PropagationConfig)
+    overlong_buffer: OverlongBufferConfig = section(OverlongBufferConfig)

@@ -1,0 +1,1 @@
+"""Policy losses, one short file each; every module registers its functions by name."""
