@@ -15,8 +15,23 @@ POLICY_LOSS_REGISTRY: dict[str, Callable[..., Any]] = {}
 class AdvantageEstimator(StrEnum):
     """Built-in advantage estimators; a user's own needs only a name given to `register_adv_est`."""
 
+    GAE = "gae"
+    GDPO = "gdpo"
+    GIGPO = "gigpo"
+    GPG = "gpg"
     GRPO = "grpo"
+    GRPO_PASSK = "grpo_passk"
+    GRPO_VECTORIZED = "grpo_vectorized"
+    M_GRPO = "m_grpo"
+    OPO = "opo"
+    OPTIMAL_TOKEN_BASELINE = "optimal_token_baseline"
+    RAE = "rae"
+    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
+    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline"
+    REMAX = "remax"
     RLOO = "rloo"
+    RLOO_VECTORIZED = "rloo_vectorized"
+    TIR_OPTIMAL_TOKEN_BASELINE = "tir_optimal_token_baseline"
 
 
 def _name(name_or_enum: str | Enum) -> str:
