@@ -29,6 +29,7 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.threads import DaemonExecutor
 from verl.protocol import DataProto
+from verl.trainer.ppo.rollout_protocol import GREEDY_SUFFIX
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,9 @@ class Collector:
         variables = [{"env_prompt": task.prompt, "step": 1} for task in tasks]
         return self.seats[agent_id].prompts.first_lengths(variables, memory)
 
-    async def collect(self, tasks: Sequence[Task], n: int, *, step: int, validate: bool = False) -> CollectResult:
+    async def collect(
+        self, tasks: Sequence[Task], n: int, *, step: int, validate: bool = False, greedy: bool = False, attempt: int = 0
+    ) -> CollectResult:
         """Play `n` episodes of every task.
 
         The result depends on tasks, seeds and weights, never on which episode ends first.
@@ -138,12 +141,14 @@ class Collector:
             n: episodes of one task (the group).
             step: training step; part of group names and seeds.
             validate: use `val_sampling`.
+            greedy: always take the likeliest token; group names end in `GREEDY_SUFFIX`.
+            attempt: which collection of the step this is, from 0; its groups have names and seeds of their own.
 
         Raises:
             TooManyFailuresError: the share of failed episodes is above `max_failure_rate`; the message groups the causes.
         """
         with _rare_garbage_collection():
-            records = await self._play(_plans(tasks, n, step, validate))
+            records = await self._play(_plans(tasks, n, step, validate, greedy, attempt))
             return CollectResult(build_batch(records), records, collect_metrics(records, list(self.seats)))
 
     async def _play(self, plans: Sequence[Plan]) -> list[EpisodeRecord]:
@@ -176,7 +181,7 @@ class Collector:
         return [r for r in records if r is not None]
 
     def _env(self, plan: Plan) -> BaseEnv:
-        return self.env.make(stable_seed(self.settings.seed, plan.step, plan.validate, plan.uid))
+        return self.env.make(stable_seed(self.settings.seed, plan.step, plan.validate, plan.world_uid))
 
 
 @contextmanager
@@ -193,15 +198,16 @@ def _rare_garbage_collection() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _plans(tasks: Sequence[Task], n: int, step: int, validate: bool) -> list[Plan]:
+def _plans(tasks: Sequence[Task], n: int, step: int, validate: bool, greedy: bool, attempt: int) -> list[Plan]:
     if n < 1:
         raise AgentSystemError(f"the number of episodes per task must be at least 1, found {n}")
     seen: Counter[str] = Counter()
+    prefix = f"{'val' if validate else 'step'}{step}{f'.{attempt}' if attempt else ''}"
     plans = []
     for task in tasks:
-        uid = f"{'val' if validate else 'step'}{step}/{task.task_id}/{seen[task.task_id]}"
+        uid = f"{prefix}/{task.task_id}/{seen[task.task_id]}{GREEDY_SUFFIX if greedy else ''}"
         seen[task.task_id] += 1
-        plans += [Plan(task, uid, index, step, validate) for index in range(n)]
+        plans += [Plan(task, uid, index, step, validate, greedy) for index in range(n)]
     return plans
 
 

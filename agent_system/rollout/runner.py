@@ -21,7 +21,8 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.tokens import decode
 from agent_system.turn import Turn, TurnOver
-from verl.protocol.generate import GenerateRequest, Generation, RolloutError
+from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
+from verl.trainer.ppo.rollout_protocol import GREEDY_SUFFIX
 
 CLOSE_TIMEOUT_S = 30.0
 
@@ -45,6 +46,7 @@ class Plan:
         index: number of the episode in its group.
         step: training step.
         validate: sample with `val_sampling`.
+        greedy: always take the likeliest token; `uid` then ends in `GREEDY_SUFFIX`.
     """
 
     task: Task
@@ -52,11 +54,22 @@ class Plan:
     index: int
     step: int
     validate: bool
+    greedy: bool = False
 
     @property
     def traj_uid(self) -> str:
         """Name of the episode."""
         return f"{self.uid}#{self.index}"
+
+    @property
+    def world_uid(self) -> str:
+        """Seeds the environment: a greedy episode plays in the world of the group that it is a baseline for."""
+        return self.uid.removesuffix(GREEDY_SUFFIX)
+
+    def sampling_of(self, binding: AgentBinding) -> SamplingParams:
+        """How an agent samples in this episode."""
+        sampling = binding.val_sampling if self.validate else binding.sampling
+        return replace(sampling, temperature=0.0, top_p=1.0, top_k=-1) if self.greedy else sampling
 
 
 class Episode:
@@ -183,8 +196,7 @@ class Episode:
         return projection
 
     async def _generate(self, binding: AgentBinding, prompt_ids: tuple[int, ...], seed: int, request_id: str) -> Generation:
-        sampling = binding.val_sampling if self.plan.validate else binding.sampling
-        request = GenerateRequest(prompt_ids, sampling, 1, binding.adapter, seed, request_id)
+        request = GenerateRequest(prompt_ids, self.plan.sampling_of(binding), 1, binding.adapter, seed, request_id)
         limit = self._settings.call_timeout_s
         try:
             async with asyncio.timeout(limit) as clock:

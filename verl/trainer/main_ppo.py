@@ -35,6 +35,7 @@ from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import explain, free_form_overrides, register_config
 from verl.trainer.config_check import ConfigError, check_config
+from verl.trainer.config_effect import check_effect
 from verl.trainer.placement import AgentPlacement, Placement, PlacementError, WorkerGroupSpec, build_placement
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
@@ -64,9 +65,12 @@ class TaskCollector:
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
 
-    async def collect(self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False) -> CollectResult:
+    async def collect(
+        self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False, greedy: bool = False, attempt: int = 0
+    ) -> CollectResult:
         """Turn rows into tasks and play them."""
-        return await self.collector.collect([task_from_row(r) for r in rows], n, step=step, validate=validate)
+        tasks = [task_from_row(r) for r in rows]
+        return await self.collector.collect(tasks, n, step=step, validate=validate, greedy=greedy, attempt=attempt)
 
     def measures(self) -> list[PromptMeasure]:
         """How long the first prompt of every agent is, and may be."""
@@ -204,6 +208,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
     check_config(config, placement)
+    check_effect(config, placement)
     try:
         check_backends(config.trainer.logger)
     except (ValueError, ModuleNotFoundError) as error:

@@ -7,9 +7,17 @@ from typing import Any, Protocol
 
 from verl.protocol import DataProto
 
+# Ends the group name (`uid`) of greedy episodes; the rest is the name of the group they are a baseline for.
+GREEDY_SUFFIX = "/greedy"
+
 
 class Episode(Protocol):
     """One finished (or failed) run of a task, as far as the trainer looks into it."""
+
+    @property
+    def uid(self) -> str:
+        """The group it belongs to."""
+        ...
 
     @property
     def task_id(self) -> str:
@@ -63,6 +71,17 @@ class CollectResult(Protocol):
 class Collector(Protocol):
     """Runs the team on tasks."""
 
-    async def collect(self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False) -> CollectResult:
-        """Play `n` episodes of every dataset row. Raises when too many of them fail."""
+    async def collect(
+        self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False, greedy: bool = False, attempt: int = 0
+    ) -> CollectResult:
+        """Play `n` episodes of every dataset row. Raises when too many of them fail.
+
+        Args:
+            rows: the tasks.
+            n: episodes of each.
+            step: training step.
+            validate: sample as in validation.
+            greedy: always take the likeliest token; group names end in `GREEDY_SUFFIX`.
+            attempt: which collection of the step this is; each has seeds and group names of its own.
+        """
         ...
