@@ -1,0 +1,115 @@
+"""How far the trainer's log-probs are from the sampler's: sums over tokens that add up over micro-batches, ranks and policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import torch
+
+from verl.trainer.ppo.core_algos.rollout_correction.thresholds import LOG_RATIO_BOUND, Band
+
+
+@dataclass(frozen=True)
+class SamplerGap:
+    """What `metrics` needs, over `tokens` unmasked tokens; gaps of disjoint tokens are joined with `+`.
+
+    Attributes:
+        tokens: how many.
+        log_prob_diff: sum of `|log_prob - rollout_log_prob|`.
+        prob_diff: sum of the absolute differences of the probabilities.
+        kl: sum of `rollout_log_prob - log_prob` (k1 of KL(sampler || trainer)).
+        k3_kl: sum of `r - log r - 1` with the ratio `r = exp(log_prob - rollout_log_prob)`.
+        ratio_square: sum of `r^2`.
+        weight, weight_square: sums of the truncated token weight (0 outside a band) and of its square.
+        high, low: tokens whose ratio is above, below the bounds.
+        max_log_prob_diff, max_prob_diff: the largest of both differences.
+    """
+
+    tokens: float = 0.0
+    log_prob_diff: float = 0.0
+    prob_diff: float = 0.0
+    kl: float = 0.0
+    k3_kl: float = 0.0
+    ratio_square: float = 0.0
+    weight: float = 0.0
+    weight_square: float = 0.0
+    high: float = 0.0
+    low: float = 0.0
+    max_log_prob_diff: float = 0.0
+    max_prob_diff: float = 0.0
+
+    def __add__(self, other: SamplerGap) -> SamplerGap:
+        """Both together."""
+        mine, theirs = self.sums(), other.sums()
+        return SamplerGap.of([a + b for a, b in zip(mine, theirs, strict=True)], map(max, self.maxima(), other.maxima()))
+
+    def sums(self) -> list[float]:
+        """The parts that add up over ranks (`all_reduce` with SUM)."""
+        return list(astuple(self))[:-2]
+
+    def maxima(self) -> list[float]:
+        """The parts of which the largest counts (`all_reduce` with MAX)."""
+        return list(astuple(self))[-2:]
+
+    @staticmethod
+    def of(sums: Sequence[float], maxima: Sequence[float] | map[float]) -> SamplerGap:
+        """The inverse of `sums` and `maxima`."""
+        return SamplerGap(*sums, *maxima)
+
+    def metrics(self) -> dict[str, float]:
+        """verl's names, and `rollout_corr/log_prob_diff_mean|max`; nothing when there is no token.
+
+        `rollout_corr/rollout_is_eff_sample_size` is `(sum w)^2 / (n sum w^2)`: 1 when no token weighs more than another.
+        """
+        if not self.tokens:
+            return {}
+        n = self.tokens
+        return {
+            "rollout_corr/log_prob_diff_mean": self.log_prob_diff / n,
+            "rollout_corr/log_prob_diff_max": self.max_log_prob_diff,
+            "rollout_corr/kl": self.kl / n,
+            "rollout_corr/k3_kl": self.k3_kl / n,
+            "rollout_corr/chi2_token": self.ratio_square / n - 1.0,
+            "rollout_corr/rollout_is_eff_sample_size": self.weight**2 / (n * self.weight_square) if self.weight_square else 0.0,
+            "rollout_corr/rollout_is_ratio_fraction_high": self.high / n,
+            "rollout_corr/rollout_is_ratio_fraction_low": self.low / n,
+            "training/rollout_probs_diff_mean": self.prob_diff / n,
+            "training/rollout_probs_diff_max": self.max_prob_diff,
+        }
+
+
+@torch.no_grad()
+def sampler_gap(
+    log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, response_mask: torch.Tensor, threshold: str | float = 2.0
+) -> SamplerGap:
+    """Measure the gap over the unmasked tokens of one (micro-)batch; one transfer to the host.
+
+    Args:
+        log_prob: the trainer's, `[bsz, response_len]`; masked entries may hold anything.
+        rollout_log_prob: the sampler's, the same shape.
+        response_mask: the same shape.
+        threshold: `algorithm.rollout_correction.rollout_is_threshold`; a single bound C is taken for the band 1/C..C in the shares.
+    """
+    keep = response_mask.bool()
+    if not keep.any():
+        return SamplerGap()
+    ours, theirs = log_prob.detach()[keep].double(), rollout_log_prob.detach()[keep].double()
+    band = Band.parse(threshold)
+    log_ratio = ours - theirs
+    ratio = torch.exp(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    weight = band.weigh(ratio)
+    gap, prob_gap = log_ratio.abs(), (ours.exp() - theirs.exp()).abs()
+    sums = (
+        gap,
+        prob_gap,
+        -log_ratio,
+        ratio - log_ratio - 1,
+        ratio.square(),
+        weight,
+        weight.square(),
+        ratio > band.upper,
+        ratio < band.floor,
+    )
+    values = torch.stack([*(v.sum() for v in sums), gap.max(), prob_gap.max()]).tolist()
+    return SamplerGap(float(len(ours)), *values)

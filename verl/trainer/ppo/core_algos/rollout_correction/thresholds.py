@@ -1,0 +1,95 @@
+"""Bounds on a ratio, as `algorithm.rollout_correction` writes them: a number, or `"lower_upper"`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+# exp(20) is 4.9e8: far beyond any bound, far from overflow.
+LOG_RATIO_BOUND = 20.0
+
+
+@dataclass(frozen=True)
+class Band:
+    """Bounds of an importance weight: `w = min(r, upper)` without a lower bound (TIS), else `r` inside and 0 outside (IcePop)."""
+
+    upper: float
+    lower: float | None = None
+
+    @property
+    def floor(self) -> float:
+        """The lower bound, or `1 / upper` where there is none: from here down a ratio counts as low."""
+        return 1.0 / self.upper if self.lower is None else self.lower
+
+    def weigh(self, ratio: torch.Tensor) -> torch.Tensor:
+        """The weight of each ratio."""
+        if self.lower is None:
+            return ratio.clamp(max=self.upper)
+        return torch.where((ratio >= self.lower) & (ratio <= self.upper), ratio, 0.0)
+
+    @staticmethod
+    def parse(spec: str | float) -> Band:
+        """Read `rollout_is_threshold`.
+
+        Raises:
+            TypeError: neither a number nor a string.
+            ValueError: no number, not positive, or the lower bound is above the upper.
+        """
+        name = "rollout_is_threshold"
+        if isinstance(spec, bool) or not isinstance(spec, (int, float, str)):
+            raise TypeError(f'{name}={spec!r}: expected a number or "lower_upper", not {type(spec).__name__}')
+        *lower, upper = _numbers(name, spec)
+        band = Band(upper, lower[0] if lower else None)
+        _check_order(name, spec, band)
+        return band
+
+
+def parse_bounds(options: list[str], spec: str | float | None) -> dict[str, Band]:
+    """Read `rollout_rs_threshold`: bounds for each rejection mode, in order; one bound alone serves all.
+
+    k1 modes take `"lower_upper"` bounds of the ratio, or an upper bound whose reciprocal is the lower; k2 and k3 an upper bound.
+
+    Raises:
+        TypeError: neither a number nor a string.
+        ValueError: missing, another number of bounds than modes, no number, not positive, lower above upper, or two bounds for k2 or k3.
+    """
+    name = "rollout_rs_threshold"
+    if spec is None:
+        raise ValueError(f"{name} must be provided for rollout_rs={','.join(options)!r}: one bound a mode, comma-separated")
+    if isinstance(spec, bool) or not isinstance(spec, (int, float, str)):
+        raise TypeError(f"{name}={spec!r}: expected a number or a string, not {type(spec).__name__}")
+    parts = [p.strip() for p in str(spec).split(",") if p.strip()]
+    if len(parts) not in (1, len(options)):
+        raise ValueError(f"{name}={spec!r} has {len(parts)} bounds; expected one, or {len(options)} for rollout_rs={','.join(options)!r}")
+    return {option: _bound(name, option, part) for option, part in zip(options, parts * (len(options) // len(parts)), strict=True)}
+
+
+def _bound(name: str, option: str, spec: str) -> Band:
+    *lower, upper = _numbers(name, spec)
+    if option.endswith("k1"):
+        band = Band(upper, lower[0] if lower else 1.0 / upper if upper else None)
+    elif lower:
+        raise ValueError(f"{name}={spec!r} for {option}: expected a single upper bound, without '_'")
+    else:
+        band = Band(upper)
+    _check_order(f"{name} ({option})", spec, band)
+    return band
+
+
+def _numbers(name: str, spec: str | float) -> list[float]:
+    try:
+        numbers = [float(part) for part in str(spec).strip().split("_", 1)]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(math.isfinite(n) for n in numbers):
+        raise ValueError(f'{name}={spec!r}: expected a number or "lower_upper", for example 2.0 or "0.5_2.0"')
+    return numbers
+
+
+def _check_order(name: str, spec: str | float, band: Band) -> None:
+    if band.upper <= 0 or (band.lower is not None and band.lower <= 0):
+        raise ValueError(f"{name}={spec!r}: bounds must be positive")
+    if band.lower is not None and band.lower > band.upper:
+        raise ValueError(f"{name}={spec!r}: the lower bound {band.lower:g} is above the upper {band.upper:g}")
