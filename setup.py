@@ -39,6 +39,7 @@ EXTRAS = {
         "mypy>=2.4,<3",
         "pre-commit>=4.5",
         "tensorboard>=2.20",
+        "matplotlib>=3.10",
     ],
 }
 

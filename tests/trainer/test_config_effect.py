@@ -1,0 +1,81 @@
+"""A changed key that would do nothing stops the run, and says what it needs."""
+
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl.trainer.config import RunConfig
+from verl.trainer.config_effect import MODEL_NEEDS, RUN_NEEDS, IneffectiveKeyError, check_effect
+from verl.trainer.placement import build_placement
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, compute_grpo_outcome_advantage
+
+
+def another(value: Any) -> Any:
+    """A value that is not the default."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    return [*value, 7.0] if isinstance(value, list) else f"not {value}"
+
+
+def change(config: RunConfig, key: str) -> None:
+    """Set a key to something else."""
+    *sections, name = key.split(".")
+    section = reduce(getattr, sections, config)
+    setattr(section, name, another(getattr(section, name)))
+
+
+@pytest.fixture
+def config(tiny_model_dir: Path) -> RunConfig:
+    """A run with every default."""
+    config = RunConfig()
+    config.actor_rollout_ref.model.path = str(tiny_model_dir)
+    return config
+
+
+def check(config: RunConfig) -> None:
+    """Check as a run does."""
+    check_effect(config, build_placement(config.agent, config.actor_rollout_ref))
+
+
+def test_the_defaults_are_silent(config: RunConfig) -> None:
+    check(config)
+
+
+RUN_KEYS = sorted({key for need in RUN_NEEDS for key in need.keys if not need.holds(RunConfig())})
+MODEL_KEYS = sorted({f"actor_rollout_ref.{k}" for need in MODEL_NEEDS for k in need.keys if not need.holds(RunConfig().actor_rollout_ref)})
+
+
+@pytest.mark.parametrize("key", [*RUN_KEYS, *MODEL_KEYS])
+def test_a_changed_key_without_effect_is_named_with_what_it_needs(config: RunConfig, key: str) -> None:
+    change(config, key)
+    with pytest.raises(IneffectiveKeyError, match=rf"{key}=.* has no effect.*; it needs \w+"):
+        check(config)
+
+
+def test_a_per_agent_override_counts_for_its_agent(config: RunConfig) -> None:
+    config.agent.agent_specific_parameters = {"actor": {"kl_loss_coef": [0.001, 0.5], "use_kl_loss": [True, False]}}
+    with pytest.raises(
+        IneffectiveKeyError, match=r"actor\.kl_loss_coef=0\.5 has no effect for agent 'Verifier Agent'; it needs .*use_kl_loss=true"
+    ):
+        check(config)
+    config.agent.agent_specific_parameters = {"actor": {"kl_loss_coef": [0.001, 0.5], "use_kl_loss": [True, True]}}
+    check(config)
+
+
+def test_an_estimator_of_one_agent_makes_its_keys_count(config: RunConfig) -> None:
+    config.algorithm.lam = 0.9
+    config.algorithm.per_agent = {"solver_agent": {"adv_estimator": "gae"}}
+    check(config)
+
+
+def test_a_users_estimator_may_read_any_key(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(*args: Any, **kwargs: Any) -> Any:
+        return compute_grpo_outcome_advantage(*args, **kwargs)
+
+    monkeypatch.setitem(ADV_ESTIMATOR_REGISTRY, "mine", mine)
+    config.algorithm.adv_estimator, config.algorithm.lam = "mine", 0.9
+    check(config)

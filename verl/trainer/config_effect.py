@@ -1,0 +1,175 @@
+"""Keys that were changed and would do nothing: each needs another key, and saying so beats a run that ignores it.
+
+A key counts as changed when its value is not the default. Names that a user registered (an estimator, a loss) may read any key, so
+keys of an algorithm are not judged in a run that uses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from verl.trainer.config import ActorRolloutRefConfig, RunConfig
+from verl.trainer.config_check import ConfigError
+from verl.trainer.placement import Placement
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+
+
+class IneffectiveKeyError(ConfigError):
+    """A changed key that nothing reads under the other keys of the run; the message names both."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """`keys` have an effect only where `holds`; `text` says what to set."""
+
+    keys: tuple[str, ...]
+    text: str
+    holds: Callable[[Any], bool]
+
+
+def _all(section: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{section}.{name}" for name in names.split())
+
+
+def estimators_in_use(config: RunConfig) -> set[str]:
+    """The estimator of the team and those that single agents have of their own."""
+    own = (v for v in config.algorithm.per_agent.values() if isinstance(v, Mapping))
+    return {config.algorithm.adv_estimator, *(str(keys["adv_estimator"]) for keys in own if "adv_estimator" in keys)}
+
+
+def _estimated_by(*names: str) -> Callable[[RunConfig], bool]:
+    def holds(config: RunConfig) -> bool:
+        used = estimators_in_use(config)
+        return bool(used & set(names)) or any(not _is_built_in(ADV_ESTIMATOR_REGISTRY, name) for name in used)
+
+    return holds
+
+
+def _with_loss(*names: str) -> Callable[[ActorRolloutRefConfig], bool]:
+    def holds(config: ActorRolloutRefConfig) -> bool:
+        mode = config.actor.policy_loss.loss_mode
+        return mode in names or not _is_built_in(POLICY_LOSS_REGISTRY, mode)
+
+    return holds
+
+
+def _is_built_in(registry: Mapping[str, Callable[..., Any]], name: str) -> bool:
+    return name in registry and registry[name].__module__.startswith("verl.")
+
+
+DISCOUNTED = ("gae", "reinforce_plus_plus", "gigpo")
+NORMALISED = ("grpo", "grpo_vectorized", "m_grpo", "gdpo")
+RUN_NEEDS: Sequence[Need] = (
+    Need(
+        ("algorithm.kl_penalty", *_all("algorithm.kl_ctrl", "type kl_coef horizon target_kl")),
+        "algorithm.use_kl_in_reward=true (the KL of the loss is actor_rollout_ref.actor.use_kl_loss)",
+        lambda c: c.algorithm.use_kl_in_reward,
+    ),
+    Need(
+        _all("algorithm.kl_ctrl", "horizon target_kl"),
+        "algorithm.kl_ctrl.type=adaptive",
+        lambda c: c.algorithm.kl_ctrl.type == "adaptive",
+    ),
+    Need(("algorithm.group_by_agent_id",), "algorithm.group_by=null", lambda c: c.algorithm.group_by is None),
+    Need(("algorithm.norm_adv_by_std_in_grpo",), f"an estimator of {', '.join(NORMALISED)}", _estimated_by(*NORMALISED)),
+    Need(("algorithm.gamma",), f"an estimator of {', '.join(DISCOUNTED)}", _estimated_by(*DISCOUNTED)),
+    Need(("algorithm.lam", "algorithm.gae.level"), "algorithm.adv_estimator=gae", _estimated_by("gae")),
+    Need(
+        _all("algorithm.gigpo", "step_advantage_w mode enable_similarity similarity_thresh"),
+        "algorithm.adv_estimator=gigpo",
+        _estimated_by("gigpo"),
+    ),
+    Need(("algorithm.gigpo.similarity_thresh",), "algorithm.gigpo.enable_similarity=true", lambda c: c.algorithm.gigpo.enable_similarity),
+    Need(("algorithm.rae.decay",), "algorithm.adv_estimator=rae", _estimated_by("rae")),
+    Need(_all("algorithm.m_grpo", "main_agent sub_calls"), "algorithm.adv_estimator=m_grpo", _estimated_by("m_grpo")),
+    Need(
+        _all("algorithm.filter_groups", "metric max_num_gen_batches"),
+        "algorithm.filter_groups.enable=true",
+        lambda c: c.algorithm.filter_groups.enable,
+    ),
+    Need(
+        _all("reward.overlong_buffer", "len penalty_factor"),
+        "reward.overlong_buffer.enable=true",
+        lambda c: c.reward.overlong_buffer.enable,
+    ),
+    Need(("reward.propagation.gamma",), "reward.propagation.mode=discounted", lambda c: c.reward.propagation.mode == "discounted"),
+    Need(
+        _all("reward.propagation", "theta theta_quantile min_pass_rate"),
+        "reward.propagation.mode=threshold",
+        lambda c: c.reward.propagation.mode == "threshold",
+    ),
+    Need(("reward.propagation.local_range",), "a reward.propagation.mode", lambda c: c.reward.propagation.mode != "none"),
+    Need(("critic.joint_prompt_length",), "critic.view=joint", lambda c: c.critic.view == "joint"),
+    Need(_all("ray_init", "address num_cpus object_store_memory_mb"), "trainer.controller=ray", lambda c: c.trainer.controller == "ray"),
+)
+MODEL_NEEDS: Sequence[Need] = (
+    Need(_all("actor", "kl_loss_coef kl_loss_type"), "actor_rollout_ref.actor.use_kl_loss=true", lambda c: c.actor.use_kl_loss),
+    Need(
+        ("actor.clip_ratio",),
+        "one of actor_rollout_ref.actor.clip_ratio_low and clip_ratio_high left out",
+        lambda c: c.actor.clip_ratio_low is None or c.actor.clip_ratio_high is None,
+    ),
+    Need(
+        ("actor.invalid_action_penalty_coef",),
+        "actor_rollout_ref.actor.use_invalid_action_penalty=true",
+        lambda c: c.actor.use_invalid_action_penalty,
+    ),
+    Need(("actor.ppo_max_token_len_per_gpu",), "actor_rollout_ref.actor.use_dynamic_bsz=true", lambda c: c.actor.use_dynamic_bsz),
+    Need(("actor.ppo_micro_batch_size_per_gpu",), "actor_rollout_ref.actor.use_dynamic_bsz=false", lambda c: not c.actor.use_dynamic_bsz),
+    Need(
+        ("ref.log_prob_micro_batch_size_per_gpu",),
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=false",
+        lambda c: not c.ref.log_prob_use_dynamic_bsz,
+    ),
+    Need(
+        ("rollout.log_prob_micro_batch_size_per_gpu",),
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+        lambda c: not c.rollout.log_prob_use_dynamic_bsz,
+    ),
+    Need(
+        _all("actor.policy_loss", "clip_cov_ratio clip_cov_lb clip_cov_ub"),
+        "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov",
+        _with_loss("clip_cov"),
+    ),
+    Need(
+        _all("actor.policy_loss", "kl_cov_ratio ppo_kl_coef"), "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov", _with_loss("kl_cov")
+    ),
+    Need(_all("actor", "tau_pos tau_neg"), "actor_rollout_ref.actor.policy_loss.loss_mode=sapo", _with_loss("sapo")),
+    Need(
+        ("actor.optim.lr_warmup_steps_ratio",),
+        "actor_rollout_ref.actor.optim.lr_warmup_steps=-1",
+        lambda c: c.actor.optim.lr_warmup_steps < 0,
+    ),
+    Need(
+        _all("rollout.val_kwargs", "temperature top_p top_k"),
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
+        lambda c: c.rollout.val_kwargs.do_sample,
+    ),
+)
+
+
+def check_effect(config: RunConfig, placement: Placement) -> None:
+    """Find changed keys without an effect, for the run and for each agent.
+
+    Raises IneffectiveKeyError naming the key, its value and what it needs.
+    """
+    for key, need in _without_effect(config, RunConfig(), RUN_NEEDS):
+        raise IneffectiveKeyError(f"{key}={_value(config, key)} has no effect; it needs {need.text}")
+    for agent in placement.agents:
+        for key, need in _without_effect(agent.config, ActorRolloutRefConfig(), MODEL_NEEDS):
+            raise IneffectiveKeyError(
+                f"actor_rollout_ref.{key}={_value(agent.config, key)} has no effect for agent '{agent.agent_id}'; it needs {need.text}"
+            )
+
+
+def _without_effect(config: Any, defaults: Any, needs: Sequence[Need]) -> Iterator[tuple[str, Need]]:
+    for need in needs:
+        if not need.holds(config):
+            yield from ((key, need) for key in need.keys if _value(config, key) != _value(defaults, key))
+
+
+def _value(config: Any, key: str) -> Any:
+    return reduce(getattr, key.split("."), config)
