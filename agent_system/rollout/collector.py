@@ -29,7 +29,7 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.threads import DaemonExecutor
 from verl.protocol import DataProto
-from verl.trainer.ppo.rollout_protocol import GREEDY_SUFFIX
+from verl.protocol.generate import GREEDY_SUFFIX
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,7 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.tokens import decode
 from agent_system.turn import Turn, TurnOver
-from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
-from verl.trainer.ppo.rollout_protocol import GREEDY_SUFFIX
+from verl.protocol.generate import GREEDY_SUFFIX, GenerateRequest, Generation, RolloutError, SamplingParams
 
 CLOSE_TIMEOUT_S = 30.0
 

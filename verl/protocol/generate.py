@@ -7,6 +7,9 @@ from typing import Literal, Protocol, runtime_checkable
 
 StopReason = Literal["stop", "length", "abort"]
 
+# Ends the group name (`uid`) of greedy episodes; what stands before it names the group that they are a baseline for.
+GREEDY_SUFFIX = "/greedy"
+
 
 @dataclass(frozen=True)
 class SamplingParams:

@@ -7,9 +7,6 @@ from typing import Any, Protocol
 
 from verl.protocol import DataProto
 
-# Ends the group name (`uid`) of greedy episodes; the rest is the name of the group they are a baseline for.
-GREEDY_SUFFIX = "/greedy"
-
 
 class Episode(Protocol):
     """One finished (or failed) run of a task, as far as the trainer looks into it."""
