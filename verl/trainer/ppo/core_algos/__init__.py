@@ -1,8 +1,8 @@
 """Advantages, losses and KL: pure functions on tensors, one short file each, under verl's public names."""
 
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean, masked_sum
-from verl.trainer.ppo.core_algos.estimators.grpo import compute_grpo_outcome_advantage
-from verl.trainer.ppo.core_algos.estimators.rloo import compute_rloo_outcome_advantage
+from verl.trainer.ppo.core_algos.estimators.grpo import compute_grpo_outcome_advantage, compute_grpo_vectorized_outcome_advantage
+from verl.trainer.ppo.core_algos.estimators.rloo import compute_rloo_outcome_advantage, compute_rloo_vectorized_outcome_advantage
 from verl.trainer.ppo.core_algos.grouping import GroupStats, group_index, group_stats
 from verl.trainer.ppo.core_algos.kl import (
     AdaptiveKLController,
@@ -32,9 +32,11 @@ __all__ = [
     "GroupStats",
     "agg_loss",
     "compute_grpo_outcome_advantage",
+    "compute_grpo_vectorized_outcome_advantage",
     "compute_policy_loss_vanilla",
     "compute_rewards",
     "compute_rloo_outcome_advantage",
+    "compute_rloo_vectorized_outcome_advantage",
     "get_adv_estimator_fn",
     "get_kl_controller",
     "get_policy_loss_fn",

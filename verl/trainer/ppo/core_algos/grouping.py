@@ -11,50 +11,121 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# Column codes are multiplied into one int64; beyond this product they are numbered anew in between.
+MAX_CODE = 2**62
+
 
 @dataclass(frozen=True)
 class GroupStats:
-    """Per-group statistics, each of shape `[n_groups]`; `std` is unbiased and 0 for a group of one."""
+    """Per-group statistics, each of shape `[n_groups]`; `std` is unbiased and 0 for a group of one.
+
+    `count` is the number of rows that count, `weight` the sum of their weights (`count` without weights).
+    """
 
     count: np.ndarray
     mean: np.ndarray
     std: np.ndarray
     constant: np.ndarray
+    weight: np.ndarray
 
 
 def group_index(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Number the distinct tuples of `columns` (each `[bsz]`) from 0: `[bsz]` int64.
+    """Number the distinct tuples of `columns` (each `[bsz]`, of objects or numbers) from 0 in order of appearance: `[bsz]` int64.
 
-    No columns means one global group. Raises ValueError when the lengths differ.
+    Values are the same when Python's `==` says so: the text "1" and the number 1 are different keys. Raises ValueError when there
+    is no column, or when the lengths differ.
     """
-    if len({len(c) for c in columns}) > 1:
-        raise ValueError(f"group key columns differ in length: {[len(c) for c in columns]}")
     if not columns:
         raise ValueError("group_index needs at least one column; use np.zeros(bsz) for one global group")
-    index = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        numeric = column.dtype != object
-        _, inverse = np.unique(column if numeric else column.astype(str), return_inverse=True)
-        index = index * (int(inverse.max(initial=-1)) + 1) + inverse.reshape(-1)
-        _, index = np.unique(index, return_inverse=True)
-    return index.reshape(-1).astype(np.int64)
+    arrays = [np.asarray(column) for column in columns]
+    if len({len(array) for array in arrays}) > 1:
+        raise ValueError(f"group key columns differ in length: {[len(array) for array in arrays]}")
+    code, size = _number(arrays[0])
+    for array in arrays[1:]:
+        other, other_size = _number(array)
+        if size > MAX_CODE // max(other_size, 1):
+            code, size = _number(code)
+        code, size = code * other_size + other, size * other_size
+    return code if len(arrays) == 1 else _number(code)[0]
 
 
-def group_stats(scores: np.ndarray, index: np.ndarray, valid: np.ndarray | None = None) -> GroupStats:
-    """Count, mean, unbiased std and "all equal" of `scores` `[bsz]` per group; rows with `valid` False do not count."""
+def _number(column: np.ndarray) -> tuple[np.ndarray, int]:
+    """Codes `[bsz]` from 0 in order of appearance, and how many there are; hashing, so linear in the rows."""
+    import pandas as pd
+
+    column = column.astype(object) if column.dtype.kind in "US" else column
+    codes, distinct = pd.factorize(column, use_na_sentinel=False)
+    return codes.astype(np.int64, copy=False), len(distinct)
+
+
+def group_stats(scores: np.ndarray, index: np.ndarray, valid: np.ndarray | None = None, weights: np.ndarray | None = None) -> GroupStats:
+    """Count, mean, unbiased std and "all equal" of `scores` `[bsz]` per group.
+
+    With weights `w >= 0` the mean is `sum w s / W` and the variance `sum w (s - mean)^2 / (W - sum w^2 / W)`, `W = sum w`: reliability
+    weights, under which equal weights of any size give the unweighted statistics.
+
+    Args:
+        scores: `[bsz]`.
+        index: `[bsz]` group of each row, from 0.
+        valid: `[bsz]`; rows that are False do not count.
+        weights: `[bsz]`; rows of weight 0 do not count.
+
+    Raises:
+        ValueError: a weight is negative or not finite.
+    """
     n_groups = int(index.max(initial=-1)) + 1
     keep = np.ones(len(scores), dtype=bool) if valid is None else valid.astype(bool)
+    if weights is not None:
+        weights = np.asarray(weights, dtype=np.float64)
+        if not (np.isfinite(weights) & (weights >= 0)).all():
+            raise ValueError(f"weights of rows must be finite and at least 0, found {weights.min()} to {weights.max()}")
+        keep &= weights > 0
     s, g = scores[keep].astype(np.float64), index[keep]
-    order = np.lexsort((s, g))
-    s, g = s[order], g[order]
+    if weights is None:
+        s, g = _sort_within_groups(s, g)
+        w = None
+    else:
+        w = weights[keep]
+        order = np.lexsort((w, s, g))
+        s, g, w = s[order], g[order], w[order]
+    return _reduce(s, g, w, n_groups)
+
+
+def _reduce(s: np.ndarray, g: np.ndarray, w: np.ndarray | None, n_groups: int) -> GroupStats:
+    """Statistics of rows that are already ordered by group and value."""
     count = np.bincount(g, minlength=n_groups)
-    safe = np.maximum(count, 1)
     present = np.flatnonzero(count)
-    starts = np.concatenate(([0], np.cumsum(count)))[:-1]
     mean, square, constant = np.zeros(n_groups), np.zeros(n_groups), np.ones(n_groups, dtype=bool)
+    weight, freedom = count.astype(np.float64), np.maximum(count - 1.0, 1.0)
     if len(present):
-        mean[present] = np.add.reduceat(s, starts[present]) / safe[present]
-        square[present] = np.add.reduceat((s - mean[g]) ** 2, starts[present])
-        constant[present] = s[starts[present]] == s[starts[present] + count[present] - 1]
-    std = np.sqrt(square / np.maximum(count - 1, 1))
-    return GroupStats(count=count, mean=mean, std=np.where(constant, 0.0, std), constant=constant)
+        sizes = count[present]
+        starts = np.cumsum(sizes) - sizes
+        if w is not None:
+            weight[present] = np.add.reduceat(w, starts)
+            freedom[present] = weight[present] - np.add.reduceat(w * w, starts) / weight[present]
+        mean[present] = np.add.reduceat(s if w is None else s * w, starts) / weight[present]
+        deviation = (s - np.repeat(mean[present], sizes)) ** 2
+        square[present] = np.add.reduceat(deviation if w is None else deviation * w, starts)
+        constant[present] = s[starts] == s[starts + sizes - 1]
+    variance = np.divide(square, freedom, out=np.zeros(n_groups), where=~constant)
+    return GroupStats(count=count, mean=mean, std=np.sqrt(variance), constant=constant, weight=weight)
+
+
+def _sort_within_groups(s: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and groups ordered by group, then score.
+
+    Scores that float32 holds exactly (rewards do) are packed with their group into one integer: sorting values is several times
+    faster than sorting row numbers by two keys.
+    """
+    with np.errstate(over="ignore"):
+        narrow = s.astype(np.float32)
+    if not np.array_equal(narrow, s) or g.max(initial=0) >= 2**31:
+        order = np.lexsort((s, g))
+        return s[order], g[order]
+    bits = narrow.view(np.int32)
+    ordered = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
+    packed = (g.astype(np.int64) << 32) + (ordered.astype(np.int64) + 2**31)
+    packed.sort()
+    ordered = ((packed & 0xFFFFFFFF) - 2**31).astype(np.int32)
+    bits = np.where(ordered < 0, ordered ^ np.int32(0x7FFFFFFF), ordered)
+    return bits.view(np.float32).astype(np.float64), packed >> 32

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.outcome import broadcast, outcome_scores, singleton_advantage
-from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
+from verl.trainer.ppo.core_algos.estimators.outcome import Compared, singleton_advantage
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 
@@ -22,11 +21,16 @@ def compute_grpo_outcome_advantage(
     config: Any = None,
     *,
     traj_index: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Group-relative advantage `A = (s - mean_g) / (std_g + epsilon)` of the outcome score `s` (DeepSeekMath, arXiv 2402.03300, eq. 3).
 
-    Without the division this is Dr. GRPO (arXiv 2503.20783). A group of one has advantage 0 (`config.singleton="raw"`: its
-    score), a group of equal scores exactly 0; rows whose mask is empty are in no statistic.
+    Without the division this is Dr. GRPO (arXiv 2503.20783); grouped by task and agent it is Dr. MAS (arXiv 2602.08847). A group of
+    one has advantage 0 (`config.singleton="raw"`: its score), a group of equal scores exactly 0; rows whose mask is empty are in no
+    statistic.
+
+    Use when: several replies to the same situation can be sampled and scored as a whole.
+    Fails when: all replies of most groups score the same; or, with the division, when a group's spread is noise that it blows up.
 
     Args:
         token_level_rewards: `[bsz, response_len]`.
@@ -36,37 +40,26 @@ def compute_grpo_outcome_advantage(
         norm_adv_by_std_in_grpo: divide by the unbiased standard deviation.
         config: `AlgorithmConfig`; only `singleton` is read.
         traj_index: `[bsz]`; when given, the rows of one trajectory are averaged first and share one advantage.
+        weights: `[bsz]` weight of each row in the statistics; rows of weight 0 have advantage 0.
 
     Returns:
         advantages and returns, the same tensor, `[bsz, response_len]`.
+
+    Raises:
+        ValueError: shapes or devices differ, a score is not finite, a weight is negative.
     """
-    scores, valid = outcome_scores(token_level_rewards, response_mask)
-    if traj_index is not None:
-        return _over_trajectories(scores, valid, response_mask, index, traj_index, epsilon, norm_adv_by_std_in_grpo, config)
-    groups = group_index([index])
-    return broadcast(_relative(scores, valid, groups, epsilon, norm_adv_by_std_in_grpo, config), response_mask)
+    compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
+    return compared.spread(group_relative(compared, epsilon, norm_adv_by_std_in_grpo, config), response_mask)
 
 
-def _relative(scores: np.ndarray, valid: np.ndarray, groups: np.ndarray, epsilon: float, by_std: bool, config: Any) -> np.ndarray:
-    stats = group_stats(scores, groups, valid)
-    scale = stats.std[groups] + epsilon if by_std else 1.0
-    relative = np.where(stats.constant[groups], 0.0, (scores - stats.mean[groups]) / scale)
-    return np.where(stats.count[groups] == 1, singleton_advantage(scores, config), relative)
+def group_relative(compared: Compared, epsilon: float, by_std: bool, config: Any) -> np.ndarray:
+    """`(s - mean) / (std + epsilon)` of every unit `[n_units]`; `by_std=False` leaves the division out."""
+    stats, groups = compared.stats(), compared.groups
+    relative = compared.scores - stats.mean[groups]
+    if by_std:
+        relative /= stats.std[groups] + epsilon
+    relative = np.where(stats.constant[groups], 0.0, relative)
+    return np.where(stats.count[groups] == 1, singleton_advantage(compared.scores, config), relative)
 
 
-def _over_trajectories(
-    scores: np.ndarray,
-    valid: np.ndarray,
-    response_mask: torch.Tensor,
-    index: np.ndarray,
-    traj_index: np.ndarray,
-    epsilon: float,
-    by_std: bool,
-    config: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    trajectory = group_index([index, traj_index])
-    per_traj = group_stats(scores, trajectory, valid)
-    first = np.unique(trajectory, return_index=True)[1]
-    groups = group_index([index])[first]
-    advantages = _relative(per_traj.mean, per_traj.count > 0, groups, epsilon, by_std, config)
-    return broadcast(advantages[trajectory], response_mask)
+compute_grpo_vectorized_outcome_advantage = register_adv_est(AdvantageEstimator.GRPO_VECTORIZED)(compute_grpo_outcome_advantage)

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from verl.trainer.ppo.core_algos.grouping import GroupStats, group_index, group_stats
+
 
 def outcome_scores(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Score of each row (sum of its token rewards) and whether the row is real (has an unmasked token), both `[bsz]`.
 
-    Raises ValueError when shapes differ or a real row's score is not finite.
+    Raises ValueError when shapes or devices differ, or a real row's score is not finite.
     """
-    if token_level_rewards.shape != response_mask.shape:
+    if token_level_rewards.shape != response_mask.shape or token_level_rewards.device != response_mask.device:
         raise ValueError(
-            f"token_level_rewards {tuple(token_level_rewards.shape)} and response_mask {tuple(response_mask.shape)} differ in shape"
+            f"token_level_rewards {tuple(token_level_rewards.shape)} on {token_level_rewards.device} and response_mask "
+            f"{tuple(response_mask.shape)} on {response_mask.device} differ in shape or device; both are [bsz, response_len]"
         )
-    valid = response_mask.any(dim=-1).cpu().numpy()
-    scores = token_level_rewards.sum(dim=-1).detach().cpu().double().numpy()
+    valid = real_rows(response_mask).cpu().numpy()
+    scores = token_level_rewards.detach().sum(dim=-1).cpu().double().numpy()
     bad = np.flatnonzero(valid & ~np.isfinite(scores))
     if len(bad):
         raise ValueError(
             f"token_level_rewards: {len(bad)} of {len(scores)} rows are not finite (first: row {bad[0]}); check the reward function"
         )
     return scores, valid
+
+
+def real_rows(response_mask: torch.Tensor) -> torch.Tensor:
+    """Which rows of `[bsz, response_len]` have an unmasked token: `[bsz]` bool; rows that begin with one are not read further."""
+    if response_mask.shape[1] == 0:
+        return torch.zeros(len(response_mask), dtype=torch.bool, device=response_mask.device)
+    real = response_mask[:, 0] != 0
+    unsure = (~real).nonzero().squeeze(1)
+    if len(unsure):
+        real[unsure] = response_mask[unsure].bool().any(dim=1)
+    return real
 
 
 def singleton_advantage(scores: np.ndarray, config: Any) -> np.ndarray | float:
@@ -38,5 +53,53 @@ def singleton_advantage(scores: np.ndarray, config: Any) -> np.ndarray | float:
 def broadcast(advantages: np.ndarray, response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Spread one advantage a row over the row's unmasked tokens: `(advantages, returns)`, one tensor `[bsz, response_len]`."""
     row = torch.as_tensor(advantages, dtype=torch.float32, device=response_mask.device)
-    out = row.unsqueeze(-1) * response_mask.to(torch.float32)
+    out = response_mask.to(torch.float32, copy=True).mul_(row.unsqueeze(-1))
     return out, out
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a group compares: rows, or trajectories that each stand for the mean of their rows.
+
+    Attributes:
+        scores, valid, groups: of each unit, `[n_units]`.
+        weights: of each unit in the statistics; None when all weigh the same.
+        unit: `[bsz]` unit of each row; None when every row is its own.
+        row_weights: `[bsz]`; a row of weight 0 has advantage 0.
+    """
+
+    scores: np.ndarray
+    valid: np.ndarray
+    groups: np.ndarray
+    weights: np.ndarray | None = None
+    unit: np.ndarray | None = None
+    row_weights: np.ndarray | None = None
+
+    @classmethod
+    def of(
+        cls,
+        token_level_rewards: torch.Tensor,
+        response_mask: torch.Tensor,
+        index: np.ndarray,
+        traj_index: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+    ) -> Compared:
+        """Rows of the groups `index`; with `traj_index` the (weighted) mean of each trajectory of a group, all trajectories alike."""
+        scores, valid = outcome_scores(token_level_rewards, response_mask)
+        weights = None if weights is None else np.asarray(weights, dtype=np.float64)
+        groups = group_index([index])
+        if traj_index is None:
+            return cls(scores, valid, groups, weights, None, weights)
+        unit = group_index([groups, traj_index])
+        per_unit = group_stats(scores, unit, valid, weights)
+        first = np.unique(unit, return_index=True)[1]
+        return cls(per_unit.mean, per_unit.count > 0, groups[first], None, unit, weights)
+
+    def stats(self) -> GroupStats:
+        """Statistics of each group."""
+        return group_stats(self.scores, self.groups, self.valid, self.weights)
+
+    def spread(self, advantages: np.ndarray, response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """One advantage a unit over the unmasked tokens of its rows, as `broadcast` returns it."""
+        rows = advantages if self.unit is None else advantages[self.unit]
+        return broadcast(rows if self.row_weights is None else np.where(self.row_weights > 0, rows, 0.0), response_mask)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.outcome import broadcast, outcome_scores, singleton_advantage
-from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
+from verl.trainer.ppo.core_algos.estimators.outcome import Compared, singleton_advantage
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 
@@ -19,10 +18,18 @@ def compute_rloo_outcome_advantage(
     index: np.ndarray,
     epsilon: float = 1e-6,
     config: Any = None,
+    *,
+    traj_index: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Leave-one-out advantage `A_i = s_i - mean_{j != i} s_j` (arXiv 2402.14740).
+    """Leave-one-out advantage `A_i = s_i - mean_{j != i} s_j` (arXiv 2402.14740, eq. 4).
 
-    A group of one has advantage 0 (`config.singleton="raw"`: its score); a group of equal scores exactly 0.
+    With weights the baseline is the weighted mean of the others, `A_i = (s_i - mean) W / (W - w_i)`. A group of one has advantage 0
+    (`config.singleton="raw"`: its score); a group of equal scores exactly 0.
+
+    Use when: groups are small and an unbiased gradient matters more than its scale.
+    Fails when: rewards differ in scale between groups, since nothing divides them.
 
     Args:
         token_level_rewards: `[bsz, response_len]`.
@@ -30,14 +37,23 @@ def compute_rloo_outcome_advantage(
         index: `[bsz]` group of each row.
         epsilon: unused, kept for verl's signature.
         config: `AlgorithmConfig`; only `singleton` is read.
+        traj_index: `[bsz]`; when given, the rows of one trajectory are averaged first and share one advantage.
+        weights: `[bsz]` weight of each row in the statistics; rows of weight 0 have advantage 0.
+        kwargs: what verl passes to every estimator; unused.
 
     Returns:
         advantages and returns, the same tensor, `[bsz, response_len]`.
+
+    Raises:
+        ValueError: shapes or devices differ, a score is not finite, a weight is negative.
     """
-    scores, valid = outcome_scores(token_level_rewards, response_mask)
-    groups = group_index([index])
-    stats = group_stats(scores, groups, valid)
-    n = np.maximum(stats.count[groups], 2)
-    relative = np.where(stats.constant[groups], 0.0, (scores - stats.mean[groups]) * n / (n - 1))
-    advantages = np.where(stats.count[groups] == 1, singleton_advantage(scores, config), relative)
-    return broadcast(advantages, response_mask)
+    compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
+    stats, groups = compared.stats(), compared.groups
+    own = 1.0 if compared.weights is None else compared.weights
+    total, alone = stats.weight[groups], stats.count[groups] == 1
+    others = np.where(alone | ~compared.valid, 1.0, total - own)
+    relative = np.where(stats.constant[groups], 0.0, (compared.scores - stats.mean[groups]) * total / others)
+    return compared.spread(np.where(alone, singleton_advantage(compared.scores, config), relative), response_mask)
+
+
+compute_rloo_vectorized_outcome_advantage = register_adv_est(AdvantageEstimator.RLOO_VECTORIZED)(compute_rloo_outcome_advantage)
