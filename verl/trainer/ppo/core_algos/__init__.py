@@ -22,6 +22,7 @@ from verl.trainer.ppo.core_algos.registry import (
     register_adv_est,
     register_policy_loss,
 )
+from verl.trainer.ppo.core_algos.value import compute_value_loss
 
 __all__ = [
     "ADV_ESTIMATOR_REGISTRY",
@@ -37,6 +38,7 @@ __all__ = [
     "compute_rewards",
     "compute_rloo_outcome_advantage",
     "compute_rloo_vectorized_outcome_advantage",
+    "compute_value_loss",
     "get_adv_estimator_fn",
     "get_kl_controller",
     "get_policy_loss_fn",
