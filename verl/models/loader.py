@@ -98,6 +98,27 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, t
     return model.eval()
 
 
+def build_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
+    """The model of `load_causal_lm` without its weights: parameters are memory that nobody has touched yet, buffers are as they should be.
+
+    Raises ModelPathError as `load_causal_lm` does.
+    """
+    path = check_model_path(path)
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
+            )
+    except OSError as error:
+        raise ModelPathError(f"model {path!r} cannot be loaded: {_first_line(error)}") from error
+    model.tie_weights()
+    return model.eval()
+
+
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a model folder or hub id; a missing pad token becomes the end-of-text token.
 

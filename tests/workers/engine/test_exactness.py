@@ -1,6 +1,7 @@
 """The gradient of a mini-batch does not depend on how it is cut, packed or spread over ranks."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,14 +90,20 @@ def test_padding_rows_change_nothing(tiny_model_dir: Path) -> None:
 
 
 def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """Rank 1 has fewer real rows, so it also has to make up micro-batches; a checkpoint of both opens on one rank."""
+    """Rank 1 has fewer real rows, so it also has to make up micro-batches, and a model folder without weights, which come from rank 0;
+    a checkpoint of both opens on one rank.
+    """
     modes = ["token-mean", "seq-mean-token-mean"]
     rows = make_rows(12)
     rows["response_mask"][8:] = 0
     torch.save(rows, tmp_path / "rows.pt")
     base = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.workers.engine.rank_main", str(tmp_path), str(tiny_model_dir), ",".join(modes)]
-    ranks = [subprocess.Popen(command, env=base | {"RANK": str(rank)}, cwd=ROOT) for rank in range(2)]
+    shutil.copytree(tiny_model_dir, without_weights := tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    command = [sys.executable, "-m", "tests.workers.engine.rank_main", str(tmp_path)]
+    ranks = [
+        subprocess.Popen([*command, str(model), ",".join(modes)], env=base | {"RANK": str(rank)}, cwd=ROOT)
+        for rank, model in enumerate((tiny_model_dir, without_weights))
+    ]
     try:
         assert [process.wait(timeout=200) for process in ranks] == [0, 0]
     finally:

@@ -7,14 +7,16 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from verl.models.loader import load_causal_lm, resolve_attention, resolve_dtype
+from verl.models.loader import build_causal_lm, load_causal_lm, resolve_attention, resolve_dtype
 from verl.trainer.config import FSDPConfig, ModelConfig, OptimConfig
 from verl.workers.engine.attention import PACKED_ATTENTION, check_packable, register_packed_attention
 from verl.workers.engine.forward import INPUT_KEYS, Scores, check_rows, score_packed, score_padded
+from verl.workers.engine.loading import load_sharded
 from verl.workers.engine.micro_batch import MicroBatchRule, plan_micro_batches, same_count
 from verl.workers.engine.offload import move_optimizer_state, move_parameters, on_device
 from verl.workers.engine.optimizer import Schedule, build_optimizer, clip_gradients, init_state
@@ -51,20 +53,25 @@ class FSDPEngine:
         self.fsdp = fsdp
         self.schedule = None if optim is None else Schedule(optim)
         compute_dtype = resolve_dtype(fsdp.mixed_precision, mesh.device_type)
-        network = load_causal_lm(
-            model.path,
-            dtype=resolve_dtype(fsdp.model_dtype, mesh.device_type),
-            attn_implementation=self._attention(model),
-            trust_remote_code=model.trust_remote_code,
+        arguments: dict[str, Any] = {
+            "dtype": resolve_dtype(fsdp.model_dtype, mesh.device_type),
+            "attn_implementation": self._attention(model),
+            "trust_remote_code": model.trust_remote_code,
+        }
+
+        def shard(network: Any) -> Any:
+            if self.packed:
+                check_packable(network.config)
+            if optim is None:
+                network.requires_grad_(False)
+            elif model.enable_gradient_checkpointing:
+                network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            network.train(optim is not None)
+            return shard_model(network, mesh, compute_dtype, fsdp.reshard_after_forward)
+
+        self.model = load_sharded(
+            lambda: load_causal_lm(model.path, **arguments), lambda: build_causal_lm(model.path, **arguments), shard, mesh
         )
-        if self.packed:
-            check_packable(network.config)
-        if optim is None:
-            network.requires_grad_(False)
-        elif model.enable_gradient_checkpointing:
-            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        network.train(optim is not None)
-        self.model = shard_model(network, mesh, compute_dtype, fsdp.reshard_after_forward)
         self.optimizer = None if optim is None else build_optimizer(self.model.parameters(), optim)
         self.steps = 0
         if self.optimizer is not None:
