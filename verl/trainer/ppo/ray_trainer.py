@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,7 +22,8 @@ from verl.trainer.ppo.credit import CreditAssigner
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
 from verl.trainer.ppo.reward import apply_kl_penalty
-from verl.trainer.ppo.rollout_protocol import Collector, CollectResult
+from verl.trainer.ppo.rollout_protocol import Collector, Episode
+from verl.trainer.ppo.step_samples import collect_step
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.validation import ValidationResult, validation_result
 from verl.utils.dataset import RLHFDataset, TaskLoader
@@ -124,9 +124,8 @@ class RayPPOTrainer:
             return
         while self.global_step < self.total_training_steps:
             data_state = self.loader.state_dict()
-            rows = next(iter(self.loader))
             try:
-                metrics = self._train_step(rows, stop)
+                metrics = self._train_step(self.loader, stop)
             except Interrupted:
                 self.loader.load_state_dict(data_state)
                 raise
@@ -158,18 +157,15 @@ class RayPPOTrainer:
         mini = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         return max(self.config.data.train_batch_size // mini, 1) if mini > 0 else 1
 
-    def _train_step(self, rows: Sequence[Mapping[str, Any]], stop: StopRequest) -> dict[str, float]:
+    def _train_step(self, loader: TaskLoader, stop: StopRequest) -> dict[str, float]:
         self.timer = Timer()
         step = self.global_step + 1
         with self.timer("step"):
             with self.timer("gen"):
-                work = self.collector.collect(rows, self.config.env.rollout.n, step=step)
-                result = stop.run(self._loop, work)
-            self._write_trajectories(result, f"train_{step:06d}", self.config.trainer.log_trajectories)
+                result = stop.run(self._loop, collect_step(self.config, self.collector, loader, step))
+            self._write_trajectories(result.episodes, f"train_{step:06d}", self.config.trainer.log_trajectories)
             if result.batch is None:
-                raise NoSamplesError(
-                    f"step {step}: no episode gave a sample to train on; see trajectories/train_{step:06d}.jsonl for the causes"
-                )
+                raise NoSamplesError(f"step {step}: {result.why_none}; the episodes are in trajectories/train_{step:06d}.jsonl")
             batch, metrics = self.credit.score(result.batch, self.timer)
             self.team.free_caches()
             with self.timer("update_actor"):
@@ -182,8 +178,9 @@ class RayPPOTrainer:
         metrics |= dict(result.metrics) | compute_data_metrics(batch) | compute_agent_metrics(batch)
         seconds = self.timer.seconds
         metrics |= compute_timing_metrics(batch, seconds) | compute_throughout_metrics(batch, seconds, self.team.n_devices)
-        epoch = self.loader.epoch if self.loader else 0
-        return metrics | {"training/global_step": float(step), "training/epoch": float(epoch)}
+        metrics["perf/generated_tokens"] = float(result.generated_tokens)
+        metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / max(result.generated_tokens, 1)
+        return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
 
     @property
     def on_policy(self) -> bool:
@@ -198,14 +195,14 @@ class RayPPOTrainer:
         chunks = [stop.run(self._loop, self.collector.collect(rows, n, step=self.global_step, validate=True)) for rows in loader]
         for i, chunk in enumerate(chunks):
             name = f"val_{self.global_step:06d}" + (f"_{i}" if len(chunks) > 1 else "")
-            self._write_trajectories(chunk, name, -1 if self.config.trainer.log_trajectories else 0)
+            self._write_trajectories(chunk.episodes, name, -1 if self.config.trainer.log_trajectories else 0)
         result = validation_result(chunks, n)
         if log:
             self.tracking.log(result.metrics, self.global_step)
         return result
 
-    def _write_trajectories(self, result: CollectResult, name: str, limit: int) -> None:
-        episodes = result.episodes if limit < 0 else result.episodes[:limit]
+    def _write_trajectories(self, episodes: Sequence[Episode], name: str, limit: int) -> None:
+        episodes = episodes if limit < 0 else episodes[:limit]
         if not episodes:
             return
         folder = self.run_dir / "trajectories"

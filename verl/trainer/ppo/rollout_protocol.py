@@ -82,3 +82,7 @@ class Collector(Protocol):
             attempt: which collection of the step this is; each has seeds and group names of its own.
         """
         ...
+
+    def join(self, results: Sequence[CollectResult]) -> CollectResult:
+        """Several collections of one step as one: batch rows and episodes in their order, metrics over all of them."""
+        ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from typing import Any, Protocol, TypedDict
 
 import numpy as np
@@ -65,6 +65,31 @@ class TaskLoader:
             if self.position >= end:
                 self.epoch, self.position = epoch + 1, 0
             yield [self.source[int(i)] for i in chosen]
+
+    def take(self, count: int, exclude: Collection[int] = ()) -> list[int]:
+        """Hand out the next `count` tasks that are not in `exclude`, none of them twice: their places in `source`.
+
+        Goes on into the next epoch, and through one whole epoch at most: with too few tasks left the list is shorter, with none it is
+        empty and the loader stays where it was. Tasks that are passed over count as handed out.
+        """
+        taken: list[int] = []
+        seen = set(exclude)
+        for task, following in self._following():
+            if task not in seen:
+                seen.add(task)
+                taken.append(task)
+                self.epoch, self.position = following
+            if len(taken) >= count:
+                break
+        return taken
+
+    def _following(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Tasks from here to the end of the next epoch, each with the (epoch, position) behind it."""
+        end = len(self) * self.batch_size
+        for epoch, start in ((self.epoch, self.position), (self.epoch + 1, 0)):
+            order = self.order(epoch)
+            for position in range(start, end):
+                yield int(order[position]), (epoch, position + 1) if position + 1 < end else (epoch + 1, 0)
 
     def order(self, epoch: int) -> np.ndarray:
         """Row positions of an epoch, [size]."""

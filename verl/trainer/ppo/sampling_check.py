@@ -1,0 +1,51 @@
+"""Keys of dynamic sampling that contradict other keys, found before anything is played."""
+
+from __future__ import annotations
+
+import logging
+
+from verl.trainer.config import RunConfig
+from verl.trainer.config_check import ConfigError
+from verl.trainer.config_effect import estimators_in_use
+from verl.trainer.ppo.advantage import group_fields
+from verl.trainer.ppo.dynamic_sampling import FILTER_METRICS
+
+logger = logging.getLogger(__name__)
+
+# Estimators whose advantage is not 0 where a group's rewards are equal.
+UNGROUPED = ("gae", "rae", "reinforce_plus_plus", "remax")
+# Fields that keep the tasks of a step apart.
+TASK_FIELDS = ("uid", "traj_uid", "task_id")
+
+
+def check_filter_groups(config: RunConfig) -> None:
+    """Refuse what makes no sense beside `algorithm.filter_groups.enable`.
+
+    Raises ConfigError naming both keys.
+    """
+    algorithm, rule = config.algorithm, config.algorithm.filter_groups
+    if rule.metric not in FILTER_METRICS:
+        raise ConfigError(f"algorithm.filter_groups.metric={rule.metric!r}: expected one of {', '.join(FILTER_METRICS)}")
+    if rule.max_num_gen_batches < 0:
+        raise ConfigError(f"algorithm.filter_groups.max_num_gen_batches={rule.max_num_gen_batches}: expected at least 0 (0: no limit)")
+    if not rule.enable:
+        return
+    wrong = sorted(estimators_in_use(config) & set(UNGROUPED))
+    if wrong:
+        raise ConfigError(
+            f"algorithm.filter_groups.enable=true drops groups of equal rewards, but algorithm.adv_estimator={wrong[0]} (or that of an "
+            "agent in algorithm.per_agent) learns from them as well: turn the filter off, or use an estimator with a group baseline (grpo)"
+        )
+    fields = group_fields(algorithm)
+    if not set(fields) & set(TASK_FIELDS):
+        raise ConfigError(
+            f"algorithm.filter_groups.enable=true needs groups within a task, but algorithm.group_by={fields} compares tasks with each "
+            f"other: add one of {', '.join(TASK_FIELDS)}, or turn the filter off"
+        )
+    if config.env.rollout.n == 1 and "traj_uid" not in fields and algorithm.singleton == "zero":
+        raise ConfigError(
+            "algorithm.filter_groups.enable=true with env.rollout.n=1: groups of one episode have nothing that differs; "
+            "set env.rollout.n to 2 or more, or turn the filter off"
+        )
+    if algorithm.use_kl_in_reward:
+        logger.warning("algorithm.filter_groups looks at rewards before algorithm.use_kl_in_reward subtracts the KL")

@@ -1,0 +1,57 @@
+"""What one training step learns from: tasks are drawn, played, and filtered or given baselines where the algorithm asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from verl.protocol import DataProto
+from verl.trainer.config import RunConfig
+from verl.trainer.config_effect import estimators_in_use
+from verl.trainer.ppo.dynamic_sampling import draw_until_full
+from verl.trainer.ppo.greedy_baseline import reward_baselines
+from verl.trainer.ppo.rollout_protocol import Collector, CollectResult, Episode
+from verl.utils.dataset import TaskLoader
+
+
+@dataclass(frozen=True)
+class StepSamples:
+    """Rows to train on and what was played for them.
+
+    Attributes:
+        batch: the rows; None when no episode gave one.
+        episodes: all episodes, those left out of the batch and greedy ones included.
+        metrics: of all sampled episodes, also of those that were filtered out.
+        generated_tokens: reply tokens of all episodes that did not fail.
+        why_none: what to say when `batch` is None.
+    """
+
+    batch: DataProto | None
+    episodes: Sequence[Episode]
+    metrics: dict[str, float]
+    generated_tokens: int
+    why_none: str = "no episode gave a sample to train on"
+
+
+async def collect_step(config: RunConfig, collector: Collector, loader: TaskLoader, step: int) -> StepSamples:
+    """Draw the step's tasks from `loader` and play them.
+
+    Raises whatever the collector raises.
+    """
+    if config.algorithm.filter_groups.enable:
+        drawn = await draw_until_full(config, collector, loader, step)
+        metrics = dict(drawn.result.metrics) | drawn.metrics
+        return StepSamples(drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.why_none)
+    rows = [loader.source[place] for place in loader.take(config.data.train_batch_size)]
+    result = await collector.collect(rows, config.env.rollout.n, step=step)
+    if "remax" not in estimators_in_use(config) or result.batch is None:
+        return StepSamples(result.batch, result.episodes, dict(result.metrics), _tokens(result))
+    greedy = await collector.collect(rows, 1, step=step, greedy=True)
+    baselines, metrics = reward_baselines(result.batch, greedy, config.reward.alpha)
+    result.batch.non_tensor_batch["reward_baselines"] = baselines
+    episodes = [*result.episodes, *greedy.episodes]
+    return StepSamples(result.batch, episodes, dict(result.metrics) | metrics, _tokens(result) + _tokens(greedy))
+
+
+def _tokens(result: CollectResult) -> int:
+    return int(result.batch.batch["response_mask"].sum().item()) if result.batch is not None else 0
