@@ -148,8 +148,14 @@ class Collector:
             TooManyFailuresError: the share of failed episodes is above `max_failure_rate`; the message groups the causes.
         """
         with _rare_garbage_collection():
-            records = await self._play(_plans(tasks, n, step, validate, greedy, attempt))
-            return CollectResult(build_batch(records), records, collect_metrics(records, list(self.seats)))
+            return self._result(await self._play(_plans(tasks, n, step, validate, greedy, attempt)))
+
+    def join(self, results: Sequence[CollectResult]) -> CollectResult:
+        """Return several collections as one: rows and episodes in their order, metrics over all of them."""
+        return self._result([e for result in results for e in result.episodes])
+
+    def _result(self, records: list[EpisodeRecord]) -> CollectResult:
+        return CollectResult(build_batch(records), records, collect_metrics(records, list(self.seats)))
 
     async def _play(self, plans: Sequence[Plan]) -> list[EpisodeRecord]:
         records: list[EpisodeRecord | None] = [None] * len(plans)

@@ -41,6 +41,7 @@ from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, fin
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
+from verl.trainer.ppo.sampling_check import check_filter_groups
 from verl.trainer.ppo.team import TeamError, TeamWorkers
 from verl.trainer.ppo.validation import rows_before_after
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
@@ -71,6 +72,10 @@ class TaskCollector:
         """Turn rows into tasks and play them."""
         tasks = [task_from_row(r) for r in rows]
         return await self.collector.collect(tasks, n, step=step, validate=validate, greedy=greedy, attempt=attempt)
+
+    def join(self, results: Sequence[Any]) -> CollectResult:
+        """Several collections of one step as one."""
+        return self.collector.join(results)
 
     def measures(self) -> list[PromptMeasure]:
         """How long the first prompt of every agent is, and may be."""
@@ -208,6 +213,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
     check_config(config, placement)
+    check_filter_groups(config)
     check_effect(config, placement)
     try:
         check_backends(config.trainer.logger)
