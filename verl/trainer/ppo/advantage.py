@@ -1,8 +1,11 @@
-"""From token rewards to advantages for a whole team: the group key is chosen here, the mathematics is in `core_algos`."""
+"""From token rewards to advantages for a whole team: who is compared with whom is decided here, the mathematics is in `core_algos`."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping, MutableMapping
+from enum import Enum
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +13,12 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, group_index
+from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
+from verl.trainer.ppo.estimator_inputs import FIXES, EstimatorInputs
+from verl.trainer.ppo.per_agent import split_by_settings
+
+# What verl hands to an estimator that takes any keyword; all else is given only to those that name it.
+VERL_KEYWORDS = ("index", "reward_baselines", "config", "batch", "non_tensor_batch")
 
 
 def group_fields(config: AlgorithmConfig) -> list[str]:
@@ -30,6 +39,17 @@ def group_keys(data: DataProto, fields: list[str]) -> np.ndarray:
     return group_index([data.non_tensor_batch[f] for f in fields]) if fields else np.zeros(len(data), dtype=np.int64)
 
 
+def group_numbers(data: DataProto, config: AlgorithmConfig) -> np.ndarray:
+    """Number of the group that each row is compared in, `[bsz]`, when agents may have settings of their own."""
+    numbers = np.zeros(len(data), dtype=np.int64)
+    for settings, rows in _parts(data, config):
+        own = group_keys(data, group_fields(settings))
+        if rows is None:
+            return own
+        numbers[rows] = group_index([own[rows]]) + (numbers.max(initial=-1) + 1)
+    return numbers
+
+
 def compute_advantage(
     data: DataProto,
     adv_estimator: str,
@@ -38,44 +58,139 @@ def compute_advantage(
     num_repeat: int = 1,
     norm_adv_by_std_in_grpo: bool = True,
     config: AlgorithmConfig | None = None,
+    *,
+    state: MutableMapping[str, Any] | None = None,
+    seed: int = 0,
 ) -> DataProto:
-    """Set `advantages` and `returns` `[bsz, response_len]` from `token_level_rewards`.
+    """Set `advantages` and `returns` `[bsz, response_len]` from `token_level_rewards`, each agent by its own estimator and settings.
 
-    Grouped by `uid` alone, GRPO averages the rows of one trajectory first (they share one advantage); grouped by agent as
-    well, every row is compared on its own (Dr. MAS, arXiv 2602.08847). An estimator is handed those of the arguments below,
-    and of `values`, `index`, `traj_index`, `batch` and `non_tensor_batch`, that its signature names.
+    An estimator is handed what its parameters name (`EstimatorInputs`): `index` (the group key), `traj_index`, `policy_index`,
+    `agent_index`, `turn_index`, `weights`, `values`, `anchor_obs`, `step_rewards`, `reward_baselines`, `gamma`, `lam`, `num_repeat`,
+    `state`, `seed`, `config`, `batch`, `non_tensor_batch`, or any column. It returns advantages and returns, and as a third, if it
+    weighs rows in the loss, `[bsz]` weights. Grouped by `uid` alone, the rows of one trajectory are averaged first and share one
+    advantage; grouped by agent as well, every row is compared on its own (Dr. MAS, arXiv 2602.08847).
 
     Args:
         data: `token_level_rewards`, `response_mask` and the columns of the group key.
-        adv_estimator: a name of `register_adv_est`.
+        adv_estimator: a name of `register_adv_est`; `config.per_agent` may give an agent another one.
         gamma, lam, num_repeat: for estimators that use them.
         norm_adv_by_std_in_grpo: divide by the group's standard deviation.
         config: gives the group key; without it rows are grouped by `uid`, each row on its own, as in verl.
+        state: what estimators remember from step to step, in JSON types; changed in place.
+        seed: for estimators that draw.
+
+    Returns:
+        `data`, with `row_weights` `[bsz]` as well when rows weigh differently in the loss.
+
+    Raises:
+        ValueError: rewards that are not finite, tensors that differ in shape or device, a group key that samples lack, an
+            estimator without what it needs.
     """
-    estimator = get_adv_estimator_fn(adv_estimator)
-    fields = ["uid"] if config is None else group_fields(config)
-    offered = {
-        "index": group_keys(data, fields),
-        "config": config,
-        "gamma": gamma,
-        "lam": lam,
-        "num_repeat": num_repeat,
-        "norm_adv_by_std_in_grpo": norm_adv_by_std_in_grpo,
-        "non_tensor_batch": data.non_tensor_batch,
-        "batch": data.batch,
-    }
-    if "values" in set(data.batch.keys()):
-        offered["values"] = data.batch["values"]
-    if config is not None and fields == ["uid"]:
-        offered["traj_index"] = data.non_tensor_batch["traj_uid"]
-    accepted = inspect.signature(estimator).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
-    arguments = {k: v for k, v in offered.items() if takes_any or k in accepted}
-    advantages, returns = estimator(
-        token_level_rewards=data.batch["token_level_rewards"], response_mask=data.batch["response_mask"], **arguments
-    )
+    _check_rewards(data)
+    shape, device = data.batch["response_mask"].shape, data.batch["response_mask"].device
+    given = {"gamma": gamma, "lam": lam, "num_repeat": num_repeat, "norm_adv_by_std_in_grpo": norm_adv_by_std_in_grpo, "seed": seed}
+    memory: MutableMapping[str, Any] = {} if state is None else state
+    advantages = returns = row_weights = None
+    for settings, rows in _parts(data, config):
+        own = {
+            key for key in ("adv_estimator", *given) if config is not None and getattr(settings, key, None) != getattr(config, key, None)
+        }
+        name = _plain(settings.adv_estimator if "adv_estimator" in own else adv_estimator)
+        remembered = memory.get(name, {})
+        arguments = given | {key: getattr(settings, key) for key in own & given.keys()} | {"config": settings, "state": remembered}
+        part = _estimate(name, _inputs(data, rows, arguments, settings))
+        if remembered:
+            memory[name] = remembered
+        if rows is None:
+            advantages, returns, row_weights = part
+            break
+        if advantages is None:
+            advantages, returns = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+        place = torch.as_tensor(rows, device=device)
+        advantages[place], returns[place] = part[0], part[1]
+        if part[2] is not None:
+            row_weights = np.ones(len(data)) if row_weights is None else row_weights
+            row_weights[rows] = part[2]
     data.batch["advantages"], data.batch["returns"] = advantages, returns
+    if row_weights is not None:
+        data.batch["row_weights"] = torch.as_tensor(row_weights, dtype=torch.float32, device=device)
     return data
+
+
+def _parts(data: DataProto, config: AlgorithmConfig | None) -> list[tuple[Any, np.ndarray | None]]:
+    """(settings, row numbers) of each part; the row numbers are None when one part has all rows."""
+    if config is None or not config.per_agent:
+        return [(config, None)]
+    if "agent_id" not in data.non_tensor_batch:
+        raise ValueError(f"algorithm.per_agent needs the column agent_id, which samples lack; they have {sorted(data.non_tensor_batch)}")
+    parts = split_by_settings(config, data.non_tensor_batch["agent_id"])
+    return [(settings, rows if len(parts) > 1 else None) for settings, rows in parts]
+
+
+def _inputs(data: DataProto, rows: np.ndarray | None, given: Mapping[str, Any], settings: AlgorithmConfig | None) -> EstimatorInputs:
+    fields = ["uid"] if settings is None else group_fields(settings)
+
+    def index(inputs: EstimatorInputs) -> np.ndarray:
+        if settings is None and "uid" not in data.non_tensor_batch:
+            raise KeyError("uid")
+        keys = group_keys(data, fields)
+        return keys if inputs.rows is None else keys[inputs.rows]
+
+    over = "samples" if settings is None else settings.statistics_over
+    trajectories = over == "trajectories" or (over == "auto" and fields == ["uid"])
+    weigh = settings is not None and settings.call_weighting == "trajectory"
+    return EstimatorInputs(data, rows, given, index, over_trajectories=trajectories, weigh_calls=weigh)
+
+
+def _estimate(name: str, inputs: EstimatorInputs) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
+    """Advantages, returns `[rows, response_len]` and, when rows weigh differently, weights `[rows]`."""
+    estimator = get_adv_estimator_fn(name)
+    result = estimator(**_arguments(name, estimator, inputs))
+    advantages, returns = result[0], result[1]
+    weights = result[2] if len(result) > 2 else inputs.call_weights()
+    return advantages, returns, None if weights is None else np.asarray(weights, dtype=np.float64)
+
+
+def _arguments(name: str, estimator: Callable[..., Any], inputs: EstimatorInputs) -> dict[str, Any]:
+    """What the estimator's parameters name, as far as the batch has it. Raises ValueError for a parameter that needs more."""
+    parameters = dict(inspect.signature(estimator).parameters)
+    config = inputs.given["config"]
+    if config is not None and config.statistics_over == "trajectories" and "traj_index" not in parameters:
+        raise ValueError(f"algorithm.statistics_over=trajectories: estimator '{name}' compares samples only; use auto or samples")
+    named = {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    arguments = {}
+    for key in dict.fromkeys((*named, *(VERL_KEYWORDS if open_ended else ()))):
+        try:
+            arguments[key] = inputs.get(key)
+        except KeyError as missing:
+            if key in named and named[key].default is inspect.Parameter.empty:
+                fix = FIXES.get(key, f"add {key} to the batch")
+                raise ValueError(f"advantage estimator '{name}' needs {key}, which the batch does not have: {fix}") from missing
+    return arguments
+
+
+def _check_rewards(data: DataProto) -> None:
+    """One error for rewards that no estimator can use, before any of them runs."""
+    rewards, mask = data.batch["token_level_rewards"], data.batch["response_mask"]
+    if rewards.shape != mask.shape or rewards.device != mask.device:
+        raise ValueError(
+            f"token_level_rewards {tuple(rewards.shape)} on {rewards.device} and response_mask {tuple(mask.shape)} on {mask.device} differ "
+            "in shape or device; both are [bsz, response_len]"
+        )
+    if not torch.isfinite(rewards.sum()):
+        bad = (real_rows(mask) & ~torch.isfinite(rewards).all(dim=1)).nonzero().squeeze(1)
+        if len(bad):
+            agents = data.non_tensor_batch.get("agent_id")
+            whose = "" if agents is None else f" of agent '{agents[int(bad[0])]}'"
+            raise ValueError(
+                f"token_level_rewards: {len(bad)} of {len(mask)} rows are not finite (first: row {int(bad[0])}{whose}); check the "
+                "environment's reward"
+            )
+
+
+def _plain(name: str | Enum) -> str:
+    return str(name.value) if isinstance(name, Enum) else name
 
 
 def compute_response_mask(data: DataProto) -> torch.Tensor:

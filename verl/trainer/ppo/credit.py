@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,14 +28,18 @@ class CreditAssigner:
     def __init__(self, config: RunConfig, team: TeamWorkers, penalties: Mapping[str, float], on_policy: bool) -> None:
         self.config, self.team, self.penalties, self.on_policy = config, team, penalties, on_policy
         self.kl_ctrl = get_kl_controller(config.algorithm.kl_ctrl)
+        self.estimator_state: dict[str, Any] = {}
+        self.batches = 0
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep, in JSON types."""
-        return {"kl_coef": self.kl_ctrl.value}
+        return {"kl_coef": self.kl_ctrl.value, "estimators": copy.deepcopy(self.estimator_state), "batches": self.batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
         self.kl_ctrl.value = state["kl_coef"]
+        self.estimator_state = copy.deepcopy(dict(state["estimators"]))
+        self.batches = int(state["batches"])
 
     def score(self, batch: DataProto, timer: Timer) -> tuple[DataProto, dict[str, float]]:
         """Add log-probs, token rewards, `advantages` and `returns`: (the batch, metrics)."""
@@ -66,8 +71,17 @@ class CreditAssigner:
 
     def _advantages(self, batch: DataProto) -> DataProto:
         algorithm = self.config.algorithm
+        self.batches += 1
         return compute_advantage(
-            batch, algorithm.adv_estimator, norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo, config=algorithm
+            batch,
+            algorithm.adv_estimator,
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+            num_repeat=self.config.env.rollout.n,
+            norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+            config=algorithm,
+            state=self.estimator_state,
+            seed=self.config.data.seed * 1_000_003 + self.batches,
         )
 
 

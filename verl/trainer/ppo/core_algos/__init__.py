@@ -1,7 +1,20 @@
 """Advantages, losses and KL: pure functions on tensors, one short file each, under verl's public names."""
 
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean, masked_sum
+from verl.trainer.ppo.core_algos.estimators.anchors import build_step_group
+from verl.trainer.ppo.core_algos.estimators.gae import compute_gae_advantage_return
+from verl.trainer.ppo.core_algos.estimators.gigpo import compute_gigpo_outcome_advantage, compute_step_discounted_returns
+from verl.trainer.ppo.core_algos.estimators.gpg import compute_gpg_outcome_advantage
 from verl.trainer.ppo.core_algos.estimators.grpo import compute_grpo_outcome_advantage, compute_grpo_vectorized_outcome_advantage
+from verl.trainer.ppo.core_algos.estimators.grpo_passk import compute_grpo_passk_outcome_advantage
+from verl.trainer.ppo.core_algos.estimators.m_grpo import compute_m_grpo_outcome_advantage
+from verl.trainer.ppo.core_algos.estimators.opo import compute_opo_outcome_advantage
+from verl.trainer.ppo.core_algos.estimators.rae import compute_rae_outcome_advantage
+from verl.trainer.ppo.core_algos.estimators.reinforce_plus_plus import (
+    compute_reinforce_plus_plus_baseline_outcome_advantage,
+    compute_reinforce_plus_plus_outcome_advantage,
+)
+from verl.trainer.ppo.core_algos.estimators.remax import compute_remax_outcome_advantage
 from verl.trainer.ppo.core_algos.estimators.rloo import compute_rloo_outcome_advantage, compute_rloo_vectorized_outcome_advantage
 from verl.trainer.ppo.core_algos.grouping import GroupStats, group_index, group_stats
 from verl.trainer.ppo.core_algos.kl import (
@@ -32,12 +45,24 @@ __all__ = [
     "FixedKLController",
     "GroupStats",
     "agg_loss",
+    "build_step_group",
+    "compute_gae_advantage_return",
+    "compute_gigpo_outcome_advantage",
+    "compute_gpg_outcome_advantage",
     "compute_grpo_outcome_advantage",
+    "compute_grpo_passk_outcome_advantage",
     "compute_grpo_vectorized_outcome_advantage",
+    "compute_m_grpo_outcome_advantage",
+    "compute_opo_outcome_advantage",
     "compute_policy_loss_vanilla",
+    "compute_rae_outcome_advantage",
+    "compute_reinforce_plus_plus_baseline_outcome_advantage",
+    "compute_reinforce_plus_plus_outcome_advantage",
+    "compute_remax_outcome_advantage",
     "compute_rewards",
     "compute_rloo_outcome_advantage",
     "compute_rloo_vectorized_outcome_advantage",
+    "compute_step_discounted_returns",
     "compute_value_loss",
     "get_adv_estimator_fn",
     "get_kl_controller",

@@ -1,0 +1,118 @@
+"""M-GRPO: the main agent is compared with itself, sub-agents with themselves, whatever the number of their calls."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
+from verl.trainer.ppo.core_algos.estimators.outcome import Compared, outcome_scores
+from verl.trainer.ppo.core_algos.grouping import group_index
+from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+
+
+@register_adv_est(AdvantageEstimator.M_GRPO)
+def compute_m_grpo_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray,
+    agent_index: np.ndarray,
+    traj_uid: np.ndarray,
+    turn_index: np.ndarray,
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool = True,
+    config: Any = None,
+    *,
+    seed: int = 0,
+    candidate: np.ndarray | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+    """GRPO in two kinds of group (M-GRPO, arXiv 2511.13288, section 3): `A = (s - mean) / (std + epsilon)` over the episodes of the main
+    agent, and over the aligned calls of the sub-agents.
+
+    An episode's calls of the main agent are averaged and share one advantage. The calls of a sub-agent are brought to
+    `config.m_grpo.sub_calls` an episode by drawing: of more calls some are left out, of fewer some count several times. A row that is
+    drawn k times has weight k in the statistics and in the loss instead of being copied; one that is not drawn has weight 0 and
+    advantage 0. A group with one episode (one call drawn) has advantage 0, a group of equal scores exactly 0.
+
+    Use when: a main agent calls sub-agents a varying number of times and each is to learn from its own reward.
+    Fails when: `sub_calls` is far from what episodes have: most calls are then thrown away, or a few of them weigh a lot.
+
+    Args:
+        token_level_rewards: `[bsz, response_len]`.
+        response_mask: `[bsz, response_len]`.
+        index: `[bsz]` group of each row (the task); main agent and sub-agents never share one.
+        agent_index: `[bsz]` agent of each row.
+        traj_uid: `[bsz]` episode of each row, as text.
+        turn_index: `[bsz]` place of the row among its agent's calls of the episode.
+        epsilon: added to the standard deviation.
+        norm_adv_by_std_in_grpo: divide by the unbiased standard deviation.
+        config: `AlgorithmConfig`; `m_grpo` and `singleton` are read.
+        seed: of the draw, which depends on it, the episode, the agent and the call only.
+        candidate: `[bsz]` tells apart rows of one call.
+
+    Returns:
+        advantages, returns (the same tensor `[bsz, response_len]`) and the weight of each row `[bsz]`.
+
+    Raises:
+        ValueError: no `config.m_grpo.main_agent`, `sub_calls` below 1, or what GRPO raises.
+    """
+    if config is None or not config.m_grpo.main_agent:
+        raise ValueError("m_grpo needs algorithm.m_grpo.main_agent, the agent that calls the others; name one of agent.agent_ids")
+    _, valid = outcome_scores(token_level_rewards, response_mask)
+    main = np.asarray(agent_index == config.m_grpo.main_agent)
+    candidates = np.zeros(len(main), dtype=np.int64) if candidate is None else np.asarray(candidate, dtype=np.int64)
+    weights = valid.astype(np.float64)
+    subs = np.flatnonzero(~main & valid)
+    columns = (agent_index[subs], traj_uid[subs], np.asarray(turn_index, dtype=np.int64)[subs], candidates[subs])
+    weights[subs] = aligned_calls(*columns, calls=config.m_grpo.sub_calls, seed=seed)
+    # A unit is an episode of the main agent, or one call of a sub-agent, numbered behind the episodes.
+    episode = group_index([traj_uid])
+    unit = np.where(main, episode, len(main) + np.arange(len(main)))
+    compared = Compared.of(token_level_rewards, response_mask, group_index([index, main]), unit, weights)
+    per_unit = np.zeros(len(compared.scores))
+    per_unit[compared.unit] = np.where(main, 1.0, weights)
+    compared = Compared(compared.scores, compared.valid, compared.groups, per_unit, compared.unit, weights)
+    advantages, returns = compared.spread(group_relative(compared, epsilon, norm_adv_by_std_in_grpo, config), response_mask)
+    return advantages, returns, weights
+
+
+def aligned_calls(
+    agent_index: np.ndarray, traj_uid: np.ndarray, turn_index: np.ndarray, candidate: np.ndarray, *, calls: int, seed: int
+) -> np.ndarray:
+    """How often each row counts when an agent's rows of an episode are brought to `calls`: `[bsz]` float64, summing to `calls`.
+
+    Of d rows each counts `calls // d` times, and `calls % d` of them, drawn without replacement, once more. All arguments `[bsz]`.
+
+    Raises:
+        ValueError: `calls` is below 1.
+    """
+    if calls < 1:
+        raise ValueError(f"algorithm.m_grpo.sub_calls={calls}: expected 1 or more")
+    chain = group_index([traj_uid, agent_index])
+    lots = _lots(chain, agent_index, traj_uid, seed)
+    lots = _mix(_mix(lots ^ turn_index.astype(np.uint64)) ^ candidate.astype(np.uint64))
+    order = np.lexsort((lots, chain))
+    count = np.bincount(chain)
+    place = np.empty(len(chain), dtype=np.int64)
+    place[order] = np.arange(len(chain)) - np.repeat(np.cumsum(count) - count, count)
+    rows = count[chain]
+    return (calls // rows + (place < calls % rows)).astype(np.float64)
+
+
+def _lots(chain: np.ndarray, agent_index: np.ndarray, traj_uid: np.ndarray, seed: int) -> np.ndarray:
+    """A number for the agent's calls of an episode, `[bsz]` uint64; the same in every process, unlike Python's `hash`."""
+    _, first = np.unique(chain, return_index=True)
+    texts = (f"{seed}\0{traj_uid[row]}\0{agent_index[row]}" for row in first)
+    digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    return np.frombuffer(digests, dtype=np.uint64)[chain]
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """A bijection of uint64 that spreads neighbours apart (the finaliser of SplitMix64)."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

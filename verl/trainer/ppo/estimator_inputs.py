@@ -1,0 +1,135 @@
+"""What an advantage estimator may ask for by the name of a parameter, made only when it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos import group_index
+from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
+
+# What to do when a batch lacks what an estimator needs.
+FIXES = {
+    "values": "set critic.enable=true, so that a critic writes them",
+    "reward_baselines": "add the column reward_baselines [bsz]: the reward of a greedy reply to the same task",
+    "anchor_obs": "add the column anchor [bsz]: the observation of the state that each call acted on",
+    "step_rewards": "add the column step_reward [bsz]: what arrived right after each call",
+    "traj_index": "set algorithm.statistics_over=trajectories and add the column traj_uid [bsz]",
+    "turn_index": "add the columns traj_uid, agent_id and turn [bsz]",
+    "agent_index": "add the column agent_id [bsz]",
+    "policy_index": "add the column policy_id [bsz]",
+    "weights": "set algorithm.call_weighting=trajectory",
+    "index": "add the column uid [bsz], or set algorithm.group_by",
+}
+
+
+class EstimatorInputs:
+    """The rows of one part of a batch, under the names that estimators use.
+
+    Beside the names below any tensor or column of the batch is given under its own name.
+
+    Args:
+        data: the whole batch.
+        rows: numbers of the rows of this part; None for all.
+        given: what is the same for every row: `gamma`, `config`, `state`, ...
+        index: makes the group keys.
+        over_trajectories: give `traj_index`, so that rows of one trajectory are averaged first.
+        weigh_calls: give `weights`, so that an agent's calls of one episode weigh as one.
+    """
+
+    def __init__(
+        self,
+        data: DataProto,
+        rows: np.ndarray | None,
+        given: Mapping[str, Any],
+        index: Callable[[EstimatorInputs], np.ndarray],
+        over_trajectories: bool = False,
+        weigh_calls: bool = False,
+    ) -> None:
+        self.data, self.rows, self.given = data, rows, given
+        self._index, self._over_trajectories, self._weigh_calls = index, over_trajectories, weigh_calls
+
+    def get(self, name: str) -> Any:
+        """The value of a parameter. Raises KeyError when the batch does not have it."""
+        if name in self.given:
+            return self.given[name]
+        if name in self._MADE:
+            return self._MADE[name](self)
+        return self.tensor(name) if name in self.data.batch.keys() else self.column(name)  # noqa: SIM118
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor of the batch, `[bsz, ...]`; KeyError when it has none of that name."""
+        value = self.data.batch[name]
+        return value if self.rows is None else value[torch.as_tensor(self.rows, device=value.device)]
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of the batch, `[bsz]`; KeyError when it has none of that name."""
+        value = self.data.non_tensor_batch[name]
+        return value if self.rows is None else value[self.rows]
+
+    def call_weights(self) -> np.ndarray | None:
+        """1 / m for a row whose agent has m rows with a token in that episode, 0 for an empty row: `[bsz]`; None when not asked for."""
+        return self._call_weights if self._weigh_calls else None
+
+    @cached_property
+    def _call_weights(self) -> np.ndarray:
+        real = real_rows(self.tensor("response_mask")).cpu().numpy()
+        chain = group_index([self.column("traj_uid"), self.column("agent_id")])
+        calls = np.bincount(chain, weights=real)[chain]
+        return np.divide(1.0, calls, out=np.zeros(len(real)), where=real)
+
+    def turn_index(self) -> np.ndarray:
+        """Place of each row among its agent's calls of that episode, from 0, by turn and call; candidates of one call share it: `[bsz]`."""
+        chain = group_index([self.column("traj_uid"), self.column("agent_id")])
+        turn = self.column("turn").astype(np.int64)
+        call = self.column("call").astype(np.int64) if "call" in self.data.non_tensor_batch else np.zeros_like(turn)
+        order = np.lexsort((call, turn, chain))
+        sorted_chain, sorted_turn, sorted_call = chain[order], turn[order], call[order]
+        begins = np.ones(len(order), dtype=bool)
+        begins[1:] = sorted_chain[1:] != sorted_chain[:-1]
+        differs = begins.copy()
+        differs[1:] |= (sorted_turn[1:] != sorted_turn[:-1]) | (sorted_call[1:] != sorted_call[:-1])
+        place = np.cumsum(differs) - 1
+        first = np.maximum.accumulate(np.where(begins, place, 0))
+        out = np.empty(len(order), dtype=np.int64)
+        out[order] = place - first
+        return out
+
+    def _trajectories(self) -> np.ndarray:
+        if not self._over_trajectories:
+            raise KeyError("traj_index")
+        return self.column("traj_uid")
+
+    def _weights(self) -> np.ndarray:
+        if not self._weigh_calls:
+            raise KeyError("weights")
+        return self._call_weights
+
+    def _baselines(self) -> torch.Tensor:
+        if "reward_baselines" in self.data.batch.keys():  # noqa: SIM118
+            return self.tensor("reward_baselines")
+        rewards = self.tensor("token_level_rewards")
+        column = self.column("reward_baselines").astype(np.float32)
+        return torch.as_tensor(column, dtype=torch.float32, device=rewards.device)
+
+    def _either(self, name: str, other: str) -> np.ndarray:
+        return self.column(name if name in self.data.non_tensor_batch else other)
+
+    _MADE: Mapping[str, Callable[[EstimatorInputs], Any]] = {
+        "index": lambda self: self._index(self),
+        "traj_index": _trajectories,
+        "policy_index": lambda self: group_index([self.column("policy_id")]),
+        "agent_index": lambda self: self.column("agent_id"),
+        "turn_index": turn_index,
+        "weights": _weights,
+        "anchor_obs": lambda self: self._either("anchor_obs", "anchor"),
+        "step_rewards": lambda self: self._either("step_rewards", "step_reward").astype(np.float64),
+        "reward_baselines": _baselines,
+        "batch": lambda self: self.data.batch if self.rows is None else {k: self.tensor(k) for k in self.data.batch.keys()},  # noqa: SIM118
+        "non_tensor_batch": lambda self: {k: self.column(k) for k in self.data.non_tensor_batch},
+    }
