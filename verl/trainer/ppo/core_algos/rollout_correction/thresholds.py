@@ -80,10 +80,10 @@ def _bound(name: str, option: str, spec: str) -> Band:
 
 def _numbers(name: str, spec: str | float) -> list[float]:
     try:
-        numbers = [float(part) for part in str(spec).strip().split("_", 1)]
+        numbers = [float(part) for part in str(spec).strip().split("_")]
     except ValueError:
         numbers = []
-    if not numbers or not all(math.isfinite(n) for n in numbers):
+    if len(numbers) not in (1, 2) or not all(math.isfinite(n) for n in numbers):
         raise ValueError(f'{name}={spec!r}: expected a number or "lower_upper", for example 2.0 or "0.5_2.0"')
     return numbers
 

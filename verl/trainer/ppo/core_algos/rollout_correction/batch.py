@@ -1,0 +1,114 @@
+"""The correction on a team's batch: every policy on its own, because no mean may cross policies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl.protocol import DataProto
+from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.ppo.core_algos.rollout_correction.correction import compute_rollout_correction_and_rejection_mask
+from verl.trainer.ppo.core_algos.rollout_correction.m2po import compute_m2po_mask
+from verl.trainer.ppo.core_algos.rollout_correction.metrics import SamplerGap, sampler_gap
+
+
+def compute_rollout_correction_and_add_to_batch(
+    batch: DataProto, rollout_corr_config: RolloutCorrectionConfig
+) -> tuple[DataProto, dict[str, float]]:
+    """Set `rollout_is_weights` (with `rollout_is`) and narrow `response_mask` (with `rollout_rs` or `m2po_tau`).
+
+    Means (`rollout_is_batch_normalize`, M2PO) are taken within a `policy_id`; without that column the batch is one policy. Rows that
+    are rejected whole stay, with an empty mask; a policy without an unmasked token is left as it is. M2PO looks at the tokens that
+    rejection has kept.
+
+    Args:
+        batch: `old_log_probs`, `rollout_log_probs`, `response_mask`, each `[bsz, response_len]`.
+        rollout_corr_config: `algorithm.rollout_correction`.
+
+    Returns:
+        the batch and metrics: `rollout_corr/<name>` over policies (see `over_policies`), and `wg/<policy>/rollout_corr/<name>`.
+
+    Raises:
+        ValueError: a column is missing, or what `compute_rollout_correction_and_rejection_mask` refuses.
+    """
+    config, tensors = rollout_corr_config, _log_probs(batch)
+    kept = tensors["response_mask"].clone()
+    weights = torch.zeros_like(tensors["old_log_probs"]) if config.rollout_is is not None else None
+    per_policy = {}
+    for name, rows in policies(batch):
+        old, rollout, mask = (tensors[column][rows] for column in ("old_log_probs", "rollout_log_probs", "response_mask"))
+        proto, mask, metrics = compute_rollout_correction_and_rejection_mask(
+            old, rollout, mask, config.rollout_is, config.rollout_is_threshold, config.rollout_is_batch_normalize,
+            config.rollout_rs, config.rollout_rs_threshold,
+        )  # fmt: skip
+        if config.m2po_tau is not None and mask.any():
+            mask, masked = compute_m2po_mask(old - rollout, mask, config.m2po_tau)
+            metrics |= {f"rollout_corr/{key}": value for key, value in masked.items()}
+        kept[rows] = mask
+        if proto is not None and weights is not None:
+            weights[rows] = proto.batch["rollout_is_weights"].to(weights.dtype)
+        per_policy[name] = metrics
+    batch.batch["response_mask"] = kept
+    if weights is not None:
+        batch.batch["rollout_is_weights"] = weights
+    return batch, over_policies(per_policy)
+
+
+def sampler_gap_metrics(batch: DataProto, threshold: str | float = 2.0) -> dict[str, float]:
+    """`SamplerGap.metrics` of `old_log_probs`, over all tokens and as `wg/<policy>/<name>` of every policy."""
+    tensors = _log_probs(batch)
+    gaps = {
+        name: sampler_gap(tensors["old_log_probs"][rows], tensors["rollout_log_probs"][rows], tensors["response_mask"][rows], threshold)
+        for name, rows in policies(batch)
+    }
+    metrics = sum(gaps.values(), SamplerGap()).metrics()
+    return metrics | {f"wg/{name}/{key}": value for name, gap in gaps.items() if name for key, value in gap.metrics().items()}
+
+
+def apply_bypass_mode(batch: DataProto, rollout_corr_config: RolloutCorrectionConfig | None = None, policy_loss_config: Any = None) -> None:
+    """Take the sampler's log-probs as `old_log_probs`, which saves a pass over the batch.
+
+    The loss then sees the ratio to the sampler. `rollout_corr_config` and `policy_loss_config` are verl's arguments; a worker is told
+    of the correction with every update instead of by a change of its config.
+
+    Raises:
+        ValueError: the batch has no `rollout_log_probs`.
+    """
+    if "rollout_log_probs" not in set(batch.batch.keys()):
+        raise ValueError("bypass_mode=true needs rollout_log_probs, which the batch does not have; the sampler must return log-probs")
+    batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
+
+
+def over_policies(per_policy: dict[str, dict[str, float]]) -> dict[str, float]:
+    """One number a name over policies (mean; the largest of `max` names, the smallest of `min` names), and all under `wg/<policy>/`."""
+    listed: dict[str, list[float]] = defaultdict(list)
+    for metrics in per_policy.values():
+        for name, value in metrics.items():
+            listed[name].append(value)
+    together = {name: _together(name, values) for name, values in listed.items()}
+    return together | {f"wg/{wg}/{name}": value for wg, metrics in per_policy.items() if wg for name, value in metrics.items()}
+
+
+def _together(name: str, values: Sequence[float]) -> float:
+    words = name.rsplit("/", 1)[-1].split("_")
+    return max(values) if "max" in words else min(values) if "min" in words else float(np.mean(values))
+
+
+def policies(batch: DataProto) -> Iterator[tuple[str, np.ndarray]]:
+    """(policy, rows) of every policy that has an unmasked token; its name is empty when rows have no `policy_id`."""
+    real = batch.batch["response_mask"].any(dim=-1).cpu().numpy()
+    ids = batch.non_tensor_batch.get("policy_id", np.full(len(batch), ""))
+    for policy in dict.fromkeys(ids[real]):
+        yield str(policy), np.flatnonzero(ids == policy)
+
+
+def _log_probs(batch: DataProto) -> dict[str, torch.Tensor]:
+    wanted = ("old_log_probs", "rollout_log_probs", "response_mask")
+    missing = [name for name in wanted if name not in set(batch.batch.keys())]
+    if missing:
+        raise ValueError(f"the off-policy correction needs {missing}, which the batch does not have; it has {sorted(batch.batch.keys())}")
+    return {name: batch.batch[name] for name in wanted}

@@ -1,0 +1,60 @@
+"""How far trainer and sampler are apart as distributions: perplexities, KL and chi-squared."""
+
+from __future__ import annotations
+
+import torch
+
+from verl.trainer.ppo.core_algos.rollout_correction.rows import row_mean, row_sum
+from verl.trainer.ppo.core_algos.rollout_correction.thresholds import LOG_RATIO_BOUND
+
+
+@torch.no_grad()
+def compute_offpolicy_metrics(
+    old_log_prob: torch.Tensor, rollout_log_prob: torch.Tensor | None, response_mask: torch.Tensor
+) -> dict[str, float]:
+    """verl's diagnostics, without their prefix, over unmasked tokens and the rows that have any.
+
+    With `x = old - rollout` clamped to +-20: `kl` is the mean of `-x`, `k3_kl` of `exp(x) - x - 1`, `chi2_token` of `exp(2x)` less 1,
+    `chi2_seq` the same of the rows' sums; `*_ppl` are means of the rows' perplexities, `log_ppl_diff` of their log-ratio.
+
+    Args:
+        old_log_prob: the trainer's, `[bsz, response_len]`.
+        rollout_log_prob: the sampler's; None gives the trainer's perplexity alone.
+        response_mask: `[bsz, response_len]`.
+
+    Raises:
+        AssertionError: nothing is unmasked.
+    """
+    assert response_mask.any(), "Expected at least one valid token in response_mask"
+    mask = response_mask.bool()
+    real = mask.any(dim=-1)
+    trainer = row_mean(old_log_prob, mask)[real]
+    metrics = {"training_ppl": torch.exp(-trainer).mean(), "training_log_ppl": -trainer.mean()}
+    if rollout_log_prob is not None:
+        sampler = row_mean(rollout_log_prob, mask)[real]
+        x = (old_log_prob.double() - rollout_log_prob.double())[mask]
+        bounded = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        row_x = row_sum(old_log_prob.double() - rollout_log_prob.double(), mask)[real].clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        log_ppl = sampler - trainer
+        metrics |= {
+            "kl": -x.mean(),
+            "k3_kl": (torch.exp(bounded) - bounded - 1).mean(),
+            "rollout_ppl": torch.exp(-sampler).mean(),
+            "rollout_log_ppl": -sampler.mean(),
+            "log_ppl_diff": log_ppl.mean(),
+            "log_ppl_abs_diff": log_ppl.abs().mean(),
+            "log_ppl_diff_max": log_ppl.max(),
+            "log_ppl_diff_min": log_ppl.min(),
+            "ppl_ratio": torch.exp(log_ppl).mean(),
+            "chi2_token": torch.exp(2 * bounded).mean() - 1,
+            "chi2_seq": torch.exp(2 * row_x).mean() - 1,
+        }
+    return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
+
+
+def compute_rollout_corr_metrics_from_logprobs(
+    log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, response_mask: torch.Tensor
+) -> dict[str, float]:
+    """`compute_offpolicy_metrics` of the current policy against the sampler, as `rollout_corr/<name>`."""
+    metrics = compute_offpolicy_metrics(log_prob, rollout_log_prob, response_mask)
+    return {f"rollout_corr/{name}": value for name, value in metrics.items()}

@@ -1,0 +1,157 @@
+"""Rejection: tokens or whole replies on which trainer and sampler disagree too much leave the batch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from verl.trainer.ppo.core_algos.rollout_correction.rows import check_log_ratio, row_mean, row_sum, spread
+from verl.trainer.ppo.core_algos.rollout_correction.thresholds import LOG_RATIO_BOUND, parse_bounds
+
+RS_MODES = (
+    "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3",
+    "seq_max_k2", "seq_max_k3",
+)  # fmt: skip
+SUPPORTED_ROLLOUT_RS_OPTIONS = set(RS_MODES)
+TOKEN_LEVEL_ROLLOUT_RS_OPTIONS = {mode for mode in RS_MODES if mode.startswith("token")}
+
+
+def parse_modes(rollout_rs: str) -> list[str]:
+    """The modes of a comma-separated `rollout_rs`, each once. Raises ValueError for none or an unknown one."""
+    modes = list(dict.fromkeys(m.strip() for m in rollout_rs.split(",") if m.strip())) if isinstance(rollout_rs, str) else []
+    unknown = [m for m in modes if m not in RS_MODES]
+    if unknown or not modes:
+        found = f"has Invalid rollout_rs option {unknown[0]!r}" if unknown else "names no mode"
+        raise ValueError(f"rollout_rs={rollout_rs!r} {found}: expected one or more, comma-separated, of {', '.join(RS_MODES)}")
+    return modes
+
+
+@torch.no_grad()
+def compute_rollout_rejection_mask(
+    log_ratio: torch.Tensor,
+    response_mask: torch.Tensor,
+    rollout_rs: str = "token_k1",
+    rollout_rs_threshold: str | float | None = None,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Keep a token when every mode keeps it; a sequence mode keeps or rejects the whole row.
+
+    With `x` the log-ratio clamped to +-20: k1 is `-x` (kept between the logs of the bounds), k2 is `x^2 / 2`, k3 is
+    `exp(x) - 1 - x` (both kept up to the bound); `token` takes them as they are, `seq_sum`, `seq_mean` and `seq_max` over the
+    row's unmasked tokens (http://joschu.net/blog/kl-approx.html for the estimators).
+
+    Args:
+        log_ratio: trainer's minus sampler's log-prob, `[bsz, response_len]`.
+        response_mask: the same shape.
+        rollout_rs: modes, comma-separated.
+        rollout_rs_threshold: one bound for all modes or one each, comma-separated; k1 takes `"lower_upper"` bounds of the ratio.
+
+    Returns:
+        the narrowed mask in the dtype of `response_mask`, and verl's metrics without their prefix.
+
+    Raises:
+        TypeError, ValueError: an unknown mode, a malformed threshold, or log-ratios that `check_log_ratio` refuses.
+    """
+    modes = parse_modes(rollout_rs)
+    bounds = parse_bounds(modes, rollout_rs_threshold)
+    if not len(log_ratio):
+        return response_mask, {}
+    check_log_ratio(log_ratio, response_mask)
+    mask = response_mask.bool()
+    x = torch.where(mask, log_ratio, 0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    kept, metrics = mask, dict[str, float]()
+    for mode in modes:
+        stat, band = _statistic(mode, x, mask), bounds[mode]
+        is_k1 = mode.endswith("k1")
+        low, high = (math.log(band.floor), math.log(band.upper)) if is_k1 else (0.0, band.upper)
+        keep = ((stat <= high) & (stat >= low) if is_k1 else stat <= high) & mask
+        per_row = None if mode in TOKEN_LEVEL_ROLLOUT_RS_OPTIONS else stat[:, 0]
+        metrics |= compute_rs_metrics(
+            mode, stat, mask, mask.any(dim=-1), level="token" if per_row is None else "sequence", per_sequence_values=per_row,
+            rollout_rs_threshold=high, rollout_rs_threshold_lower=low, apply_lower_threshold=is_k1,
+        )  # fmt: skip
+        metrics |= _rejected_shares(f"rollout_rs_{mode}_", mask, keep)
+        kept = kept & keep
+    metrics |= _rejected_shares("rollout_rs_", mask, kept)
+    return response_mask * kept.to(response_mask.dtype), metrics
+
+
+def _statistic(mode: str, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The mode's statistic `[bsz, response_len]`; the same for all tokens of a row in a sequence mode."""
+    level, kind = mode.rsplit("_", 1)
+    token = {"k1": -x, "k2": 0.5 * x.square(), "k3": torch.exp(x) - 1.0 - x}[kind]
+    if level == "token":
+        return token
+    if level == "seq_max":
+        row = torch.where(mask, token, 0.0).max(dim=-1).values
+    else:
+        row = (row_sum if level == "seq_sum" else row_mean)(token, mask).to(token.dtype)
+    return row.unsqueeze(-1).expand_as(token)
+
+
+def _rejected_shares(prefix: str, mask: torch.Tensor, keep: torch.Tensor) -> dict[str, float]:
+    """Share of tokens that are rejected, and of rows that lose any token."""
+    rejected = mask & ~keep
+    tokens, rows = mask.sum().item(), mask.any(dim=-1).sum().item()
+    return {
+        f"{prefix}masked_fraction": rejected.sum().item() / tokens,
+        f"{prefix}seq_masked_fraction": rejected.any(dim=-1).sum().item() / rows,
+    }
+
+
+def compute_rs_metrics(
+    option_name: str,
+    rs_statistic: torch.Tensor,
+    response_mask: torch.Tensor,
+    seq_valid_mask: torch.Tensor,
+    *,
+    level: str,
+    per_sequence_values: torch.Tensor | None,
+    rollout_rs_threshold: float,
+    rollout_rs_threshold_lower: float,
+    apply_lower_threshold: bool,
+) -> dict[str, float]:
+    """verl's statistics of one rejection mode, over unmasked tokens and the rows that have any.
+
+    Args:
+        option_name: the mode, which ends up in the names.
+        rs_statistic: `[bsz, response_len]`.
+        response_mask: `[bsz, response_len]`.
+        seq_valid_mask: `[bsz]`, rows that have an unmasked token.
+        level: `token` or `sequence`.
+        per_sequence_values: `[bsz]`; default the row means of `rs_statistic`.
+        rollout_rs_threshold, rollout_rs_threshold_lower: bounds of the statistic.
+        apply_lower_threshold: the lower bound counts.
+
+    Raises:
+        ValueError: nothing is unmasked.
+    """
+    if not response_mask.any():
+        raise ValueError("response_mask must contain at least one valid token (1)")
+    high, low = rollout_rs_threshold, rollout_rs_threshold_lower
+    tokens = rs_statistic[response_mask.bool()].double()
+    rows = (row_mean(rs_statistic, response_mask) if per_sequence_values is None else per_sequence_values.double())[seq_valid_mask.bool()]
+    counted = rows if level == "sequence" else tokens
+    bounded = tokens.clamp(min=low if apply_lower_threshold else 0.0, max=high)
+    seq_mean, seq_std, seq_max, seq_min = spread(rows)
+
+    def below(values: torch.Tensor) -> float:
+        return (values < low).double().mean().item() if apply_lower_threshold else 0.0
+
+    metrics = {
+        "mean": tokens.mean().item(),
+        "max": counted.max().item(),
+        "min": counted.min().item(),
+        "fraction_high": (counted > high).double().mean().item(),
+        "fraction_low": below(counted),
+        "std": bounded.std(correction=0).item() if len(bounded) > 1 else 0.0,
+        "seq_mean": seq_mean,
+        "seq_std": seq_std,
+        "seq_max": seq_max,
+        "seq_min": seq_min,
+        "seq_max_deviation": rows.abs().max().item(),
+        "seq_fraction_high": (rows > high).double().mean().item(),
+    }
+    if apply_lower_threshold:
+        metrics["seq_fraction_low"] = below(rows)
+    return {f"rollout_rs_{option_name}_{name}": value for name, value in metrics.items()}
