@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,29 @@ def without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+@contextmanager
+def reading_model(path: str) -> Iterator[None]:
+    """Bars for downloads only, and errors that name the path. Raises ModelPathError for what transformers cannot load."""
+    try:
+        with without_progress_bars() if Path(path).is_dir() else nullcontext():
+            yield
+    except OSError as error:
+        raise ModelPathError(f"model {path!r} cannot be loaded: {_first_line(error)}") from error
+
+
+@dataclass(frozen=True)
+class ModelLoader:
+    """How the ranks of a training engine come by one kind of model.
+
+    Attributes:
+        load: the model with its weights, `load(path, dtype=, attn_implementation=, trust_remote_code=)`.
+        build: the same model without them.
+    """
+
+    load: Callable[..., Any]
+    build: Callable[..., Any]
+
+
 def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
     """Load a causal language model with real (not meta) tensors on the CPU, in `eval` mode.
 
@@ -87,14 +111,10 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, t
     path = check_model_path(path)
     from transformers import AutoModelForCausalLM
 
-    bars = without_progress_bars() if Path(path).is_dir() else nullcontext()
-    try:
-        with bars:
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
-            )
-    except OSError as error:
-        raise ModelPathError(f"model {path!r} cannot be loaded: {_first_line(error)}") from error
+    with reading_model(path):
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
+        )
     return model.eval()
 
 
@@ -107,16 +127,17 @@ def build_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, 
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    try:
+    with reading_model(path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
             )
-    except OSError as error:
-        raise ModelPathError(f"model {path!r} cannot be loaded: {_first_line(error)}") from error
     model.tie_weights()
     return model.eval()
+
+
+CAUSAL_LM = ModelLoader(load_causal_lm, build_causal_lm)
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:

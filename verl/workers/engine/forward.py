@@ -1,7 +1,8 @@
-"""Packed and padded forward passes: from rows of a batch to log-probs and entropies of the tokens the agents wrote."""
+"""Packed and padded forward passes: from rows of a batch to log-probs and entropies, or values, of the tokens the agents wrote."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,19 +39,37 @@ def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
         raise ValueError("response_mask is set where attention_mask is not; padding cannot be trained on")
 
 
-def score_packed(model: Any, rows: Mapping[str, torch.Tensor], temperature: float) -> Scores:
-    """Run the rows as one sequence without padding; hidden states of other than response tokens never reach the head.
+def score_tokens(model: Any, rows: Mapping[str, torch.Tensor], temperature: float, packed: bool) -> Scores:
+    """Run rows through a causal language model; see `Scores`.
 
     Args:
-        model: a transformers causal LM on `PACKED_ATTENTION` or flash attention.
+        model: packed: on `PACKED_ATTENTION` or flash attention.
         rows: `INPUT_KEYS`; no rows at all is allowed (ranks must call the model equally often) and gives empty scores.
+        temperature: of the sampler.
+        packed: run the rows as one sequence without padding.
     """
+    logits = (_packed if packed else _padded)(model, rows)
+    mask = rows["response_mask"].bool()
+    log_probs, entropy = token_scores(logits, rows["responses"][mask], temperature)
+    return Scores(_scatter(log_probs, mask), _scatter(entropy, mask))
+
+
+def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], packed: bool) -> torch.Tensor:
+    """Run rows through a value model: `[bsz, response_len]` fp32, zero where `response_mask` is zero.
+
+    The value of a token is read before it is known, at the position ahead of it. Arguments are those of `score_tokens`.
+    """
+    outputs = (_packed if packed else _padded)(model, rows)
+    return _scatter(outputs.squeeze(-1).float(), rows["response_mask"].bool())
+
+
+def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The head's output ahead of each response token, `[tokens, head]`; hidden states of other tokens do not reach a wide head."""
     attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
     count, width = attention.shape
     prompt_len = width - mask.shape[1]
     place = attention.flatten().cumsum(0).view(count, width) - 1
     keep = place[:, prompt_len - 1 : -1][mask]
-    labels = rows["responses"][mask]
     tokens, positions, lengths = rows["input_ids"][attention], rows["position_ids"][attention], attention.sum(dim=1).tolist()
     if not lengths:
         tokens, positions, lengths = tokens.new_zeros(1), positions.new_zeros(1), [1]
@@ -60,34 +79,37 @@ def score_packed(model: Any, rows: Mapping[str, torch.Tensor], temperature: floa
     else:
         bounds = torch.tensor([0, *lengths], device=tokens.device, dtype=torch.int32).cumsum(0, dtype=torch.int32)
         extra = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": max(lengths), "max_length_k": max(lengths)}
-    logits = model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep, **extra).logits[0]
-    return _scatter(*token_scores(logits, labels, temperature), mask)
+    return _run(model, keep, input_ids=tokens[None], position_ids=positions[None], **extra)[0]
 
 
-def score_padded(model: Any, rows: Mapping[str, torch.Tensor], temperature: float) -> Scores:
-    """Run the rows side by side as they are, without the columns that are padding in all of them."""
+def _padded(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """As `_packed`, with the rows side by side as they are, without the columns that are padding in all of them."""
     attention, mask = rows["attention_mask"], rows["response_mask"].bool()
     if not len(attention):
         ids = torch.zeros(1, 1, dtype=torch.long, device=attention.device)
-        logits = model(input_ids=ids, use_cache=False, logits_to_keep=ids.new_zeros(0, dtype=torch.long)).logits[0]
-        return _scatter(*token_scores(logits, ids.new_zeros(0), temperature), mask)
+        return _run(model, ids.new_zeros(0, dtype=torch.long), input_ids=ids)[0]
     prompt_len = attention.shape[1] - mask.shape[1]
     used = attention.bool().any(dim=0).nonzero()
     first, last = int(used[0]), max(int(used[-1]) + 1, prompt_len + 1)
     window = slice(first, last)
-    logits = model(
+    outputs = _run(
+        model,
+        last - prompt_len + 1,
         input_ids=rows["input_ids"][:, window],
         attention_mask=attention[:, window],
         position_ids=rows["position_ids"][:, window],
-        use_cache=False,
-        logits_to_keep=last - prompt_len + 1,
-    ).logits[:, :-1]
-    kept = mask[:, : last - prompt_len]
-    labels = rows["responses"][:, : last - prompt_len][kept]
-    return _scatter(*token_scores(logits[kept], labels, temperature), mask)
+    )
+    return outputs[:, :-1][mask[:, : last - prompt_len]]
 
 
-def _scatter(log_probs: torch.Tensor, entropy: torch.Tensor, mask: torch.Tensor) -> Scores:
-    """Put token scores back into `[bsz, response_len]`."""
-    grid = torch.zeros(mask.shape, device=log_probs.device)
-    return Scores(grid.masked_scatter(mask, log_probs), grid.masked_scatter(mask, entropy))
+def _run(model: Any, keep: torch.Tensor | int, **inputs: Any) -> torch.Tensor:
+    """The head's output at the positions `keep` (the last so many, when a number); a head that cannot skip the others is cut after it."""
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        return model(**inputs, use_cache=False, logits_to_keep=keep).logits
+    outputs = model(**inputs, use_cache=False).logits
+    return outputs[:, keep] if isinstance(keep, torch.Tensor) else outputs[:, -keep:]
+
+
+def _scatter(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Put token values back into `[bsz, response_len]`."""
+    return torch.zeros(mask.shape, device=values.device).masked_scatter(mask, values)

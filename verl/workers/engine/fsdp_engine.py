@@ -1,21 +1,21 @@
-"""One sharded causal language model: score rows, take optimizer steps, hand out its weights."""
+"""One sharded model, of language or of values: score rows, take optimizer steps, hand out its weights."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from verl.models.loader import build_causal_lm, load_causal_lm, resolve_attention, resolve_dtype
+from verl.models.loader import CAUSAL_LM, ModelLoader, resolve_attention, resolve_dtype
 from verl.trainer.config import FSDPConfig, ModelConfig, OptimConfig
 from verl.workers.engine.attention import PACKED_ATTENTION, check_packable, register_packed_attention
-from verl.workers.engine.forward import INPUT_KEYS, Scores, check_rows, score_packed, score_padded
+from verl.workers.engine.forward import INPUT_KEYS, Scores, check_rows, score_tokens, value_tokens
 from verl.workers.engine.loading import load_sharded
 from verl.workers.engine.micro_batch import MicroBatchRule, plan_micro_batches, same_count
 from verl.workers.engine.offload import move_optimizer_state, move_parameters, on_device
@@ -40,13 +40,16 @@ class FSDPEngine:
         fsdp: dtypes, offload and resharding.
         optim: None makes a frozen model.
         mesh: one-dimensional mesh of the worker group.
+        loader: the kind of model: `CAUSAL_LM` for `score`, `VALUE_MODEL` for `value`.
 
     Raises:
         ModelPathError: the model cannot be loaded.
         ValueError: an unknown dtype, attention or schedule name, or an architecture that cannot be packed.
     """
 
-    def __init__(self, model: ModelConfig, fsdp: FSDPConfig, optim: OptimConfig | None, mesh: DeviceMesh) -> None:
+    def __init__(
+        self, model: ModelConfig, fsdp: FSDPConfig, optim: OptimConfig | None, mesh: DeviceMesh, loader: ModelLoader = CAUSAL_LM
+    ) -> None:
         self.mesh, self.group = mesh, mesh.get_group()
         self.device = torch.device(mesh.device_type)
         self.packed = model.use_remove_padding
@@ -69,9 +72,7 @@ class FSDPEngine:
             network.train(optim is not None)
             return shard_model(network, mesh, compute_dtype, fsdp.reshard_after_forward)
 
-        self.model = load_sharded(
-            lambda: load_causal_lm(model.path, **arguments), lambda: build_causal_lm(model.path, **arguments), shard, mesh
-        )
+        self.model = load_sharded(lambda: loader.load(model.path, **arguments), lambda: loader.build(model.path, **arguments), shard, mesh)
         self.optimizer = None if optim is None else build_optimizer(self.model.parameters(), optim)
         self.steps = 0
         if self.optimizer is not None:
@@ -114,26 +115,42 @@ class FSDPEngine:
 
     def score(self, rows: Rows, temperature: float) -> Scores:
         """Score one micro-batch on the device; see `Scores`."""
-        return (score_packed if self.packed else score_padded)(self.model, rows, temperature)
+        return score_tokens(self.model, rows, temperature, self.packed)
+
+    def value(self, rows: Rows) -> torch.Tensor:
+        """Values of one micro-batch on the device; see `value_tokens`."""
+        return value_tokens(self.model, rows, self.packed)
+
+    def score_all(self, rows: Rows, temperature: float, rule: MicroBatchRule) -> Scores:
+        """Score any number of rows without gradients; see `_on_all`."""
+
+        def score(micro: Rows) -> tuple[torch.Tensor, ...]:
+            scores = self.score(micro, temperature)
+            return scores.log_probs, scores.entropy
+
+        return Scores(*self._on_all(rows, rule, score, 2))
+
+    def value_all(self, rows: Rows, rule: MicroBatchRule) -> torch.Tensor:
+        """Values of any number of rows without gradients; see `_on_all`."""
+        return self._on_all(rows, rule, lambda micro: (self.value(micro),), 1)[0]
 
     @torch.no_grad()
-    def score_all(self, rows: Rows, temperature: float, rule: MicroBatchRule) -> Scores:
-        """Score any number of rows without gradients, in micro-batches; rows without a response token cost nothing.
+    def _on_all(self, rows: Rows, rule: MicroBatchRule, run: Callable[[Rows], tuple[torch.Tensor, ...]], count: int) -> list[torch.Tensor]:
+        """Run rows in micro-batches; rows without a response token cost nothing and are zero.
 
         Returns:
-            scores in the order of the rows, on the CPU.
+            `count` tensors `[bsz, response_len]` in the order of the rows, on the CPU.
         """
         real = rows["response_mask"].bool().any(dim=1).nonzero().squeeze(1)
         chosen = self.to_device({name: rows[name][real] for name in INPUT_KEYS})
         check_rows(chosen)
         chosen["row"] = real.to(self.device)
-        log_probs = torch.zeros(rows["response_mask"].shape, device=self.device)
-        entropy = torch.zeros_like(log_probs)
+        grids = [torch.zeros(rows["response_mask"].shape, device=self.device) for _ in range(count)]
         with self.loaded():
             for micro in self.micro_batches(chosen, rule):
-                scores = self.score(micro, temperature)
-                log_probs[micro["row"]], entropy[micro["row"]] = scores.log_probs, scores.entropy
-        return Scores(log_probs.cpu(), entropy.cpu())
+                for grid, result in zip(grids, run(micro), strict=True):
+                    grid[micro["row"]] = result
+        return [grid.cpu() for grid in grids]
 
     def to_device(self, rows: Rows) -> dict[str, torch.Tensor]:
         """Copy of the mapping with every tensor on the engine's device."""

@@ -1,0 +1,85 @@
+"""The value model: a language model's layers with one number in the place of the next token's logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from verl.models.loader import ModelLoader, ModelPathError, check_model_path, reading_model
+
+
+def load_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
+    """Load a model as transformers' `AutoModelForTokenClassification` with one label, on the CPU, in `eval` mode.
+
+    From a language model, whose head has no such part, the values begin at 0 everywhere; a value model keeps its head.
+
+    Raises:
+        ModelPathError: the path is no model, its architecture has no such class, or it has a head with more than one output.
+    """
+    path = check_model_path(path)
+    from transformers import AutoModelForTokenClassification
+    from transformers.utils import logging as transformers_logging
+
+    config = _scalar_config(path, trust_remote_code)
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # a head that the checkpoint does not hold is no news here
+    try:
+        with reading_model(path):
+            model, found = AutoModelForTokenClassification.from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attn_implementation,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    odd = {name for name, *_ in found["mismatched_keys"]} | {n for n in found["missing_keys"] if _in_layers(model, n)}
+    if odd:
+        raise ModelPathError(f"model {path!r} is no start for a critic: {sorted(odd)[:4]} are missing or of another shape")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in found["missing_keys"]:
+                parameter.zero_()
+    return model.eval()
+
+
+def build_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
+    """The model of `load_value_model` without its weights; its memory has not been touched. Raises ModelPathError as that does."""
+    path = check_model_path(path)
+    from transformers import AutoModelForTokenClassification
+    from transformers.initialization import no_init_weights
+
+    config = _scalar_config(path, trust_remote_code)
+    with no_init_weights():
+        model = AutoModelForTokenClassification.from_config(
+            config, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
+        )
+    model.tie_weights()
+    return model.eval()
+
+
+VALUE_MODEL = ModelLoader(load_value_model, build_value_model)
+
+
+def _scalar_config(path: str, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig, AutoModelForTokenClassification
+
+    with reading_model(path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    custom = "AutoModelForTokenClassification" in (getattr(config, "auto_map", None) or {})
+    if not custom and type(config) not in AutoModelForTokenClassification._model_mapping:
+        raise ModelPathError(
+            f"model {path!r} cannot be a critic: transformers has no token-classification class for model type {config.model_type!r}; "
+            "set critic.model.path to a model of another type with the same tokenizer, or use an estimator without a critic"
+        )
+    config.num_labels = 1
+    config.classifier_dropout = 0.0
+    return config
+
+
+def _in_layers(model: Any, name: str) -> bool:
+    return name.startswith(f"{model.base_model_prefix}.")
