@@ -18,6 +18,7 @@ from verl.trainer.placement import slug
 from verl.trainer.ppo.advantage import group_fields, group_keys
 from verl.trainer.ppo.batching import trim_padding
 from verl.trainer.ppo.core_algos import group_index, group_stats
+from verl.trainer.ppo.per_agent import split_by_settings
 from verl.trainer.ppo.rollout_protocol import Collector, CollectResult
 from verl.utils.dataset import TaskLoader
 
@@ -47,24 +48,32 @@ class Drawn:
 def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
     """Whether the group of each row has a spread in `algorithm.filter_groups.metric`, `[bsz]` bool.
 
-    A group of one has none, unless `algorithm.singleton=raw` trains on it; rows without a response token never count.
+    Groups are those of the advantage, `algorithm.per_agent` included. A group of one has no spread, unless `singleton=raw` trains on
+    it; rows without a response token never count.
     """
-    fields = group_fields(config)
     values = batch.non_tensor_batch[FILTER_METRICS[config.filter_groups.metric]].astype(np.float64)
     valid = batch.batch["response_mask"].bool().any(dim=1).numpy()
-    groups = group_keys(batch, fields)
-    if fields == ["uid"]:  # trajectories are compared, not their samples: see compute_advantage
-        members = group_index([groups, batch.non_tensor_batch["traj_uid"]])
-        first = np.unique(members, return_index=True)[1]
-        per_trajectory = group_stats(values, members, valid)
-        values, counted, index = per_trajectory.mean, per_trajectory.count > 0, groups[first]
-    else:
-        counted, index = valid, groups
-    stats = group_stats(values, index, counted)
-    signal = ~stats.constant
-    if config.singleton == "raw":
-        signal |= stats.count == 1
-    return signal[groups] & valid
+    signal = np.zeros(len(batch), dtype=bool)
+    for settings, rows in split_by_settings(config, batch.non_tensor_batch["agent_id"]):
+        fields = group_fields(settings)
+        groups = group_index([group_keys(batch, fields)[rows]])
+        trajectory = None
+        if settings.statistics_over == "trajectories" or (settings.statistics_over == "auto" and fields == ["uid"]):
+            trajectory = batch.non_tensor_batch["traj_uid"][rows]
+        signal[rows] = _spread(values[rows], groups, valid[rows], trajectory, settings.singleton == "raw")
+    return signal & valid
+
+
+def _spread(values: np.ndarray, groups: np.ndarray, valid: np.ndarray, trajectory: np.ndarray | None, singletons: bool) -> np.ndarray:
+    """Whether the values of each row's group differ, `[rows]`; with `trajectory`, means over trajectories are compared."""
+    compared = groups
+    if trajectory is not None:
+        members = group_index([groups, trajectory])
+        means = group_stats(values, members, valid)
+        compared = groups[np.unique(members, return_index=True)[1]]
+        values, valid = means.mean, means.count > 0
+    stats = group_stats(values, compared, valid)
+    return (~stats.constant | (singletons & (stats.count == 1)))[groups]
 
 
 async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskLoader, step: int) -> Drawn:
@@ -74,7 +83,6 @@ async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskL
     """
     wanted, rule = config.data.train_batch_size, config.algorithm.filter_groups
     results: list[CollectResult] = []
-    keeps: list[np.ndarray] = []
     used: set[int] = set()
     found = 0
     while found < wanted and (rule.max_num_gen_batches == 0 or len(results) < rule.max_num_gen_batches):
@@ -87,16 +95,14 @@ async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskL
         result = await collector.collect(rows, config.env.rollout.n, step=step, attempt=len(results))
         results.append(result)
         if result.batch is not None:
-            keep = signal_rows(result.batch, config.algorithm)
-            keeps.append(keep)
-            found += len(np.unique(result.batch.non_tensor_batch["uid"][keep].astype(str)))
+            found += _tasks(result.batch, signal_rows(result.batch, config.algorithm))
     whole = collector.join(results) if len(results) > 1 else results[0]
-    if found == 0 or whole.batch is None:
+    signal = signal_rows(whole.batch, config.algorithm) if whole.batch is not None else np.zeros(0, dtype=bool)
+    if whole.batch is None or not signal.any():
         return Drawn(whole, None, {}, _nothing_differs(config, len(results), whole))
+    found = _tasks(whole.batch, signal)
     if found < wanted:
         logger.warning("step %d trains on %d tasks instead of %d: %d were drawn, the others had no signal", step, found, wanted, len(used))
-    signal = np.concatenate(keeps)
-    kept = np.flatnonzero(_first_tasks(whole.batch, signal, wanted))
     prefix = "train/filter_groups"
     metrics = {
         f"{prefix}/num_gen_batches": float(len(results)),
@@ -104,8 +110,13 @@ async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskL
         f"{prefix}/tasks_with_signal": float(found),
         f"{prefix}/tasks_missing": float(max(wanted - found, 0)),
     }
-    metrics |= dict(_dropped_shares(whole.batch, signal, config.algorithm, prefix))
+    metrics |= dict(_dropped_shares(whole.batch, signal, prefix))
+    kept = np.flatnonzero(_first_tasks(whole.batch, signal, wanted))
     return Drawn(whole, trim_padding(whole.batch.select_idxs(kept)), metrics)
+
+
+def _tasks(batch: DataProto, rows: np.ndarray) -> int:
+    return len(set(batch.non_tensor_batch["uid"][rows]))
 
 
 def _first_tasks(batch: DataProto, keep: np.ndarray, wanted: int) -> np.ndarray:
@@ -114,21 +125,16 @@ def _first_tasks(batch: DataProto, keep: np.ndarray, wanted: int) -> np.ndarray:
     return keep & np.fromiter((uid in first for uid in uids), bool, len(uids))
 
 
-def _dropped_shares(batch: DataProto, signal: np.ndarray, config: AlgorithmConfig, prefix: str) -> Iterator[tuple[str, float]]:
-    """Share of groups without a signal among those an agent has rows in, and of each turn when there are several."""
+def _dropped_shares(batch: DataProto, signal: np.ndarray, prefix: str) -> Iterator[tuple[str, float]]:
+    """Share of an agent's rows that are in groups without a signal, and that of each of its turns when there are several."""
     columns = batch.non_tensor_batch
-    groups, turns = group_keys(batch, group_fields(config)), columns["turn"].astype(int)
+    turns = columns["turn"].astype(int)
     for agent in dict.fromkeys(columns["agent_id"]):
         own = columns["agent_id"] == agent
         name = f"{prefix}/dropped/{slug(agent)}"
-        yield name, _share_without(groups[own], signal[own])
+        yield name, 1.0 - float(signal[own].mean())
         for turn in np.unique(turns[own]) if turns.max() > 1 else ():
-            rows = own & (turns == turn)
-            yield f"{name}/turn_{turn}", _share_without(groups[rows], signal[rows])
-
-
-def _share_without(groups: np.ndarray, signal: np.ndarray) -> float:
-    return 1.0 - len(np.unique(groups[signal])) / len(np.unique(groups))
+            yield f"{name}/turn_{turn}", 1.0 - float(signal[own & (turns == turn)].mean())
 
 
 def _nothing_differs(config: RunConfig, collections: int, result: CollectResult) -> str:

@@ -6,9 +6,9 @@ import logging
 
 from verl.trainer.config import RunConfig
 from verl.trainer.config_check import ConfigError
-from verl.trainer.config_effect import estimators_in_use
 from verl.trainer.ppo.advantage import group_fields
 from verl.trainer.ppo.dynamic_sampling import FILTER_METRICS
+from verl.trainer.ppo.per_agent import agent_config
 
 logger = logging.getLogger(__name__)
 
@@ -30,22 +30,28 @@ def check_filter_groups(config: RunConfig) -> None:
         raise ConfigError(f"algorithm.filter_groups.max_num_gen_batches={rule.max_num_gen_batches}: expected at least 0 (0: no limit)")
     if not rule.enable:
         return
-    wrong = sorted(estimators_in_use(config) & set(UNGROUPED))
-    if wrong:
+    for agent_id in config.agent.agent_ids:
+        _check_agent(config, agent_id)
+    if algorithm.use_kl_in_reward:
+        logger.warning("algorithm.filter_groups looks at rewards before algorithm.use_kl_in_reward subtracts the KL")
+
+
+def _check_agent(config: RunConfig, agent_id: str) -> None:
+    settings = agent_config(config.algorithm, agent_id)
+    own = f" (agent '{agent_id}')" if config.algorithm.per_agent else ""
+    if settings.adv_estimator in UNGROUPED:
         raise ConfigError(
-            f"algorithm.filter_groups.enable=true drops groups of equal rewards, but algorithm.adv_estimator={wrong[0]} (or that of an "
-            "agent in algorithm.per_agent) learns from them as well: turn the filter off, or use an estimator with a group baseline (grpo)"
+            f"algorithm.filter_groups.enable=true drops groups of equal rewards, but algorithm.adv_estimator={settings.adv_estimator}{own} "
+            "learns from them as well: turn the filter off, or use an estimator with a group baseline, such as grpo"
         )
-    fields = group_fields(algorithm)
+    fields = group_fields(settings)
     if not set(fields) & set(TASK_FIELDS):
         raise ConfigError(
-            f"algorithm.filter_groups.enable=true needs groups within a task, but algorithm.group_by={fields} compares tasks with each "
-            f"other: add one of {', '.join(TASK_FIELDS)}, or turn the filter off"
+            f"algorithm.filter_groups.enable=true needs groups within a task, but algorithm.group_by={fields}{own} compares tasks with "
+            f"each other: add one of {', '.join(TASK_FIELDS)}, or turn the filter off"
         )
-    if config.env.rollout.n == 1 and "traj_uid" not in fields and algorithm.singleton == "zero":
+    if config.env.rollout.n == 1 and "traj_uid" not in fields and settings.singleton == "zero":
         raise ConfigError(
             "algorithm.filter_groups.enable=true with env.rollout.n=1: groups of one episode have nothing that differs; "
             "set env.rollout.n to 2 or more, or turn the filter off"
         )
-    if algorithm.use_kl_in_reward:
-        logger.warning("algorithm.filter_groups looks at rewards before algorithm.use_kl_in_reward subtracts the KL")
