@@ -1,0 +1,41 @@
+"""What every estimator refuses: tensors and columns that do not belong to the same rows, and numbers that are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def check_tokens(response_mask: torch.Tensor, **tensors: torch.Tensor) -> None:
+    """Raise ValueError unless every tensor has the shape `[bsz, response_len]` and the device of `response_mask`."""
+    for name, tensor in tensors.items():
+        if tensor.shape != response_mask.shape:
+            raise ValueError(f"{name} {tuple(tensor.shape)} and response_mask {tuple(response_mask.shape)} differ in shape")
+        if tensor.device != response_mask.device:
+            raise ValueError(f"{name} is on {tensor.device}, response_mask on {response_mask.device}; move them to one device")
+
+
+def check_columns(response_mask: torch.Tensor, **columns: np.ndarray | torch.Tensor | None) -> None:
+    """Raise ValueError unless every column that is given has one entry a row of `response_mask`."""
+    for name, column in columns.items():
+        if column is not None and len(column) != len(response_mask):
+            raise ValueError(f"{name} has {len(column)} entries for the {len(response_mask)} rows of response_mask; give one a row")
+
+
+def check_finite(name: str, values: torch.Tensor, response_mask: torch.Tensor) -> None:
+    """Raise ValueError when `values` `[bsz, response_len]` has a NaN or infinity at an unmasked token."""
+    bad = (~torch.isfinite(values) & response_mask.bool()).any(dim=-1)
+    if bad.any():
+        raise ValueError(f"{name}: {int(bad.sum())} of {len(bad)} rows are not finite (first: row {int(bad.nonzero()[0])})")
+
+
+def numbers(name: str, column: Any, valid: np.ndarray) -> np.ndarray:
+    """A column of numbers (array, list or tensor `[bsz]`) as float64; raises ValueError when a valid row's is not finite."""
+    raw = column.detach().cpu().double().numpy() if isinstance(column, torch.Tensor) else column
+    values: np.ndarray = np.asarray(raw, dtype=np.float64)
+    bad = np.flatnonzero(valid & ~np.isfinite(values))
+    if len(bad):
+        raise ValueError(f"{name}: {len(bad)} of {len(values)} rows are not finite (first: row {bad[0]})")
+    return values

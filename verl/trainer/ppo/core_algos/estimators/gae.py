@@ -1,0 +1,101 @@
+"""GAE: a critic says what was expected, the temporal differences say how it went."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl.trainer.ppo.core_algos.estimators.chains import after, build_chains, discounted_sums
+from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_finite, check_tokens
+from verl.trainer.ppo.core_algos.estimators.whitening import whiten
+from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+
+
+@register_adv_est(AdvantageEstimator.GAE)
+def compute_gae_advantage_return(
+    token_level_rewards: torch.Tensor,
+    values: torch.Tensor,
+    response_mask: torch.Tensor,
+    gamma: float,
+    lam: float,
+    *,
+    policy_index: np.ndarray | None = None,
+    traj_index: np.ndarray | None = None,
+    agent_index: np.ndarray | None = None,
+    turn_index: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+    level: str = "token",
+    config: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`A_t = sum_l (gamma lam)^l delta_(t+l)`, `delta_t = r_t + gamma V_(t+1) - V_t` (arXiv 1506.02438, eq. 16).
+
+    `level="token"`: the action is a token, a reply is its own trajectory; masked tokens inside a reply are stepped over.
+    `level="turn"`: the action is a whole reply, its value that of its first unmasked token, its reward the sum of its
+    token rewards; an agent's calls of one episode are one trajectory, and the call after a reply is where it bootstraps
+    from. Candidates of one call (equal `turn_index`) are each followed by the mean of the next call's. The advantages
+    are whitened over the actions of each policy: over tokens, or over replies. Both results are 0 where the mask is.
+
+    Use when: replies are long or episodes have many turns, and a critic can be afforded.
+    Fails when: the critic is untrained or blind to what the reward depends on; then its error is the advantage.
+
+    Args:
+        token_level_rewards: `[bsz, response_len]`.
+        values: `[bsz, response_len]` the critic's value before each token; masked entries may hold anything.
+        response_mask: `[bsz, response_len]`.
+        gamma: discount, a token or a turn.
+        lam: GAE's lambda.
+        policy_index: `[bsz]` policy of each row; whitening never crosses policies.
+        traj_index, agent_index, turn_index: `[bsz]`; level `turn` needs the first and the last.
+        weights: `[bsz]` weight of each row in the whitening (`call_weighting`).
+        level: `token` or `turn`; `config.gae.level` takes its place when there is a config.
+        config: `AlgorithmConfig`.
+
+    Returns:
+        advantages (whitened) and returns (`A + V` before whitening: what the critic should have said), `[bsz, response_len]`.
+
+    Raises:
+        ValueError: unknown level, level `turn` without its columns, shapes or devices that differ, numbers not finite.
+    """
+    level = level if config is None else config.gae.level
+    check_tokens(response_mask, token_level_rewards=token_level_rewards, values=values)
+    columns = {"policy_index": policy_index, "traj_index": traj_index, "agent_index": agent_index, "turn_index": turn_index}
+    check_columns(response_mask, **columns, weights=weights)
+    check_finite("token_level_rewards", token_level_rewards, response_mask)
+    check_finite("values", values, response_mask)
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    mask, rewards, values = response_mask.bool(), token_level_rewards.detach().to(dtype), values.detach().to(dtype)
+    if level == "token":
+        advantages = _over_tokens(rewards, values, mask, gamma, lam)
+        return whiten(advantages, mask, policy_index, weights), torch.where(mask, advantages + values, 0.0)
+    if level != "turn":
+        raise ValueError(f"algorithm.gae.level={level!r}: expected token or turn")
+    if traj_index is None or turn_index is None:
+        raise ValueError("algorithm.gae.level=turn needs traj_index and turn_index: the samples' traj_uid and turn")
+    first_value = values.gather(1, mask.int().argmax(dim=-1, keepdim=True))
+    turn_rewards = torch.where(mask, rewards, 0.0).sum(dim=-1, keepdim=True)
+    real = mask.any(dim=-1, keepdim=True)
+    chains = build_chains(traj_index, turn_index, agent_index, real[:, 0].cpu().numpy())
+    replies = _over_turns(turn_rewards, torch.where(real, first_value, 0.0), chains, gamma, lam).to(dtype)
+    advantages = whiten(replies, real, policy_index, weights)
+    return torch.where(mask, advantages, 0.0), torch.where(mask, replies + first_value, 0.0)
+
+
+def _over_tokens(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float) -> torch.Tensor:
+    """Run backwards over the columns; a masked token hands on what its right neighbour handed it."""
+    rewards, values, mask = rewards.T.contiguous(), values.T.contiguous(), mask.T.contiguous()
+    out = torch.empty_like(rewards)
+    later_value, later_advantage = torch.zeros_like(rewards[:1].sum(0)), torch.zeros_like(rewards[:1].sum(0))
+    for t in range(len(rewards) - 1, -1, -1):
+        advantage = rewards[t] + gamma * later_value - values[t] + gamma * lam * later_advantage
+        later_advantage = torch.where(mask[t], advantage, later_advantage)
+        later_value = torch.where(mask[t], values[t], later_value)
+        out[t] = later_advantage
+    return out.T.contiguous()
+
+
+def _over_turns(rewards: torch.Tensor, values: torch.Tensor, chains: Any, gamma: float, lam: float) -> torch.Tensor:
+    reward, value = rewards[:, 0].cpu().double().numpy(), values[:, 0].cpu().double().numpy()
+    delta = reward + gamma * after(chains, value) - value
+    return torch.as_tensor(discounted_sums(chains, delta, gamma * lam), device=rewards.device).unsqueeze(-1)

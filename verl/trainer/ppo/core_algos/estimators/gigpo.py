@@ -1,0 +1,116 @@
+"""GiGPO: an episode against the episodes of its group, and each step against the steps that began in the same state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl.trainer.ppo.core_algos.estimators.anchors import build_step_group
+from verl.trainer.ppo.core_algos.estimators.chains import build_chains, discounted_sums
+from verl.trainer.ppo.core_algos.estimators.checks import check_columns, numbers
+from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
+from verl.trainer.ppo.core_algos.estimators.outcome import Compared, broadcast, outcome_scores
+from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+
+MODES = ("mean_norm", "mean_std_norm")
+
+
+@register_adv_est(AdvantageEstimator.GIGPO)
+def compute_gigpo_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    step_rewards: torch.Tensor | np.ndarray,
+    response_mask: torch.Tensor,
+    anchor_obs: np.ndarray,
+    index: np.ndarray,
+    traj_index: np.ndarray,
+    epsilon: float = 1e-6,
+    step_advantage_w: float = 1.0,
+    mode: str = "mean_norm",
+    enable_similarity: bool = False,
+    similarity_thresh: float = 0.95,
+    config: Any = None,
+    *,
+    turn_index: np.ndarray | None = None,
+    agent_index: np.ndarray | None = None,
+    gamma: float = 1.0,
+    weights: np.ndarray | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`A = A_episode + w A_step` (GiGPO, arXiv 2505.10978, eq. 8).
+
+    `A_episode = (S - mean_g) / F` over the trajectories of a group, `S` the mean score of a trajectory's rows (eq. 3).
+    `A_step = (G - mean_s) / F` over the steps of a group that began in the same state (eq. 7), `G` the discounted sum of
+    the step rewards from that step on (eq. 5). `F = 1` (`mean_norm`) or `std + epsilon`, unbiased (`mean_std_norm`).
+    In both parts a group of one gives 0 (`config.singleton="raw"`: the episode part gives its score, the step part
+    still 0), one of equal values exactly 0.
+
+    Use when: episodes are long, and the same states come up in several episodes of a group.
+    Fails when: states never recur (long free-form histories in the observation): what is left is GRPO.
+
+    Args:
+        token_level_rewards: `[bsz, response_len]`.
+        step_rewards: `[bsz]` reward of each step, discounted here along the trajectory of its agent when `turn_index`
+            is given; without it they are discounted returns already, as in verl-agent.
+        response_mask: `[bsz, response_len]`.
+        anchor_obs: `[bsz]` the state each step began in.
+        index: `[bsz]` group of each row.
+        traj_index: `[bsz]` trajectory of each row.
+        epsilon: added to the standard deviation.
+        step_advantage_w, mode, enable_similarity, similarity_thresh: `config.gigpo` takes their place when there is a config.
+        config: `AlgorithmConfig`; `gigpo`, `gamma` and `singleton` are read.
+        turn_index: `[bsz]` numbers that grow along the episode; equal numbers are candidates of one call.
+        agent_index: `[bsz]` agent of each row: returns run along one agent's steps.
+        gamma: discount a step when there is no config.
+        weights: `[bsz]` weight of each row in the step statistics and in its trajectory's mean (`call_weighting`).
+
+    Returns:
+        advantages and returns, the same tensor, `[bsz, response_len]`.
+
+    Raises:
+        ValueError: unknown mode, rewards or anchors missing, shapes or devices that differ, numbers not finite.
+    """
+    if config is not None:
+        keys, gamma = config.gigpo, config.gamma
+        step_advantage_w, mode = keys.step_advantage_w, keys.mode
+        enable_similarity, similarity_thresh = keys.enable_similarity, keys.similarity_thresh
+    if mode not in MODES:
+        raise ValueError(f"algorithm.gigpo.mode={mode!r}: expected one of {MODES}")
+    needs = {"step_rewards": step_rewards, "anchor_obs": anchor_obs, "traj_index": traj_index}
+    if missing := [name for name, column in needs.items() if column is None]:
+        raise ValueError(f"adv_estimator=gigpo needs {missing}: a reward of the step, the state it began in and its trajectory")
+    check_columns(response_mask, index=index, turn_index=turn_index, agent_index=agent_index, weights=weights, **needs)
+    episodes = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
+    by_std = mode == "mean_std_norm"
+    episode = group_relative(episodes, epsilon, by_std, config)[episodes.unit]
+    _, valid = outcome_scores(token_level_rewards, response_mask)
+    returns = numbers("step_rewards", step_rewards, valid)
+    if turn_index is not None:
+        returns = compute_step_discounted_returns(returns, traj_index, turn_index, gamma, agent_index, valid)
+    states = build_step_group(anchor_obs, index, enable_similarity, similarity_thresh)
+    step = group_relative(Compared(returns, valid, states, episodes.row_weights), epsilon, by_std, None)
+    counts = valid if episodes.row_weights is None else valid & (episodes.row_weights > 0)
+    return broadcast(np.where(counts, episode + step_advantage_w * step, 0.0), response_mask)
+
+
+def compute_step_discounted_returns(
+    step_rewards: np.ndarray,
+    traj_index: np.ndarray,
+    turn_index: np.ndarray,
+    gamma: float,
+    agent_index: np.ndarray | None = None,
+    valid: np.ndarray | None = None,
+) -> np.ndarray:
+    """`G_k = r_k + gamma G_(k+1)` along the steps of one agent in one trajectory: `[bsz]` float64 (arXiv 2505.10978, eq. 5).
+
+    Args:
+        step_rewards: `[bsz]`.
+        traj_index: `[bsz]` trajectory of each row.
+        turn_index: `[bsz]` numbers that grow along the episode. Candidates of one call have equal numbers: each has its own
+            reward, and is followed by the mean of the next call's.
+        gamma: discount a step.
+        agent_index: `[bsz]`; None: one agent.
+        valid: `[bsz]` rows that are False are not there; their return is 0.
+    """
+    real = np.ones(len(step_rewards), dtype=bool) if valid is None else valid
+    return discounted_sums(build_chains(traj_index, turn_index, agent_index, real), np.asarray(step_rewards, dtype=np.float64), gamma)

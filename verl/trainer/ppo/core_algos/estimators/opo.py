@@ -1,0 +1,62 @@
+"""OPO: the baseline that makes the gradient's variance least, when a reply's gradient grows with its length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl.trainer.ppo.core_algos.estimators.checks import check_columns
+from verl.trainer.ppo.core_algos.estimators.outcome import Compared
+from verl.trainer.ppo.core_algos.estimators.signal import settle
+from verl.trainer.ppo.core_algos.grouping import group_stats
+from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+
+
+@register_adv_est(AdvantageEstimator.OPO)
+def compute_opo_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray,
+    epsilon: float = 1e-6,
+    config: Any = None,
+    *,
+    traj_index: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`A = s - b_g`, `b_g = sum_g(len s) / sum_g(len)`, `len` the unmasked tokens of a reply (arXiv 2505.23585, eq. 8).
+
+    A group of one has advantage 0 (`config.singleton="raw"`: its score); a group of equal scores exactly 0.
+
+    Use when: training is strictly on-policy and replies of a group differ in length.
+    Fails when: a few very long replies of a group set the baseline for all.
+
+    Args:
+        token_level_rewards: `[bsz, response_len]`.
+        response_mask: `[bsz, response_len]`.
+        index: `[bsz]` group of each row.
+        epsilon: unused, kept for verl's signature.
+        config: `AlgorithmConfig`; only `singleton` is read.
+        traj_index: `[bsz]`; when given, a trajectory is one reply: its rows are averaged, its length is that of all of them.
+        weights: `[bsz]` weight of each row in the baseline, times its length (`call_weighting`).
+        **kwargs: ignored, as in verl.
+
+    Returns:
+        advantages and returns, the same tensor, `[bsz, response_len]`.
+
+    Raises:
+        ValueError: shapes or devices differ, a score is not finite, a weight is negative.
+    """
+    check_columns(response_mask, index=index, traj_index=traj_index, weights=weights)
+    compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
+    length = response_mask.bool().sum(dim=-1).cpu().double().numpy()
+    if compared.row_weights is not None:
+        length = length * compared.row_weights
+    if compared.unit is not None:
+        length = np.bincount(compared.unit, weights=length, minlength=len(compared.scores))
+    stats = compared.stats()
+    baseline = group_stats(compared.scores, compared.groups, compared.valid, length).mean
+    relative = compared.scores - baseline[compared.groups]
+    return compared.spread(settle(compared, stats, relative, config), response_mask)

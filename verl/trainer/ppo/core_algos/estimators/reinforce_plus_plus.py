@@ -1,0 +1,118 @@
+"""REINFORCE++: no critic and no group; the batch of the policy is the baseline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_finite, check_tokens
+from verl.trainer.ppo.core_algos.estimators.outcome import Compared
+from verl.trainer.ppo.core_algos.estimators.signal import settle
+from verl.trainer.ppo.core_algos.estimators.whitening import whiten
+from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+
+
+@register_adv_est(AdvantageEstimator.REINFORCE_PLUS_PLUS)
+def compute_reinforce_plus_plus_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    config: Any = None,
+    *,
+    gamma: float | None = None,
+    policy_index: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`G_t = r_t + gamma G_(t+1)`, whitened over the tokens of each policy's rows (arXiv 2501.03262, eq. 8).
+
+    Masked tokens inside a reply are stepped over without a discount. A policy whose returns are all equal has advantages
+    exactly 0 (a single reply without a discount, for one).
+
+    Use when: there is one reply a prompt, or groups are too small for a baseline of their own.
+    Fails when: tasks differ in difficulty: an easy task's reply is praised for being easy.
+
+    Args:
+        token_level_rewards: `[bsz, response_len]`.
+        response_mask: `[bsz, response_len]`.
+        config: `AlgorithmConfig`; only `gamma` is read.
+        gamma: discount a token when there is no config.
+        policy_index: `[bsz]` policy of each row; whitening never crosses policies.
+        weights: `[bsz]` weight of each row in the whitening (`call_weighting`).
+        **kwargs: ignored, as in verl.
+
+    Returns:
+        advantages and returns (before whitening), `[bsz, response_len]`.
+
+    Raises:
+        ValueError: neither config nor gamma, shapes or devices that differ, rewards that are not finite.
+    """
+    if config is not None:
+        gamma = config.gamma
+    if gamma is None:
+        raise ValueError("adv_estimator=reinforce_plus_plus needs a discount: config.gamma (algorithm.gamma) or gamma=")
+    check_tokens(response_mask, token_level_rewards=token_level_rewards)
+    check_finite("token_level_rewards", token_level_rewards, response_mask)
+    mask = response_mask.bool()
+    columns = token_level_rewards.detach().to(torch.promote_types(token_level_rewards.dtype, torch.float32)).T.contiguous()
+    keep = mask.T.contiguous()
+    returns, later = torch.zeros_like(columns), torch.zeros_like(columns[:1].sum(0))
+    for t in range(len(columns) - 1, -1, -1):
+        later = torch.where(keep[t], columns[t] + gamma * later, later)
+        returns[t] = torch.where(keep[t], later, 0.0)
+    returns = returns.T.contiguous()
+    return whiten(returns, mask, policy_index, weights), returns
+
+
+@register_adv_est(AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE)
+def compute_reinforce_plus_plus_baseline_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray,
+    epsilon: float = 1e-6,
+    config: Any = None,
+    *,
+    traj_index: np.ndarray | None = None,
+    policy_index: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`s - mean_g`, whitened over the tokens of each policy's rows (arXiv 2501.03262, eq. 9).
+
+    Rows of a group of one (`config.singleton="raw"`: whose value is their score) or of equal scores enter the whitening as
+    0 and are exactly 0 after it, though whitening moves the mean.
+
+    Use when: groups are small and their own standard deviation is noise; the batch's is steadier.
+    Fails when: reply lengths differ much: the mean over tokens leans to the long replies.
+
+    Args:
+        token_level_rewards: `[bsz, response_len]`.
+        response_mask: `[bsz, response_len]`.
+        index: `[bsz]` group of each row.
+        epsilon: unused, kept for verl's signature.
+        config: `AlgorithmConfig`; only `singleton` is read.
+        traj_index: `[bsz]`; when given, the rows of one trajectory are averaged first and share one value.
+        policy_index: `[bsz]` policy of each row; whitening never crosses policies.
+        weights: `[bsz]` weight of each row in the mean and in the whitening (`call_weighting`).
+        **kwargs: ignored, as in verl.
+
+    Returns:
+        advantages and returns, the same tensor, `[bsz, response_len]`.
+
+    Raises:
+        ValueError: shapes or devices differ, a score is not finite, a weight is negative.
+    """
+    check_columns(response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights)
+    compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
+    stats = compared.stats()
+    relative = settle(compared, stats, compared.scores - stats.mean[compared.groups], config)
+    silent = stats.constant[compared.groups] & (relative == 0)
+    if compared.unit is not None:
+        relative, silent = relative[compared.unit], silent[compared.unit]
+    if compared.row_weights is not None:
+        silent = silent | (compared.row_weights == 0)
+    rows = torch.as_tensor(relative, dtype=torch.float32, device=response_mask.device).unsqueeze(-1)
+    advantages = whiten(rows.expand(response_mask.shape), response_mask, policy_index, weights)
+    advantages[torch.as_tensor(silent, device=advantages.device)] = 0.0
+    return advantages, advantages

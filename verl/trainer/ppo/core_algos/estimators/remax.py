@@ -1,0 +1,53 @@
+"""ReMax: the baseline of a reply is what the greedy reply to the same prompt earned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_finite, check_tokens, numbers
+from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+
+
+@register_adv_est(AdvantageEstimator.REMAX)
+def compute_remax_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    reward_baselines: torch.Tensor,
+    response_mask: torch.Tensor,
+    config: Any = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`A_t = sum_(t' >= t) r_t' - s(greedy)` (arXiv 2310.10505, alg. 1). Both results are 0 where the mask is.
+
+    There is no group and no normalisation: the baseline of a row is its own, so that neither single rows nor equal scores
+    need a rule; a reply that earns what the greedy one earned has advantage 0 on every token of an outcome reward.
+
+    Use when: one reply a prompt is sampled and a greedy one can be afforded beside it.
+    Fails when: rewards have different scales over tasks (nothing is divided by a standard deviation).
+
+    Args:
+        token_level_rewards: `[bsz, response_len]`.
+        reward_baselines: `[bsz]` reward of the greedy reply.
+        response_mask: `[bsz, response_len]`.
+        config: unused, kept for verl's signature.
+        **kwargs: ignored, as in verl.
+
+    Returns:
+        advantages and returns (reward to go), `[bsz, response_len]`.
+
+    Raises:
+        ValueError: no baselines, shapes or devices that differ, numbers that are not finite.
+    """
+    if reward_baselines is None:
+        raise ValueError("adv_estimator=remax needs reward_baselines: the reward of each prompt's greedy reply")
+    check_tokens(response_mask, token_level_rewards=token_level_rewards)
+    check_columns(response_mask, reward_baselines=reward_baselines)
+    check_finite("token_level_rewards", token_level_rewards, response_mask)
+    mask = response_mask.bool()
+    baselines = numbers("reward_baselines", reward_baselines, mask.any(dim=-1).cpu().numpy())
+    dtype = torch.promote_types(token_level_rewards.dtype, torch.float32)
+    rewards = torch.where(mask, token_level_rewards.detach().to(dtype), 0.0)
+    returns = rewards.flip(-1).cumsum(-1).flip(-1)
+    baseline = torch.as_tensor(baselines, dtype=dtype, device=mask.device).unsqueeze(-1)
+    return torch.where(mask, returns - baseline, 0.0), torch.where(mask, returns, 0.0)

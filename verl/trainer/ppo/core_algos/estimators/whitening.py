@@ -1,0 +1,75 @@
+"""Whitening per policy: zero mean and unit variance over the tokens of each policy's own rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_finite, check_tokens
+from verl.trainer.ppo.core_algos.grouping import group_index
+
+
+def ordered_sums(values: np.ndarray, groups: np.ndarray, n_groups: int) -> np.ndarray:
+    """Sum of `values` `[n]` per group in float64, added in the order of their size: the same bits for any order of rows."""
+    order = np.lexsort((values, groups))
+    return np.bincount(groups[order], weights=values[order], minlength=n_groups)
+
+
+def whiten(
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    policy_index: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+) -> torch.Tensor:
+    """Whiten `(x - mean) / sqrt(var + 1e-8)` over the unmasked entries of each policy, `var` unbiased.
+
+    Entries of a policy that are all equal (one alone among them) become exactly 0, and so does what is masked. With row
+    weights `w`, `mean = sum(w x) / sum(w)` and `var = sum(w (x - mean)^2) / (sum(w) - sum(w^2) / sum(w))`.
+
+    Args:
+        values: `[bsz, n]`; masked entries may hold anything.
+        mask: `[bsz, n]`.
+        policy_index: `[bsz]` policy of each row; None: all rows are of one policy.
+        weights: `[bsz]` weight of each row in the statistics; None: 1. Rows of weight 0 become 0.
+
+    Returns:
+        `[bsz, n]`, float32 (float64 for float64 values).
+
+    Raises:
+        ValueError: shapes or devices differ, an unmasked value is not finite, or a weight is negative.
+    """
+    check_tokens(mask, values=values)
+    check_columns(mask, policy_index=policy_index, weights=weights)
+    check_finite("values to whiten", values, mask)
+    keep = mask.bool()
+    x = torch.where(keep, values.detach().double(), 0.0)
+    groups = np.zeros(len(mask), dtype=np.int64) if policy_index is None else group_index([policy_index])
+    n_groups = int(groups.max(initial=-1)) + 1
+    size, first, last = _rows(keep.sum(dim=-1)), _rows(_extreme(x, keep, "amin")), _rows(_extreme(x, keep, "amax"))
+    weight = np.ones(len(groups)) if weights is None else np.asarray(weights, dtype=np.float64)
+    if not (np.isfinite(weight) & (weight >= 0)).all():
+        raise ValueError(f"weights of rows must be finite and at least 0, found {weight.min()} to {weight.max()}")
+    real = (size > 0) & (weight > 0)
+    lowest, highest = np.full(n_groups, np.inf), np.full(n_groups, -np.inf)
+    np.minimum.at(lowest, groups[real], first[real])
+    np.maximum.at(highest, groups[real], last[real])
+    constant = lowest >= highest
+    total = ordered_sums(weight * size, groups, n_groups)
+    mean = ordered_sums(weight * _rows(x.sum(dim=-1)), groups, n_groups) / np.where(total > 0, total, 1.0)
+    centred = torch.where(keep, x - torch.as_tensor(mean[groups], device=x.device).unsqueeze(-1), 0.0)
+    square = ordered_sums(weight * _rows((centred**2).sum(dim=-1)), groups, n_groups)
+    freedom = total - ordered_sums(weight**2 * size, groups, n_groups) / np.where(total > 0, total, 1.0)
+    variance = square / np.where(freedom > 0, freedom, 1.0)
+    scale = np.where(constant, 0.0, 1.0 / np.sqrt(variance + 1e-8))[groups] * (weight > 0)
+    out = centred * torch.as_tensor(scale, device=x.device).unsqueeze(-1)
+    return out.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _rows(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.cpu().double().numpy()
+
+
+def _extreme(x: torch.Tensor, keep: torch.Tensor, which: str) -> torch.Tensor:
+    if which == "amin":
+        return torch.where(keep, x, float("inf")).amin(dim=-1)
+    return torch.where(keep, x, float("-inf")).amax(dim=-1)
