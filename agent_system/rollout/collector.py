@@ -17,19 +17,19 @@ from agent_system.environment import BaseEnv, Task
 from agent_system.errors import AgentSystemError
 from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
+from agent_system.record import EpisodeRecord
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.env_caller import EnvCaller
 from agent_system.rollout.metrics import collect_metrics
 from agent_system.rollout.prompt import PromptBuilder
-from agent_system.rollout.record import EpisodeRecord
 from agent_system.rollout.runner import Episode, Plan, Seat
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.threads import DaemonExecutor
 from verl.protocol import DataProto
-from verl.protocol.generate import GREEDY_SUFFIX
+from verl.protocol.generate import GREEDY_SUFFIX, EngineGoneError
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +145,7 @@ class Collector:
             attempt: which collection of the step this is, from 0; its groups have names and seeds of their own.
 
         Raises:
+            EngineGoneError: an engine's process died.
             TooManyFailuresError: the share of failed episodes is above `max_failure_rate`; the message groups the causes.
         """
         with _rare_garbage_collection():
@@ -175,6 +176,7 @@ class Collector:
                         task.add_done_callback(finished.put_nowait)
                     task = await finished.get()
                     index, episode = running.pop(task)
+                    _raise_if_engine_gone(task)
                     cause = _cause(task)
                     records[index] = episode.record(cause)
                     if cause is not None:
@@ -215,6 +217,13 @@ def _plans(tasks: Sequence[Task], n: int, step: int, validate: bool, greedy: boo
         seen[task.task_id] += 1
         plans += [Plan(task, uid, index, step, validate, greedy) for index in range(n)]
     return plans
+
+
+def _raise_if_engine_gone(task: asyncio.Task[None]) -> None:
+    """What one episode found out holds for all."""
+    error = None if task.cancelled() else task.exception()
+    if isinstance(error, EngineGoneError):
+        raise error
 
 
 def _cause(task: asyncio.Task[None]) -> str | None:

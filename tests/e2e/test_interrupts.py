@@ -292,6 +292,20 @@ def test_ctrl_c_checkpoints_and_leaves_no_process(command: Callable[..., Command
 
 
 @pytest.mark.ray
+def test_ctrl_c_in_the_update_and_a_second_run_end_as_one_uninterrupted_run_without_ray(
+    command: Callable[..., Command], faults: Callable[..., Any], tmp_path: Path
+) -> None:
+    rarely = {"trainer.save_freq": -1, "trainer.save_hf_model": True}
+    run = command("update:ctrl_c", rarely)
+    assert run.end() == (130, [])
+    assert run.left(10) == []
+    assert saved(tmp_path / "run") == 2
+    assert command("never:none", rarely).end() == (0, [])
+    faults(None, rarely | {"agent.model_sharing": True, "trainer.default_local_dir": tmp_path / "whole"})
+    assert weights(tmp_path / "run", 3) == weights(tmp_path / "whole", 3)
+
+
+@pytest.mark.ray
 def test_a_killed_driver_leaves_no_process(command: Callable[..., Command], tmp_path: Path) -> None:
     run = command("update:SIGKILL")
     assert run.end() == (-signal.SIGKILL, [])
@@ -300,7 +314,7 @@ def test_a_killed_driver_leaves_no_process(command: Callable[..., Command], tmp_
 
 
 @pytest.mark.ray
-def test_a_foreign_cluster_outlives_a_stopped_run(
+def test_a_foreign_cluster_outlives_a_stopped_run_and_the_one_that_goes_on(
     command: Callable[..., Command], cluster: subprocess.Popen[str], address: str, tmp_path: Path
 ) -> None:
     run = command("update:SIGTERM", {"ray_init.address": address, "trainer.save_freq": -1})
@@ -309,17 +323,23 @@ def test_a_foreign_cluster_outlives_a_stopped_run(
     assert our_actors(cluster) == []
     assert answers(cluster)
     assert saved(tmp_path / "run") == 2
+    resumed = command("never:none", {"ray_init.address": address})
+    assert resumed.end() == (0, [])
+    assert our_actors(cluster) == []
+    assert answers(cluster)
+    assert saved(tmp_path / "run") == 3
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("fault", ["collect:RolloutWorker", "update:PolicyWorker"])
-def test_a_worker_that_dies_is_named_and_ends_the_run(
-    command: Callable[..., Command], cluster: subprocess.Popen[str], address: str, tmp_path: Path, fault: str
+@pytest.mark.parametrize(("fault", "ranks"), [("collect:RolloutWorker", 1), ("update:PolicyWorker", 1), ("update:PolicyWorker", 2)])
+def test_a_worker_that_dies_is_named_in_one_line_and_ends_the_run(
+    command: Callable[..., Command], cluster: subprocess.Popen[str], address: str, tmp_path: Path, fault: str, ranks: int
 ) -> None:
-    run = command(fault, {"ray_init.address": address}, cluster.pid)
+    run = command(fault, {"ray_init.address": address, "trainer.n_gpus_per_node": ranks}, cluster.pid)
     status, errors = run.end()
     assert status == 1
     assert len(errors) == 1
+    assert "\n" not in errors[0]
     assert fault.split(":")[1] in errors[0]
     assert run.left(10) == []
     assert our_actors(cluster) == []

@@ -80,3 +80,7 @@ class RolloutClient(Protocol):
 
 class RolloutError(RuntimeError):
     """A request that an engine could not serve (too long, aborted, engine gone)."""
+
+
+class EngineGoneError(RolloutError):
+    """The engine's process is gone: no later request can be served, so the run ends with this one error."""

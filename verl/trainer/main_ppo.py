@@ -30,7 +30,7 @@ from agent_system.rollout.collector import Collector, CollectResult, TooManyFail
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.task import task_from_row
 from verl.models.loader import ModelPathError, load_tokenizer
-from verl.protocol.generate import SamplingParams
+from verl.protocol.generate import EngineGoneError, SamplingParams
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import explain, free_form_overrides, register_config
@@ -51,8 +51,8 @@ logger = logging.getLogger(__name__)
 
 # What a user can mend, and what the machine refuses (OSError: a full disk, a time limit): one line, no traceback.
 USER_ERRORS = (
-    AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, ModelPathError, NoSamplesError, PlacementError,
-    TeamError, TooManyFailuresError, WorkerDiedError, OSError,
+    AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, EngineGoneError, ModelPathError, NoSamplesError,
+    PlacementError, TeamError, TooManyFailuresError, WorkerDiedError, OSError,
 )  # fmt: skip
 
 

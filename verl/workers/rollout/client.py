@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Sequence
 from uuid import uuid4
 
-from verl.protocol.generate import GenerateRequest, Generation, RolloutClient, RolloutError
+from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutClient, RolloutError
 from verl.single_controller.base import WorkerGroup
-
-logger = logging.getLogger(__name__)
+from verl.single_controller.base.worker_group import WorkerDiedError
 
 POLL_S = 20.0
 
@@ -46,7 +44,8 @@ class WorkerGroupClient:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        Raises `RolloutError` when the engine refuses the request, is gone, or gives no answer within the time limit.
+        Raises `RolloutError` when the engine refuses the request or gives no answer within the time limit, `EngineGoneError` when its
+        process is gone.
         """
         loop = asyncio.get_running_loop()
         number = next(self._numbers)
@@ -106,10 +105,10 @@ class WorkerGroupClient:
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
-        logger.error("the rollout engine cannot be reached: %s", error)
+        kind = EngineGoneError if isinstance(error, WorkerDiedError) else RolloutError
         for future in self._futures.values():
             if not future.done():
-                failure = RolloutError(f"the rollout engine cannot be reached: {error}")
+                failure = kind(f"the rollout engine cannot be reached: {error}")
                 failure.__cause__ = error
                 future.set_exception(failure)
 
