@@ -11,10 +11,11 @@ from typing import Any
 
 from verl.models.loader import ATTENTION_NAMES, DTYPES
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
-from verl.trainer.placement import Placement
+from verl.trainer.placement import Placement, slug
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
 from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
+from verl.trainer.ppo.per_agent import check_per_agent, own_keys
 from verl.workers.engine.optimizer import SCHEDULES
 
 # Columns of a sample that name it; what `algorithm.group_by` may list.
@@ -110,6 +111,7 @@ def check_config(config: RunConfig, placement: Placement) -> None:
     _check_name("algorithm.adv_estimator", config.algorithm.adv_estimator, sorted(ADV_ESTIMATOR_REGISTRY))
     for name in config.algorithm.group_by or ():
         _check_name("algorithm.group_by", name, SAMPLE_FIELDS)
+    _check_per_agent(config, [agent.agent_id for agent in placement.agents])
     _check_files(config)
     for name in sorted({*TEMPLATE_ARGUMENTS} & {*config.data.apply_chat_template_kwargs}):
         raise ConfigError(f"data.apply_chat_template_kwargs.{name} is set by the run; expected what the model's chat template reads")
@@ -132,6 +134,16 @@ def check_config(config: RunConfig, placement: Placement) -> None:
                     f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, the run has {everyones}: policies take "
                     f"their optimizer steps together; set actor_rollout_ref.{key} for all"
                 )
+
+
+def _check_per_agent(config: RunConfig, agent_ids: Sequence[str]) -> None:
+    try:
+        check_per_agent(config.algorithm, agent_ids)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    for agent_id in agent_ids:
+        for name in own_keys(config.algorithm, agent_id).get("group_by") or ():
+            _check_name(f"algorithm.per_agent.{slug(agent_id)}.group_by", name, SAMPLE_FIELDS)
 
 
 def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: str) -> None:
