@@ -12,6 +12,7 @@ from typing import Any
 
 from verl.trainer.config import TrainerConfig
 from verl.trainer.placement import Placement
+from verl.utils.checkpoint import fsync_tree
 
 POINTER = "latest_checkpointed_iteration.txt"
 STATE_FILE = "trainer_state.json"
@@ -55,7 +56,7 @@ class CheckpointStore:
         try:
             aside.mkdir(parents=True)
             fill(aside)
-            _sync_files(aside)
+            fsync_tree(aside)
             _write_text(aside / STATE_FILE, json.dumps(state, indent=1))
             if final.exists():
                 shutil.rmtree(replaced, ignore_errors=True)
@@ -129,14 +130,6 @@ def _written_at(folder: Path) -> tuple[int, int]:
 
 def _table(signature: list[dict[str, str]]) -> str:
     return ", ".join(f"{row['agent_id']} -> {row['wg_id']}" for row in signature)
-
-
-def _sync_files(folder: Path) -> None:
-    """Have the disk hold the folder's files before a pointer names them."""
-    for path in folder.iterdir():
-        if path.is_file():
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
 
 
 def _write_text(path: Path, text: str) -> None:
