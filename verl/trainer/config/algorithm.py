@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from verl.trainer.config.rollout_correction import RolloutCorrectionConfig
 from verl.trainer.config.spec import key, section
 
 
@@ -41,24 +42,12 @@ class MGRPOConfig:
 @dataclass
 class FilterGroupsConfig:
     enable: bool = key(False, "drop groups without a signal and draw new tasks until the batch is full (DAPO)")
-    metric: str = key("seq_reward", "what must differ inside a group: seq_reward (the sample's reward) | team_reward | local_reward")
+    metric: str = key(
+        "seq_reward",
+        "what must differ inside a group: seq_reward (the sample's reward) | mixed_reward (before shaping and penalties) | team_reward | "
+        "local_reward",
+    )
     max_num_gen_batches: int = key(10, "most collections of one step; 0 has no limit")
-
-
-@dataclass
-class RolloutCorrectionConfig:
-    rollout_is: Optional[str] = key(None, "importance weights old/sampler: null | token | sequence")
-    rollout_is_threshold: Any = key(2.0, 'upper bound of a weight (TIS), or "lower_upper" outside which it is 0 (IcePop)')
-    rollout_is_batch_normalize: bool = key(False, "scale the weights of a policy's batch to a mean of 1")
-    rollout_rs: Optional[str] = key(
-        None, "rejection, comma-separated: token_k1, seq_sum_k1, seq_mean_k3, seq_max_k2, ...; null rejects nothing"
-    )
-    rollout_rs_threshold: Any = key(None, 'one bound a mode, comma-separated; "lower_upper" for k1, an upper bound for k2 and k3')
-    m2po_tau: Optional[float] = key(
-        None, "M2PO: mask the worst tokens until the mean of (log pi - log sampler)^2 is under this; null is off"
-    )
-    bypass_mode: bool = key(False, "take the sampler's log-probs as the old ones")
-    loss_type: str = key("ppo_clip", "loss in bypass mode: ppo_clip | reinforce")
 
 
 @dataclass

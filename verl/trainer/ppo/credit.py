@@ -6,11 +6,19 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.advantage import compute_advantage
-from verl.trainer.ppo.core_algos import get_kl_controller
-from verl.trainer.ppo.reward import apply_kl_penalty, invalid_action_penalty, place_on_last_token
+from verl.trainer.ppo.core_algos.rollout_correction import (
+    apply_bypass_mode,
+    compute_rollout_correction_and_add_to_batch,
+    sampler_gap_metrics,
+    staleness_metrics,
+)
+from verl.trainer.ppo.kl_in_reward import KLInReward
+from verl.trainer.ppo.reward import invalid_action_penalty, place_on_last_token
 from verl.trainer.ppo.team import TeamWorkers
 from verl.utils.timer import Timer
 
@@ -27,47 +35,68 @@ class CreditAssigner:
 
     def __init__(self, config: RunConfig, team: TeamWorkers, penalties: Mapping[str, float], on_policy: bool) -> None:
         self.config, self.team, self.penalties, self.on_policy = config, team, penalties, on_policy
-        self.kl_ctrl = get_kl_controller(config.algorithm.kl_ctrl)
+        self.kl_in_reward = KLInReward(config.algorithm)
         self.estimator_state: dict[str, Any] = {}
         self.batches = 0
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep, in JSON types."""
-        return {"kl_coef": self.kl_ctrl.value, "estimators": copy.deepcopy(self.estimator_state), "batches": self.batches}
+        return {"kl_coef": self.kl_in_reward.state_dict(), "estimators": copy.deepcopy(self.estimator_state), "batches": self.batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
-        self.kl_ctrl.value = state["kl_coef"]
+        self.kl_in_reward.load_state_dict(state["kl_coef"])
         self.estimator_state = copy.deepcopy(dict(state["estimators"]))
         self.batches = int(state["batches"])
 
-    def score(self, batch: DataProto, timer: Timer) -> tuple[DataProto, dict[str, float]]:
-        """Add log-probs, token rewards, `advantages` and `returns`: (the batch, metrics)."""
-        metrics: dict[str, float] = {}
+    @property
+    def needs_old(self) -> bool:
+        """The policies' own log-probs are needed before the update: several updates a step, KL in the reward, or a correction."""
+        algorithm = self.config.algorithm
+        correction = algorithm.rollout_correction
+        return not correction.bypass_mode and (not self.on_policy or algorithm.use_kl_in_reward or correction.corrects_batch)
+
+    def score(self, batch: DataProto, timer: Timer, version: int) -> tuple[DataProto, dict[str, float]]:
+        """Add log-probs, the off-policy correction, token rewards, `advantages` and `returns`: (the batch, metrics).
+
+        Args:
+            batch: fresh samples.
+            timer: of the step.
+            version: of the weights as they are.
+        """
+        metrics = staleness_metrics(batch, version)
         batch = self._log_probs(batch, timer, metrics)
         with timer("adv"):
-            self._token_rewards(batch, metrics)
+            replies = batch.batch["response_mask"]
+            if self.config.algorithm.rollout_correction.corrects_batch:
+                batch, corrected = compute_rollout_correction_and_add_to_batch(batch, self.config.algorithm.rollout_correction)
+                metrics |= corrected
+            self._token_rewards(batch, replies, metrics)
             batch = self._advantages(batch)
         return batch, metrics
 
     def _log_probs(self, batch: DataProto, timer: Timer, metrics: dict[str, float]) -> DataProto:
-        if not self.on_policy or self.config.algorithm.use_kl_in_reward:
+        correction = self.config.algorithm.rollout_correction
+        if correction.bypass_mode:
+            apply_bypass_mode(batch, correction)
+        elif self.needs_old:
             with timer("old_log_prob"):
                 batch = batch.union(self.team.compute_log_prob(batch))
-            metrics |= _sampler_gap(batch)
+            metrics |= sampler_gap_metrics(batch, correction.rollout_is_threshold)
         if self.team.uses_reference:
             with timer("ref"):
                 batch = batch.union(self.team.compute_ref_log_prob(batch))
         return batch
 
-    def _token_rewards(self, batch: DataProto, metrics: dict[str, float]) -> None:
+    def _token_rewards(self, batch: DataProto, replies: torch.Tensor, metrics: dict[str, float]) -> None:
+        """Rewards on the last token that is left of each reply; of replies that were rejected whole, on the last they had."""
         algorithm = self.config.algorithm
+        kept = batch.batch["response_mask"]
         rewards = batch.non_tensor_batch["reward"].astype(float) - invalid_action_penalty(batch, self.penalties)
-        batch.batch["token_level_scores"] = place_on_last_token(rewards, batch.batch["response_mask"])
+        batch.batch["token_level_scores"] = place_on_last_token(rewards, torch.where(kept.any(dim=1, keepdim=True), kept, replies))
         batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
         if algorithm.use_kl_in_reward:
-            _, kl_metrics = apply_kl_penalty(batch, self.kl_ctrl, algorithm.kl_penalty)
-            metrics |= kl_metrics
+            metrics |= self.kl_in_reward.apply(batch)
 
     def _advantages(self, batch: DataProto) -> DataProto:
         algorithm = self.config.algorithm
@@ -83,10 +112,3 @@ class CreditAssigner:
             state=self.estimator_state,
             seed=self.config.data.seed * 1_000_003 + self.batches,
         )
-
-
-def _sampler_gap(batch: DataProto) -> dict[str, float]:
-    """How far the trainer's log-probs are from the sampler's: mean and maximum over unmasked tokens."""
-    mask = batch.batch["response_mask"].bool()
-    gap = (batch.batch["old_log_probs"] - batch.batch["rollout_log_probs"]).abs()[mask]
-    return {"training/rollout_probs_diff_mean": gap.mean().item(), "training/rollout_probs_diff_max": gap.max().item()}

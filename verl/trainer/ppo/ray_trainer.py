@@ -166,7 +166,7 @@ class RayPPOTrainer:
             self._write_trajectories(result.episodes, f"train_{step:06d}", self.config.trainer.log_trajectories)
             if result.batch is None:
                 raise NoSamplesError(f"step {step}: {result.why_none}; the episodes are in trajectories/train_{step:06d}.jsonl")
-            batch, metrics = self.credit.score(result.batch, self.timer)
+            batch, metrics = self.credit.score(result.batch, self.timer, self.global_step)
             self.team.free_caches()
             with self.timer("update_actor"):
                 first_update = self.global_step * self.updates_per_step

@@ -19,8 +19,8 @@ With `mu` the sampler's log-probs, `old` those of the policy at the start of the
 What is rejected leaves before group statistics and advantages; a reply that loses only some tokens keeps its reward, on the last token
 left. `rollout_is_batch_normalize` divides by the mean weight of the policy, never of the team.
 
-Use when: the engine is quantised, in another precision or another framework than the trainer (`rollout_corr/log_prob_diff_mean`), or samples
-are older than the weights (`agent/<agent>/staleness/mean`). Token weights have the lower variance, sequence weights the lower bias.
+Use when: the engine is quantised, in another precision or another framework than the trainer (`rollout_corr/log_prob_diff_mean`), or
+samples are older than the weights (`agent/<agent>/staleness/mean`). Token weights have the lower variance, sequence weights the lower bias.
 
 Fails when: replies are long and weights are per sequence (the product leaves every bound), or sampling was truncated by `top_p` or `top_k`:
 the engine's log-probs are those before truncation, so that no ratio shows it.
@@ -45,6 +45,7 @@ from verl.trainer.ppo.core_algos.rollout_correction.rejection import (
     compute_rs_metrics,
     parse_modes,
 )
+from verl.trainer.ppo.core_algos.rollout_correction.staleness import staleness_metrics
 from verl.trainer.ppo.core_algos.rollout_correction.thresholds import LOG_RATIO_BOUND, Band, parse_bounds
 from verl.trainer.ppo.core_algos.rollout_correction.weights import IS_LEVELS, compute_is_metrics, compute_rollout_correction_weights
 
@@ -72,4 +73,5 @@ __all__ = [
     "policies",
     "sampler_gap",
     "sampler_gap_metrics",
+    "staleness_metrics",
 ]
