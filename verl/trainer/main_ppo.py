@@ -34,6 +34,7 @@ from verl.protocol.generate import EngineGoneError, SamplingParams
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import explain, free_form_overrides, register_config
+from verl.trainer.config.presets import PresetError, describe_preset, expand_presets
 from verl.trainer.config_check import ConfigError, check_config
 from verl.trainer.config_effect import check_effect
 from verl.trainer.placement import AgentPlacement, Placement, PlacementError, WorkerGroupSpec, build_placement
@@ -52,7 +53,7 @@ logger = logging.getLogger(__name__)
 # What a user can mend, and what the machine refuses (OSError: a full disk, a time limit): one line, no traceback.
 USER_ERRORS = (
     AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, EngineGoneError, ModelPathError, NoSamplesError,
-    PlacementError, TeamError, TooManyFailuresError, WorkerDiedError, OSError,
+    PlacementError, PresetError, TeamError, TooManyFailuresError, WorkerDiedError, OSError,
 )  # fmt: skip
 
 
@@ -103,6 +104,9 @@ def resolve_defaults(config: RunConfig) -> None:
     config.rollout.max_concurrent_episodes = config.rollout.max_concurrent_episodes or max(
         1, EPISODES_PER_SLOT * rollout.max_num_seqs * ranks
     )
+    overlong = config.reward.overlong_buffer
+    if overlong.enable:
+        overlong.len = overlong.len or max(rollout.response_length // 5, 1)
 
 
 def check_team(config: RunConfig) -> None:
@@ -209,6 +213,8 @@ class CheckedRun:
 
 def check_run(config: RunConfig) -> CheckedRun:
     """Find all that is wrong with a config before Ray starts and before a model loads; raises one of `USER_ERRORS`."""
+    if preset := describe_preset(config):
+        logger.info(preset)
     resolve_defaults(config)
     check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
@@ -300,9 +306,11 @@ def cli() -> None:
     """The command line: `main`, with Hydra's complaints about keys and values in one line as well."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
     given = sys.argv[1:]
-    sys.argv[1:] = free_form_overrides(given)
     try:
+        sys.argv[1:] = free_form_overrides(expand_presets(given))
         main()
+    except PresetError as error:
+        fail(str(error), 1)
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain(error, given), 1)
 

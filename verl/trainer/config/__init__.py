@@ -12,6 +12,7 @@ from verl.trainer.config.model import (
     RolloutConfig,
     ValSamplingConfig,
 )
+from verl.trainer.config.presets import PresetError, apply_preset
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import (
     AgentConfig,
@@ -25,6 +26,6 @@ from verl.trainer.config.run import (
 
 __all__ = [
     "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "CollectConfig", "CriticConfig", "DataConfig",
-    "EnvConfig", "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "RayInitConfig", "RefConfig", "RewardConfig",
-    "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "TrainerConfig", "ValSamplingConfig",
+    "EnvConfig", "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "PresetError", "RayInitConfig", "RefConfig", "RewardConfig",
+    "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "TrainerConfig", "ValSamplingConfig", "apply_preset",
 ]  # fmt: skip

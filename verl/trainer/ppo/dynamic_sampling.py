@@ -24,8 +24,13 @@ from verl.utils.dataset import TaskLoader
 
 logger = logging.getLogger(__name__)
 
-# Values of algorithm.filter_groups.metric and the columns they stand for.
-FILTER_METRICS = {"seq_reward": "reward", "team_reward": "team_reward", "local_reward": "local_reward"}
+# algorithm.filter_groups.metric, and the columns it stands for; mixed_reward is alpha * team + local.
+FILTER_METRICS = {
+    "seq_reward": ("reward",),
+    "mixed_reward": ("team_reward", "local_reward"),
+    "team_reward": ("team_reward",),
+    "local_reward": ("local_reward",),
+}
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,14 @@ class Drawn:
     why_none: str = ""
 
 
-def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
+def signal_rows(batch: DataProto, config: AlgorithmConfig, alpha: float = 1.0) -> np.ndarray:
     """Whether the group of each row has a spread in `algorithm.filter_groups.metric`, `[bsz]` bool.
 
     Groups are those of the advantage, `algorithm.per_agent` included. A group of one has no spread, unless `singleton=raw` trains on
-    it; rows without a response token never count.
+    it; rows without a response token never count. `alpha` (`reward.alpha`) weighs the team reward in `mixed_reward`.
     """
-    values = batch.non_tensor_batch[FILTER_METRICS[config.filter_groups.metric]].astype(np.float64)
+    columns = [batch.non_tensor_batch[name].astype(np.float64) for name in FILTER_METRICS[config.filter_groups.metric]]
+    values = columns[0] if len(columns) == 1 else alpha * columns[0] + columns[1]
     valid = batch.batch["response_mask"].bool().any(dim=1).numpy()
     signal = np.zeros(len(batch), dtype=bool)
     for settings, rows in split_by_settings(config, batch.non_tensor_batch["agent_id"]):
@@ -95,9 +101,9 @@ async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskL
         result = await collector.collect(rows, config.env.rollout.n, step=step, attempt=len(results))
         results.append(result)
         if result.batch is not None:
-            found += _tasks(result.batch, signal_rows(result.batch, config.algorithm))
+            found += _tasks(result.batch, signal_rows(result.batch, config.algorithm, config.reward.alpha))
     whole = collector.join(results) if len(results) > 1 else results[0]
-    signal = signal_rows(whole.batch, config.algorithm) if whole.batch is not None else np.zeros(0, dtype=bool)
+    signal = signal_rows(whole.batch, config.algorithm, config.reward.alpha) if whole.batch is not None else np.zeros(0, dtype=bool)
     if whole.batch is None or not signal.any():
         return Drawn(whole, None, {}, _nothing_differs(config, len(results), whole))
     found = _tasks(whole.batch, signal)

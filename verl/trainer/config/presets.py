@@ -1,0 +1,145 @@
+"""Presets: `algorithm.preset=<name>` sets the keys that a method stands for.
+
+A preset sets what makes the method, nothing else: learning rates, batch and group sizes and lengths stay those of the run. Keys given
+beside it win, wherever they stand; so do those that a script gives (examples/run_math.sh gives no value that a preset would change).
+`actor_rollout_ref.actor.clip_ratio`, when given, takes the place of a preset's two sides. The run prints the expansion, and its
+config.yaml holds it. In Python: `apply_preset(config, "dapo")`, then whatever is to differ.
+
+- `dr_mas` (arXiv 2602.08847, equation 5): every agent's samples of a task are compared with that agent's samples of it, minus their
+  mean, over their standard deviation; the team reward of an episode goes to all its samples. The paper trains with GRPO's clip 0.2, 8
+  episodes a task, learning rate 1e-6 and no KL on mathematics.
+- `at_grpo` (arXiv 2510.11062): samples of the same task, agent and turn are compared; the reward of a call is alpha * team + local with
+  alpha = 1, both of its own turn. The paper samples a tree, K = 4 candidates a call; here episodes are independent.
+- `dr_grpo` (arXiv 2503.20783): advantages are not divided by a standard deviation, and a reply's loss is summed over its tokens and
+  divided by a constant (the longest reply allowed), so that neither easy tasks nor long replies weigh more; no KL.
+- `dapo` (arXiv 2503.14476): clip range 0.2 below and 0.28 above (clip-higher), loss averaged over tokens, tasks that all episodes solve
+  or none are replaced by new ones (dynamic sampling), a soft penalty over the last fifth of the reply limit (the paper: 4,096 of 20,480
+  tokens, at most 1), no KL. The filter looks at rewards before penalties, as the paper does at correctness.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from verl.trainer.config.run import RunConfig
+
+logger = logging.getLogger(__name__)
+
+ACTOR = "actor_rollout_ref.actor"
+NO_KL = {"algorithm.use_kl_in_reward": "false", f"{ACTOR}.use_kl_loss": "false"}
+# Values are written as on the command line.
+PRESETS: Mapping[str, Mapping[str, str]] = {
+    "dr_mas": {
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.group_by_agent_id": "true",
+        "algorithm.norm_adv_by_std_in_grpo": "true",
+        "reward.team_scope": "episode",
+    },
+    "at_grpo": {
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.group_by": "[uid,agent_id,turn]",
+        "algorithm.norm_adv_by_std_in_grpo": "true",
+        "reward.alpha": "1.0",
+        "reward.team_scope": "turn",
+    },
+    "dr_grpo": {
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.norm_adv_by_std_in_grpo": "false",
+        f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
+        **NO_KL,
+    },
+    "dapo": {
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.norm_adv_by_std_in_grpo": "true",
+        "algorithm.filter_groups.enable": "true",
+        "algorithm.filter_groups.metric": "mixed_reward",
+        f"{ACTOR}.clip_ratio_low": "0.2",
+        f"{ACTOR}.clip_ratio_high": "0.28",
+        f"{ACTOR}.loss_agg_mode": "token-mean",
+        "reward.overlong_buffer.enable": "true",
+        **NO_KL,
+    },
+}
+# A key that is given speaks for these as well.
+SPEAKS_FOR = {
+    f"{ACTOR}.clip_ratio": (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"),
+    "algorithm.filter_groups.enable": ("algorithm.filter_groups.metric",),
+}
+
+
+class PresetError(ValueError):
+    """A preset that does not exist, or one that was named but not applied; the message says what to do."""
+
+
+def expansion(name: str, given: Collection[str] = ()) -> dict[str, str]:
+    """Key -> value, as on the command line, of a preset beside the keys that are given.
+
+    Raises PresetError listing the presets there are.
+    """
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise PresetError(f"algorithm.preset='{name}': expected one of {', '.join(PRESETS)}{hint}")
+    left_out = {*given, *(other for key in given for other in SPEAKS_FOR.get(key, ()))}
+    return {key: value for key, value in PRESETS[name].items() if key not in left_out}
+
+
+def expand_presets(overrides: Sequence[str]) -> list[str]:
+    """Put what `algorithm.preset=<name>` stands for before the first override, so that those given win.
+
+    Raises PresetError for an unknown name.
+    """
+    pairs = [o.lstrip("+").split("=", 1) for o in overrides if "=" in o and not o.startswith("-")]
+    given = {pair[0]: pair[1].strip("'\"") for pair in pairs}
+    name = given.get("algorithm.preset", "null")
+    if name in ("null", ""):
+        return list(overrides)
+    first = next(i for i, o in enumerate(overrides) if "=" in o and not o.startswith("-"))
+    added = [f"{key}={value}" for key, value in expansion(name, given).items()]
+    return [*overrides[:first], *added, *overrides[first:]]
+
+
+def apply_preset(config: RunConfig, name: str, keep: Collection[str] = ()) -> None:
+    """Set the keys of a preset on a config built in Python, but for those in `keep`; set others afterwards.
+
+    Raises PresetError for an unknown name.
+    """
+    for key, value in expansion(name, keep).items():
+        section, _, leaf = key.rpartition(".")
+        setattr(_value(config, section), leaf, _parsed(value))
+    config.algorithm.preset = name
+
+
+def describe_preset(config: RunConfig) -> str:
+    """One line: the preset's keys as they are set in `config`, and those that have another value; empty without a preset.
+
+    Raises PresetError for an unknown name, and when no key was set although the preset is named.
+    """
+    name = config.algorithm.preset
+    if name is None:
+        return ""
+    wanted = {key: _parsed(value) for key, value in expansion(name).items()}
+    kept = [key for key, value in wanted.items() if _value(config, key) == value]
+    default = RunConfig()
+    changed = [key for key, value in wanted.items() if _value(default, key) != value]
+    if changed and not set(changed) & set(kept):
+        raise PresetError(
+            f"algorithm.preset='{name}' was set, but none of its keys: call verl.trainer.config.apply_preset(config, '{name}')"
+        )
+    line = f"preset {name}: " + " ".join(f"{key}={PRESETS[name][key]}" for key in kept)
+    other = [f"{key}={_value(config, key)}" for key in wanted if key not in kept]
+    return line + (f" (given instead: {' '.join(other)})" if other else "")
+
+
+def _parsed(text: str) -> Any:
+    import yaml
+
+    return yaml.safe_load(text)
+
+
+def _value(config: Any, key: str) -> Any:
+    return reduce(getattr, key.split("."), config)
