@@ -41,10 +41,11 @@ def test_packed_scores_equal_padded_scores_and_plain_transformers(tiny_model_dir
 def test_gradient_is_the_same_however_rows_are_cut_and_padded(tiny_model_dir: Path, mode: str) -> None:
     rows, config = make_rows(9), full_loss(mode)
     whole, metrics = gradients(make_engine(tiny_model_dir), rows, ONE_PIECE, config)
+    scale = max(1.0, *(float(g.abs().max()) for g in whole.values()))  # sums of tokens are larger than means
     for packed, budget, count in ((True, 25, 1), (True, None, 2), (False, 30, 1), (False, None, 9)):
         engine = make_engine(tiny_model_dir, use_remove_padding=packed)
         cut, cut_metrics = gradients(engine, rows, MicroBatchRule(budget, count, packed), config)
-        assert largest_difference(whole, cut) < 1e-6
+        assert largest_difference(whole, cut) < 1e-6 * scale
         assert metrics == pytest.approx(cut_metrics, abs=1e-5)
 
 

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from verl.trainer.config import ActorConfig
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, kl_penalty, masked_mean
-from verl.workers.engine.forward import INPUT_KEYS, check_rows
-from verl.workers.engine.fsdp_engine import FSDPEngine, Rows, select
+from verl.workers.engine.forward import INPUT_KEYS
+from verl.workers.engine.fsdp_engine import FSDPEngine, Rows
 from verl.workers.engine.micro_batch import MicroBatchRule
+from verl.workers.engine.steps import MicroLoss, Objective, StepPlan, take_steps
 
 
-@dataclass(frozen=True)
-class UpdatePlan:
-    """What a call says about one update.
+@dataclass(frozen=True, kw_only=True)
+class UpdatePlan(StepPlan):
+    """What a call says about one update of a policy.
 
     Attributes:
         temperature: of the sampler.
-        num_mini_batches: optimizer steps of one pass over the rows.
         on_policy: the rows were sampled with the current weights, so that old log-probs may be left out.
-        shuffle_seed: seed of the row order; epoch e uses `shuffle_seed + e`.
-        loss_scale_factor: the constant of `seq-mean-token-sum-norm`.
-        first_update: place of the first optimizer step in the run's schedule; steps that this policy had no rows for count there as
-            well. None goes on from the engine's last step.
     """
 
     temperature: float
-    num_mini_batches: int = 1
     on_policy: bool = False
-    shuffle_seed: int = 0
-    loss_scale_factor: float | None = None
-    first_update: int | None = None
 
 
 @dataclass
@@ -50,24 +41,17 @@ def update_policy(engine: FSDPEngine, config: ActorConfig, rows: Rows, plan: Upd
 
     Args:
         rows: `INPUT_KEYS`, `advantages`, `old_log_probs` unless on policy, `ref_log_prob` with the KL loss, and optionally
-            `rollout_is_weights`; all `[bsz, response_len]`. Rows without a response token are left out.
+            `rollout_is_weights`; all `[bsz, response_len]`. Optionally `row_weights` `[bsz]`. Rows without a response token are left out.
 
     Raises:
         ValueError: a column is missing, or on-policy rows are to be used for more than one optimizer step.
     """
-    needed = _needed(config, rows, plan)
-    real = rows["response_mask"].bool().any(dim=1).nonzero().squeeze(1)
-    chosen = engine.to_device({name: rows[name][real] for name in needed})
-    check_rows(chosen)
-    totals = _Totals(engine)
-    with engine.training():
-        for epoch in range(config.ppo_epochs):
-            for number, index in enumerate(_mini_batches(len(real), config, plan, epoch)):
-                if plan.first_update is not None:
-                    engine.steps = plan.first_update + epoch * plan.num_mini_batches + number
-                mini = select(chosen, index.to(engine.device))
-                totals.add(_update_once(engine, config, mini, plan, rule))
-    return totals.result(tokens=sum(engine.lengths(chosen)) * config.ppo_epochs)
+
+    def begin(mini: Rows, info: Mapping[str, Any]) -> MicroLoss:
+        return lambda micro, counts: _loss(engine, _loss_config(config, counts), micro, plan)
+
+    objective = Objective("actor", begin, summed=("actor/pg_loss", "actor/kl_loss"))
+    return take_steps(engine, config, rows, _needed(config, rows, plan), plan, rule, objective)
 
 
 def _needed(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
@@ -90,42 +74,8 @@ def _needed(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
     return needed
 
 
-def _mini_batches(count: int, config: ActorConfig, plan: UpdatePlan, epoch: int) -> Iterator[torch.Tensor]:
-    """Row indices of each mini-batch, of nearly equal size."""
-    order = torch.arange(count)
-    if config.shuffle:
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(plan.shuffle_seed + epoch))
-    yield from torch.tensor_split(order, plan.num_mini_batches)
-
-
-def _update_once(engine: FSDPEngine, config: ActorConfig, mini: Rows, plan: UpdatePlan, rule: MicroBatchRule) -> dict[str, float]:
-    """One optimizer step; metrics are this rank's share, to be averaged over ranks."""
-    ranks = dist.get_world_size(engine.group)
-    counts = torch.tensor([float(mini["response_mask"].sum()), float(len(mini["response_mask"]))], dtype=torch.double, device=engine.device)
-    if ranks > 1:
-        dist.all_reduce(counts, group=engine.group)
-    tokens, size = counts.tolist()
-    if not size:
-        return {}
-    width = float(mini["response_mask"].shape[1])
-    info = {
-        "dp_size": ranks,
-        "batch_num_tokens": tokens,
-        "global_batch_size": size,
-        "loss_scale_factor": plan.loss_scale_factor or width,
-    }
-    loss_config = LossConfig(**{f.name: getattr(config, f.name) for f in fields(ActorConfig)}, global_batch_info=info)
-    metrics: dict[str, float] = {}
-    for micro in engine.micro_batches(mini, rule):
-        loss, parts = _loss(engine, loss_config, micro, plan)
-        loss.backward()
-        share = float(micro["response_mask"].sum()) / tokens * ranks
-        for name, value in parts.items():
-            weight = 1.0 if name in ("actor/pg_loss", "actor/kl_loss") else share
-            metrics[name] = metrics.get(name, 0.0) + float(value) * weight
-    lr = engine.lr
-    norm, updated = engine.step(config.grad_clip)
-    return metrics | {"actor/grad_norm": norm, "actor/lr": lr, "actor/skipped_steps": float(not updated)}
+def _loss_config(config: ActorConfig, counts: dict[str, Any]) -> LossConfig:
+    return LossConfig(**{f.name: getattr(config, f.name) for f in fields(ActorConfig)}, global_batch_info=counts)
 
 
 def _loss(engine: FSDPEngine, config: LossConfig, micro: Rows, plan: UpdatePlan) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -155,28 +105,3 @@ def _loss(engine: FSDPEngine, config: LossConfig, micro: Rows, plan: UpdatePlan)
         loss = loss + config.kl_loss_coef * kl
         metrics["actor/kl_loss"] = kl.detach()
     return loss, metrics
-
-
-class _Totals:
-    """Metrics of several mini-batches, averaged over mini-batches and ranks."""
-
-    def __init__(self, engine: FSDPEngine) -> None:
-        self._engine, self._sums, self._count = engine, dict[str, float](), 0
-
-    def add(self, metrics: dict[str, float]) -> None:
-        if metrics:
-            self._count += 1
-        for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-
-    def result(self, tokens: int) -> dict[str, float]:
-        names = sorted(self._sums)
-        values = torch.tensor([*(self._sums[n] for n in names), float(tokens)], dtype=torch.double, device=self._engine.device)
-        ranks = dist.get_world_size(self._engine.group)
-        if ranks > 1:
-            dist.all_reduce(values, group=self._engine.group)
-        *sums, all_tokens = values.tolist()
-        metrics = {name: value / ranks / max(1, self._count) for name, value in zip(names, sums, strict=True)}
-        if "actor/skipped_steps" in metrics:
-            metrics["actor/skipped_steps"] *= self._count
-        return metrics | {"perf/tokens": all_tokens}
