@@ -1,8 +1,8 @@
 """Episodes at scale: prompts that fit, one coroutine an episode, one batch a step."""
 
+from agent_system.record import EpisodeRecord, Sample
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult, EnvFactory, TooManyFailuresError
-from agent_system.rollout.record import EpisodeRecord, Sample
 from agent_system.rollout.settings import CollectorSettings
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agent_system.rollout.record import EpisodeRecord
+from agent_system.record import EpisodeRecord
 from verl.protocol import DataProto
 
 
@@ -58,7 +58,8 @@ def _pack(rows: Iterable[Sequence[Any]], dtype: Any, pad: np.ndarray, *, left: b
 def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]:
     episode_fields = ("uid", "traj_uid", "task_id", "data_source")
     sample_fields = (
-        "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "team_reward", "local_reward", "reward", "valid",
+        "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "team_reward", "local_reward", "step_reward", "reward",
+        "valid", "anchor",
     )  # fmt: skip
     columns = {name: [getattr(e, name) for e, _ in rows] for name in episode_fields}
     columns |= {name: [getattr(s, name) for _, s in rows] for name in sample_fields}

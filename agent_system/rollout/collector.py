@@ -19,6 +19,7 @@ from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
 from agent_system.record import EpisodeRecord
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
+from agent_system.reward import RewardSettings, assign_rewards
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.env_caller import EnvCaller
@@ -147,16 +148,20 @@ class Collector:
         Raises:
             EngineGoneError: an engine's process died.
             TooManyFailuresError: the share of failed episodes is above `max_failure_rate`; the message groups the causes.
+            AgentSystemError: a local reward outside `reward.propagation.local_range`.
         """
         with _rare_garbage_collection():
-            return self._result(await self._play(_plans(tasks, n, step, validate, greedy, attempt)))
+            played = await self._play(_plans(tasks, n, step, validate, greedy, attempt))
+            settings = self.settings.reward
+            return self._result(played, settings.without_penalties() if validate else settings)
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
-        """Return several collections as one: rows and episodes in their order, metrics over all of them."""
-        return self._result([e for result in results for e in result.episodes])
+        """Return several training collections as one: rows and episodes in their order, rewards and metrics over all of them."""
+        return self._result([e for result in results for e in result.episodes], self.settings.reward)
 
-    def _result(self, records: list[EpisodeRecord]) -> CollectResult:
-        return CollectResult(build_batch(records), records, collect_metrics(records, list(self.seats)))
+    def _result(self, played: Sequence[EpisodeRecord], settings: RewardSettings) -> CollectResult:
+        records, metrics = assign_rewards(played, settings)
+        return CollectResult(build_batch(records), records, collect_metrics(records, list(self.seats)) | metrics)
 
     async def _play(self, plans: Sequence[Plan]) -> list[EpisodeRecord]:
         records: list[EpisodeRecord | None] = [None] * len(plans)

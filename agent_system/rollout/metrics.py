@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agent_system.rollout.record import EpisodeRecord, Sample
+from agent_system.record import EpisodeRecord, Sample
+
+# What the reward of a sample is made of, each a metric of its own.
+REWARD_TERMS = ("local_reward", "team_reward", "step_reward", "mixed_reward", "invalid_penalty", "overlong_penalty")
 
 
 def metric_name(agent_id: str) -> str:
@@ -65,7 +68,7 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
         "prompt_length/max": float(prompt.max()),
         "reward/mean": float(reward.mean()),
         "reward/std": float(reward.std()),
-        "local_reward/mean": _mean([s.local_reward for s in samples]),
+        **{f"{term}/mean": _mean([getattr(s, term) for s in samples]) for term in REWARD_TERMS},
     }
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_system.agent import BaseAgent, Entry
-from agent_system.environment import Observation, Outcome, Task
+from agent_system.environment import Observation, Task
 from agent_system.errors import AgentSystemError, suggestion
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection, strip_thinking
-from agent_system.reward import mix
+from agent_system.record import EpisodeRecord, Sample
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.env_caller import EnvCaller
+from agent_system.rollout.ledger import Ledger
 from agent_system.rollout.prompt import PromptBuilder
-from agent_system.rollout.record import EpisodeRecord, Sample
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.tokens import decode
@@ -84,11 +84,9 @@ class Episode:
         self._env = env
         self._settings = settings
         self._samples: list[Sample] = []
-        self._local: dict[tuple[int, int], float] = {}
-        self._team = 0.0
+        self._ledger = Ledger(type(env.env).__name__, self._seat)
         self._info: dict[str, Any] = {}
-        self._turns = 0
-        self._calls = 0
+        self._callers: dict[int, str] = {}
         self._over = False
         self._speakers: set[asyncio.Task[Any] | None] = set()
 
@@ -113,22 +111,23 @@ class Episode:
             await self._env.close(CLOSE_TIMEOUT_S)
 
     def record(self, failure: str | None = None) -> EpisodeRecord:
-        """Return what happened, rewards mixed."""
-        samples = []
-        for s in sorted(self._samples, key=lambda s: (s.turn, s.call, s.candidate)):
-            local = self._local.get((s.turn, s.call), 0.0)
-            samples.append(replace(s, local_reward=local, team_reward=self._team, reward=mix(self._team, local, self._settings.alpha)))
-        task = self.plan.task
+        """Return what happened, every reward where it arrived; `assign_rewards` makes the rewards of samples from it."""
+        ledger, task = self._ledger, self.plan.task
+        samples = [
+            replace(s, act_reward=ledger.acts.get((s.turn, s.call)), local_reward=ledger.local(s.turn, s.call))
+            for s in sorted(self._samples, key=lambda s: (s.turn, s.call, s.candidate))
+        ]
         return EpisodeRecord(
             self.plan.uid, self.plan.traj_uid, task.task_id, task.data_source, self.plan.index,
-            tuple(samples), self._team, self._turns, dict(self._info), failure,
+            tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, tuple(ledger.turns),
         )  # fmt: skip
 
     async def _play(self) -> None:
         observation = await self._env.observation("reset", self.plan.task)
         memory = self._orchestra.memory_class(self._settings.history_length)
         for step in range(1, self._settings.max_steps + 1):
-            self._turns, self._calls = step, 0
+            self._callers = {}
+            self._ledger.open_turn()
             turn = Turn(observation, step, memory, self._sample)
             try:
                 action = await self._orchestra.run(turn)
@@ -140,7 +139,8 @@ class Episode:
                 return
             self.waiting_for = f"the environment's step {step}"
             outcome = await self._env.outcome("step", action)
-            self._account(outcome, step, None)
+            self._info.update(outcome.info)
+            self._ledger.step(outcome, self._callers)
             memory.store(observation.text, str(action))
             if outcome.done:
                 return
@@ -150,8 +150,8 @@ class Episode:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply a call)."""
         self._speakers.add(asyncio.current_task())
         seat = self._seat(agent_id)
-        call = self._calls
-        self._calls += 1
+        call, callers = len(self._callers), self._callers
+        callers[call] = agent_id
         place = turn.reserve()
         entries = turn.entries
         seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
@@ -184,13 +184,16 @@ class Episode:
                 prompt.dropped,
                 b.pad_token_id,
                 seed,
+                p.sampling_of(b).max_tokens,
+                str(seen.info.get("anchor", seen.text)),
             )
         )
         turn.record(place, Entry(agent_id, projection.text or strip_thinking(text), projection.action))
         if self._env.has_act:
             self.waiting_for = f"the environment's reaction to {agent_id} (turn {turn.step}, call {call})"
             outcome = await self._env.outcome("act", agent_id, projection.action)
-            self._account(outcome, turn.step, call)
+            self._info.update(outcome.info)
+            self._ledger.act(outcome, callers, call)
             turn.done = turn.done or outcome.done
         return projection
 
@@ -225,33 +228,6 @@ class Episode:
                 "(turn.act and Outcome.local name agents, BaseOrchestra.agents lists them)"
             )
         return seat
-
-    def _account(self, outcome: Outcome, turn: int, call: int | None) -> None:
-        """Add an outcome's rewards; `call` is the call it belongs to, or None for the end of a turn."""
-        self._team += float(outcome.team)
-        self._info.update(outcome.info)
-        if not isinstance(outcome.local, Mapping):
-            if call is not None:
-                self._add_local(turn, call, float(outcome.local))
-            elif outcome.local:
-                raise AgentSystemError(
-                    f"step() returned local={outcome.local!r}, which belongs to no call; use a mapping by agent name or call number: "
-                    "{'Agent Name': 1.0} or {0: 1.0}"
-                )
-            return
-        for key, value in outcome.local.items():
-            if isinstance(key, str):
-                self._seat(key)
-                calls = [s.call for s in self._samples if s.turn == turn and s.agent_id == key]
-            elif 0 <= key < self._calls:
-                calls = [key]
-            else:
-                raise AgentSystemError(f"Outcome.local names call {key}, but turn {turn} had {self._calls} calls (numbered from 0)")
-            for one in calls:
-                self._add_local(turn, one, float(value))
-
-    def _add_local(self, turn: int, call: int, value: float) -> None:
-        self._local[(turn, call)] = self._local.get((turn, call), 0.0) + value
 
 
 def _variables(seen: Observation, step: int, variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent_system.errors import AgentSystemError
+from agent_system.reward.settings import RewardSettings
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class CollectorSettings:
 
     Attributes:
         seed: `data.seed`.
-        alpha: `reward.alpha`.
+        reward: the keys under `reward`.
         max_steps: `env.max_steps`, most turns of one episode.
         history_length: `env.history_length`, turns that memory shows.
         max_concurrent_episodes: `rollout.max_concurrent_episodes`, 1 or more.
@@ -24,7 +25,7 @@ class CollectorSettings:
     """
 
     seed: int = 0
-    alpha: float = 1.0
+    reward: RewardSettings = field(default_factory=RewardSettings)
     max_steps: int = 1
     history_length: int = 4
     max_concurrent_episodes: int = 1024

@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agent_system.errors import AgentSystemError
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
+from agent_system.reward import OverlongBuffer, PropagationSettings, RewardSettings
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult, TooManyFailuresError
 from agent_system.rollout.settings import CollectorSettings
@@ -144,6 +145,24 @@ def sampling_of(agent: AgentPlacement, config: RunConfig, tokenizer: Any, valida
     )
 
 
+def reward_settings(config: RunConfig, placement: Placement) -> RewardSettings:
+    """The keys under `reward` and the penalty of each agent, for the agent side."""
+    reward = config.reward
+    low, high = reward.propagation.local_range
+    return RewardSettings(
+        alpha=reward.alpha,
+        team_scope=reward.team_scope,
+        shaping=reward.shaping,
+        shaping_gamma=reward.shaping_gamma,
+        shaping_threshold=reward.shaping_threshold,
+        propagation=PropagationSettings(**vars(reward.propagation) | {"local_range": (low, high)}),
+        overlong_buffer=OverlongBuffer(**vars(reward.overlong_buffer)),
+        invalid_action_penalty={
+            a.agent_id: a.config.actor.invalid_action_penalty_coef for a in placement.agents if a.config.actor.use_invalid_action_penalty
+        },
+    )
+
+
 def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]) -> TaskCollector:
     """Bind every agent to its policy's client and seat the team."""
     bindings = {}
@@ -162,7 +181,7 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
         )
     settings = CollectorSettings(
         seed=config.data.seed,
-        alpha=config.reward.alpha,
+        reward=reward_settings(config, placement),
         max_steps=config.env.max_steps,
         history_length=config.env.history_length,
         max_concurrent_episodes=config.rollout.max_concurrent_episodes,

@@ -10,7 +10,7 @@ from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.advantage import compute_advantage, group_fields
 from verl.trainer.ppo.core_algos import register_adv_est
-from verl.trainer.ppo.reward import apply_kl_penalty, invalid_action_penalty, place_on_last_token
+from verl.trainer.ppo.reward import apply_kl_penalty, place_on_last_token
 
 
 def batch(rewards: list[float], **columns: list) -> DataProto:
@@ -63,11 +63,6 @@ def test_the_reward_stands_on_the_last_token_and_padding_rows_get_none() -> None
     mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 1], [0, 0, 0]])
     expected = [[0, 2.0, 0], [0, 0, 3.0], [0, 0, 4.0], [0, 0, 0]]
     assert place_on_last_token(np.array([2.0, 3.0, 4.0, 5.0]), mask).tolist() == expected
-
-
-def test_only_invalid_replies_of_agents_with_a_coefficient_pay() -> None:
-    data = batch([1.0] * 4, **TEAM, valid=[False, False, True, True])
-    assert invalid_action_penalty(data, {"S": 0.5}).tolist() == [0.5, 0.0, 0.0, 0.0]
 
 
 def test_kl_in_the_reward_by_hand() -> None:

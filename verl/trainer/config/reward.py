@@ -28,6 +28,7 @@ class RewardConfig:
     alpha: float = key(1.0, "weight of the team reward: r = alpha * team + local")
     team_scope: str = key("episode", "team reward of a sample: episode (the sum over turns) | turn | call (right after its own action)")
     shaping: str = key("default", "default | turn_weighted | discount | hop_weighted | hop_discount | binary | normalized")
-    shaping_gamma: float = key(0.9, "factor of the discounting shapings")
+    shaping_gamma: float = key(0.9, "shaping=discount, hop_discount: factor a turn or a call")
+    shaping_threshold: float = key(0.5, "shaping=binary: a reward above this counts 1, any other 0")
     propagation: PropagationConfig = section(PropagationConfig)
     overlong_buffer: OverlongBufferConfig = section(OverlongBufferConfig)

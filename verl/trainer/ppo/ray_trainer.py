@@ -70,10 +70,7 @@ class RayPPOTrainer:
         self.loader = None
         if train_dataset is not None:
             self.loader = TaskLoader(train_dataset, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
-        penalties = {
-            a.agent_id: a.config.actor.invalid_action_penalty_coef for a in placement.agents if a.config.actor.use_invalid_action_penalty
-        }
-        self.credit = CreditAssigner(config, team, penalties, self.on_policy)
+        self.credit = CreditAssigner(config, team, self.on_policy)
         self.global_step = 0
         self.before: ValidationResult | None = None
         self.after: ValidationResult | None = None

@@ -1,8 +1,6 @@
-"""From a reward per sample to a reward per token: penalties, and the KL to the reference."""
+"""From a reward per sample to a reward per token, and the KL to the reference."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -10,13 +8,6 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import AdaptiveKLController, FixedKLController, masked_mean
 from verl.trainer.ppo.core_algos import kl_penalty as estimate_kl
-
-
-def invalid_action_penalty(batch: DataProto, coefficients: Mapping[str, float]) -> np.ndarray:
-    """`coefficient of the row's agent * (1 - valid)`, `[bsz]`; agents without a coefficient pay nothing."""
-    valid = batch.non_tensor_batch["valid"].astype(bool)
-    coefficient = np.array([coefficients.get(a, 0.0) for a in batch.non_tensor_batch["agent_id"]])
-    return np.where(valid, 0.0, coefficient)
 
 
 def place_on_last_token(rewards: np.ndarray, response_mask: torch.Tensor) -> torch.Tensor:

@@ -41,9 +41,16 @@ class Sample:
         dropped_context: entries of the team context or memory left out, or cut, so that the prompt fits.
         pad_token_id: what fills the row in a batch.
         seed: of the request.
-        local_reward: reward of this call alone.
-        team_reward: reward of the episode's team.
-        reward: `alpha * team_reward + local_reward`.
+        max_tokens: the agent's longest reply.
+        anchor: the state that the call acted on: `Observation.info["anchor"]`, else the text of the observation as this agent saw it.
+        act_reward: `Outcome.team` of the `act` that followed this call; None when the environment does not react to single calls.
+        local_reward: reward of this call alone, as the environment gave it.
+        team_reward: the team reward credited to this call, by `reward.team_scope` or `reward.propagation`.
+        step_reward: `alpha` * the team rewards that arrived between this call and the agent's next one, plus `local_reward`.
+        mixed_reward: `alpha * team_reward + local_reward`, before shaping.
+        invalid_penalty: subtracted because the reply could not be parsed.
+        overlong_penalty: subtracted because the reply came near the length limit.
+        reward: `mixed_reward` shaped, less both penalties.
     """
 
     agent_id: str
@@ -62,8 +69,15 @@ class Sample:
     dropped_context: int
     pad_token_id: int
     seed: int
+    max_tokens: int = 0
+    anchor: str = ""
+    act_reward: float | None = None
     local_reward: float = 0.0
     team_reward: float = 0.0
+    step_reward: float = 0.0
+    mixed_reward: float = 0.0
+    invalid_penalty: float = 0.0
+    overlong_penalty: float = 0.0
     reward: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -79,8 +93,13 @@ class Sample:
             "action": self.action,
             "valid": self.valid,
             "fields": plain(self.fields),
-            "team_reward": self.team_reward,
+            "act_reward": self.act_reward,
             "local_reward": self.local_reward,
+            "team_reward": self.team_reward,
+            "step_reward": self.step_reward,
+            "mixed_reward": self.mixed_reward,
+            "invalid_penalty": self.invalid_penalty,
+            "overlong_penalty": self.overlong_penalty,
             "reward": self.reward,
             "prompt_tokens": len(self.prompt_ids),
             "response_tokens": len(self.generation.token_ids),
@@ -88,6 +107,7 @@ class Sample:
             "dropped_context": self.dropped_context,
             "version": self.generation.version,
             "seed": self.seed,
+            "anchor": self.anchor,
         }
 
 
@@ -101,10 +121,11 @@ class EpisodeRecord:
         task_id, data_source: the task.
         index: number of the episode in its group, from 0.
         samples: its calls, in order.
-        team_reward: summed over turns.
+        team_reward: summed over the episode, in order of calls and turns.
         turns: turns played.
         info: what environment and orchestra reported; later turns overwrite earlier ones.
         failure: why the episode was left out, or None.
+        turn_rewards: `Outcome.team` of `step`, one a turn; 0 for a turn that `act` ended.
     """
 
     uid: str
@@ -117,6 +138,7 @@ class EpisodeRecord:
     turns: int
     info: Mapping[str, Any] = field(default_factory=dict)
     failure: str | None = None
+    turn_rewards: tuple[float, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -138,6 +160,7 @@ class EpisodeRecord:
             "index": self.index,
             "turns": self.turns,
             "team_reward": self.team_reward,
+            "turn_rewards": list(self.turn_rewards),
             "info": plain(self.info),
             "failure": self.failure,
             "calls": [s.to_json() for s in self.samples],

@@ -1,0 +1,80 @@
+"""From finished episodes to rewarded samples: the one entry of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from agent_system.record import EpisodeRecord, Sample
+from agent_system.reward.mixing import mix
+from agent_system.reward.penalties import invalid_action, overlong
+from agent_system.reward.propagation import Chains, propagate
+from agent_system.reward.scope import step_rewards, team_rewards
+from agent_system.reward.settings import RewardSettings
+from agent_system.reward.shaping import SHAPINGS, Places
+
+
+def assign_rewards(records: Sequence[EpisodeRecord], settings: RewardSettings) -> tuple[list[EpisodeRecord], dict[str, float]]:
+    """Fill in every reward term of the samples of the episodes that did not fail.
+
+    `reward = shaping(alpha * team + local) - invalid_penalty - overlong_penalty`, where `team` follows `team_scope` or, when there
+    is one, the propagation mode. Statistics of the batch (a quantile, the share of links that pass) do not depend on its order.
+
+    Args:
+        records: all episodes of one collection.
+        settings: see `RewardSettings`.
+
+    Returns:
+        The episodes in the same order, and the metrics of propagation (`reward/propagation/*`).
+
+    Raises:
+        AgentSystemError: a local reward outside `reward.propagation.local_range`.
+    """
+    played = [r for r in records if not r.failed and r.samples]
+    if not played:
+        return list(records), {}
+    samples = [s for r in played for s in r.samples]
+    chains, places = _chains(played, samples, settings.team_scope), _places(played)
+    credited = propagate(chains, settings.propagation)
+    mixed = mix(credited.team, credited.local, settings.alpha)
+    invalid = invalid_action(*_validity(samples, settings))
+    too_long = overlong(
+        np.array([len(s.generation.token_ids) for s in samples]), np.array([s.max_tokens for s in samples]), settings.overlong_buffer
+    )
+    reward = SHAPINGS[settings.shaping](mixed, places, settings) - invalid - too_long
+    arrived = [value for r in played for value in step_rewards(r, settings.alpha)]
+    columns = zip(credited.team.tolist(), arrived, mixed.tolist(), invalid.tolist(), too_long.tolist(), reward.tolist(), strict=True)
+    rewarded = iter([_with(s, *terms) for s, terms in zip(samples, columns, strict=True)])
+    kept = {id(r): replace(r, samples=tuple(next(rewarded) for _ in r.samples)) for r in played}
+    return [kept.get(id(r), r) for r in records], credited.metrics
+
+
+def _with(sample: Sample, team: float, step: float, mixed: float, invalid: float, too_long: float, reward: float) -> Sample:
+    return replace(
+        sample, team_reward=team, step_reward=step, mixed_reward=mixed, invalid_penalty=invalid, overlong_penalty=too_long, reward=reward
+    )
+
+
+def _chains(played: Sequence[EpisodeRecord], samples: Sequence[Sample], scope: str) -> Chains:
+    hop, hops = _hops(played)
+    team = np.array([value for r in played for value in team_rewards(r, scope)], dtype=np.float64)
+    local = np.array([s.local_reward for s in samples], dtype=np.float64)
+    return Chains(hop, hops, team, local, [s.agent_id for s in samples])
+
+
+def _places(played: Sequence[EpisodeRecord]) -> Places:
+    hop, hops = _hops(played)
+    turn = np.array([s.turn for r in played for s in r.samples])
+    return Places(turn, np.repeat([r.turns for r in played], [len(r.samples) for r in played]), hop, hops)
+
+
+def _hops(played: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
+    lengths = [len(r.samples) for r in played]
+    return np.concatenate([np.arange(1, n + 1) for n in lengths]), np.repeat(lengths, lengths)
+
+
+def _validity(samples: Sequence[Sample], settings: RewardSettings) -> tuple[np.ndarray, np.ndarray]:
+    coefficients = [settings.invalid_action_penalty.get(s.agent_id, 0.0) for s in samples]
+    return np.array([s.valid for s in samples], dtype=bool), np.array(coefficients, dtype=np.float64)

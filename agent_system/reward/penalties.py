@@ -1,0 +1,25 @@
+"""Penalties, as numbers to subtract from a shaped reward. They steer training and are part of no validation score."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent_system.reward.settings import OverlongBuffer
+
+
+def invalid_action(valid: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """`coefficient * (1 - valid)`, `[calls]`: what an agent pays for a reply that could not be parsed."""
+    return np.where(valid, 0.0, coefficients)
+
+
+def overlong(lengths: np.ndarray, limits: np.ndarray, buffer: OverlongBuffer) -> np.ndarray:
+    """`factor * clip((length - (limit - len)) / len, 0, 1)`, `[calls]` (DAPO, arXiv 2503.14476, equation 13 with its sign turned).
+
+    Args:
+        lengths: tokens of each reply.
+        limits: longest reply of its agent.
+        buffer: `len` tokens before the limit the penalty begins to grow; at the limit it is `penalty_factor`.
+    """
+    if not buffer.enable:
+        return np.zeros(len(lengths))
+    return buffer.penalty_factor * np.clip((lengths - (limits - buffer.len)) / buffer.len, 0.0, 1.0)

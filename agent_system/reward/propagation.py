@@ -1,0 +1,103 @@
+"""How the team reward of an episode travels back along its calls 1..m (`reward.propagation`).
+
+Local rewards are scaled to 0..1 first, so that `alpha` weighs the same whatever an environment's scale and `theta` is a share:
+
+    uniform      b_j = R
+    discounted   b_j = gamma^(m - j) * R
+    threshold    b_m = R;  b_j = b_(j+1) if local_(j+1) >= theta else 0
+
+The reward of a call is `alpha * b_j + local_j`. With `threshold`, a call that did badly cuts the credit of all that came before it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent_system.errors import AgentSystemError
+from agent_system.reward.settings import PropagationSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The calls of all episodes, one episode after the other; arrays of `[calls]`.
+
+    Attributes:
+        hop: number of the call in its episode, from 1.
+        hops: calls of its episode.
+        team: the episode's team reward.
+        local: the call's local reward.
+        agent_ids: who spoke.
+    """
+
+    hop: np.ndarray
+    hops: np.ndarray
+    team: np.ndarray
+    local: np.ndarray
+    agent_ids: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Propagated:
+    """What calls are credited with, `[calls]`, and how propagation went.
+
+    Attributes:
+        team: b_j.
+        local: local rewards, scaled to 0..1.
+        metrics: `reward/propagation/pass_rate`, `theta` and `fallback` (threshold only).
+    """
+
+    team: np.ndarray
+    local: np.ndarray
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def propagate(chains: Chains, settings: PropagationSettings) -> Propagated:
+    """Credit every call. Raises AgentSystemError for a local reward outside `local_range`, naming the agent and the value."""
+    if settings.mode == "none":
+        return Propagated(chains.team, chains.local)
+    local = scaled(chains, settings.local_range)
+    if settings.mode == "uniform":
+        return Propagated(chains.team, local)
+    if settings.mode == "discounted":
+        return Propagated(chains.team * settings.gamma ** (chains.hops - chains.hop), local)
+    return _threshold(chains, local, settings)
+
+
+def scaled(chains: Chains, local_range: tuple[float, float]) -> np.ndarray:
+    """Local rewards as shares of `local_range`, 0..1."""
+    low, high = local_range
+    outside = np.flatnonzero((chains.local < low) | (chains.local > high))
+    if len(outside):
+        first = outside[0]
+        raise AgentSystemError(
+            f"reward.propagation.local_range=[{low:g}, {high:g}], but a call of {chains.agent_ids[first]} got the local reward "
+            f"{chains.local[first]:g} ({len(outside)} of {len(chains.local)} calls are outside; one without a local reward counts as 0): "
+            "give the lowest and the highest that the environment pays"
+        )
+    return (chains.local - low) / (high - low)
+
+
+def _threshold(chains: Chains, local: np.ndarray, settings: PropagationSettings) -> Propagated:
+    theta = settings.theta if settings.theta_quantile is None else float(np.quantile(local, settings.theta_quantile))
+    bad = local < theta
+    links = chains.hop > 1
+    pass_rate = 1.0 - float(np.mean(bad[links])) if links.any() else 1.0
+    fallback = pass_rate < settings.min_pass_rate
+    if fallback:
+        logger.warning(
+            "only %.3g of the links between calls pass reward.propagation.theta=%.3g, fewer than reward.propagation.min_pass_rate=%.3g: "
+            "the team reward of this step goes to every call alike",
+            pass_rate, theta, settings.min_pass_rate,
+        )  # fmt: skip
+    so_far = np.cumsum(bad)
+    ends = np.arange(len(bad)) + chains.hops - chains.hop
+    cut = so_far[ends] > so_far  # a bad call comes after this one in the same episode
+    team = chains.team if fallback else np.where(cut, 0.0, chains.team)
+    metrics = {"pass_rate": pass_rate, "theta": theta, "fallback": float(fallback)}
+    return Propagated(team, local, {f"reward/propagation/{name}": value for name, value in metrics.items()})

@@ -1,0 +1,70 @@
+"""Shaping: what the mixed reward of a call is multiplied with, or turned into, before penalties (`reward.shaping`).
+
+The names are PettingLLMs' (the code of AT-GRPO, arXiv 2510.11062). Three things differ, so that the last call of any episode
+keeps its whole reward: turns and calls are counted against the length of the episode that was played, not against a configured
+maximum (an early success is not worth less than a late one); the last turn's discount is 1, not gamma; and the shaped quantity is
+the call's own mixed reward, not only the final one of the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent_system.reward.settings import RewardSettings
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where each call stands in its episode, arrays of `[calls]`.
+
+    Attributes:
+        turn, turns: number of its turn, from 1, and turns of the episode.
+        hop, hops: number of the call in the episode, from 1, and calls of the episode.
+    """
+
+    turn: np.ndarray
+    turns: np.ndarray
+    hop: np.ndarray
+    hops: np.ndarray
+
+
+def default(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+    """`r`."""
+    return rewards
+
+
+def turn_weighted(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+    """`r * turn / turns`: later turns weigh more, linearly."""
+    return rewards * at.turn / at.turns
+
+
+def discount(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+    """`r * gamma^(turns - turn)`: earlier turns weigh less, by `reward.shaping_gamma` a turn."""
+    return rewards * settings.shaping_gamma ** (at.turns - at.turn)
+
+
+def hop_weighted(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+    """`r * hop / hops`: later calls weigh more, linearly."""
+    return rewards * at.hop / at.hops
+
+
+def hop_discount(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+    """`r * gamma^(hops - hop)`: earlier calls weigh less, by `reward.shaping_gamma` a call."""
+    return rewards * settings.shaping_gamma ** (at.hops - at.hop)
+
+
+def binary(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+    """`1 if r > threshold else 0`, with `reward.shaping_threshold`."""
+    return (rewards > settings.shaping_threshold).astype(np.float64)
+
+
+def normalized(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+    """`clip(r, -1, 1)`: no single reward dominates a group."""
+    return np.clip(rewards, -1.0, 1.0)
+
+
+Shaping = Callable[[np.ndarray, Places, RewardSettings], np.ndarray]
+SHAPINGS: dict[str, Shaping] = {f.__name__: f for f in (default, turn_weighted, discount, hop_weighted, hop_discount, binary, normalized)}

@@ -1,0 +1,100 @@
+"""Who was paid what in an episode, kept where it arrived."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+from agent_system.environment import Outcome
+from agent_system.errors import AgentSystemError
+
+
+class Ledger:
+    """The rewards of one episode.
+
+    Attributes:
+        turns: `Outcome.team` of `step`, one a turn.
+        acts: `Outcome.team` of `act` by (turn, call).
+    """
+
+    def __init__(self, env_name: str, known: Callable[[str], object]) -> None:
+        """Open the books.
+
+        Args:
+            env_name: the environment's class, for messages.
+            known: called with the agent names of `Outcome.local`; raises for one that is not in the run.
+        """
+        self.turns: list[float] = []
+        self.acts: dict[tuple[int, int], float] = {}
+        self._local: dict[tuple[int, int], float] = {}
+        self._env_name, self._known = env_name, known
+
+    @property
+    def team_reward(self) -> float:
+        """The episode's sum, added up in order of turns and calls, whatever the order in which concurrent calls were answered."""
+        total = 0.0
+        for turn, at_the_end in enumerate(self.turns, start=1):
+            for _, paid in sorted((call, paid) for (t, call), paid in self.acts.items() if t == turn):
+                total += paid
+            total += at_the_end
+        return total
+
+    def local(self, turn: int, call: int) -> float:
+        """Sum of the local rewards of a call."""
+        return self._local.get((turn, call), 0.0)
+
+    def open_turn(self) -> None:
+        """A turn begins."""
+        self.turns.append(0.0)
+
+    def act(self, outcome: Outcome, callers: Mapping[int, str], call: int) -> None:
+        """Book what the environment's `act` paid for a call of the present turn; `callers` are the turn's calls and their agents."""
+        where = f"{self._env_name}.act() after call {call} of {callers[call]} in turn {len(self.turns)}"
+        self.acts[(len(self.turns), call)] = _number(outcome.team, "team", where)
+        if isinstance(outcome.local, Mapping):
+            self._share(outcome.local, callers, where)
+        else:
+            self._add(call, outcome.local, where)
+
+    def step(self, outcome: Outcome, callers: Mapping[int, str]) -> None:
+        """Book what the environment's `step` paid at the end of the present turn.
+
+        Raises:
+            AgentSystemError: a reward that is no finite number, or a local reward that belongs to no call of the turn.
+        """
+        where = f"{self._env_name}.step() at the end of turn {len(self.turns)}"
+        self.turns[-1] = _number(outcome.team, "team", where)
+        if isinstance(outcome.local, Mapping):
+            self._share(outcome.local, callers, where)
+        elif outcome.local:
+            raise AgentSystemError(
+                f"step() returned local={outcome.local!r}, which belongs to no call; use a mapping by agent name or call number: "
+                "{'Agent Name': 1.0} or {0: 1.0}"
+            )
+
+    def _share(self, local: Mapping[int | str, float], callers: Mapping[int, str], where: str) -> None:
+        for key, value in local.items():
+            if isinstance(key, str):
+                self._known(key)
+                calls = [call for call, agent_id in callers.items() if agent_id == key]
+            elif key in callers:
+                calls = [key]
+            else:
+                raise AgentSystemError(
+                    f"Outcome.local names call {key}, but turn {len(self.turns)} had {len(callers)} calls (numbered from 0)"
+                )
+            for call in calls:
+                self._add(call, value, where, f" for {callers[call]}")
+
+    def _add(self, call: int, value: Any, where: str, whose: str = "") -> None:
+        place = (len(self.turns), call)
+        self._local[place] = self._local.get(place, 0.0) + _number(value, f"local{whose}", where)
+
+
+def _number(value: Any, name: str, where: str) -> float:
+    number = float(value) if isinstance(value, Real) or hasattr(value, "__float__") else math.nan
+    if not math.isfinite(number):
+        raise AgentSystemError(f"{where} gave {name}={value!r}; rewards must be finite numbers")
+    return number
