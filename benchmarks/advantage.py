@@ -1,0 +1,160 @@
+"""Advantages of a whole batch under every group key, group keys from columns of text included.
+
+    python benchmarks/advantage.py [--quick] [--repeats 15] [--threads 2]
+
+The batch is 1,024 tasks x 8 episodes x 2 agents, replies of up to 256 tokens; a call is `compute_advantage` from token rewards to
+advantages. The peer is what one would write by hand: a dict of lists filled row by row, then one tensor operation a group, as verl and
+Dr. MAS do it. The last line is one JSON object: `ms_16k` (the slowest key's median), `ms_1m` (the same with 1,000,000 rows of 8
+tokens, so that it fits memory), `gigpo_50k_ms` (grouping and advantages of 50,000 calls by GiGPO), and the lowest and highest repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl.protocol import DataProto
+from verl.trainer.config import AlgorithmConfig
+from verl.trainer.ppo.advantage import compute_advantage
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+EPISODES, AGENTS = 8, 2
+KEYS: dict[str, list[str]] = {
+    "GRPO": ["uid"],
+    "Dr. MAS": ["uid", "agent_id"],
+    "AT-GRPO tree": ["traj_uid", "agent_id", "turn", "call"],
+    "AT-GRPO parallel": ["uid", "agent_id", "turn"],
+    "per policy": ["policy_id"],
+    "global": [],
+}
+
+
+def objects(values: list[Any]) -> np.ndarray:
+    """A column `[bsz]` of Python objects, each row with an object of its own."""
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
+
+
+def make_batch(rows: int, width: int) -> DataProto:
+    """Rows in the order in which a collector gives them; scores of 0 or 1 and a little noise, lengths from an eighth up to `width`."""
+    rng = np.random.default_rng(0)
+    number = np.arange(rows)
+    task, episode, agent = number // (EPISODES * AGENTS), number // AGENTS, number % AGENTS
+    lengths = torch.as_tensor(rng.integers(max(width // 8, 1), width + 1, rows))
+    rewards = torch.zeros(rows, width)
+    scores = (rng.random(rows) < 0.5) + np.round(rng.normal(size=rows), 2)
+    rewards[torch.arange(rows), lengths - 1] = torch.as_tensor(scores, dtype=torch.float32)
+    tensors = {"token_level_rewards": rewards, "response_mask": (torch.arange(width) < lengths.unsqueeze(1)).long()}
+    columns = {
+        "uid": [f"train/1/task-{t}/0" for t in task],
+        "traj_uid": [f"train/1/task-{t}/0#{e % EPISODES}" for t, e in zip(task, episode, strict=True)],
+        "agent_id": [f"{'Solver' if a == 0 else 'Verifier'} Agent" for a in agent],
+        "policy_id": [f"{'solver' if a == 0 else 'verifier'}_agent" for a in agent],
+        "turn": [1] * rows,
+        "call": [int(a) for a in agent],
+    }
+    return DataProto.from_dict(tensors=tensors, non_tensors={k: objects(v) for k, v in columns.items()})
+
+
+def by_hand(batch: DataProto, fields: list[str]) -> torch.Tensor:
+    """GRPO with a dict that is filled row by row."""
+    rewards, mask = batch.batch["token_level_rewards"], batch.batch["response_mask"]
+    scores = rewards.sum(dim=-1)
+    columns = [batch.non_tensor_batch[f] for f in fields]
+    keys = ["|".join(str(c[i]) for c in columns) for i in range(len(scores))]
+    groups = defaultdict(list)
+    for i, key in enumerate(keys):
+        groups[key].append(scores[i])
+    mean, std = {}, {}
+    for key, members in groups.items():
+        stacked = torch.stack(members)
+        mean[key], std[key] = stacked.mean(), stacked.std() if len(members) > 1 else torch.tensor(1.0)
+    for i, key in enumerate(keys):
+        scores[i] = (scores[i] - mean[key]) / (std[key] + 1e-6)
+    return scores.unsqueeze(-1) * mask
+
+
+def times(repeats: int, call: Callable[[], object]) -> list[float]:
+    """Sorted milliseconds of each repeat; two calls before them warm up."""
+    call(), call()
+    out = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        out.append((time.perf_counter() - start) * 1e3)
+    return sorted(out)
+
+
+def spread(milliseconds: list[float]) -> tuple[float, float, float]:
+    """Median, lowest and highest."""
+    return milliseconds[len(milliseconds) // 2], milliseconds[0], milliseconds[-1]
+
+
+def ours(batch: DataProto, fields: list[str]) -> Callable[[], object]:
+    """A call with this group key, each row compared on its own or, by task alone, each trajectory."""
+    config = AlgorithmConfig(group_by=fields)
+    return lambda: compute_advantage(batch, "grpo", config=config)
+
+
+def table(rows: int, width: int, repeats: int, with_peer: bool) -> tuple[float, float, float]:
+    """Measure every key; returns the spread of the slowest."""
+    batch, worst = make_batch(rows, width), (0.0, 0.0, 0.0)
+    write(f"{rows:,} rows x {width} tokens, load {os.getloadavg()[0]:.1f}")
+    for name, fields in KEYS.items():
+        median, low, high = spread(times(repeats, ours(batch, fields)))
+        worst = max(worst, (median, low, high))
+        line = f"  {name:<18}{','.join(fields):<32}{median:8.2f} ms [{low:.2f}, {high:.2f}]"
+        if with_peer:
+            peer = times(1, lambda fields=fields: by_hand(batch, fields))[0]
+            line += f"   by hand {peer:8.1f} ms, {peer / median:.0f} times as long"
+        write(line)
+    return worst
+
+
+def gigpo(rows: int, repeats: int) -> tuple[float, float, float] | None:
+    """GiGPO on calls of which eight in a task act on the same observation; None when nothing registers it."""
+    if "gigpo" not in ADV_ESTIMATOR_REGISTRY:
+        return None
+    batch = make_batch(rows, 8)
+    uid = batch.non_tensor_batch["uid"]
+    filler = "a room with doors " * 20
+    batch.non_tensor_batch["anchor"] = objects([f"{filler}{u} {i % 7}" for i, u in enumerate(uid)])
+    batch.non_tensor_batch["step_reward"] = objects([float(i % 3) for i in range(rows)])
+    config = AlgorithmConfig(adv_estimator="gigpo", gamma=0.95)
+    return spread(times(repeats, lambda: compute_advantage(batch, "gigpo", gamma=0.95, config=config)))
+
+
+def write(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="a 64th of the rows: shows that it runs")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    cut = 64 if args.quick else 1
+    at_16k = table(16_384 // cut, 256, args.repeats, with_peer=True)
+    at_1m = table(1_000_000 // cut, 8, max(args.repeats // 5, 1), with_peer=False)
+    steps = gigpo(50_000 // cut, max(args.repeats // 3, 1))
+    result: dict[str, Any] = {"ms_16k": round(at_16k[0], 2), "ms_1m": round(at_1m[0], 1)}
+    result["gigpo_50k_ms"] = None if steps is None else round(steps[0], 1)
+    for name, measured in (("ms_16k", at_16k), ("ms_1m", at_1m), ("gigpo_50k_ms", steps)):
+        result[f"{name}_spread"] = None if measured is None else [round(x, 2) for x in measured[1:]]
+    write(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
