@@ -18,7 +18,7 @@ from verl.trainer.ppo.core_algos.rollout_correction import (
     staleness_metrics,
 )
 from verl.trainer.ppo.kl_in_reward import KLInReward
-from verl.trainer.ppo.reward import invalid_action_penalty, place_on_last_token
+from verl.trainer.ppo.reward import place_on_last_token
 from verl.trainer.ppo.team import TeamWorkers
 from verl.utils.timer import Timer
 
@@ -29,12 +29,11 @@ class CreditAssigner:
     Args:
         config: the run's configuration.
         team: the worker groups that score rows.
-        penalties: invalid-action penalty of each agent.
         on_policy: one update a step on fresh samples: the old log-probs are the current ones and need no pass of their own.
     """
 
-    def __init__(self, config: RunConfig, team: TeamWorkers, penalties: Mapping[str, float], on_policy: bool) -> None:
-        self.config, self.team, self.penalties, self.on_policy = config, team, penalties, on_policy
+    def __init__(self, config: RunConfig, team: TeamWorkers, on_policy: bool) -> None:
+        self.config, self.team, self.on_policy = config, team, on_policy
         self.kl_in_reward = KLInReward(config.algorithm)
         self.estimator_state: dict[str, Any] = {}
         self.batches = 0
@@ -92,7 +91,7 @@ class CreditAssigner:
         """Rewards on the last token that is left of each reply; of replies that were rejected whole, on the last they had."""
         algorithm = self.config.algorithm
         kept = batch.batch["response_mask"]
-        rewards = batch.non_tensor_batch["reward"].astype(float) - invalid_action_penalty(batch, self.penalties)
+        rewards = batch.non_tensor_batch["reward"].astype(float)
         batch.batch["token_level_scores"] = place_on_last_token(rewards, torch.where(kept.any(dim=1, keepdim=True), kept, replies))
         batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
         if algorithm.use_kl_in_reward:
