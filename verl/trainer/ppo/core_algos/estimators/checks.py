@@ -26,7 +26,7 @@ def check_columns(response_mask: torch.Tensor, **columns: np.ndarray | torch.Ten
 
 def check_finite(name: str, values: torch.Tensor, response_mask: torch.Tensor) -> None:
     """Raise ValueError when `values` `[bsz, response_len]` has a NaN or infinity at an unmasked token."""
-    bad = (~torch.isfinite(values) & response_mask.bool()).any(dim=-1)
+    bad = ~torch.isfinite(torch.where(response_mask.bool(), values, 0.0).sum(dim=-1, dtype=torch.float64))
     if bad.any():
         raise ValueError(f"{name}: {int(bad.sum())} of {len(bad)} rows are not finite (first: row {int(bad.nonzero()[0])})")
 

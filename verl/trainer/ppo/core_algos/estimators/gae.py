@@ -22,7 +22,7 @@ def compute_gae_advantage_return(
     lam: float,
     *,
     policy_index: np.ndarray | None = None,
-    traj_index: np.ndarray | None = None,
+    traj_uid: np.ndarray | None = None,
     agent_index: np.ndarray | None = None,
     turn_index: np.ndarray | None = None,
     weights: np.ndarray | None = None,
@@ -47,7 +47,8 @@ def compute_gae_advantage_return(
         gamma: discount, a token or a turn.
         lam: GAE's lambda.
         policy_index: `[bsz]` policy of each row; whitening never crosses policies.
-        traj_index, agent_index, turn_index: `[bsz]`; level `turn` needs the first and the last.
+        traj_uid, agent_index, turn_index: `[bsz]` episode, agent and place among its calls; level `turn` needs the first
+            and the last.
         weights: `[bsz]` weight of each row in the whitening (`call_weighting`).
         level: `token` or `turn`; `config.gae.level` takes its place when there is a config.
         config: `AlgorithmConfig`.
@@ -60,7 +61,7 @@ def compute_gae_advantage_return(
     """
     level = level if config is None else config.gae.level
     check_tokens(response_mask, token_level_rewards=token_level_rewards, values=values)
-    columns = {"policy_index": policy_index, "traj_index": traj_index, "agent_index": agent_index, "turn_index": turn_index}
+    columns = {"policy_index": policy_index, "traj_uid": traj_uid, "agent_index": agent_index, "turn_index": turn_index}
     check_columns(response_mask, **columns, weights=weights)
     check_finite("token_level_rewards", token_level_rewards, response_mask)
     check_finite("values", values, response_mask)
@@ -71,12 +72,12 @@ def compute_gae_advantage_return(
         return whiten(advantages, mask, policy_index, weights), torch.where(mask, advantages + values, 0.0)
     if level != "turn":
         raise ValueError(f"algorithm.gae.level={level!r}: expected token or turn")
-    if traj_index is None or turn_index is None:
-        raise ValueError("algorithm.gae.level=turn needs traj_index and turn_index: the samples' traj_uid and turn")
+    if traj_uid is None or turn_index is None:
+        raise ValueError("algorithm.gae.level=turn needs traj_uid and turn_index: each sample's episode and its place in it")
     first_value = values.gather(1, mask.int().argmax(dim=-1, keepdim=True))
     turn_rewards = torch.where(mask, rewards, 0.0).sum(dim=-1, keepdim=True)
     real = mask.any(dim=-1, keepdim=True)
-    chains = build_chains(traj_index, turn_index, agent_index, real[:, 0].cpu().numpy())
+    chains = build_chains(traj_uid, turn_index, agent_index, real[:, 0].cpu().numpy())
     replies = _over_turns(turn_rewards, torch.where(real, first_value, 0.0), chains, gamma, lam).to(dtype)
     advantages = whiten(replies, real, policy_index, weights)
     return torch.where(mask, advantages, 0.0), torch.where(mask, replies + first_value, 0.0)

@@ -11,7 +11,7 @@ from verl.trainer.ppo.core_algos.estimators.anchors import build_step_group
 from verl.trainer.ppo.core_algos.estimators.chains import build_chains, discounted_sums
 from verl.trainer.ppo.core_algos.estimators.checks import check_columns, numbers
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
-from verl.trainer.ppo.core_algos.estimators.outcome import Compared, broadcast, outcome_scores
+from verl.trainer.ppo.core_algos.estimators.outcome import Compared, broadcast, real_rows
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 MODES = ("mean_norm", "mean_std_norm")
@@ -24,7 +24,7 @@ def compute_gigpo_outcome_advantage(
     response_mask: torch.Tensor,
     anchor_obs: np.ndarray,
     index: np.ndarray,
-    traj_index: np.ndarray,
+    traj_index: np.ndarray | None = None,
     epsilon: float = 1e-6,
     step_advantage_w: float = 1.0,
     mode: str = "mean_norm",
@@ -32,6 +32,7 @@ def compute_gigpo_outcome_advantage(
     similarity_thresh: float = 0.95,
     config: Any = None,
     *,
+    traj_uid: np.ndarray | None = None,
     turn_index: np.ndarray | None = None,
     agent_index: np.ndarray | None = None,
     gamma: float = 1.0,
@@ -39,7 +40,8 @@ def compute_gigpo_outcome_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`A = A_episode + w A_step` (GiGPO, arXiv 2505.10978, eq. 8).
 
-    `A_episode = (S - mean_g) / F` over the trajectories of a group, `S` the mean score of a trajectory's rows (eq. 3).
+    `A_episode = (S - mean_g) / F` over the trajectories of a group, `S` the mean score of a trajectory's rows (eq. 3); over
+    its rows when there is no `traj_index` (verl-agent's default, and ours unless `statistics_over=trajectories`).
     `A_step = (G - mean_s) / F` over the steps of a group that began in the same state (eq. 7), `G` the discounted sum of
     the step rewards from that step on (eq. 5). `F = 1` (`mean_norm`) or `std + epsilon`, unbiased (`mean_std_norm`).
     In both parts a group of one gives 0 (`config.singleton="raw"`: the episode part gives its score, the step part
@@ -55,10 +57,11 @@ def compute_gigpo_outcome_advantage(
         response_mask: `[bsz, response_len]`.
         anchor_obs: `[bsz]` the state each step began in.
         index: `[bsz]` group of each row.
-        traj_index: `[bsz]` trajectory of each row.
+        traj_index: `[bsz]` trajectory of each row, when statistics are over trajectories.
         epsilon: added to the standard deviation.
         step_advantage_w, mode, enable_similarity, similarity_thresh: `config.gigpo` takes their place when there is a config.
         config: `AlgorithmConfig`; `gigpo`, `gamma` and `singleton` are read.
+        traj_uid: `[bsz]` trajectory of each row, when statistics are over rows; `traj_index` serves as well.
         turn_index: `[bsz]` numbers that grow along the episode; equal numbers are candidates of one call.
         agent_index: `[bsz]` agent of each row: returns run along one agent's steps.
         gamma: discount a step when there is no config.
@@ -76,17 +79,21 @@ def compute_gigpo_outcome_advantage(
         enable_similarity, similarity_thresh = keys.enable_similarity, keys.similarity_thresh
     if mode not in MODES:
         raise ValueError(f"algorithm.gigpo.mode={mode!r}: expected one of {MODES}")
-    needs = {"step_rewards": step_rewards, "anchor_obs": anchor_obs, "traj_index": traj_index}
-    if missing := [name for name, column in needs.items() if column is None]:
-        raise ValueError(f"adv_estimator=gigpo needs {missing}: a reward of the step, the state it began in and its trajectory")
-    check_columns(response_mask, index=index, turn_index=turn_index, agent_index=agent_index, weights=weights, **needs)
+    if step_rewards is None or anchor_obs is None:
+        raise ValueError("adv_estimator=gigpo needs step_rewards and anchor_obs: each step's reward and the state it began in")
+    check_columns(response_mask, index=index, traj_index=traj_index, traj_uid=traj_uid, turn_index=turn_index)
+    check_columns(response_mask, step_rewards=step_rewards, anchor_obs=anchor_obs, agent_index=agent_index, weights=weights)
     episodes = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
     by_std = mode == "mean_std_norm"
-    episode = group_relative(episodes, epsilon, by_std, config)[episodes.unit]
-    _, valid = outcome_scores(token_level_rewards, response_mask)
+    episode = group_relative(episodes, epsilon, by_std, config)
+    episode = episode if episodes.unit is None else episode[episodes.unit]
+    valid = real_rows(response_mask).cpu().numpy()
     returns = numbers("step_rewards", step_rewards, valid)
     if turn_index is not None:
-        returns = compute_step_discounted_returns(returns, traj_index, turn_index, gamma, agent_index, valid)
+        trajectory = traj_index if traj_uid is None else traj_uid
+        if trajectory is None:
+            raise ValueError("adv_estimator=gigpo needs traj_uid (or traj_index) to discount step rewards along turn_index")
+        returns = compute_step_discounted_returns(returns, trajectory, turn_index, gamma, agent_index, valid)
     states = build_step_group(anchor_obs, index, enable_similarity, similarity_thresh)
     step = group_relative(Compared(returns, valid, states, episodes.row_weights), epsilon, by_std, None)
     counts = valid if episodes.row_weights is None else valid & (episodes.row_weights > 0)

@@ -22,7 +22,7 @@ def compute_rae_outcome_advantage(
     decay: float = 0.95,
     config: Any = None,
     *,
-    state: dict[str, Any] | None = None,
+    state: dict[str, float] | None = None,
     weights: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`A = s - b_role`, `b_role` the moving average of the role's scores (SPIRAL, arXiv 2506.24119, section 3.3).
@@ -43,10 +43,10 @@ def compute_rae_outcome_advantage(
         token_level_rewards: `[bsz, response_len]`.
         response_mask: `[bsz, response_len]`.
         agent_index: `[bsz]` role of each row: a name that is the same in every batch, not a number of this batch.
-        traj_index: `[bsz]` trajectory of each row; None: every row is one.
+        traj_index: `[bsz]` trajectory of each row; None (`statistics_over=samples`): every row is one.
         decay: of the moving average, in [0, 1); `config.rae.decay` takes its place when there is a config.
         config: `AlgorithmConfig`.
-        state: baselines by role under `"rae"`, updated in place, JSON types; None: they start at 0 and are forgotten.
+        state: baseline of each role by its name, updated in place, JSON types; None: they start at 0 and are forgotten.
         weights: `[bsz]` rows of weight 0 do not count and have advantage 0; other weights weigh a row in its trajectory.
 
     Returns:
@@ -72,7 +72,7 @@ def compute_rae_outcome_advantage(
         unit = group_index([roles, traj_index])
         trajectories = group_stats(scores, unit, valid, weights)
         batch = group_stats(trajectories.mean, roles[np.unique(unit, return_index=True)[1]], trajectories.count > 0)
-    baselines: dict[str, float] = {} if state is None else state.setdefault("rae", {})
+    baselines: dict[str, float] = {} if state is None else state
     for role, name in enumerate(names):
         kept = decay ** float(batch.count[role])
         baselines[name] = kept * baselines.get(name, 0.0) + (1.0 - kept) * float(batch.mean[role])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_finite, check_tokens
+from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_tokens
 from verl.trainer.ppo.core_algos.grouping import group_index
 
 
@@ -40,36 +40,37 @@ def whiten(
     """
     check_tokens(mask, values=values)
     check_columns(mask, policy_index=policy_index, weights=weights)
-    check_finite("values to whiten", values, mask)
-    keep = mask.bool()
-    x = torch.where(keep, values.detach().double(), 0.0)
-    groups = np.zeros(len(mask), dtype=np.int64) if policy_index is None else group_index([policy_index])
-    n_groups = int(groups.max(initial=-1)) + 1
-    size, first, last = _rows(keep.sum(dim=-1)), _rows(_extreme(x, keep, "amin")), _rows(_extreme(x, keep, "amax"))
-    weight = np.ones(len(groups)) if weights is None else np.asarray(weights, dtype=np.float64)
+    weight = np.ones(len(mask)) if weights is None else np.asarray(weights, dtype=np.float64)
     if not (np.isfinite(weight) & (weight >= 0)).all():
         raise ValueError(f"weights of rows must be finite and at least 0, found {weight.min()} to {weight.max()}")
-    real = (size > 0) & (weight > 0)
-    lowest, highest = np.full(n_groups, np.inf), np.full(n_groups, -np.inf)
-    np.minimum.at(lowest, groups[real], first[real])
-    np.maximum.at(highest, groups[real], last[real])
-    constant = lowest >= highest
+    groups = np.zeros(len(mask), dtype=np.int64) if policy_index is None else group_index([policy_index])
+    keep = mask.bool()
+    x = values.detach().to(torch.float64, copy=True).masked_fill_(~keep, 0.0)
+    sums = x.sum(dim=-1).cpu().numpy()
+    if not np.isfinite(sums).all():
+        raise ValueError(f"values to whiten: row {np.flatnonzero(~np.isfinite(sums))[0]} has an unmasked entry that is not finite")
+    size = keep.sum(dim=-1).cpu().double().numpy()
+    n_groups = int(groups.max(initial=-1)) + 1
     total = ordered_sums(weight * size, groups, n_groups)
-    mean = ordered_sums(weight * _rows(x.sum(dim=-1)), groups, n_groups) / np.where(total > 0, total, 1.0)
-    centred = torch.where(keep, x - torch.as_tensor(mean[groups], device=x.device).unsqueeze(-1), 0.0)
-    square = ordered_sums(weight * _rows((centred**2).sum(dim=-1)), groups, n_groups)
-    freedom = total - ordered_sums(weight**2 * size, groups, n_groups) / np.where(total > 0, total, 1.0)
+    some = np.where(total > 0, total, 1.0)
+    mean = ordered_sums(weight * sums, groups, n_groups) / some
+    constant = _constant(x, keep, groups, weight * size > 0, n_groups)
+    centred = x.sub_(torch.as_tensor(mean[groups], device=x.device).unsqueeze(-1)).masked_fill_(~keep, 0.0)
+    square = ordered_sums(weight * centred.square().sum(dim=-1).cpu().numpy(), groups, n_groups)
+    freedom = total - ordered_sums(weight**2 * size, groups, n_groups) / some
     variance = square / np.where(freedom > 0, freedom, 1.0)
     scale = np.where(constant, 0.0, 1.0 / np.sqrt(variance + 1e-8))[groups] * (weight > 0)
-    out = centred * torch.as_tensor(scale, device=x.device).unsqueeze(-1)
+    out = centred.mul_(torch.as_tensor(scale, device=x.device).unsqueeze(-1))
     return out.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _rows(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.cpu().double().numpy()
-
-
-def _extreme(x: torch.Tensor, keep: torch.Tensor, which: str) -> torch.Tensor:
-    if which == "amin":
-        return torch.where(keep, x, float("inf")).amin(dim=-1)
-    return torch.where(keep, x, float("-inf")).amax(dim=-1)
+def _constant(x: torch.Tensor, keep: torch.Tensor, groups: np.ndarray, counts: np.ndarray, n_groups: int) -> np.ndarray:
+    """Whether all unmasked entries of the rows that count are equal, by group: each is held against one of them."""
+    rows = np.flatnonzero(counts)
+    reference = np.zeros(n_groups)
+    first = keep.int().argmax(dim=-1, keepdim=True)
+    reference[groups[rows]] = x.gather(1, first)[:, 0].cpu().numpy()[rows] if len(rows) else 0.0
+    other = (x != torch.as_tensor(reference[groups], device=x.device).unsqueeze(-1)).logical_and_(keep).any(dim=-1).cpu().numpy()
+    constant = np.ones(n_groups, dtype=bool)
+    constant[groups[other & counts]] = False
+    return constant
