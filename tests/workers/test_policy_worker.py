@@ -60,7 +60,7 @@ def test_mini_batches_and_epochs_are_optimizer_steps_of_the_schedule(tiny_model_
     worker = make_worker(tiny_model_dir, actor=actor)
     worker.set_total_training_steps(7)
     metrics = worker.update_actor(make_batch(make_rows(7), num_mini_batches=3)).meta_info["metrics"]
-    assert worker.actor.steps == 6
+    assert worker.engine.steps == 6
     assert metrics["actor/lr"] == pytest.approx(1e-3 * (1 - 2.5 / 6))
 
 

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from verl.models.loader import load_tokenizer, resolve_dtype
+from verl.models.loader import resolve_dtype
 from verl.protocol import DataProto
 from verl.protocol.serialization import SerializedTensor, serialize_single_tensor
-from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.config import ActorRolloutRefConfig
-from verl.workers.engine import FSDPEngine, MicroBatchRule, UpdatePlan, init_mesh, update_policy
-from verl.workers.engine.state import load_engine, save_engine
+from verl.workers.engine import FSDPEngine, UpdatePlan, update_policy
+from verl.workers.engine_worker import EngineWorker, rows_of
 
 
-class PolicyWorker(Worker):
+class PolicyWorker(EngineWorker):
     """Scores and updates one policy; every method is called on all ranks of the worker group.
 
     Args:
         config: everything under `actor_rollout_ref`.
         use_reference: also hold a frozen copy of the initial model.
-        seed: of torch's generator on this rank.
-        device: `cpu` or `cuda`.
-        num_threads: CPU threads of this process; 0 leaves torch's own choice.
-        plugins: modules to import first; they may register policy losses.
+        seed, device, num_threads, plugins: see `EngineWorker`.
     """
 
     def __init__(
@@ -39,21 +34,11 @@ class PolicyWorker(Worker):
         num_threads: int,
         plugins: Sequence[str] = (),
     ) -> None:
-        super().__init__()
-        for name in plugins:
-            importlib.import_module(name)
+        super().__init__(config.model, seed=seed, device=device, num_threads=num_threads, plugins=plugins)
         self.config = config
-        self._use_reference, self._seed, self._device, self._num_threads = use_reference, seed, device, num_threads
-        self._actor: FSDPEngine | None = None
+        self._use_reference = use_reference
         self._reference: FSDPEngine | None = None
         self._buckets: Iterator[dict[str, torch.Tensor]] | None = None
-
-    @property
-    def actor(self) -> FSDPEngine:
-        """The trained model. Raises RuntimeError before `init_model`."""
-        if self._actor is None:
-            raise RuntimeError("the worker has no model yet; call init_model first")
-        return self._actor
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -62,26 +47,17 @@ class PolicyWorker(Worker):
         Raises:
             ModelPathError: the model cannot be loaded.
         """
-        if self._num_threads > 0:
-            torch.set_num_threads(self._num_threads)
-        torch.manual_seed(self._seed)
-        mesh = init_mesh(self._device, self.rank, self.world_size)
-        actor = self.config.actor
-        self._actor = FSDPEngine(self.config.model, actor.fsdp_config, actor.optim, mesh)
+        mesh, actor = self._start(), self.config.actor
+        self._engine = FSDPEngine(self.config.model, actor.fsdp_config, actor.optim, mesh)
         if self._use_reference:
             self._reference = FSDPEngine(self.config.model, actor.fsdp_config, None, mesh)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def set_total_training_steps(self, total_steps: int) -> None:
-        """Tell the schedule how many optimizer steps the run will take."""
-        self.actor.set_total_steps(total_steps)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Log-probs under the current weights: `old_log_probs` and `entropys`, both `[bsz, response_len]`, zero where masked."""
         cfg = self.config.rollout
         rule = self._rule(cfg.log_prob_use_dynamic_bsz, cfg.log_prob_max_token_len_per_gpu, cfg.log_prob_micro_batch_size_per_gpu)
-        scores = self.actor.score_all(_rows(data), _temperature(data), rule)
+        scores = self.engine.score_all(rows_of(data), _temperature(data), rule)
         return DataProto.from_dict(tensors={"old_log_probs": scores.log_probs, "entropys": scores.entropy})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -91,7 +67,7 @@ class PolicyWorker(Worker):
             raise RuntimeError("this worker has no reference model; make it with use_reference=True")
         cfg = self.config.ref
         rule = self._rule(cfg.log_prob_use_dynamic_bsz, cfg.log_prob_max_token_len_per_gpu, cfg.log_prob_micro_batch_size_per_gpu)
-        scores = self._reference.score_all(_rows(data), _temperature(data), rule)
+        scores = self._reference.score_all(rows_of(data), _temperature(data), rule)
         return DataProto.from_dict(tensors={"ref_log_prob": scores.log_probs})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -113,7 +89,7 @@ class PolicyWorker(Worker):
             first_update=meta.get("first_update"),
         )
         rule = self._rule(cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu)
-        metrics = update_policy(self.actor, cfg, _rows(data), plan, rule)
+        metrics = update_policy(self.engine, cfg, rows_of(data), plan, rule)
         return DataProto(meta_info={"metrics": metrics})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -137,7 +113,7 @@ class PolicyWorker(Worker):
         dtype, limit = resolve_dtype(self.config.rollout.dtype, self._device), self.config.rollout.update_bucket_mb << 20
         bucket: dict[str, torch.Tensor] = {}
         room = limit
-        for name, value in self.actor.weights():
+        for name, value in self.engine.weights():
             size = value.numel() * dtype.itemsize
             if bucket and size > room:
                 yield bucket
@@ -146,38 +122,6 @@ class PolicyWorker(Worker):
             room -= size
         if bucket:
             yield bucket
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, path: str, save_hf: bool) -> None:
-        """Write parameters, optimizer, schedule and random state to `path`; `save_hf` adds a copy that plain transformers loads.
-
-        Raises:
-            CheckpointError: nothing was written; an older checkpoint at `path` is still whole.
-        """
-        model = self.config.model
-        tokenizer = None
-        if save_hf:
-            tokenizer = load_tokenizer(model.tokenizer_path or model.path or "", trust_remote_code=model.trust_remote_code)
-        save_engine(self.actor, path, tokenizer)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, path: str) -> None:
-        """Continue from `path`. Raises CheckpointError when it is missing or of another model."""
-        load_engine(self.actor, path)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def state_digest(self) -> str:
-        """sha256 of the parameters."""
-        return self.actor.digest()
-
-    def _rule(self, dynamic: bool, tokens: int, rows: int) -> MicroBatchRule:
-        return MicroBatchRule(token_budget=tokens if dynamic else None, rows=rows, packed=self.config.model.use_remove_padding)
-
-
-def _rows(data: DataProto) -> dict[str, torch.Tensor]:
-    if data.batch is None:
-        raise ValueError("the batch has no tensors")
-    return dict(data.batch.items())
 
 
 def _temperature(data: DataProto) -> float:

@@ -1,0 +1,87 @@
+"""What the workers of every trained model share: one rank of a worker group around one engine."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+import torch
+
+from verl.models.loader import load_tokenizer
+from verl.protocol import DataProto
+from verl.single_controller.base import Worker
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.trainer.config import ModelConfig
+from verl.workers.engine import FSDPEngine, MicroBatchRule, init_mesh
+from verl.workers.engine.state import load_engine, save_engine
+
+
+class EngineWorker(Worker):
+    """Holds a trained model; subclasses make it and say what is computed with it. Every method is called on all ranks.
+
+    Args:
+        model: what is trained, and how its rows are run.
+        seed: of torch's generator on this rank.
+        device: `cpu` or `cuda`.
+        num_threads: CPU threads of this process; 0 leaves torch's own choice.
+        plugins: modules to import first; they may register losses.
+    """
+
+    def __init__(self, model: ModelConfig, *, seed: int, device: str, num_threads: int, plugins: Sequence[str] = ()) -> None:
+        super().__init__()
+        for name in plugins:
+            importlib.import_module(name)
+        self._model, self._seed, self._device, self._num_threads = model, seed, device, num_threads
+        self._engine: FSDPEngine | None = None
+
+    @property
+    def engine(self) -> FSDPEngine:
+        """The trained model. Raises RuntimeError before `init_model`."""
+        if self._engine is None:
+            raise RuntimeError("the worker has no model yet; call init_model first")
+        return self._engine
+
+    def _start(self) -> torch.distributed.device_mesh.DeviceMesh:
+        """Threads, seed and the mesh of the worker group."""
+        if self._num_threads > 0:
+            torch.set_num_threads(self._num_threads)
+        torch.manual_seed(self._seed)
+        return init_mesh(self._device, self.rank, self.world_size)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_total_training_steps(self, total_steps: int) -> None:
+        """Tell the schedule how many optimizer steps the run will take."""
+        self.engine.set_total_steps(total_steps)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, path: str, save_hf: bool) -> None:
+        """Write parameters, optimizer, schedule and random state to `path`; `save_hf` adds a copy that plain transformers loads.
+
+        Raises:
+            CheckpointError: nothing was written; an older checkpoint at `path` is still whole.
+        """
+        tokenizer = None
+        if save_hf:
+            folder = self._model.tokenizer_path or self._model.path or ""
+            tokenizer = load_tokenizer(folder, trust_remote_code=self._model.trust_remote_code)
+        save_engine(self.engine, path, tokenizer)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, path: str) -> None:
+        """Continue from `path`. Raises CheckpointError when it is missing or of another model."""
+        load_engine(self.engine, path)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def state_digest(self) -> str:
+        """sha256 of the parameters."""
+        return self.engine.digest()
+
+    def _rule(self, dynamic: bool, tokens: int, rows: int) -> MicroBatchRule:
+        return MicroBatchRule(token_budget=tokens if dynamic else None, rows=rows, packed=self._model.use_remove_padding)
+
+
+def rows_of(data: DataProto) -> dict[str, torch.Tensor]:
+    """The tensors of a batch. Raises ValueError when it has none."""
+    if data.batch is None:
+        raise ValueError("the batch has no tensors")
+    return dict(data.batch.items())
