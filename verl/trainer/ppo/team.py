@@ -19,6 +19,7 @@ from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement, WorkerGroupSpec
 from verl.trainer.ppo.batching import SubBatch, balance_order, combine_batches, pad_zero_weight, split_batch_by_wg_ids, trim_padding
 from verl.trainer.ppo.controller import Controller
+from verl.trainer.ppo.core_algos.rollout_correction import over_policies
 from verl.trainer.ppo.metric_utils import reduce_metrics
 from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.client import replica_client
@@ -28,7 +29,17 @@ T = TypeVar("T")
 
 # What a worker reads; columns that only credit needs do not travel.
 LOG_PROB_COLUMNS = ("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids")
-UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_log_prob", "advantages")
+UPDATE_COLUMNS = (
+    *LOG_PROB_COLUMNS,
+    "rollout_log_probs",
+    "old_log_probs",
+    "ref_log_prob",
+    "rollout_is_weights",
+    "advantages",
+    "row_weights",
+)
+# Metrics of an update that are worth one number for the team; the others are a worker group's own.
+TEAM_METRICS = ("actor/", "training/", "rollout_corr/")
 # Errors whose message says all; anything else is a fault of the code and keeps its traceback.
 PLAIN_ERRORS = (WorkerDiedError, OSError)
 
@@ -132,6 +143,7 @@ class TeamWorkers:
                 "temperature": self.specs[wg_id].config.rollout.temperature,
                 "num_mini_batches": num_mini_batches,
                 "on_policy": on_policy,
+                "rollout_correction": self.config.algorithm.rollout_correction,
                 "first_update": first_update,
                 "shuffle_seed": zlib.crc32(repr((tuple(seed), wg_id)).encode()),
             }
@@ -140,9 +152,7 @@ class TeamWorkers:
             return metrics | {"timing_s/update_actor": time.perf_counter() - start}
 
         per_group = self._on(list(parts), update)
-        shared = dict.fromkeys(n for metrics in per_group.values() for n in metrics if n.startswith(("actor/", "training/")))
-        mean = {name: float(np.mean([m[name] for m in per_group.values() if name in m])) for name in shared}
-        return mean | {f"wg/{wg}/{name}": value for wg, metrics in per_group.items() for name, value in metrics.items()}
+        return {name: value for name, value in over_policies(per_group).items() if name.startswith(("wg/", *TEAM_METRICS))}
 
     def free_caches(self) -> None:
         """Let the engines give their key-value caches back (`rollout.free_cache_engine`); `sync_weights` takes them again."""
