@@ -32,8 +32,8 @@ class GroupStats:
 def group_index(columns: Sequence[np.ndarray]) -> np.ndarray:
     """Number the distinct tuples of `columns` (each `[bsz]`, of objects or numbers) from 0 in order of appearance: `[bsz]` int64.
 
-    Values are the same when Python's `==` says so: the text "1" and the number 1 are different keys. Raises ValueError when there
-    is no column, or when the lengths differ.
+    Values are the same when Python's `==` says so: the text "1" and the number 1 are different keys. None and NaN are one key. Raises
+    ValueError when there is no column, or when the lengths differ.
     """
     if not columns:
         raise ValueError("group_index needs at least one column; use np.zeros(bsz) for one global group")
@@ -54,8 +54,17 @@ def _number(column: np.ndarray) -> tuple[np.ndarray, int]:
     import pandas as pd
 
     column = column.astype(object) if column.dtype.kind in "US" else column
-    codes, distinct = pd.factorize(column, use_na_sentinel=False)
+    codes, distinct = pd.factorize(column)
+    missing = codes < 0
+    if missing.any():
+        # Numbered anew, so that a missing value has its place in the order of appearance as well.
+        return _number(np.where(missing, len(distinct), codes))
     return codes.astype(np.int64, copy=False), len(distinct)
+
+
+def first_rows(index: np.ndarray) -> np.ndarray:
+    """First row of every group of a `group_index`, `[n_groups]`."""
+    return np.flatnonzero(np.diff(np.maximum.accumulate(index), prepend=-1))
 
 
 def group_stats(scores: np.ndarray, index: np.ndarray, valid: np.ndarray | None = None, weights: np.ndarray | None = None) -> GroupStats:

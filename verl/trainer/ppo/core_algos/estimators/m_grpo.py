@@ -10,7 +10,7 @@ import torch
 
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared, outcome_scores
-from verl.trainer.ppo.core_algos.grouping import group_index
+from verl.trainer.ppo.core_algos.grouping import first_rows, group_index
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 
@@ -104,8 +104,7 @@ def aligned_calls(
 
 def _lots(chain: np.ndarray, agent_index: np.ndarray, traj_uid: np.ndarray, seed: int) -> np.ndarray:
     """A number for the agent's calls of an episode, `[bsz]` uint64; the same in every process, unlike Python's `hash`."""
-    _, first = np.unique(chain, return_index=True)
-    texts = (f"{seed}\0{traj_uid[row]}\0{agent_index[row]}" for row in first)
+    texts = (f"{seed}\0{traj_uid[row]}\0{agent_index[row]}" for row in first_rows(chain))
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, dtype=np.uint64)[chain]
 

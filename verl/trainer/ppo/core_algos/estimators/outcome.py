@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.grouping import GroupStats, group_index, group_stats
+from verl.trainer.ppo.core_algos.grouping import GroupStats, first_rows, group_index, group_stats
 
 
 def outcome_scores(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -92,8 +92,7 @@ class Compared:
             return cls(scores, valid, groups, weights, None, weights)
         unit = group_index([groups, traj_index])
         per_unit = group_stats(scores, unit, valid, weights)
-        first = np.unique(unit, return_index=True)[1]
-        return cls(per_unit.mean, per_unit.count > 0, groups[first], None, unit, weights)
+        return cls(per_unit.mean, per_unit.count > 0, groups[first_rows(unit)], None, unit, weights)
 
     def stats(self) -> GroupStats:
         """Statistics of each group."""
