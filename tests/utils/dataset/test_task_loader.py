@@ -79,3 +79,23 @@ def test_collate_stacks_tensors_and_keeps_lists_as_objects():
 def test_collate_refuses_rows_of_different_columns():
     with pytest.raises(DatasetError, match="columns b"):
         collate_fn([{"a": 1}, {"a": 1, "b": 2}])
+
+
+def test_taking_walks_on_through_epochs_and_no_task_comes_twice():
+    loader, batches = TaskLoader(SOURCE, 4, seed=2), TaskLoader(SOURCE, 4, seed=2)
+    expected = [i for epoch in drawn(batches, 2) for i in epoch]
+    assert [*loader.take(4), *loader.take(4)] == expected[:8]
+    assert loader.state_dict() | {"epoch": 1, "position": 0} == loader.state_dict()
+    first = loader.take(6)
+    assert len(set(first)) == 6 and first[:4] == expected[8:12]
+
+
+def test_taking_passes_over_excluded_tasks_and_stops_after_a_whole_epoch():
+    loader = TaskLoader(SOURCE, 5, shuffle=False)
+    assert loader.take(3, exclude={1, 2}) == [0, 3, 4]
+    assert (loader.epoch, loader.position) == (0, 5)
+    assert loader.take(5, exclude=set(range(8))) == [8, 9]
+    assert (loader.epoch, loader.position) == (1, 0)
+    before = loader.state_dict()
+    assert loader.take(1, exclude=set(range(10))) == []
+    assert loader.state_dict() == before

@@ -1,0 +1,223 @@
+"""Groups without a signal are left out and new tasks drawn for them; ReMax's baselines come from greedy episodes."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from verl.protocol import DataProto
+from verl.trainer.config import AlgorithmConfig, RunConfig
+from verl.trainer.config_check import ConfigError
+from verl.trainer.ppo.dynamic_sampling import draw_until_full, signal_rows
+from verl.trainer.ppo.greedy_baseline import reward_baselines
+from verl.trainer.ppo.sampling_check import check_filter_groups
+from verl.utils.dataset import TaskLoader
+
+Row = tuple[str, int, str, float]  # task, episode, agent, reward
+
+
+def make_batch(rows: Sequence[Row], prefix: str = "", **columns: list[Any]) -> DataProto:
+    """One row a sample, one token a reply."""
+    non_tensors = {
+        "uid": [f"{prefix}{task}" for task, *_ in rows],
+        "traj_uid": [f"{prefix}{task}#{episode}" for task, episode, *_ in rows],
+        "task_id": [task for task, *_ in rows],
+        "agent_id": [agent for _, _, agent, _ in rows],
+        "turn": [1] * len(rows),
+        "reward": [reward for *_, reward in rows],
+        "team_reward": [0.0] * len(rows),
+        "local_reward": [reward for *_, reward in rows],
+    } | columns
+    ones = torch.ones(len(rows), 1, dtype=torch.long)
+    tensors = {"prompts": ones, "responses": ones, "response_mask": ones.clone(), "attention_mask": torch.ones(len(rows), 2).long()}
+    return DataProto.from_dict(tensors=tensors, non_tensors={k: np.array(v, dtype=object) for k, v in non_tensors.items()})
+
+
+ROWS: list[Row] = [
+    ("a", 0, "S", 1.0), ("a", 0, "V", 0.5),
+    ("a", 1, "S", 0.0), ("a", 1, "V", 0.5),
+    ("b", 0, "S", 0.3), ("b", 0, "V", 0.7),
+    ("b", 1, "S", 0.3), ("b", 1, "V", 0.9),
+]  # fmt: skip
+
+
+def test_a_group_has_a_signal_when_its_rewards_differ() -> None:
+    assert signal_rows(make_batch(ROWS), AlgorithmConfig()).tolist() == [True, False, True, False, False, True, False, True]
+
+
+def test_grouped_by_task_trajectories_are_compared() -> None:
+    # Task a: means 0.75 and 0.25 differ. Task c: 0.5 and 0.5 are equal although the samples are not.
+    rows = [*ROWS[:4], ("c", 0, "S", 1.0), ("c", 0, "V", 0.0), ("c", 1, "S", 0.0), ("c", 1, "V", 1.0)]
+    assert signal_rows(make_batch(rows), AlgorithmConfig(group_by_agent_id=False)).tolist() == [True] * 4 + [False] * 4
+    over_samples = AlgorithmConfig(group_by_agent_id=False, statistics_over="samples")
+    assert signal_rows(make_batch(rows), over_samples).all()
+
+
+def test_each_agent_is_filtered_by_its_own_group_key() -> None:
+    own = AlgorithmConfig(per_agent={"V": {"group_by": ["uid", "agent_id", "traj_uid"], "singleton": "raw"}})
+    assert signal_rows(make_batch(ROWS), own).tolist() == [True, True, True, True, False, True, False, True]
+
+
+def test_a_group_of_one_has_a_signal_only_where_it_is_trained_on() -> None:
+    batch = make_batch([("a", 0, "S", 1.0)])
+    assert not signal_rows(batch, AlgorithmConfig()).any()
+    assert signal_rows(batch, AlgorithmConfig(singleton="raw")).all()
+
+
+def test_a_row_without_a_response_token_makes_no_signal() -> None:
+    batch = make_batch(ROWS)
+    batch.batch["response_mask"][0] = 0  # the only other reward of S on task a
+    assert signal_rows(batch, AlgorithmConfig()).tolist() == [False] * 5 + [True, False, True]
+
+
+def test_the_metric_says_what_must_differ() -> None:
+    config = AlgorithmConfig()
+    batch = make_batch(ROWS[:4], reward=[0.0, 0.1, 0.2, 0.3], team_reward=[1.0, 1.0, 0.0, 1.0], local_reward=[0.0, 0.2, 1.0, 0.2])
+    for metric, expected in {
+        "seq_reward": [True, True, True, True],
+        "team_reward": [True, False, True, False],
+        "local_reward": [True, False, True, False],
+        "mixed_reward": [False, False, False, False],  # 1 + 0 = 0 + 1, and 1 + 0.2 twice
+    }.items():
+        config.filter_groups.metric = metric
+        assert signal_rows(batch, config).tolist() == expected, metric
+
+
+@dataclass
+class Table:
+    """A collector that pays by a table: reward of each episode of a task; one agent, tasks of the same name never twice in a step."""
+
+    pay: Mapping[int, Sequence[float]]
+    attempts: list[tuple[list[int], int]] = field(default_factory=list)
+
+    async def collect(self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, attempt: int = 0, **_: Any) -> Any:
+        tasks = [row["task"] for row in rows]
+        self.attempts.append((tasks, attempt))
+        played = [(str(t), i, "S", self.pay[t][i]) for t in tasks for i in range(n)]
+        batch = make_batch(played, prefix=f"{step}.{attempt}/")
+        episodes = [SimpleNamespace(uid=f"{step}.{attempt}/{t}", failure=None, team_reward=r) for t, _, _, r in played]
+        return SimpleNamespace(batch=batch, episodes=episodes, metrics={"episode/count": float(len(episodes))})
+
+    def join(self, results: Sequence[Any]) -> Any:
+        return SimpleNamespace(
+            batch=DataProto.concat([r.batch for r in results]),
+            episodes=[e for r in results for e in r.episodes],
+            metrics={"episode/count": sum(r.metrics["episode/count"] for r in results)},
+        )
+
+
+def draw(pay: Mapping[int, Sequence[float]], batch_size: int, **rule: Any) -> tuple[Any, Table, TaskLoader]:
+    config = RunConfig()
+    config.data.train_batch_size = batch_size
+    config.env.rollout.n = 2
+    config.algorithm.filter_groups.enable = True
+    for name, value in rule.items():
+        setattr(config.algorithm.filter_groups, name, value)
+    loader = TaskLoader([{"task": i} for i in range(len(pay))], batch_size, shuffle=False)
+    table = Table(pay)
+    return asyncio.run(draw_until_full(config, table, loader, step=1)), table, loader  # type: ignore[arg-type]
+
+
+EQUAL, DIFFERENT = (0.5, 0.5), (0.0, 1.0)
+
+
+def tasks_of(drawn: Any) -> list[str]:
+    return list(dict.fromkeys(drawn.batch.non_tensor_batch["task_id"]))
+
+
+def test_new_tasks_are_drawn_until_the_batch_is_full_and_what_is_too_much_is_cut_in_order() -> None:
+    pay = {0: DIFFERENT, 1: EQUAL, 2: EQUAL, 3: DIFFERENT, 4: DIFFERENT, 5: DIFFERENT, 6: DIFFERENT, 7: EQUAL, 8: EQUAL}
+    drawn, table, loader = draw(pay, 3)
+    assert table.attempts == [([0, 1, 2], 0), ([3, 4, 5], 1)]
+    assert tasks_of(drawn) == ["0", "3", "4"]
+    assert len(drawn.batch) == 6
+    assert loader.position == 6
+    assert drawn.metrics == {
+        "train/filter_groups/num_gen_batches": 2.0,
+        "train/filter_groups/tasks_drawn": 6.0,
+        "train/filter_groups/tasks_with_signal": 4.0,
+        "train/filter_groups/tasks_missing": 0.0,
+        "train/filter_groups/dropped/s": pytest.approx(2 / 6),
+    }
+    assert drawn.result.metrics == {"episode/count": 12.0}
+
+
+def test_without_a_full_batch_the_limit_of_collections_ends_the_drawing(caplog: pytest.LogCaptureFixture) -> None:
+    pay = dict.fromkeys(range(12), EQUAL) | {1: DIFFERENT}
+    drawn, table, _ = draw(pay, 2, max_num_gen_batches=3)
+    assert len(table.attempts) == 3
+    assert tasks_of(drawn) == ["1"]
+    assert drawn.metrics["train/filter_groups/tasks_missing"] == 1.0
+    assert "trains on 1 tasks instead of 2" in caplog.text
+
+
+def test_no_task_is_drawn_twice_in_a_step_and_a_small_dataset_ends_the_drawing(caplog: pytest.LogCaptureFixture) -> None:
+    drawn, table, _ = draw(dict.fromkeys(range(4), EQUAL) | {2: DIFFERENT}, 2, max_num_gen_batches=0)
+    assert [tasks for tasks, _ in table.attempts] == [[0, 1], [2, 3]]
+    assert tasks_of(drawn) == ["2"]
+    assert "all tasks were drawn" in caplog.text
+
+
+def test_when_nothing_differs_the_reason_is_given_with_the_episodes() -> None:
+    drawn, _, _ = draw(dict.fromkeys(range(4), (1.0, 1.0)), 2)
+    assert drawn.batch is None
+    assert "in none of 4 tasks (2 collections) does seq_reward differ" in drawn.why_none
+    assert "mean team reward: 1." in drawn.why_none
+    assert "too easy or too hard" in drawn.why_none
+    assert len(drawn.result.episodes) == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"filter_groups.metric": "acc"}, ["filter_groups.metric='acc'", "seq_reward"]),
+        ({"filter_groups.max_num_gen_batches": -1}, ["max_num_gen_batches=-1", "at least 0"]),
+        ({"adv_estimator": "gae"}, ["filter_groups.enable", "adv_estimator=gae"]),
+        ({"adv_estimator": "remax"}, ["filter_groups.enable", "adv_estimator=remax"]),
+        ({"adv_estimator": "reinforce_plus_plus"}, ["filter_groups.enable", "adv_estimator=reinforce_plus_plus"]),
+        ({"per_agent": {"Verifier Agent": {"adv_estimator": "rae"}}}, ["adv_estimator=rae", "agent 'Verifier Agent'"]),
+        ({"group_by": ["policy_id"]}, ["group_by=['policy_id']", "uid"]),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_what_contradicts_the_filter_is_refused_by_both_names(changes: dict[str, Any], words: list[str]) -> None:
+    config = RunConfig()
+    config.agent.agent_ids = ["Solver Agent", "Verifier Agent"]
+    config.algorithm.filter_groups.enable = True
+    for key, value in changes.items():
+        section, _, leaf = key.rpartition(".")
+        setattr(config.algorithm.filter_groups if section else config.algorithm, leaf, value)
+    with pytest.raises(ConfigError) as refused:
+        check_filter_groups(config)
+    assert [word for word in words if word not in str(refused.value)] == []
+
+
+def test_one_episode_a_task_is_refused_and_the_kl_in_the_reward_noted(caplog: pytest.LogCaptureFixture) -> None:
+    config = RunConfig()
+    config.agent.agent_ids = ["Solver Agent"]
+    config.algorithm.filter_groups.enable = config.algorithm.use_kl_in_reward = True
+    with caplog.at_level(logging.WARNING):
+        check_filter_groups(config)
+    assert "use_kl_in_reward" in caplog.text
+    config.env.rollout.n = 1
+    with pytest.raises(ConfigError, match=r"env\.rollout\.n=1"):
+        check_filter_groups(config)
+
+
+def test_a_baseline_is_the_greedy_reward_of_the_same_agent_and_task() -> None:
+    sampled = make_batch([("a", 0, "S", 1.0), ("a", 0, "V", 2.0), ("a", 1, "S", 0.0), ("b", 0, "S", 5.0), ("b", 1, "S", 7.0)])
+    greedy = make_batch([("a", 0, "S", 0.25), ("a", 0, "S", 0.75)], uid=["a/greedy", "a/greedy"])
+    episodes = [
+        SimpleNamespace(uid="a/greedy", failure=None, team_reward=3.0),
+        SimpleNamespace(uid="b/greedy", failure="timeout", team_reward=9.0),
+    ]
+    values, metrics = reward_baselines(sampled, SimpleNamespace(batch=greedy, episodes=episodes, metrics={}), alpha=0.5)
+    # S on a: the mean of 0.25 and 0.75. V was silent on a: 0.5 * 3. The greedy episode of b failed: the mean of 5 and 7.
+    assert values.tolist() == [0.5, 1.5, 0.5, 6.0, 6.0]
+    assert metrics == {"train/remax/baseline": pytest.approx(14.5 / 5), "train/remax/silent": 0.2, "train/remax/failed": 0.4}
