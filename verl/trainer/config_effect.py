@@ -91,6 +91,26 @@ RUN_NEEDS: Sequence[Need] = (
         lambda c: c.algorithm.filter_groups.enable,
     ),
     Need(
+        _all("algorithm.rollout_correction", "rollout_is_threshold rollout_is_batch_normalize"),
+        "algorithm.rollout_correction.rollout_is=token or sequence",
+        lambda c: c.algorithm.rollout_correction.rollout_is is not None,
+    ),
+    Need(
+        ("algorithm.rollout_correction.rollout_is",),
+        "algorithm.rollout_correction.loss_type=reinforce beside bypass_mode=true (the clip of ppo_clip takes the place of the weights)",
+        lambda c: not c.algorithm.rollout_correction.bypass_mode or c.algorithm.rollout_correction.loss_type == "reinforce",
+    ),
+    Need(
+        ("algorithm.rollout_correction.rollout_rs_threshold",),
+        "algorithm.rollout_correction.rollout_rs",
+        lambda c: c.algorithm.rollout_correction.rollout_rs is not None,
+    ),
+    Need(
+        ("algorithm.rollout_correction.loss_type",),
+        "algorithm.rollout_correction.bypass_mode=true",
+        lambda c: c.algorithm.rollout_correction.bypass_mode,
+    ),
+    Need(
         _all("reward.overlong_buffer", "len penalty_factor"),
         "reward.overlong_buffer.enable=true",
         lambda c: c.reward.overlong_buffer.enable,

@@ -41,6 +41,7 @@ from verl.trainer.config_effect import check_effect
 from verl.trainer.placement import AgentPlacement, Placement, PlacementError, WorkerGroupSpec, build_placement
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
+from verl.trainer.ppo.correction_check import check_rollout_correction
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.sampling_check import check_filter_groups
@@ -239,6 +240,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     placement = build_placement(config.agent, config.actor_rollout_ref)
     check_config(config, placement)
     check_filter_groups(config)
+    check_rollout_correction(config, placement)
     check_effect(config, placement)
     try:
         check_backends(config.trainer.logger)

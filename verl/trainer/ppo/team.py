@@ -19,8 +19,10 @@ from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement, WorkerGroupSpec
 from verl.trainer.ppo.batching import SubBatch, balance_order, combine_batches, pad_zero_weight, split_batch_by_wg_ids, trim_padding
 from verl.trainer.ppo.controller import Controller
+from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
 from verl.trainer.ppo.core_algos.rollout_correction import over_policies
 from verl.trainer.ppo.metric_utils import reduce_metrics
+from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.client import replica_client
 from verl.workers.rollout.server import RolloutWorker
@@ -29,15 +31,8 @@ T = TypeVar("T")
 
 # What a worker reads; columns that only credit needs do not travel.
 LOG_PROB_COLUMNS = ("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids")
-UPDATE_COLUMNS = (
-    *LOG_PROB_COLUMNS,
-    "rollout_log_probs",
-    "old_log_probs",
-    "ref_log_prob",
-    "rollout_is_weights",
-    "advantages",
-    "row_weights",
-)
+UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages",
+                  "row_weights")  # fmt: skip
 # Metrics of an update that are worth one number for the team; the others are a worker group's own.
 TEAM_METRICS = ("actor/", "training/", "rollout_corr/")
 # Errors whose message says all; anything else is a fault of the code and keeps its traceback.
@@ -49,7 +44,7 @@ class TeamError(RuntimeError):
 
 
 class TeamWorkers:
-    """One policy worker group and one rollout server for every worker group of the placement.
+    """One policy worker group and one rollout server for every worker group of the placement, and a critic where values are needed.
 
     Args:
         config: the run's configuration.
@@ -65,7 +60,10 @@ class TeamWorkers:
         in_reward = config.algorithm.use_kl_in_reward
         self.reference_of = {wg: in_reward or spec.config.actor.use_kl_loss for wg, spec in self.specs.items()}
         self.uses_reference = any(self.reference_of.values())
+        self.critic_agents = critic_agents(config, placement)
+        self.uses_critic = bool(self.critic_agents)
         self.policies: dict[str, WorkerGroup] = {}
+        self.critics: dict[str, WorkerGroup] = {}
         self.rollouts: dict[str, WorkerGroup] = {}
         self.clients: dict[str, RolloutClient] = {}
         self._threads = ThreadPoolExecutor(max_workers=len(self.specs) if controller.parallel else 1, thread_name_prefix="worker_group")
@@ -85,41 +83,57 @@ class TeamWorkers:
             self.rollouts[wg_id] = self.controller.spawn(
                 f"rollout_{wg_id}", RolloutWorker, self.world_size, common | rollout, max_concurrency=1000
             )
+            if wg_id in self.critic_agents:
+                critic = common | {"config": critic_config(self.config.critic, spec), "num_threads": policy["num_threads"]}
+                self.critics[wg_id] = self.controller.spawn(f"critic_{wg_id}", CriticWorker, self.world_size, critic)
             self.clients[wg_id] = replica_client(self.rollouts[wg_id], self.config.rollout.call_timeout_s)
 
     def _max_model_len(self, spec: WorkerGroupSpec) -> int:
         data, rows = self.config.data, [a.config.rollout for a in self.placement.agents if a.wg_id == spec.wg_id]
         return max((r.prompt_length or data.max_prompt_length) + (r.response_length or data.max_response_length) for r in rows)
 
-    def init_model(self, total_updates: int) -> None:
-        """Load every model; `total_updates` optimizer steps are what the schedules run over."""
+    def init_model(self, total_updates: int, critic_updates: int = 1) -> None:
+        """Load every model; so many optimizer steps are what the schedules of the policies and of the critics run over."""
 
         def init(wg_id: str) -> None:
             self.policies[wg_id].init_model()
             self.policies[wg_id].set_total_training_steps(total_updates)
             self.rollouts[wg_id].init_model()
+            if wg_id in self.critics:
+                self.critics[wg_id].init_model()
+                self.critics[wg_id].set_total_training_steps(critic_updates)
 
         self._on_all(init)
 
     def compute_log_prob(self, batch: DataProto) -> DataProto:
         """Log-probs under the policies as they are: `old_log_probs` and `entropys` `[bsz, response_len]`."""
-        return self._log_probs(batch, "compute_log_prob")
+        return self._score(batch, self.policies, "compute_log_prob", LOG_PROB_COLUMNS)
 
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         """Log-probs under the frozen reference of every policy: `ref_log_prob` `[bsz, response_len]`; zero for groups without one."""
-        return self._log_probs(batch, "compute_ref_log_prob")
+        workers = {wg: policy for wg, policy in self.policies.items() if self.reference_of[wg]}
+        return self._score(batch, workers, "compute_ref_log_prob", LOG_PROB_COLUMNS, "ref_log_prob")
 
-    def _log_probs(self, batch: DataProto, method: str) -> DataProto:
+    def compute_values(self, batch: DataProto) -> DataProto:
+        """Values under the critics as they are: `values` `[bsz, response_len]`; zero for agents without one."""
+        return self._score(self._read_by_critics(batch), self.critics, "compute_values", LOG_PROB_COLUMNS, "values")
+
+    def _read_by_critics(self, batch: DataProto) -> DataProto:
+        return critic_rows(batch, {agent for agents in self.critic_agents.values() for agent in agents})
+
+    def _score(
+        self, batch: DataProto, workers: Mapping[str, WorkerGroup], method: str, columns: Sequence[str], else_zero: str = ""
+    ) -> DataProto:
+        """Call `method` of every group's worker on its rows; where there is none, the column `else_zero` is zero."""
         parts = split_batch_by_wg_ids(batch)
 
         def compute(wg_id: str) -> SubBatch:
-            if method == "compute_ref_log_prob" and not self.reference_of[wg_id]:
+            if wg_id not in workers:
                 nothing = torch.zeros_like(parts[wg_id].batch.batch["responses"], dtype=torch.float32)
-                return SubBatch(DataProto.from_dict(tensors={"ref_log_prob": nothing}), parts[wg_id].rows)
-            sub, order, padding = self._for_ranks(parts[wg_id].batch, LOG_PROB_COLUMNS)
+                return SubBatch(DataProto.from_dict(tensors={else_zero: nothing}), parts[wg_id].rows)
+            sub, order, padding = self._for_ranks(parts[wg_id].batch, columns)
             sub.meta_info = {"temperature": self.specs[wg_id].config.rollout.temperature}
-            out = getattr(self.policies[wg_id], method)(sub)
-            return SubBatch(_unpadded(out, order, padding), parts[wg_id].rows)
+            return SubBatch(_unpadded(getattr(workers[wg_id], method)(sub), order, padding), parts[wg_id].rows)
 
         return _fit_width(combine_batches(self._on(list(parts), compute)), batch)
 
@@ -135,24 +149,44 @@ class TeamWorkers:
             first_update: place of the first optimizer step in the schedules.
             seed: of the row order.
         """
+        meta = {"num_mini_batches": num_mini_batches, "on_policy": on_policy, "first_update": first_update}
+        per_group = self._update(batch, self.policies, "update_actor", UPDATE_COLUMNS, meta, seed)
+        return _all_metrics(per_group, ("actor/", "training/"))
+
+    def update_critic(self, batch: DataProto, num_mini_batches: int, first_update: int, seed: Sequence[int]) -> dict[str, float]:
+        """One training step of every critic on the rows of its agents; arguments and metrics are those of `update_actor`."""
+        meta = {"num_mini_batches": num_mini_batches, "first_update": first_update}
+        per_group = self._update(self._read_by_critics(batch), self.critics, "update_critic", CRITIC_COLUMNS, meta, seed)
+        for metrics in per_group.values():
+            del metrics["perf/tokens"]  # means the policy's
+        return _all_metrics(per_group, ("critic/",))
+
+    def _update(
+        self,
+        batch: DataProto,
+        workers: Mapping[str, WorkerGroup],
+        method: str,
+        columns: Sequence[str],
+        meta: Mapping[str, Any],
+        seed: Sequence[int],
+    ) -> dict[str, dict[str, float]]:
+        """Call `method` of every group's worker on its rows and return the metrics of each group."""
         parts = split_batch_by_wg_ids(batch)
 
         def update(wg_id: str) -> dict[str, float]:
-            sub, _, _ = self._for_ranks(parts[wg_id].batch, UPDATE_COLUMNS)
+            sub, _, _ = self._for_ranks(parts[wg_id].batch, columns)
+            rollout = self.specs[wg_id].config.rollout
             sub.meta_info = {
-                "temperature": self.specs[wg_id].config.rollout.temperature,
-                "num_mini_batches": num_mini_batches,
-                "on_policy": on_policy,
-                "rollout_correction": self.config.algorithm.rollout_correction,
-                "first_update": first_update,
+                **meta,
+                "temperature": rollout.temperature,
+                "loss_scale_factor": rollout.response_length,
                 "shuffle_seed": zlib.crc32(repr((tuple(seed), wg_id)).encode()),
             }
             start = time.perf_counter()
-            metrics = reduce_metrics(self.policies[wg_id].update_actor(sub).meta_info["metrics"])
-            return metrics | {"timing_s/update_actor": time.perf_counter() - start}
+            metrics = reduce_metrics(getattr(workers[wg_id], method)(sub).meta_info["metrics"])
+            return metrics | {f"timing_s/{method}": time.perf_counter() - start}
 
-        per_group = self._on(list(parts), update)
-        return {name: value for name, value in over_policies(per_group).items() if name.startswith(("wg/", *TEAM_METRICS))}
+        return self._on([wg for wg in parts if wg in workers], update)
 
     def free_caches(self) -> None:
         """Let the engines give their key-value caches back (`rollout.free_cache_engine`); `sync_weights` takes them again."""
@@ -173,17 +207,19 @@ class TeamWorkers:
         self._on_all(sync)
 
     def save_checkpoint(self, folder: Path, save_hf_model: bool) -> None:
-        """Write every group under `folder/<wg_id>`."""
-        self._on_all(lambda wg: self.policies[wg].save_checkpoint(str(folder / wg), save_hf_model))
+        """Write every policy under `folder/actor/<wg_id>` and every critic under `folder/critic/<wg_id>`."""
+        self._on_all(lambda wg: self.policies[wg].save_checkpoint(str(folder / "actor" / wg), save_hf_model))
+        self._on(list(self.critics), lambda wg: self.critics[wg].save_checkpoint(str(folder / "critic" / wg), save_hf_model))
 
     def load_checkpoint(self, folder: Path) -> None:
-        """Read every group from `folder/<wg_id>`."""
-        self._on_all(lambda wg: self.policies[wg].load_checkpoint(str(folder / wg)))
+        """Read what `save_checkpoint` wrote."""
+        self._on_all(lambda wg: self.policies[wg].load_checkpoint(str(folder / "actor" / wg)))
+        self._on(list(self.critics), lambda wg: self.critics[wg].load_checkpoint(str(folder / "critic" / wg)))
 
     def shutdown(self) -> None:
         """Stop every worker; what they held is lost."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for group in (*self.rollouts.values(), *self.policies.values()):
+        for group in (*self.rollouts.values(), *self.policies.values(), *self.critics.values()):
             group.shutdown()
 
     def _for_ranks(self, sub: DataProto, columns: Sequence[str]) -> tuple[DataProto, np.ndarray, int]:
@@ -214,6 +250,13 @@ def _as_raised(error: BaseException) -> BaseException:
     return error.args[0] if error.args and isinstance(error.args[0], BaseException) else error
 
 
+def _all_metrics(per_group: Mapping[str, Mapping[str, float]], shared: tuple[str, ...]) -> dict[str, float]:
+    """`wg/<id>/<metric>` of every group, and `<metric>` averaged over groups where the name begins as one of `shared`."""
+    names = dict.fromkeys(n for metrics in per_group.values() for n in metrics if n.startswith(shared))
+    mean = {name: float(np.mean([m[name] for m in per_group.values() if name in m])) for name in names}
+    return mean | {f"wg/{wg}/{name}": value for wg, metrics in per_group.items() for name, value in metrics.items()}
+
+
 def _unpadded(out: DataProto, order: np.ndarray, padding: int) -> DataProto:
     restored = out.select_idxs(np.argsort(order))
     return restored.select_idxs(np.arange(len(order) - padding)) if padding else restored
@@ -221,8 +264,6 @@ def _unpadded(out: DataProto, order: np.ndarray, padding: int) -> DataProto:
 
 def _fit_width(out: DataProto, batch: DataProto) -> DataProto:
     """Pad `[bsz, *]` results on the right to the response width of the whole batch."""
-    import torch
-
     width = batch.batch["responses"].shape[1]
     tensors: dict[str, Any] = {k: torch.nn.functional.pad(v, (0, width - v.shape[1])) for k, v in out.batch.items()}
     return DataProto.from_dict(tensors=tensors)
