@@ -42,6 +42,7 @@ from verl.trainer.placement import AgentPlacement, Placement, PlacementError, Wo
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
 from verl.trainer.ppo.correction_check import check_rollout_correction
+from verl.trainer.ppo.critic import critic_signature
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.sampling_check import check_filter_groups
@@ -250,7 +251,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     run_dir = run_dir_of(config)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(run_dir / "checkpoints"))
     if checkpoint is not None:
-        read_state(checkpoint, placement)
+        read_state(checkpoint, placement, None if config.trainer.val_only else critic_signature(config, placement))
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
     collector = build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
     train, val = build_datasets(config, next(iter(tokenizers.values())), collector.measures())

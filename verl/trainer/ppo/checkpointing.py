@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,13 +86,25 @@ class CheckpointStore:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def read_state(folder: Path, placement: Placement) -> dict[str, Any]:
-    """The trainer state of a checkpoint. Raises CheckpointError when it is of another placement."""
+def read_state(folder: Path, placement: Placement, critics: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The trainer state of a checkpoint. Raises CheckpointError when it is of another placement, or of other critics.
+
+    Args:
+        folder: of the checkpoint.
+        placement: of this run.
+        critics: `critic_signature` of this run; None does not look at critics.
+    """
     state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
     if state["placement"] != placement.signature():
         raise CheckpointError(
             f"{folder} was written by the team {_table(state['placement'])}, this run has {_table(placement.signature())}; "
             "use the same agents and sharing, or start anew with trainer.resume_mode=disable"
+        )
+    found = state.get("critic", {})
+    if critics is not None and found != critics:
+        raise CheckpointError(
+            f"{folder} holds {_critics(found)}, this run needs {_critics(critics)}; use the same algorithm.adv_estimator, critic.enable "
+            "and critic.view, or start anew with trainer.resume_mode=disable"
         )
     return state
 
@@ -130,6 +142,10 @@ def _written_at(folder: Path) -> tuple[int, int]:
 
 def _table(signature: list[dict[str, str]]) -> str:
     return ", ".join(f"{row['agent_id']} -> {row['wg_id']}" for row in signature)
+
+
+def _critics(signature: Mapping[str, Any]) -> str:
+    return f"critics of {signature['wg_ids']} with critic.view={signature['view']}" if signature else "no critic"
 
 
 def _write_text(path: Path, text: str) -> None:

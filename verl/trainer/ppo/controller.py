@@ -23,6 +23,8 @@ RAY_SYSTEM_CONFIG = {
 RAY_TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
 # Groups share the cores and say how many threads they use, so bundles only mark the node they are on.
 BUNDLE_CPUS = 0.01
+# A policy, its rollout engine and its critic.
+WORKERS_PER_GROUP = 3
 
 
 class ControllerError(ValueError):
@@ -175,7 +177,7 @@ class RayController:
             self.pool = RayResourcePool(
                 process_on_nodes=[trainer.n_gpus_per_node] * trainer.nnodes,
                 use_gpu=self.device == "cuda",
-                max_colocate_count=2 * len(self.config.agent.agent_ids),
+                max_colocate_count=WORKERS_PER_GROUP * len(self.config.agent.agent_ids),
                 cpus_per_process=BUNDLE_CPUS,
             )
         if self.pool.world_size != world_size:

@@ -85,6 +85,9 @@ class CreditAssigner:
         if self.team.uses_reference:
             with timer("ref"):
                 batch = batch.union(self.team.compute_ref_log_prob(batch))
+        if self.team.uses_critic:
+            with timer("values"):
+                batch = batch.union(self.team.compute_values(batch))
         return batch
 
     def _token_rewards(self, batch: DataProto, replies: torch.Tensor, metrics: dict[str, float]) -> None:

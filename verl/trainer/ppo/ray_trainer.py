@@ -14,11 +14,13 @@ from pathlib import Path
 
 import torch
 
+from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.credit import CreditAssigner
+from verl.trainer.ppo.critic import critic_signature
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
 from verl.trainer.ppo.reward import apply_kl_penalty
@@ -71,6 +73,7 @@ class RayPPOTrainer:
         if train_dataset is not None:
             self.loader = TaskLoader(train_dataset, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
         self.credit = CreditAssigner(config, team, self.on_policy)
+        self._critics = critic_signature(config, placement)
         self.global_step = 0
         self.before: ValidationResult | None = None
         self.after: ValidationResult | None = None
@@ -90,7 +93,8 @@ class RayPPOTrainer:
 
         Raises whatever a step raises; the last checkpoint stays as it was.
         """
-        self.team.init_model(max(self.total_training_steps * self.updates_per_step, 1))
+        steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
+        self.team.init_model(max((steps - warmup) * self.updates_per_step, 1), max(steps * self.critic_updates_per_step, 1))
         self._resume()
         self.tracking.start(self.total_training_steps)
         self.team.sync_weights(self.global_step)
@@ -149,10 +153,18 @@ class RayPPOTrainer:
         return self.num_mini_batches * actor.ppo_epochs
 
     @property
+    def critic_updates_per_step(self) -> int:
+        """Optimizer steps of every critic in one training step."""
+        critic = self.config.critic
+        return self._mini_batches(critic.ppo_mini_batch_size) * critic.ppo_epochs
+
+    @property
     def num_mini_batches(self) -> int:
         """Mini-batches that a step's rows of each policy are cut into."""
-        mini = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
-        return max(self.config.data.train_batch_size // mini, 1) if mini > 0 else 1
+        return self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+
+    def _mini_batches(self, tasks: int) -> int:
+        return max(self.config.data.train_batch_size // tasks, 1) if tasks > 0 else 1
 
     def _train_step(self, loader: TaskLoader, stop: StopRequest) -> dict[str, float]:
         self.timer = Timer()
@@ -165,19 +177,31 @@ class RayPPOTrainer:
                 raise NoSamplesError(f"step {step}: {result.why_none}; the episodes are in trajectories/train_{step:06d}.jsonl")
             batch, metrics = self.credit.score(result.batch, self.timer, self.global_step)
             self.team.free_caches()
-            with self.timer("update_actor"):
-                first_update = self.global_step * self.updates_per_step
-                seed = (self.config.data.seed, step)
-                metrics |= self.team.update_actor(batch, self.num_mini_batches, self.on_policy, first_update, seed)
+            metrics |= self._update(batch)
             with self.timer("sync_weights"):
                 self.team.sync_weights(step)
         self.global_step = step
-        metrics |= dict(result.metrics) | compute_data_metrics(batch) | compute_agent_metrics(batch)
+        metrics |= dict(result.metrics) | compute_data_metrics(batch, self.team.uses_critic) | compute_agent_metrics(batch)
         seconds = self.timer.seconds
         metrics |= compute_timing_metrics(batch, seconds) | compute_throughout_metrics(batch, seconds, self.team.n_devices)
         metrics["perf/generated_tokens"] = float(result.generated_tokens)
         metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / max(result.generated_tokens, 1)
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
+
+    def _update(self, batch: DataProto) -> dict[str, float]:
+        """Let every critic learn and, after `trainer.critic_warmup` steps, every policy."""
+        before, warmup = self.global_step, self.config.trainer.critic_warmup
+        seed = (self.config.data.seed, before + 1)
+        metrics: dict[str, float] = {}
+        if self.team.uses_critic:
+            with self.timer("update_critic"):
+                mini_batches = self._mini_batches(self.config.critic.ppo_mini_batch_size)
+                metrics |= self.team.update_critic(batch, mini_batches, before * self.critic_updates_per_step, seed)
+        if before >= warmup:
+            with self.timer("update_actor"):
+                first_update = (before - warmup) * self.updates_per_step
+                metrics |= self.team.update_actor(batch, self.num_mini_batches, self.on_policy, first_update, seed)
+        return metrics
 
     @property
     def on_policy(self) -> bool:
@@ -213,12 +237,13 @@ class RayPPOTrainer:
         loader_state = self.loader.state_dict()
 
         def fill(folder: Path) -> None:
-            self.team.save_checkpoint(folder / "actor", self.config.trainer.save_hf_model)
+            self.team.save_checkpoint(folder, self.config.trainer.save_hf_model)
             torch.save(loader_state, folder / "data.pt")
 
         state = {
             "global_step": self.global_step,
             "placement": self.placement.signature(),
+            "critic": self._critics,
             "credit": self.credit.state_dict(),
             "before": self.before.to_json() if self.before else None,
         }
@@ -229,8 +254,8 @@ class RayPPOTrainer:
         folder = find_checkpoint(self.config.trainer, self.store)
         if folder is None:
             return
-        state = read_state(folder, self.placement)
-        self.team.load_checkpoint(folder / "actor")
+        state = read_state(folder, self.placement, None if self.config.trainer.val_only else self._critics)
+        self.team.load_checkpoint(folder)
         if self.loader is not None:
             self.loader.load_state_dict(torch.load(folder / "data.pt", weights_only=True))
         self.global_step = self._saved_step = int(state["global_step"])

@@ -19,8 +19,8 @@ from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement, WorkerGroupSpec
 from verl.trainer.ppo.batching import SubBatch, balance_order, combine_batches, pad_zero_weight, split_batch_by_wg_ids, trim_padding
 from verl.trainer.ppo.controller import Controller
-from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
 from verl.trainer.ppo.core_algos.rollout_correction import over_policies
+from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
 from verl.trainer.ppo.metric_utils import reduce_metrics
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
@@ -33,8 +33,9 @@ T = TypeVar("T")
 LOG_PROB_COLUMNS = ("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids")
 UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages",
                   "row_weights")  # fmt: skip
+CRITIC_COLUMNS = (*LOG_PROB_COLUMNS, "values", "returns", "row_weights")
 # Metrics of an update that are worth one number for the team; the others are a worker group's own.
-TEAM_METRICS = ("actor/", "training/", "rollout_corr/")
+TEAM_METRICS = ("actor/", "critic/", "training/", "rollout_corr/")
 # Errors whose message says all; anything else is a fault of the code and keeps its traceback.
 PLAIN_ERRORS = (WorkerDiedError, OSError)
 
@@ -149,9 +150,14 @@ class TeamWorkers:
             first_update: place of the first optimizer step in the schedules.
             seed: of the row order.
         """
-        meta = {"num_mini_batches": num_mini_batches, "on_policy": on_policy, "first_update": first_update}
+        meta = {
+            "num_mini_batches": num_mini_batches,
+            "on_policy": on_policy,
+            "rollout_correction": self.config.algorithm.rollout_correction,
+            "first_update": first_update,
+        }
         per_group = self._update(batch, self.policies, "update_actor", UPDATE_COLUMNS, meta, seed)
-        return _all_metrics(per_group, ("actor/", "training/"))
+        return _team_metrics(per_group)
 
     def update_critic(self, batch: DataProto, num_mini_batches: int, first_update: int, seed: Sequence[int]) -> dict[str, float]:
         """One training step of every critic on the rows of its agents; arguments and metrics are those of `update_actor`."""
@@ -159,7 +165,7 @@ class TeamWorkers:
         per_group = self._update(self._read_by_critics(batch), self.critics, "update_critic", CRITIC_COLUMNS, meta, seed)
         for metrics in per_group.values():
             del metrics["perf/tokens"]  # means the policy's
-        return _all_metrics(per_group, ("critic/",))
+        return _team_metrics(per_group)
 
     def _update(
         self,
@@ -250,11 +256,9 @@ def _as_raised(error: BaseException) -> BaseException:
     return error.args[0] if error.args and isinstance(error.args[0], BaseException) else error
 
 
-def _all_metrics(per_group: Mapping[str, Mapping[str, float]], shared: tuple[str, ...]) -> dict[str, float]:
-    """`wg/<id>/<metric>` of every group, and `<metric>` averaged over groups where the name begins as one of `shared`."""
-    names = dict.fromkeys(n for metrics in per_group.values() for n in metrics if n.startswith(shared))
-    mean = {name: float(np.mean([m[name] for m in per_group.values() if name in m])) for name in names}
-    return mean | {f"wg/{wg}/{name}": value for wg, metrics in per_group.items() for name, value in metrics.items()}
+def _team_metrics(per_group: dict[str, dict[str, float]]) -> dict[str, float]:
+    """`wg/<id>/<metric>` of every group, and of `TEAM_METRICS` one number over them."""
+    return {name: value for name, value in over_policies(per_group).items() if name.startswith(("wg/", *TEAM_METRICS))}
 
 
 def _unpadded(out: DataProto, order: np.ndarray, padding: int) -> DataProto:

@@ -1,0 +1,81 @@
+"""Which policies have a critic, and what the critics read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl.protocol import DataProto
+from verl.trainer.config import CriticConfig, RunConfig
+from verl.trainer.placement import Placement, WorkerGroupSpec
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.per_agent import estimators_in_use
+
+VIEWS = ("own", "joint")
+
+
+def needs_values(estimator: str) -> bool:
+    """The estimator has a parameter `values` without a default. Raises ValueError for a name that nothing registers."""
+    parameter = inspect.signature(get_adv_estimator_fn(estimator)).parameters.get("values")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def critic_agents(config: RunConfig, placement: Placement) -> dict[str, tuple[str, ...]]:
+    """Agents whose rows get values, by worker group; a group without such an agent has no critic, and an evaluation needs none.
+
+    `critic.enable=null` takes the agents whose estimator needs values, true takes all, false none.
+    """
+    if config.critic.enable is False or config.trainer.val_only:
+        return {}
+    out = {}
+    for spec in placement.groups:
+        agents = [a for a in spec.agent_ids if config.critic.enable or any(map(needs_values, estimators_in_use(config.algorithm, [a])))]
+        if agents:
+            out[spec.wg_id] = tuple(agents)
+    return out
+
+
+def critic_signature(config: RunConfig, placement: Placement) -> dict[str, Any]:
+    """What a checkpoint must agree with: the worker groups that have a critic, and what it reads."""
+    groups = sorted(critic_agents(config, placement))
+    return {"wg_ids": groups, "view": config.critic.view} if groups else {}
+
+
+def critic_config(critic: CriticConfig, spec: WorkerGroupSpec) -> CriticConfig:
+    """The configuration of one group's critic; without a model of its own it starts from the policy's, and always reads its tokens."""
+    policy, model = spec.config.model, critic.model
+    if model.path is None:
+        model = replace(model, path=policy.path, trust_remote_code=model.trust_remote_code or policy.trust_remote_code)
+    tokenizer = model.tokenizer_path or policy.tokenizer_path or policy.path
+    return replace(critic, model=replace(model, tokenizer_path=tokenizer))
+
+
+def critic_rows(batch: DataProto, agents: Collection[str]) -> DataProto:
+    """The batch as the critics read it: `critic_prompts` (`critic.view=joint`) in the place of the prompts where there are any.
+
+    Rows of agents without values become padding rows (an empty `response_mask`), so that nothing is computed for them.
+    """
+    tensors: Mapping[str, torch.Tensor] = dict(batch.batch.items())
+    wanted = torch.from_numpy(np.isin(batch.non_tensor_batch["agent_id"].astype(str), sorted(agents)))
+    masked = tensors["response_mask"] * wanted[:, None].to(tensors["response_mask"])
+    return DataProto.from_dict(
+        tensors={**tensors, **_joint(tensors), "response_mask": masked}, non_tensors={"wg_id": batch.non_tensor_batch["wg_id"]}
+    )
+
+
+def _joint(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if "critic_prompts" not in tensors:
+        return {}
+    responses = tensors["responses"]
+    attention = torch.cat([tensors["critic_prompt_mask"], tensors["attention_mask"][:, -responses.shape[1] :]], dim=1)
+    return {
+        "prompts": tensors["critic_prompts"],
+        "input_ids": torch.cat([tensors["critic_prompts"], responses], dim=1),
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(dim=1) - 1).clamp(min=0),
+    }
