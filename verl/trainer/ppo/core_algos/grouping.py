@@ -123,14 +123,16 @@ def _reduce(s: np.ndarray, g: np.ndarray, w: np.ndarray | None, n_groups: int) -
 def _sort_within_groups(s: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Scores and groups ordered by group, then score.
 
-    Scores that float32 holds exactly (rewards do) are packed with their group into one integer: sorting values is several times
-    faster than sorting row numbers by two keys.
+    Sorting integers is several times faster than sorting row numbers by two keys, so group and score are packed into one: the score
+    itself when float32 holds it exactly (as it does rewards), else its rank.
     """
     with np.errstate(over="ignore"):
         narrow = s.astype(np.float32)
-    if not np.array_equal(narrow, s) or g.max(initial=0) >= 2**31:
-        order = np.lexsort((s, g))
-        return s[order], g[order]
+    if not np.array_equal(narrow, s):
+        order = np.argsort(s)
+        packed = (g[order].astype(np.int64) << 32) + np.arange(len(s))
+        packed.sort()
+        return s[order[packed & 0xFFFFFFFF]], packed >> 32
     bits = narrow.view(np.int32)
     ordered = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
     packed = (g.astype(np.int64) << 32) + (ordered.astype(np.int64) + 2**31)

@@ -1,0 +1,59 @@
+"""Which settings of `algorithm` an agent may have for itself, and what is found wrong with them before anything starts."""
+
+import numpy as np
+import pytest
+
+from verl.trainer.config import AlgorithmConfig
+from verl.trainer.config.algorithm import MGRPOConfig
+from verl.trainer.ppo.per_agent import agent_config, check_per_agent, estimators_in_use, split_by_settings
+
+TEAM = ["Solver Agent", "Verifier Agent"]
+
+
+def test_an_agent_is_found_by_name_or_slug_and_keeps_the_rest_of_the_runs_settings() -> None:
+    for name in ("Solver Agent", "solver_agent"):
+        config = AlgorithmConfig(gamma=0.5, per_agent={name: {"adv_estimator": "rloo", "lam": 0, "gigpo": {"mode": "mean_std_norm"}}})
+        check_per_agent(config, TEAM)
+        solver, verifier = (agent_config(config, agent) for agent in TEAM)
+        assert (solver.adv_estimator, solver.gamma, solver.lam, solver.gigpo.mode) == ("rloo", 0.5, 0.0, "mean_std_norm")
+        assert isinstance(solver.lam, float)
+        assert (verifier.adv_estimator, verifier.lam, verifier.gigpo.mode) == ("grpo", 1.0, "mean_norm")
+        assert estimators_in_use(config, TEAM) == {"rloo", "grpo"}
+        assert config.gigpo.mode == "mean_norm", "the run's own settings are left alone"
+
+
+def test_agents_with_equal_settings_stay_in_one_part() -> None:
+    config = AlgorithmConfig(per_agent={"a": {"adv_estimator": "rloo"}, "b": {"gamma": 1.0}, "c": {"adv_estimator": "rloo"}})
+    parts = split_by_settings(config, np.array(["b", "a", "c", "d", "a"], dtype=object))
+    assert [(settings.adv_estimator, rows.tolist()) for settings, rows in parts] == [("grpo", [0, 3]), ("rloo", [1, 2, 4])]
+
+
+@pytest.mark.parametrize(
+    ("per_agent", "message"),
+    [
+        ({"solver_agnt": {}}, "algorithm.per_agent.solver_agnt: no such agent; did you mean 'solver_agent'"),
+        ({"solver_agent": {"adv_estimatr": "rloo"}}, "per_agent.solver_agent.adv_estimatr: .* did you mean 'adv_estimator'"),
+        ({"solver_agent": {"use_kl_in_reward": True}}, "use_kl_in_reward: not a key that an agent has for itself"),
+        ({"solver_agent": {"adv_estimator": "rlo"}}, "solver_agent.adv_estimator='rlo'; did you mean 'rloo'"),
+        ({"solver_agent": {"gamma": "high"}}, "gamma='high': expected float"),
+        ({"solver_agent": {"gamma": 1.5}}, "gamma=1.5: expected a number from 0 to 1"),
+        ({"solver_agent": {"norm_adv_by_std_in_grpo": 1}}, "norm_adv_by_std_in_grpo=1: expected bool"),
+        ({"solver_agent": {"group_by": "uid"}}, "group_by='uid': expected a list"),
+        ({"solver_agent": {"gigpo": {"modes": 1}}}, "solver_agent.gigpo.modes"),
+        ({"solver_agent": {"gigpo": 1}}, "expected keys of algorithm.gigpo"),
+        ({"solver_agent": "rloo"}, "expected keys"),
+        ({"solver_agent": {"lam": 0.5}, "Solver Agent": {"lam": 0.5}}, "'Solver Agent' twice"),
+        ({"solver_agent": {"call_weighting": "call"}}, "call_weighting='call': expected one of sample, trajectory"),
+        ({"solver_agent": {"adv_estimator": "m_grpo"}}, "m_grpo.main_agent=None: expected one of"),
+    ],
+)
+def test_what_cannot_take_effect_is_named(per_agent: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_per_agent(AlgorithmConfig(per_agent=per_agent), TEAM)
+
+
+def test_the_runs_own_settings_are_looked_at_as_well() -> None:
+    with pytest.raises(ValueError, match=r"algorithm\.statistics_over='rows'"):
+        check_per_agent(AlgorithmConfig(statistics_over="rows"), TEAM)
+    with pytest.raises(ValueError, match=r"algorithm\.m_grpo\.sub_calls=0"):
+        check_per_agent(AlgorithmConfig(adv_estimator="m_grpo", m_grpo=MGRPOConfig(main_agent=TEAM[0], sub_calls=0)), TEAM)
