@@ -18,8 +18,9 @@ def overlong(lengths: np.ndarray, limits: np.ndarray, buffer: OverlongBuffer) ->
     Args:
         lengths: tokens of each reply.
         limits: longest reply of its agent.
-        buffer: `len` tokens before the limit the penalty begins to grow; at the limit it is `penalty_factor`.
+        buffer: `len` tokens before the limit (0: a fifth of it) the penalty begins to grow; at the limit it is `penalty_factor`.
     """
     if not buffer.enable:
         return np.zeros(len(lengths))
-    return buffer.penalty_factor * np.clip((lengths - (limits - buffer.len)) / buffer.len, 0.0, 1.0)
+    width = np.maximum(limits // 5, 1) if buffer.len == 0 else np.full(len(limits), buffer.len)
+    return buffer.penalty_factor * np.clip((lengths - (limits - width)) / width, 0.0, 1.0)

@@ -21,11 +21,10 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
     if scope == "episode":
         return [record.team_reward] * len(record.samples)
     if scope == "turn":
-        paid = list(record.turn_rewards)
-        for turn in range(len(paid)):
-            acts = sum((s.act_reward or 0.0) for s in record.samples if s.turn == turn + 1)
-            paid[turn] = acts + paid[turn]
-        return [paid[s.turn - 1] for s in record.samples]
+        acts = [0.0] * len(record.turn_rewards)
+        for s in record.samples:
+            acts[s.turn - 1] += s.act_reward or 0.0
+        return [acts[s.turn - 1] + record.turn_rewards[s.turn - 1] for s in record.samples]
     last = {s.turn: s.call for s in record.samples}
     return [_own(s, record.turn_rewards[s.turn - 1], last[s.turn] == s.call) for s in record.samples]
 

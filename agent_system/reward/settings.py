@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-TEAM_SCOPES = ("episode", "turn", "call")
-
 
 @dataclass(frozen=True)
 class PropagationSettings:
@@ -35,12 +33,12 @@ class OverlongBuffer:
 
     Attributes:
         enable: whether there is a penalty at all.
-        len: tokens before the limit over which the penalty grows.
+        len: tokens before the limit over which the penalty grows; 0 takes a fifth of the limit.
         penalty_factor: penalty at the limit.
     """
 
     enable: bool = False
-    len: int = 128
+    len: int = 0
     penalty_factor: float = 1.0
 
 

@@ -34,11 +34,10 @@ class Ledger:
     @property
     def team_reward(self) -> float:
         """The episode's sum, added up in order of turns and calls, whatever the order in which concurrent calls were answered."""
+        steps = {(turn, math.inf): paid for turn, paid in enumerate(self.turns, start=1)}
         total = 0.0
-        for turn, at_the_end in enumerate(self.turns, start=1):
-            for _, paid in sorted((call, paid) for (t, call), paid in self.acts.items() if t == turn):
-                total += paid
-            total += at_the_end
+        for _, paid in sorted([*self.acts.items(), *steps.items()]):
+            total += paid
         return total
 
     def local(self, turn: int, call: int) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from verl.models.loader import ATTENTION_NAMES, DTYPES
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
+from verl.trainer.config.reward import PROPAGATIONS, SHAPINGS, TEAM_SCOPES
 from verl.trainer.placement import Placement, slug
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
@@ -51,6 +52,9 @@ RUN_NAMES: dict[str, Sequence[str]] = {
     "algorithm.kl_penalty": KL_ESTIMATORS,
     "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
     "algorithm.singleton": ("zero", "raw"),
+    "reward.team_scope": TEAM_SCOPES,
+    "reward.shaping": SHAPINGS,
+    "reward.propagation.mode": PROPAGATIONS,
     "trainer.controller": ("ray", "local"),
     "trainer.device": ("auto", "cpu", "cuda"),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
@@ -62,7 +66,8 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
     ),
     COUNT: (
         "data.val_batch_size", "data.seed", "env.history_length", "trainer.max_ckpt_to_keep", "trainer.num_threads",
-        "algorithm.kl_ctrl.kl_coef", "rollout.max_concurrent_episodes",
+        "algorithm.kl_ctrl.kl_coef", "rollout.max_concurrent_episodes", "reward.alpha", "reward.overlong_buffer.len",
+        "reward.overlong_buffer.penalty_factor",
     ),
     LIMIT: (
         "data.train_max_samples", "data.val_max_samples", "trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq",
@@ -71,7 +76,10 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
     POSITIVE: ("rollout.episode_timeout_s", "rollout.call_timeout_s", "trainer.worker_timeout_s", "algorithm.kl_ctrl.horizon",
                "algorithm.kl_ctrl.target_kl",
                "ray_init.object_store_memory_mb"),
-    SHARE: ("rollout.max_failure_rate",),
+    SHARE: (
+        "rollout.max_failure_rate", "reward.shaping_gamma", "reward.propagation.gamma", "reward.propagation.theta",
+        "reward.propagation.theta_quantile", "reward.propagation.min_pass_rate",
+    ),
 }  # fmt: skip
 MODEL_NAMES: dict[str, Sequence[str]] = {
     "model.attn_implementation": ATTENTION_NAMES,
@@ -112,6 +120,7 @@ def check_config(config: RunConfig, placement: Placement) -> None:
     for name in config.algorithm.group_by or ():
         _check_name("algorithm.group_by", name, SAMPLE_FIELDS)
     _check_per_agent(config, [agent.agent_id for agent in placement.agents])
+    _check_reward(config, placement)
     _check_files(config)
     for name in sorted({*TEMPLATE_ARGUMENTS} & {*config.data.apply_chat_template_kwargs}):
         raise ConfigError(f"data.apply_chat_template_kwargs.{name} is set by the run; expected what the model's chat template reads")
@@ -144,6 +153,26 @@ def _check_per_agent(config: RunConfig, agent_ids: Sequence[str]) -> None:
     for agent_id in agent_ids:
         for name in own_keys(config.algorithm, agent_id).get("group_by") or ():
             _check_name(f"algorithm.per_agent.{slug(agent_id)}.group_by", name, SAMPLE_FIELDS)
+
+
+def _check_reward(config: RunConfig, placement: Placement) -> None:
+    reward = config.reward
+    local_range = reward.propagation.local_range
+    if len(local_range) != 2 or not -math.inf < local_range[0] < local_range[1] < math.inf:
+        raise ConfigError(f"reward.propagation.local_range={local_range}: expected two numbers, the lowest local reward and a higher one")
+    if reward.propagation.mode != "none" and reward.team_scope != "episode":
+        raise ConfigError(
+            f"reward.team_scope={reward.team_scope} contradicts reward.propagation.mode={reward.propagation.mode}, which shares out the "
+            "reward of the whole episode; set reward.team_scope=episode or reward.propagation.mode=none"
+        )
+    buffer = reward.overlong_buffer
+    for agent in placement.agents:
+        limit = agent.config.rollout.response_length or config.data.max_response_length
+        if buffer.enable and buffer.len > limit:
+            raise ConfigError(
+                f"reward.overlong_buffer.len={buffer.len} is more than the {limit} tokens that agent '{agent.agent_id}' may write: even "
+                "an empty reply would pay; choose a smaller one"
+            )
 
 
 def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: str) -> None:

@@ -115,6 +115,13 @@ RUN_NEEDS: Sequence[Need] = (
         "reward.overlong_buffer.enable=true",
         lambda c: c.reward.overlong_buffer.enable,
     ),
+    Need(
+        ("reward.shaping_gamma",),
+        "reward.shaping=discount or hop_discount",
+        lambda c: c.reward.shaping in ("discount", "hop_discount"),
+    ),
+    Need(("reward.shaping_threshold",), "reward.shaping=binary", lambda c: c.reward.shaping == "binary"),
+    Need(("reward.propagation.theta",), "reward.propagation.theta_quantile=null", lambda c: c.reward.propagation.theta_quantile is None),
     Need(("reward.propagation.gamma",), "reward.propagation.mode=discounted", lambda c: c.reward.propagation.mode == "discounted"),
     Need(
         _all("reward.propagation", "theta theta_quantile min_pass_rate"),
