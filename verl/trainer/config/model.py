@@ -48,12 +48,16 @@ class PolicyLossConfig:
     clip_cov_ub: float = key(5.0, "clip_cov: covariance up to which a token may be clipped")
     kl_cov_ratio: float = key(0.0002, "kl_cov: share of tokens that pay the KL")
     ppo_kl_coef: float = key(0.1, "kl_cov: weight of the KL")
+    dro_beta: Optional[float] = key(None, "dro: weight of the squared log-ratio; required by this loss")
 
 
 @dataclass
 class ActorConfig:
     # Set by the worker for each mini-batch: what `agg_loss` needs to know of the whole of it.
     global_batch_info: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    # Set by the worker too: what a loss prepared over the mini-batch, and `algorithm.rollout_correction`.
+    prepared: ClassVar[Optional[Mapping[str, Any]]] = None
+    rollout_correction: ClassVar[Any] = None
 
     ppo_mini_batch_size: int = key(0, "tasks per optimizer step; 0 means data.train_batch_size (one update a step)")
     ppo_epochs: int = key(1, "passes over the batch")
@@ -66,7 +70,7 @@ class ActorConfig:
     clip_ratio_low: Optional[float] = key(None, "lower clip range")
     clip_ratio_high: Optional[float] = key(None, "upper clip range (DAPO clip-higher)")
     clip_ratio_c: float = key(3.0, "dual-clip constant for negative advantages")
-    loss_agg_mode: str = key("token-mean", "token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm")
+    loss_agg_mode: str = key("token-mean", "token-mean | token-sum | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm")
     tau_pos: float = key(1.0, "sapo: temperature for positive advantages")
     tau_neg: float = key(1.05, "sapo: temperature for negative advantages")
     entropy_coeff: float = key(0.0, "weight of the entropy bonus")

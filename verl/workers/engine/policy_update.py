@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
-from verl.trainer.config import ActorConfig
-from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, kl_penalty, masked_mean
+from verl.trainer.config import ActorConfig, RolloutCorrectionConfig
+from verl.trainer.ppo.core_algos import MiniBatch, agg_loss, find_preparation, get_policy_loss_fn, kl_penalty, masked_mean
+from verl.trainer.ppo.core_algos.rollout_correction import SamplerGap, sampler_gap
 from verl.workers.engine.forward import INPUT_KEYS
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows
 from verl.workers.engine.micro_batch import MicroBatchRule
-from verl.workers.engine.steps import MicroLoss, Objective, StepPlan, take_steps
+from verl.workers.engine.ranks import GroupRanks
+from verl.workers.engine.steps import Objective, StepPlan, take_steps
+
+# Columns of a loss's preparation travel with the rows under this prefix.
+PREPARED = "prepared/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,35 +27,54 @@ class UpdatePlan(StepPlan):
     Attributes:
         temperature: of the sampler.
         on_policy: the rows were sampled with the current weights, so that old log-probs may be left out.
+        rollout_correction: `algorithm.rollout_correction`; in its bypass mode `old_log_probs` are the sampler's and the loss is
+            `bypass_mode`.
     """
 
     temperature: float
     on_policy: bool = False
+    rollout_correction: RolloutCorrectionConfig | None = None
+
+    @property
+    def bypass(self) -> bool:
+        """The sampler's log-probs are the old ones."""
+        return self.rollout_correction is not None and self.rollout_correction.bypass_mode
 
 
 @dataclass
 class LossConfig(ActorConfig):
-    """`ActorConfig` with the counts of the mini-batch at hand, the way verl's policy losses expect them."""
+    """`ActorConfig` as a policy loss gets it.
+
+    Attributes:
+        global_batch_info: what `agg_loss` needs to know of the mini-batch.
+        prepared: columns of `register_preparation`, of the rows at hand; None when the rows are all there is.
+        rollout_correction: see `UpdatePlan`.
+    """
 
     global_batch_info: dict[str, Any] = field(default_factory=dict)  # type: ignore[misc]
+    prepared: dict[str, torch.Tensor] | None = None  # type: ignore[misc]
+    rollout_correction: RolloutCorrectionConfig | None = None  # type: ignore[misc]
 
 
 def update_policy(engine: FSDPEngine, config: ActorConfig, rows: Rows, plan: UpdatePlan, rule: MicroBatchRule) -> dict[str, float]:
     """Run all mini-batches of all epochs and return the metrics, the same on every rank.
+
+    Where no pass before the update measured it (on policy, bypass), the gap between sampler and trainer is measured in the first step.
 
     Args:
         rows: `INPUT_KEYS`, `advantages`, `old_log_probs` unless on policy, `ref_log_prob` with the KL loss, and optionally
             `rollout_is_weights`; all `[bsz, response_len]`. Optionally `row_weights` `[bsz]`. Rows without a response token are left out.
 
     Raises:
-        ValueError: a column is missing, or on-policy rows are to be used for more than one optimizer step.
+        ValueError: a column is missing, on-policy rows are to be used for more than one optimizer step, or weights of rows are
+            negative or not finite.
     """
-
-    def begin(mini: Rows, info: Mapping[str, Any]) -> MicroLoss:
-        return lambda micro, counts: _loss(engine, _loss_config(config, counts), micro, plan)
-
-    objective = Objective("actor", begin, summed=("actor/pg_loss", "actor/kl_loss"))
-    return take_steps(engine, config, rows, _needed(config, rows, plan), plan, rule, objective)
+    needed = _needed(config, rows, plan)
+    unmeasured = plan.bypass or "old_log_probs" not in rows
+    update = _PolicyLoss(engine, config, plan, measure_gap=unmeasured and "rollout_log_probs" in rows)
+    objective = Objective("actor", update.loss, summed=("actor/pg_loss", "actor/kl_loss"), prepare=update.prepare)
+    metrics = take_steps(engine, config, rows, needed, plan, rule, objective)
+    return metrics | update.correction_metrics(GroupRanks(engine.group, engine.device))
 
 
 def _needed(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
@@ -71,37 +94,90 @@ def _needed(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
     missing = [name for name in needed if name not in rows]
     if missing:
         raise ValueError(f"update_actor: the batch has no {missing}; it has {sorted(rows)}")
+    weights = rows.get("row_weights")
+    if weights is not None and not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+        raise ValueError("update_actor: row_weights must be finite and not negative")
     return needed
 
 
-def _loss_config(config: ActorConfig, counts: dict[str, Any]) -> LossConfig:
-    return LossConfig(**{f.name: getattr(config, f.name) for f in fields(ActorConfig)}, global_batch_info=counts)
+def _loss_name(config: ActorConfig, plan: UpdatePlan) -> str:
+    return "bypass_mode" if plan.bypass else config.policy_loss.loss_mode
 
 
-def _loss(engine: FSDPEngine, config: LossConfig, micro: Rows, plan: UpdatePlan) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Loss of one micro-batch and its metrics; a micro-batch without rows has loss 0, connected to every parameter."""
-    scores = engine.score(micro, plan.temperature)
-    mask, info, mode = micro["response_mask"], config.global_batch_info, config.loss_agg_mode
-    old = micro["old_log_probs"] if "old_log_probs" in micro else scores.log_probs.detach()
-    loss, metrics = get_policy_loss_fn(config.policy_loss.loss_mode)(
-        old_log_prob=old,
-        log_prob=scores.log_probs,
-        advantages=micro["advantages"],
-        response_mask=mask,
-        loss_agg_mode=mode,
-        config=config,
-        rollout_is_weights=micro.get("rollout_is_weights"),
-    )
-    metrics["actor/pg_loss"] = loss.detach()
-    with torch.no_grad():
-        metrics["actor/entropy"] = scores.entropy.sum() / mask.sum().clamp(min=1)
-        if plan.on_policy and "rollout_log_probs" in micro:
-            gap = (scores.log_probs - micro["rollout_log_probs"]).abs()
-            metrics["training/rollout_probs_diff_mean"] = masked_mean(gap, mask)
-    if config.entropy_coeff:
-        loss = loss - config.entropy_coeff * agg_loss(scores.entropy, mask, mode, **info)
-    if config.use_kl_loss:
-        kl = agg_loss(kl_penalty(scores.log_probs, micro["ref_log_prob"], config.kl_loss_type), mask, mode, **info)
-        loss = loss + config.kl_loss_coef * kl
-        metrics["actor/kl_loss"] = kl.detach()
-    return loss, metrics
+class _PolicyLoss:
+    """The loss of a policy's micro-batches, and what is measured beside it."""
+
+    def __init__(self, engine: FSDPEngine, config: ActorConfig, plan: UpdatePlan, measure_gap: bool) -> None:
+        self._engine, self._plan, self._measure_gap = engine, plan, measure_gap
+        values = {f.name: getattr(config, f.name) for f in fields(ActorConfig)}
+        self._config = LossConfig(**values, prepared={}, rollout_correction=plan.rollout_correction)
+        name = _loss_name(config, plan)
+        self._policy_loss, self._preparation = get_policy_loss_fn(name), find_preparation(name, self._config)
+        self._threshold = 2.0 if plan.rollout_correction is None else plan.rollout_correction.rollout_is_threshold
+        self._gap, self._steps = SamplerGap(), 0
+        self._tokens, self._kept = 0.0, 0.0
+
+    def prepare(self, micros: list[dict[str, torch.Tensor]], ranks: GroupRanks) -> list[dict[str, torch.Tensor]]:
+        """Give the loss what it has to know of the whole mini-batch."""
+        self._steps += 1
+        if self._preparation is None:
+            return micros
+        columns = self._preparation(self._mini_batch(micros, ranks), self._config)
+        sizes = [len(micro["response_mask"]) for micro in micros]
+        parts = {name if name == "response_mask" else PREPARED + name: value.split(sizes) for name, value in columns.items()}
+        prepared = [micro | {name: part[i] for name, part in parts.items()} for i, micro in enumerate(micros)]
+        self._tokens += sum(float(micro["response_mask"].sum()) for micro in micros)
+        self._kept += sum(float(micro["response_mask"].sum()) for micro in prepared)
+        return prepared
+
+    @torch.no_grad()
+    def _mini_batch(self, micros: list[dict[str, torch.Tensor]], ranks: GroupRanks) -> MiniBatch:
+        """This rank's rows in the order of its micro-batches, with their log-probs under the weights as they are."""
+        log_prob = torch.cat([self._engine.score(micro, self._plan.temperature).log_probs for micro in micros])
+        joined = {name: torch.cat([micro[name] for micro in micros]) for name in micros[0] if name not in INPUT_KEYS}
+        return MiniBatch(
+            old_log_prob=joined.get("old_log_probs", log_prob),
+            log_prob=log_prob,
+            advantages=joined["advantages"],
+            response_mask=torch.cat([micro["response_mask"] for micro in micros]),
+            row_weights=joined.get("row_weights", torch.ones(len(log_prob), device=log_prob.device)),
+            ranks=ranks,
+        )
+
+    def loss(self, micro: Rows, counts: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Loss of one micro-batch and its metrics; a micro-batch without rows has loss 0, connected to every parameter."""
+        scores = self._engine.score(micro, self._plan.temperature)
+        prepared = {name.removeprefix(PREPARED): value for name, value in micro.items() if name.startswith(PREPARED)}
+        config = replace(self._config, global_batch_info=counts, prepared=prepared)
+        mask, mode = micro["response_mask"], config.loss_agg_mode
+        loss, metrics = self._policy_loss(
+            old_log_prob=micro["old_log_probs"] if "old_log_probs" in micro else scores.log_probs.detach(),
+            log_prob=scores.log_probs,
+            advantages=micro["advantages"],
+            response_mask=mask,
+            loss_agg_mode=mode,
+            config=config,
+            rollout_is_weights=micro.get("rollout_is_weights"),
+        )
+        metrics = {**metrics, "actor/pg_loss": loss.detach(), "actor/entropy": masked_mean(scores.entropy.detach(), mask)}
+        if self._measure_gap and self._steps == 1:
+            self._gap += sampler_gap(scores.log_probs, micro["rollout_log_probs"], mask, self._threshold)
+        if config.entropy_coeff:
+            loss = loss - config.entropy_coeff * agg_loss(scores.entropy, mask, mode, **counts)
+        if config.use_kl_loss:
+            kl = agg_loss(kl_penalty(scores.log_probs, micro["ref_log_prob"], config.kl_loss_type), mask, mode, **counts)
+            loss = loss + config.kl_loss_coef * kl
+            metrics["actor/kl_loss"] = kl.detach()
+        return loss, metrics
+
+    def correction_metrics(self, ranks: GroupRanks) -> dict[str, float]:
+        """The gap between sampler and trainer where it was measured here, and the share of tokens that a preparation took out."""
+        metrics = {}
+        if self._measure_gap:
+            sums = ranks.sum(torch.tensor(self._gap.sums(), dtype=torch.double)).tolist()
+            maxima = ranks.max(torch.tensor(self._gap.maxima(), dtype=torch.double)).tolist()
+            metrics = SamplerGap.of(sums, maxima).metrics()
+        if self._preparation is not None:
+            tokens, kept = ranks.sum(torch.tensor([self._tokens, self._kept], dtype=torch.double)).tolist()
+            metrics["rollout_corr/rollout_rs_masked_fraction"] = 1.0 - kept / max(1.0, tokens)
+        return metrics

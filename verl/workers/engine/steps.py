@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from verl.trainer.config import ActorConfig, CriticConfig
 from verl.workers.engine.forward import check_rows
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows, select
 from verl.workers.engine.micro_batch import MicroBatchRule
+from verl.workers.engine.ranks import GroupRanks
+from verl.workers.engine.update_metrics import UpdateMetrics, fold
 
 # Loss of one micro-batch, given the counts that `agg_loss` takes, and metrics. Without rows it is 0, connected to every parameter.
 MicroLoss = Callable[[Rows, dict[str, Any]], tuple[torch.Tensor, dict[str, Any]]]
@@ -42,13 +43,16 @@ class Objective:
 
     Attributes:
         prefix: of the metrics made here: `actor` or `critic`.
-        begin: called with each whole mini-batch and its counts; returns the loss of its micro-batches.
-        summed: metrics whose micro-batches add up; all others are means over tokens.
+        loss: of one micro-batch.
+        summed: metrics whose micro-batches add up; all others are means over tokens, or extremes (`_max`, `_min`).
+        prepare: called before each step with this rank's micro-batches, on all ranks; it may add columns to them and take tokens
+            out of their `response_mask`, which then enter neither loss nor counts.
     """
 
     prefix: str
-    begin: Callable[[Rows, Mapping[str, Any]], MicroLoss]
+    loss: MicroLoss
     summed: Sequence[str]
+    prepare: Callable[[list[dict[str, torch.Tensor]], GroupRanks], list[dict[str, torch.Tensor]]] | None = None
 
 
 def take_steps(
@@ -72,14 +76,15 @@ def take_steps(
     weighted = ("row_weights",) if "row_weights" in rows else ()
     chosen = engine.to_device({name: rows[name][real] for name in (*columns, *weighted)})
     check_rows(chosen)
-    totals = _Totals(engine, objective.prefix)
+    ranks = GroupRanks(engine.group, engine.device)
+    totals = UpdateMetrics(ranks, f"{objective.prefix}/skipped_steps")
     with engine.training():
         for epoch in range(config.ppo_epochs):
             for number, index in enumerate(_mini_batches(len(real), config.shuffle, plan, epoch)):
                 if plan.first_update is not None:
                     engine.steps = plan.first_update + epoch * plan.num_mini_batches + number
                 mini = select(chosen, index.to(engine.device))
-                totals.add(_step(engine, mini, plan, rule, objective, config.grad_clip))
+                totals.add(_step(engine, mini, plan, rule, objective, config.grad_clip, ranks))
     return totals.result(tokens=sum(engine.lengths(chosen)) * config.ppo_epochs)
 
 
@@ -91,59 +96,41 @@ def _mini_batches(count: int, shuffle: bool, plan: StepPlan, epoch: int) -> Iter
     yield from torch.tensor_split(order, plan.num_mini_batches)
 
 
-def _step(engine: FSDPEngine, mini: Rows, plan: StepPlan, rule: MicroBatchRule, objective: Objective, grad_clip: float) -> dict[str, float]:
-    """One optimizer step; metrics are this rank's share, to be averaged over ranks."""
-    ranks = dist.get_world_size(engine.group)
-    lengths = mini["response_mask"].sum(dim=1).double()
-    weights = mini["row_weights"].double() if "row_weights" in mini else torch.ones_like(lengths)
-    counts = torch.stack([(lengths * weights).sum(), weights.sum(), lengths.sum()])
-    if ranks > 1:
-        dist.all_reduce(counts, group=engine.group)
-    weighted_tokens, size, tokens = counts.tolist()
+def _step(
+    engine: FSDPEngine, mini: Rows, plan: StepPlan, rule: MicroBatchRule, objective: Objective, grad_clip: float, ranks: GroupRanks
+) -> dict[str, float]:
+    """One optimizer step; metrics are this rank's share, to be averaged over ranks. A step without a token is none."""
+    if not float(ranks.sum(mini["response_mask"].sum().double())):
+        return {}
+    micros = engine.micro_batches(mini, rule)
+    if objective.prepare is not None:
+        micros = objective.prepare(micros, ranks)
+    weighted_tokens, size, tokens = ranks.sum(torch.stack([_counts(micro) for micro in micros]).sum(dim=0)).tolist()
     if not tokens:
         return {}
     info: dict[str, Any] = {
-        "dp_size": ranks,
+        "dp_size": ranks.size,
         "batch_num_tokens": weighted_tokens,
         "global_batch_size": size,
         "loss_scale_factor": plan.loss_scale_factor or float(mini["response_mask"].shape[1]),
     }
-    loss_of = objective.begin(mini, info)
     metrics: dict[str, float] = {}
-    for micro in engine.micro_batches(mini, rule):
+    for micro in micros:
         own = {"row_weights": micro["row_weights"]} if "row_weights" in micro else {}
-        loss, parts = loss_of(micro, info | own)
+        loss, parts = objective.loss(micro, info | own)
         loss.backward()
-        share = float(micro["response_mask"].sum()) / tokens * ranks
-        for name, value in parts.items():
-            weight = 1.0 if name in objective.summed else share
-            metrics[name] = metrics.get(name, 0.0) + float(value) * weight
+        own_tokens = float(micro["response_mask"].sum())
+        if own_tokens:
+            fold(metrics, {name: parts[name] for name in parts if name not in objective.summed}, own_tokens / tokens * ranks.size)
+            fold(metrics, {name: parts[name] for name in parts if name in objective.summed}, 1.0)
     lr = engine.lr
     norm, updated = engine.step(grad_clip)
     made = {"grad_norm": norm, "lr": lr, "skipped_steps": float(not updated)}
     return metrics | {f"{objective.prefix}/{name}": value for name, value in made.items()}
 
 
-class _Totals:
-    """Metrics of several mini-batches, averaged over mini-batches and ranks."""
-
-    def __init__(self, engine: FSDPEngine, prefix: str) -> None:
-        self._engine, self._skipped, self._sums, self._count = engine, f"{prefix}/skipped_steps", dict[str, float](), 0
-
-    def add(self, metrics: dict[str, float]) -> None:
-        if metrics:
-            self._count += 1
-        for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-
-    def result(self, tokens: int) -> dict[str, float]:
-        names = sorted(self._sums)
-        values = torch.tensor([*(self._sums[n] for n in names), float(tokens)], dtype=torch.double, device=self._engine.device)
-        ranks = dist.get_world_size(self._engine.group)
-        if ranks > 1:
-            dist.all_reduce(values, group=self._engine.group)
-        *sums, all_tokens = values.tolist()
-        metrics = {name: value / ranks / max(1, self._count) for name, value in zip(names, sums, strict=True)}
-        if self._skipped in metrics:
-            metrics[self._skipped] *= self._count
-        return metrics | {"perf/tokens": all_tokens}
+def _counts(micro: Rows) -> torch.Tensor:
+    """Weighted tokens, weighted rows that have any, and tokens, `[3]` float64."""
+    lengths = micro["response_mask"].sum(dim=1).double()
+    weights = micro["row_weights"].double() if "row_weights" in micro else torch.ones_like(lengths)
+    return torch.stack([(lengths * weights).sum(), (weights * (lengths > 0)).sum(), lengths.sum()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from verl.trainer.ppo.core_algos import compute_value_loss, masked_mean
 from verl.workers.engine.forward import INPUT_KEYS
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows
 from verl.workers.engine.micro_batch import MicroBatchRule
-from verl.workers.engine.steps import MicroLoss, Objective, StepPlan, take_steps
+from verl.workers.engine.steps import Objective, StepPlan, take_steps
 
 COLUMNS = (*INPUT_KEYS, "values", "returns")
 
@@ -32,10 +31,10 @@ def update_values(engine: FSDPEngine, config: CriticConfig, rows: Rows, plan: St
     if missing:
         raise ValueError(f"update_critic: the batch has no {missing}; it has {sorted(rows)}")
 
-    def begin(mini: Rows, info: Mapping[str, Any]) -> MicroLoss:
-        return lambda micro, counts: _loss(engine, config, micro, counts)
+    def loss(micro: Rows, counts: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+        return _loss(engine, config, micro, counts)
 
-    return take_steps(engine, config, rows, COLUMNS, plan, rule, Objective("critic", begin, summed=("critic/vf_loss",)))
+    return take_steps(engine, config, rows, COLUMNS, plan, rule, Objective("critic", loss, summed=("critic/vf_loss",)))
 
 
 def _loss(engine: FSDPEngine, config: CriticConfig, micro: Rows, counts: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:

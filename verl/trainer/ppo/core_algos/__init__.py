@@ -25,7 +25,20 @@ from verl.trainer.ppo.core_algos.kl import (
     kl_penalty,
     kl_penalty_forward,
 )
-from verl.trainer.ppo.core_algos.policy_losses.vanilla import compute_policy_loss_vanilla
+from verl.trainer.ppo.core_algos.policy_losses.bypass_mode import compute_policy_loss_bypass_mode
+from verl.trainer.ppo.core_algos.policy_losses.cispo import compute_policy_loss_cispo
+from verl.trainer.ppo.core_algos.policy_losses.clip_cov import compute_policy_loss_clip_cov
+from verl.trainer.ppo.core_algos.policy_losses.dppo import compute_policy_loss_dppo_kl, compute_policy_loss_dppo_tv
+from verl.trainer.ppo.core_algos.policy_losses.dro import compute_policy_loss_dro
+from verl.trainer.ppo.core_algos.policy_losses.entropy import compute_entropy_loss
+from verl.trainer.ppo.core_algos.policy_losses.geo_mean import compute_policy_loss_geo_mean
+from verl.trainer.ppo.core_algos.policy_losses.gpg import compute_policy_loss_gpg
+from verl.trainer.ppo.core_algos.policy_losses.gspo import compute_policy_loss_gspo
+from verl.trainer.ppo.core_algos.policy_losses.kl_cov import compute_policy_loss_kl_cov
+from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, Ranks, find_preparation, register_preparation
+from verl.trainer.ppo.core_algos.policy_losses.reinforce import compute_policy_loss_reinforce
+from verl.trainer.ppo.core_algos.policy_losses.sapo import compute_policy_loss_sapo
+from verl.trainer.ppo.core_algos.policy_losses.vanilla import compute_policy_loss, compute_policy_loss_vanilla
 from verl.trainer.ppo.core_algos.registry import (
     ADV_ESTIMATOR_REGISTRY,
     POLICY_LOSS_REGISTRY,
@@ -44,8 +57,11 @@ __all__ = [
     "AdvantageEstimator",
     "FixedKLController",
     "GroupStats",
+    "MiniBatch",
+    "Ranks",
     "agg_loss",
     "build_step_group",
+    "compute_entropy_loss",
     "compute_gae_advantage_return",
     "compute_gigpo_outcome_advantage",
     "compute_gpg_outcome_advantage",
@@ -54,6 +70,19 @@ __all__ = [
     "compute_grpo_vectorized_outcome_advantage",
     "compute_m_grpo_outcome_advantage",
     "compute_opo_outcome_advantage",
+    "compute_policy_loss",
+    "compute_policy_loss_bypass_mode",
+    "compute_policy_loss_cispo",
+    "compute_policy_loss_clip_cov",
+    "compute_policy_loss_dppo_kl",
+    "compute_policy_loss_dppo_tv",
+    "compute_policy_loss_dro",
+    "compute_policy_loss_geo_mean",
+    "compute_policy_loss_gpg",
+    "compute_policy_loss_gspo",
+    "compute_policy_loss_kl_cov",
+    "compute_policy_loss_reinforce",
+    "compute_policy_loss_sapo",
     "compute_policy_loss_vanilla",
     "compute_rae_outcome_advantage",
     "compute_reinforce_plus_plus_baseline_outcome_advantage",
@@ -64,6 +93,7 @@ __all__ = [
     "compute_rloo_vectorized_outcome_advantage",
     "compute_step_discounted_returns",
     "compute_value_loss",
+    "find_preparation",
     "get_adv_estimator_fn",
     "get_kl_controller",
     "get_policy_loss_fn",
@@ -75,4 +105,5 @@ __all__ = [
     "masked_sum",
     "register_adv_est",
     "register_policy_loss",
+    "register_preparation",
 ]

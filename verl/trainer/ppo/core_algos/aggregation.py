@@ -49,17 +49,21 @@ def agg_loss(
     if loss_agg_mode not in LOSS_AGG_MODES:
         raise ValueError(f"loss_agg_mode={loss_agg_mode!r}: expected one of {LOSS_AGG_MODES}")
     weights = _row_weights(loss_mask, row_weights)
+    counted = loss_mask.bool() if row_weights is None else loss_mask.bool() & (weights > 0).unsqueeze(-1)
+    losses = torch.where(counted, loss_mat, 0.0)
+    if row_weights is not None:
+        losses = losses * weights.unsqueeze(-1)
     row_tokens = loss_mask.sum(dim=-1)
-    row_loss = torch.where(loss_mask.bool() & (weights > 0).unsqueeze(-1), loss_mat, 0.0).sum(dim=-1)
     if loss_agg_mode == "token-sum":
-        return (row_loss * weights).sum() * dp_size
+        return losses.sum() * dp_size
     if loss_agg_mode == "token-mean":
         tokens = _count("batch_num_tokens", batch_num_tokens, (row_tokens * weights).sum(), dp_size)
-        return (row_loss * weights).sum() / tokens * dp_size
+        return losses.sum() / tokens * dp_size
+    row_loss = losses.sum(dim=-1)
     if loss_agg_mode == "seq-mean-token-mean":
         row_loss = row_loss / row_tokens.clamp(min=1)
     rows = _count("global_batch_size", global_batch_size, (weights * (row_tokens > 0)).sum(), dp_size)
-    loss = (row_loss * weights).sum() / rows * dp_size
+    loss = row_loss.sum() / rows * dp_size
     if loss_agg_mode == "seq-mean-token-sum-norm":
         loss = loss / (loss_mask.shape[-1] if loss_scale_factor is None else loss_scale_factor)
     return loss

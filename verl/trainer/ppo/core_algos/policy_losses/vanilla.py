@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
+from verl.trainer.ppo.core_algos.policy_losses.parts import clamped_log_ratio, clip_range, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.registry import register_policy_loss
+
+
+@dataclass(frozen=True)
+class ClippedLoss:
+    """PPO's loss of each token, `[bsz, response_len]`, and where which bound was active."""
+
+    losses: torch.Tensor
+    log_ratio: torch.Tensor
+    clipped: torch.Tensor
+    dual_clipped: torch.Tensor
+
+    @staticmethod
+    def of(
+        old_log_prob: torch.Tensor, log_prob: torch.Tensor, advantages: torch.Tensor, low: float, high: float, dual: float
+    ) -> ClippedLoss:
+        """Evaluate the objective. Raises ValueError when the dual-clip constant is not above 1."""
+        if dual <= 1.0:
+            raise ValueError(f"actor.clip_ratio_c={dual}: the dual-clip constant must be greater than 1")
+        log_ratio = clamped_log_ratio(log_prob, old_log_prob)
+        ratio = torch.exp(log_ratio)
+        unclipped = -advantages * ratio
+        clipped = -advantages * torch.clamp(ratio, 1 - low, 1 + high)
+        pessimistic = torch.maximum(unclipped, clipped)
+        bound = -advantages * dual
+        losses = torch.where(advantages < 0, torch.minimum(bound, pessimistic), pessimistic)
+        return ClippedLoss(losses, log_ratio, clipped > unclipped, (pessimistic > bound) & (advantages < 0))
 
 
 @register_policy_loss("vanilla")
@@ -20,42 +48,64 @@ def compute_policy_loss_vanilla(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """`max(-r A, -clip(r, 1 - low, 1 + high) A)` with `r = exp(log_prob - old_log_prob)` (PPO, arXiv 1707.06347, eq. 7).
+    """PPO's clipped objective (arXiv 1707.06347, eq. 7), with dual clip and clip-higher.
 
-    Where A < 0 the loss is at most `-clip_ratio_c A` (dual clip, arXiv 1912.09729). `low != high` is DAPO's clip-higher.
+        L = max(-r A, -clip(r, 1 - low, 1 + high) A),  r = exp(log_prob - old_log_prob)
+
+    Where A < 0 the loss is at most `-clip_ratio_c A` (dual clip, arXiv 1912.09729). `low != high` is DAPO's clip-higher (arXiv 2503.14476).
+
+    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`, `actor.clip_ratio_c`.
+    Use when: in doubt; it is what the other losses are measured against.
+    Fails when: many updates reuse one batch (clipped tokens have no gradient), or long replies make token ratios noisy (see gspo).
 
     Args:
         old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
         loss_agg_mode: see `agg_loss`.
-        config: `ActorConfig`; `clip_ratio*` are read, and `global_batch_info` is passed to `agg_loss`.
+        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
         rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
 
     Returns:
-        the loss and the metrics `actor/pg_clipfrac`, `actor/ppo_kl`, `actor/pg_clipfrac_lower` (means over this micro-batch).
+        the loss and the metrics `actor/pg_clipfrac`, `actor/ppo_kl`, `actor/pg_clipfrac_lower` (means over this micro-batch's tokens).
 
     Raises:
         ValueError: no config, or `clip_ratio_c <= 1`.
     """
-    if config is None:
-        raise ValueError("compute_policy_loss_vanilla needs config (ActorConfig) for the clip ranges")
-    if config.clip_ratio_c <= 1.0:
-        raise ValueError(f"actor.clip_ratio_c={config.clip_ratio_c}: the dual-clip constant must be greater than 1")
-    low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
-    high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
-    log_ratio = torch.clamp(log_prob - old_log_prob, min=-20.0, max=20.0)
-    ratio = torch.exp(log_ratio)
-    unclipped = -advantages * ratio
-    clipped = -advantages * torch.clamp(ratio, 1 - low, 1 + high)
-    pessimistic = torch.maximum(unclipped, clipped)
-    bound = -advantages * config.clip_ratio_c
-    losses = torch.where(advantages < 0, torch.minimum(bound, pessimistic), pessimistic)
-    if rollout_is_weights is not None:
-        losses = losses * rollout_is_weights
-    loss = agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
-    with torch.no_grad():
-        metrics = {
-            "actor/pg_clipfrac": masked_mean((clipped > unclipped).float(), response_mask).item(),
-            "actor/ppo_kl": masked_mean(-log_ratio, response_mask).item(),
-            "actor/pg_clipfrac_lower": masked_mean(((pessimistic > bound) & (advantages < 0)).float(), response_mask).item(),
-        }
-    return loss, metrics
+    low, high = clip_range(config, "vanilla")
+    parts = ClippedLoss.of(old_log_prob, log_prob, advantages, low, high, config.clip_ratio_c)
+    loss = weighted_loss(parts.losses, response_mask, loss_agg_mode, config, rollout_is_weights)
+    return loss, token_metrics(response_mask, pg_clipfrac=parts.clipped, ppo_kl=-parts.log_ratio, pg_clipfrac_lower=parts.dual_clipped)
+
+
+def compute_policy_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    cliprange: float | None = None,
+    cliprange_low: float | None = None,
+    cliprange_high: float | None = None,
+    clip_ratio_c: float = 3.0,
+    loss_agg_mode: str = "token-mean",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`vanilla` under verl's older signature: the whole mini-batch at once, without a config.
+
+    Args:
+        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
+        cliprange: clip range; `cliprange_low` and `cliprange_high` override one side each.
+        clip_ratio_c: the dual-clip constant.
+        loss_agg_mode: see `agg_loss`.
+
+    Returns:
+        loss, share of clipped tokens, mean of `old_log_prob - log_prob`, share of dual-clipped tokens: scalars.
+
+    Raises:
+        ValueError: a side without a clip range, or `clip_ratio_c <= 1`.
+    """
+    low = cliprange if cliprange_low is None else cliprange_low
+    high = cliprange if cliprange_high is None else cliprange_high
+    if low is None or high is None:
+        raise ValueError("compute_policy_loss needs cliprange, or both cliprange_low and cliprange_high")
+    parts = ClippedLoss.of(old_log_prob, log_prob, advantages, low, high, clip_ratio_c)
+    loss = agg_loss(parts.losses, response_mask, loss_agg_mode)
+    clipped, kl, lower = (masked_mean(v.float(), response_mask) for v in (parts.clipped, -parts.log_ratio, parts.dual_clipped))
+    return loss, clipped, kl, lower

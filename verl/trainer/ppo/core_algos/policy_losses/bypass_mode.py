@@ -1,0 +1,144 @@
+"""Bypass: the sampler is the old policy, and the correction is measured while the update runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from verl.trainer.ppo.core_algos.policy_losses.parts import need_config
+from verl.trainer.ppo.core_algos.policy_losses.preparation import (
+    MiniBatch,
+    find_preparation,
+    prepared_columns,
+    register_preparation,
+)
+from verl.trainer.ppo.core_algos.policy_losses.reinforce import compute_policy_loss_reinforce
+from verl.trainer.ppo.core_algos.registry import get_policy_loss_fn, register_policy_loss
+from verl.trainer.ppo.core_algos.rollout_correction.correction import compute_rollout_correction_and_rejection_mask
+from verl.trainer.ppo.core_algos.rollout_correction.m2po import compute_m2po_mask
+from verl.trainer.ppo.core_algos.rollout_correction.rejection import compute_rollout_rejection_mask
+from verl.trainer.ppo.core_algos.rollout_correction.weights import compute_rollout_correction_weights
+
+WEIGHTS = "bypass_is_weights"
+LOSS_TYPES = ("ppo_clip", "reinforce")
+
+
+def _settings(config: Any) -> Any:
+    """The correction's settings. Raises ValueError when there are none, or the loss type is unknown."""
+    correction = need_config(config, "bypass_mode").rollout_correction
+    if correction is None:
+        raise ValueError("policy loss 'bypass_mode' needs algorithm.rollout_correction; set algorithm.rollout_correction.bypass_mode=true")
+    if correction.loss_type not in LOSS_TYPES:
+        raise ValueError(f"algorithm.rollout_correction.loss_type={correction.loss_type!r}: expected one of {LOSS_TYPES}")
+    return correction
+
+
+def _clipped_loss(config: Any) -> str:
+    """The loss that `ppo_clip` stands for."""
+    return "vanilla" if config.policy_loss.loss_mode == "bypass_mode" else config.policy_loss.loss_mode
+
+
+def _needs_mini_batch(config: Any) -> bool:
+    correction = _settings(config)
+    if correction.rollout_rs is not None or correction.m2po_tau is not None:
+        return True
+    if correction.loss_type == "reinforce":
+        return correction.rollout_is is not None
+    return find_preparation(_clipped_loss(config), config) is not None
+
+
+@register_preparation("bypass_mode", when=_needs_mini_batch)
+def bypass_columns(mini: MiniBatch, config: Any) -> dict[str, torch.Tensor]:
+    """The mask without rejected tokens, the weights (`reinforce`), and what the clipped loss needs (`ppo_clip`)."""
+    correction = _settings(config)
+    log_ratio, mask = mini.log_prob - mini.old_log_prob, mini.response_mask
+    columns = {}
+    if correction.loss_type == "reinforce" and correction.rollout_is is not None:
+        columns[WEIGHTS] = _weights(mini, log_ratio, correction)
+    if correction.rollout_rs is not None and bool(mask.any()):
+        mask, _ = compute_rollout_rejection_mask(log_ratio, mask, correction.rollout_rs, correction.rollout_rs_threshold)
+    if correction.m2po_tau is not None:
+        mask = _m2po(replace(mini, response_mask=mask), log_ratio, correction.m2po_tau)
+    columns["response_mask"] = mask
+    prepare = find_preparation(_clipped_loss(config), config) if correction.loss_type == "ppo_clip" else None
+    return columns | (prepare(replace(mini, response_mask=mask), config) if prepare else {})
+
+
+def _weights(mini: MiniBatch, log_ratio: torch.Tensor, correction: Any) -> torch.Tensor:
+    """Importance weights, normalised over all ranks when asked for."""
+    mask, weights = mini.response_mask.bool(), torch.zeros_like(log_ratio)
+    if bool(mask.any()):
+        weights, _ = compute_rollout_correction_weights(log_ratio, mask, correction.rollout_is, correction.rollout_is_threshold)
+    if not correction.rollout_is_batch_normalize:
+        return weights
+    share = mini.token_weights
+    if correction.rollout_is == "sequence":
+        share = share / mask.sum(dim=-1, keepdim=True).clamp(min=1)
+    total, count = mini.ranks.sum(torch.stack([(share * weights).sum(), share.sum()])).tolist()
+    return weights * (count / total) if total > 1e-8 * count else weights
+
+
+def _m2po(mini: MiniBatch, log_ratio: torch.Tensor, tau: float) -> torch.Tensor:
+    """The mask narrowed by M2PO, which ranks the tokens of all ranks together."""
+    mask = mini.response_mask.bool()
+    of_ranks = mini.ranks.gather(log_ratio[mask])
+    everything = torch.cat(of_ranks)
+    if not len(everything):
+        return mini.response_mask
+    kept, _ = compute_m2po_mask(everything[None], torch.ones_like(everything[None]), tau)
+    own = kept[0].split([len(part) for part in of_ranks])[mini.ranks.rank]
+    return torch.zeros_like(mini.response_mask).masked_scatter(mask, own.to(mini.response_mask.dtype))
+
+
+@register_policy_loss("bypass_mode")
+def compute_policy_loss_bypass_mode(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The sampler's log-probs are the old ones: one forward pass less, and the ratio corrects for sampler and drift at once.
+
+        ppo_clip   L = the loss of `loss_mode` (default vanilla) with r = pi / sampler; its clip stands for importance weights
+        reinforce  L = -w A log_prob with w = sg(pi / sampler) truncated as `rollout_is` says
+
+    Rejection (`rollout_rs`, `m2po_tau`) and weights use the log-probs at the start of the optimizer step, and cost one forward pass of the
+    mini-batch when they are on; rejected tokens leave loss, counts and metrics. Chosen by `algorithm.rollout_correction.bypass_mode=true`.
+
+    Keys: `algorithm.rollout_correction.*`, and those of the loss.
+    Use when: recomputing old log-probs is too dear, or the samples come from another engine or an older policy.
+    Fails when: sampler and trainer disagree much: the clip then starts from the wrong centre (decoupled PPO keeps the right one).
+
+    Args:
+        old_log_prob: the sampler's log-probs, `[bsz, response_len]`.
+        log_prob, advantages, response_mask: the same shape.
+        loss_agg_mode: see `agg_loss`.
+        config: `ActorConfig` with `rollout_correction`; `global_batch_info` is passed to `agg_loss`.
+        rollout_is_weights: not used; the weights are computed here.
+
+    Returns:
+        the loss, and the metrics of the loss that ran; called without an engine also those of the correction (`rollout_corr/*`).
+
+    Raises:
+        ValueError: no config, no `rollout_correction`, or an unknown loss type, mode or threshold.
+    """
+    correction = _settings(config)
+    columns = prepared_columns("bypass_mode", config, old_log_prob, log_prob, advantages, response_mask)
+    shared = {"advantages": advantages, "loss_agg_mode": loss_agg_mode, "config": config}
+    shared |= {"log_prob": log_prob, "response_mask": columns.get("response_mask", response_mask)}
+    if correction.loss_type == "reinforce":
+        loss, metrics = compute_policy_loss_reinforce(old_log_prob, **shared, rollout_is_weights=columns.get(WEIGHTS))
+    else:
+        loss, metrics = get_policy_loss_fn(_clipped_loss(config))(old_log_prob=old_log_prob, **shared, rollout_is_weights=None)
+    if config.prepared is None:
+        _, _, diagnostics = compute_rollout_correction_and_rejection_mask(
+            log_prob.detach(), old_log_prob, response_mask, correction.rollout_is, correction.rollout_is_threshold,
+            correction.rollout_is_batch_normalize, correction.rollout_rs, correction.rollout_rs_threshold,
+        )  # fmt: skip
+        metrics = metrics | diagnostics
+    return loss, metrics

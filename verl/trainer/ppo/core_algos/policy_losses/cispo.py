@@ -1,0 +1,51 @@
+"""CISPO: clip the importance weight, never the gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from verl.trainer.ppo.core_algos.policy_losses.parts import clamped_log_ratio, clip_range, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.registry import register_policy_loss
+
+
+@register_policy_loss("cispo")
+def compute_policy_loss_cispo(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """CISPO: REINFORCE under a clipped, detached importance weight (arXiv 2506.13585, eq. 4-5).
+
+        L = -sg(clip(r, 1 - low, 1 + high)) A log_prob,  r = exp(log_prob - old_log_prob)
+
+    No token loses its gradient; the clip bounds only how much it counts.
+
+    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`; the paper has no lower bound (`clip_ratio_low=1`).
+    Use when: rare tokens that matter (reflections, forks of the reasoning) are the ones PPO clips away.
+    Fails when: the samples are so old that bounded weights are far from the true ones; there is no trust region.
+
+    Args:
+        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
+        loss_agg_mode: see `agg_loss`.
+        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
+        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+
+    Returns:
+        the loss and the metrics `actor/pg_clipfrac`, `actor/ppo_kl` (token means), `actor/pg_clipfrac_lower` (always 0).
+
+    Raises:
+        ValueError: no config.
+    """
+    low, high = clip_range(config, "cispo")
+    log_ratio = clamped_log_ratio(log_prob.detach(), old_log_prob)
+    ratio = torch.exp(log_ratio)
+    weight = torch.clamp(ratio, 1 - low, 1 + high)
+    loss = weighted_loss(-weight * advantages * log_prob, response_mask, loss_agg_mode, config, rollout_is_weights)
+    metrics = token_metrics(response_mask, pg_clipfrac=ratio != weight, ppo_kl=-log_ratio)
+    return loss, metrics | {"actor/pg_clipfrac_lower": 0.0}

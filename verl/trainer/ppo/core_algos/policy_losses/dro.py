@@ -1,0 +1,49 @@
+"""DRO: the policy gradient with a quadratic penalty on the log-ratio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from verl.trainer.ppo.core_algos.policy_losses.parts import need_config, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.registry import register_policy_loss
+
+
+@register_policy_loss("dro")
+def compute_policy_loss_dro(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """DRO: stay near the old policy by a squared penalty instead of a clip (arXiv 2405.19107, policy part; as Kimi k1.5, arXiv 2501.12599).
+
+        L = -(A log_prob - beta / 2 (log_prob - old_log_prob)^2)
+
+    Keys: `actor.policy_loss.dro_beta` (required).
+    Use when: samples are old or from elsewhere and importance ratios would explode; there are none here.
+    Fails when: beta is far from the scale of the advantages: small is an unbounded policy gradient, large moves nothing.
+
+    Args:
+        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
+        loss_agg_mode: see `agg_loss`.
+        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
+        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+
+    Returns:
+        the loss and the metric `actor/ppo_kl` (token mean).
+
+    Raises:
+        ValueError: no config, or `dro_beta` not positive.
+    """
+    beta = need_config(config, "dro").policy_loss.dro_beta
+    if beta is None or beta <= 0:
+        raise ValueError(f"dro: actor.policy_loss.dro_beta={beta} must be a positive number")
+    log_ratio = log_prob - old_log_prob
+    losses = 0.5 * beta * log_ratio.square() - advantages * log_prob
+    loss = weighted_loss(losses, response_mask, loss_agg_mode, config, rollout_is_weights)
+    return loss, token_metrics(response_mask, ppo_kl=-log_ratio)

@@ -1,0 +1,45 @@
+"""GPG: the plain policy gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from verl.trainer.ppo.core_algos.policy_losses.parts import need_config, weighted_loss
+from verl.trainer.ppo.core_algos.registry import register_policy_loss
+
+
+@register_policy_loss("gpg")
+def compute_policy_loss_gpg(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """GPG: REINFORCE without ratio or clip (arXiv 2504.02546).
+
+        L = -A log_prob
+
+    Keys: none.
+    Use when: every sample is used for one update by the policy that wrote it; with `algorithm.adv_estimator=gpg` it is the paper's method.
+    Fails when: a batch is used for several updates, or samples are old: nothing corrects for the drift.
+
+    Args:
+        old_log_prob: not used.
+        log_prob, advantages, response_mask: `[bsz, response_len]`.
+        loss_agg_mode: see `agg_loss`.
+        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
+        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+
+    Returns:
+        the loss and no metrics.
+
+    Raises:
+        ValueError: no config.
+    """
+    config = need_config(config, "gpg")
+    return weighted_loss(-log_prob * advantages, response_mask, loss_agg_mode, config, rollout_is_weights), {}

@@ -1,0 +1,51 @@
+"""What the policy losses share: ratios, clip ranges, aggregation and metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
+from verl.trainer.ppo.core_algos.rollout_correction.thresholds import LOG_RATIO_BOUND
+
+
+def clamped_log_ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> torch.Tensor:
+    """`log_prob - old_log_prob`, within the bound that keeps its exponential finite."""
+    return torch.clamp(log_prob - old_log_prob, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def need_config(config: Any, loss: str) -> Any:
+    """The config; raises ValueError when there is none."""
+    if config is None:
+        raise ValueError(f"policy loss '{loss}' needs config (ActorConfig)")
+    return config
+
+
+def clip_range(config: Any, loss: str) -> tuple[float, float]:
+    """`(low, high)`: `clip_ratio_low` and `clip_ratio_high`, each `clip_ratio` unless set. Raises ValueError without a config."""
+    config = need_config(config, loss)
+    low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
+    high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+    return low, high
+
+
+def row_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean of the unmasked `values` of each row, `[bsz]`; 0 for a row without any."""
+    return torch.where(mask.bool(), values, 0.0).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
+
+
+def weighted_loss(
+    losses: torch.Tensor, response_mask: torch.Tensor, loss_agg_mode: str, config: Any, rollout_is_weights: torch.Tensor | None
+) -> torch.Tensor:
+    """Apply the weights of the off-policy correction and aggregate with the counts of the mini-batch."""
+    if rollout_is_weights is not None:
+        losses = losses * rollout_is_weights
+    return agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
+
+
+@torch.no_grad()
+def token_metrics(response_mask: torch.Tensor, **values: torch.Tensor) -> dict[str, float]:
+    """`actor/<name>`: mean over the unmasked tokens of this micro-batch; one transfer to the host."""
+    means = torch.stack([masked_mean(value.detach().float(), response_mask) for value in values.values()]).tolist()
+    return {f"actor/{name}": mean for name, mean in zip(values, means, strict=True)}

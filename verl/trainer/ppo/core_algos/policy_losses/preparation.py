@@ -1,0 +1,113 @@
+"""What a loss has to know of its whole mini-batch before the first micro-batch, so that no cut changes the gradient.
+
+A loss that ranks, counts or normalises over tokens registers a preparation under its own name. It gets this rank's rows of the
+mini-batch, with their log-probs under the weights before the update, and returns columns; every micro-batch finds its rows of them in
+`config.prepared` (None without an engine: a loss then takes the batch it is given for the mini-batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+class Ranks:
+    """The ranks that share a mini-batch; this class is the one process that has it all."""
+
+    rank = 0
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum of `values` over the ranks."""
+        return values
+
+    def gather(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """One-dimensional `values` of every rank, whose lengths may differ."""
+        return [values]
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """This rank's rows of a mini-batch, all detached.
+
+    Attributes:
+        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`; `log_prob` is of the weights before the update.
+        row_weights: `[bsz]`, see `agg_loss`.
+        ranks: who has the other rows.
+    """
+
+    old_log_prob: torch.Tensor
+    log_prob: torch.Tensor
+    advantages: torch.Tensor
+    response_mask: torch.Tensor
+    row_weights: torch.Tensor
+    ranks: Ranks = field(default_factory=Ranks)
+
+    @property
+    def token_weights(self) -> torch.Tensor:
+        """Weight of every token, `[bsz, response_len]` float64; 0 where masked."""
+        return self.response_mask.bool() * self.row_weights.double().unsqueeze(-1)
+
+
+Preparation = Callable[[MiniBatch, Any], dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class _Registered:
+    prepare: Preparation
+    when: Callable[[Any], bool]
+
+
+_PREPARATIONS: dict[str, _Registered] = {}
+
+
+def register_preparation(loss: str, when: Callable[[Any], bool] = lambda config: True) -> Callable[[Preparation], Preparation]:
+    """Register what a policy loss needs of the mini-batch.
+
+    The preparation maps a `MiniBatch` and the config to columns `[bsz, response_len]` or `[bsz]`. A column named `response_mask`
+    takes the place of the mask: tokens left out of it enter neither loss, count nor metric. The engine runs one more forward pass for it.
+
+    Args:
+        loss: the name of `register_policy_loss`.
+        when: tells by the config whether there is anything to prepare.
+
+    Raises:
+        ValueError: the name has another preparation already.
+    """
+
+    def decorator(prepare: Preparation) -> Preparation:
+        known = _PREPARATIONS.get(loss)
+        if known is not None and known.prepare != prepare:
+            raise ValueError(f"policy loss '{loss}' has a preparation already: {known.prepare.__module__}.{known.prepare.__qualname__}")
+        _PREPARATIONS[loss] = _Registered(prepare, when)
+        return prepare
+
+    return decorator
+
+
+def find_preparation(loss: str, config: Any) -> Preparation | None:
+    """The preparation of a loss under this config, if it needs one."""
+    registered = _PREPARATIONS.get(loss)
+    return registered.prepare if registered is not None and registered.when(config) else None
+
+
+def prepared_columns(
+    loss: str,
+    config: Any,
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """The columns that the engine prepared for these rows, or what the rows give when they are all there is."""
+    if config.prepared is not None:
+        return config.prepared
+    prepare = find_preparation(loss, config)
+    if prepare is None:
+        return {}
+    given = config.global_batch_info.get("row_weights")
+    weights = torch.ones(len(response_mask), device=response_mask.device) if given is None else given
+    with torch.no_grad():
+        return prepare(MiniBatch(old_log_prob, log_prob.detach(), advantages, response_mask, weights), config)

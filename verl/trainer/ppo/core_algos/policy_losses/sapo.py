@@ -1,0 +1,52 @@
+"""SAPO: a soft gate in the place of the clip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from verl.trainer.ppo.core_algos.policy_losses.parts import clamped_log_ratio, need_config, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.registry import register_policy_loss
+
+
+@register_policy_loss("sapo")
+def compute_policy_loss_sapo(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "seq-mean-token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """SAPO: a sigmoid gate fades tokens out as their ratio leaves 1 (arXiv 2511.20347).
+
+        L = -A (4 / tau) sigmoid(tau (r - 1)),  r = exp(log_prob - old_log_prob),  tau = tau_pos where A > 0, else tau_neg
+
+    Replies are averaged over their tokens, then over replies.
+
+    Keys: `actor.tau_pos`, `actor.tau_neg` (a larger temperature fades faster).
+    Use when: hard clipping makes training jump, or silences whole replies (gspo) for a few tokens off the policy.
+    Fails when: both temperatures are near 0, where it is unclipped importance sampling.
+
+    Args:
+        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
+        loss_agg_mode: not used; always `seq-mean-token-mean`.
+        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
+        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+
+    Returns:
+        the loss and the metrics `actor/ppo_kl` (token mean), `actor/pg_clipfrac` and `actor/pg_clipfrac_lower` (always 0).
+
+    Raises:
+        ValueError: no config, or a temperature that is not positive.
+    """
+    config = need_config(config, "sapo")
+    if min(config.tau_pos, config.tau_neg) <= 0:
+        raise ValueError(f"sapo: actor.tau_pos={config.tau_pos} and actor.tau_neg={config.tau_neg} must be positive")
+    log_ratio = clamped_log_ratio(log_prob, old_log_prob)
+    tau = torch.where(advantages > 0, config.tau_pos, config.tau_neg).to(advantages.dtype)
+    gate = 4.0 / tau * torch.sigmoid(tau * (torch.exp(log_ratio) - 1.0))
+    loss = weighted_loss(-gate * advantages, response_mask, "seq-mean-token-mean", config, rollout_is_weights)
+    return loss, token_metrics(response_mask, ppo_kl=-log_ratio) | {"actor/pg_clipfrac": 0.0, "actor/pg_clipfrac_lower": 0.0}

@@ -1,0 +1,62 @@
+"""Metrics of an update: from micro-batches to one number for all mini-batches and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from verl.workers.engine.ranks import GroupRanks
+
+EXTREMES = {"_max": max, "_min": min}
+
+
+def _extreme(name: str) -> str | None:
+    return next((suffix for suffix in EXTREMES if name.endswith(suffix)), None)
+
+
+def fold(into: dict[str, float], values: Mapping[str, Any], weight: float) -> None:
+    """Add `values` times `weight`; of a name that ends in `_max` or `_min` the largest or smallest is kept."""
+    for name, value in values.items():
+        suffix = _extreme(name)
+        if suffix is None:
+            into[name] = into.get(name, 0.0) + float(value) * weight
+        else:
+            into[name] = EXTREMES[suffix](into.get(name, float(value)), float(value))
+
+
+class UpdateMetrics:
+    """Collects mini-batches.
+
+    Args:
+        ranks: who else has parts of them.
+        counted: names that are summed over mini-batches; all others are averaged, or the extreme for `_max` and `_min`.
+    """
+
+    def __init__(self, ranks: GroupRanks, counted: str) -> None:
+        self._ranks, self._counted, self._values, self._count = ranks, counted, dict[str, float](), 0
+
+    def add(self, mini_batch: Mapping[str, float]) -> None:
+        """Take in one mini-batch, of which these are this rank's parts: their mean over ranks is the value."""
+        self._count += bool(mini_batch)
+        fold(self._values, mini_batch, 1.0)
+
+    def result(self, tokens: int) -> dict[str, float]:
+        """The metrics, the same on every rank, with `perf/tokens` summed over ranks."""
+        names = self._ranks.union(list(self._values))
+        means = [name for name in names if _extreme(name) is None]
+        own = torch.tensor([*(self._values.get(name, 0.0) for name in means), float(tokens)], dtype=torch.double)
+        *sums, all_tokens = self._ranks.sum(own).tolist()
+        metrics = {}
+        for name, value in zip(means, sums, strict=True):
+            metrics[name] = value / self._ranks.size / (1 if name == self._counted else max(1, self._count))
+        metrics |= self._extremes([name for name in names if _extreme(name) is not None])
+        return metrics | {"perf/tokens": all_tokens}
+
+    def _extremes(self, names: list[str]) -> dict[str, float]:
+        """Minima travel with their sign turned."""
+        signs = [1.0 if _extreme(name) == "_max" else -1.0 for name in names]
+        own = [sign * self._values[name] if name in self._values else -torch.inf for name, sign in zip(names, signs, strict=True)]
+        largest = self._ranks.max(torch.tensor(own, dtype=torch.double)).tolist()
+        return {name: sign * value for name, sign, value in zip(names, signs, largest, strict=True)}
