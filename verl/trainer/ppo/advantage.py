@@ -41,12 +41,13 @@ def group_keys(data: DataProto, fields: list[str]) -> np.ndarray:
 
 def group_numbers(data: DataProto, config: AlgorithmConfig) -> np.ndarray:
     """Number of the group that each row is compared in, `[bsz]`, when agents may have settings of their own."""
-    numbers = np.zeros(len(data), dtype=np.int64)
+    numbers, taken = np.zeros(len(data), dtype=np.int64), 0
     for settings, rows in _parts(data, config):
-        own = group_keys(data, group_fields(settings))
+        part = group_keys(data, group_fields(settings))
         if rows is None:
-            return own
-        numbers[rows] = group_index([own[rows]]) + (numbers.max(initial=-1) + 1)
+            return part
+        numbers[rows] = group_index([part[rows]]) + taken
+        taken = int(numbers.max(initial=-1)) + 1
     return numbers
 
 
