@@ -36,17 +36,15 @@ class CreditAssigner:
         self.config, self.team, self.on_policy = config, team, on_policy
         self.kl_in_reward = KLInReward(config.algorithm)
         self.estimator_state: dict[str, Any] = {}
-        self.batches = 0
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep, in JSON types."""
-        return {"kl_coef": self.kl_in_reward.state_dict(), "estimators": copy.deepcopy(self.estimator_state), "batches": self.batches}
+        return {"kl_coef": self.kl_in_reward.state_dict(), "estimators": copy.deepcopy(self.estimator_state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
         self.kl_in_reward.load_state_dict(state["kl_coef"])
         self.estimator_state = copy.deepcopy(dict(state["estimators"]))
-        self.batches = int(state["batches"])
 
     @property
     def needs_old(self) -> bool:
@@ -71,7 +69,7 @@ class CreditAssigner:
                 batch, corrected = compute_rollout_correction_and_add_to_batch(batch, self.config.algorithm.rollout_correction)
                 metrics |= corrected
             self._token_rewards(batch, replies, metrics)
-            batch = self._advantages(batch)
+            batch = self._advantages(batch, version)
         return batch, metrics
 
     def _log_probs(self, batch: DataProto, timer: Timer, metrics: dict[str, float]) -> DataProto:
@@ -100,9 +98,8 @@ class CreditAssigner:
         if algorithm.use_kl_in_reward:
             metrics |= self.kl_in_reward.apply(batch)
 
-    def _advantages(self, batch: DataProto) -> DataProto:
+    def _advantages(self, batch: DataProto, version: int) -> DataProto:
         algorithm = self.config.algorithm
-        self.batches += 1
         return compute_advantage(
             batch,
             algorithm.adv_estimator,
@@ -112,5 +109,5 @@ class CreditAssigner:
             norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
             config=algorithm,
             state=self.estimator_state,
-            seed=self.config.data.seed * 1_000_003 + self.batches,
+            seed=self.config.data.seed * 1_000_003 + version,
         )
