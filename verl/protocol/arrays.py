@@ -91,10 +91,10 @@ def union_two_dict(dict1: dict[str, Any], dict2: dict[str, Any]) -> dict[str, An
     return dict1
 
 
-def list_of_dict_to_dict_of_list(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+def list_of_dict_to_dict_of_list(list_of_dict: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     """Gather the values of each key, in order; a row without the key adds nothing to it."""
     columns: dict[str, list[Any]] = {}
-    for row in rows:
+    for row in list_of_dict:
         for key, value in row.items():
             columns.setdefault(key, []).append(value)
     return columns

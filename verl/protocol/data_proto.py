@@ -107,8 +107,12 @@ class DataProto:
         return cls(batch=batch, non_tensor_batch=arrays, meta_info=info)
 
     @classmethod
-    def from_tensordict(cls, tensor_dict: TensorDict, meta_info: dict[str, Any] | None = None, num_batch_dims: int = 1) -> Self:
-        """Build a batch from a TensorDict that may hold non-tensor columns; see `to_tensordict`."""
+    def from_tensordict(
+        cls, tensor_dict: TensorDict | None = None, meta_info: dict[str, Any] | None = None, num_batch_dims: int = 1
+    ) -> Self:
+        """Build a batch from a TensorDict that may hold non-tensor columns; see `to_tensordict`. None gives no columns."""
+        if tensor_dict is None:
+            return cls(meta_info=dict(meta_info or {}))
         batch, arrays, info = from_tensordict(tensor_dict, num_batch_dims)
         return cls(batch=batch, non_tensor_batch=arrays, meta_info={**info, **(meta_info or {})})
 

@@ -20,25 +20,28 @@ from verl.single_controller.base.dispatch import (
     collect_all_to_all,
     collect_dp_compute,
     collect_dp_compute_data_proto,
+    collect_lazy_compute_data_proto,
     collect_nd_compute,
     collect_nd_compute_dataproto,
     dispatch_all_to_all,
     dispatch_dp_compute,
     dispatch_dp_compute_data_proto,
     dispatch_dp_compute_data_proto_with_func,
+    dispatch_lazy_compute_data_proto,
     dispatch_nd_compute,
     dispatch_nd_compute_dataproto,
     dispatch_one_to_all,
-    forbid_direct_call,
+    dummy_direct_rollout_call,
     make_nd_compute_dataproto_dispatch_fn,
 )
 from verl.single_controller.base.dynamic_enum import DynamicEnum
 
 __all__ = [
     "DISPATCH_MODE_FN_REGISTRY", "MAGIC_ATTR", "Dispatch", "Execute", "collect_all_to_all", "collect_dp_compute",
-    "collect_dp_compute_data_proto", "collect_nd_compute", "collect_nd_compute_dataproto", "dispatch_all_to_all",
-    "dispatch_dp_compute", "dispatch_dp_compute_data_proto", "dispatch_nd_compute", "dispatch_nd_compute_dataproto",
-    "dispatch_one_to_all", "get_predefined_dispatch_fn", "get_predefined_execute_fn", "make_nd_compute_dataproto_dispatch_fn",
+    "collect_dp_compute_data_proto", "collect_lazy_compute_data_proto", "collect_nd_compute", "collect_nd_compute_dataproto",
+    "dispatch_all_to_all", "dispatch_dp_compute", "dispatch_dp_compute_data_proto", "dispatch_dp_compute_data_proto_with_func",
+    "dispatch_lazy_compute_data_proto", "dispatch_nd_compute", "dispatch_nd_compute_dataproto", "dispatch_one_to_all",
+    "dummy_direct_rollout_call", "get_predefined_dispatch_fn", "get_predefined_execute_fn", "make_nd_compute_dataproto_dispatch_fn",
     "register", "register_dispatch_mode", "update_dispatch_mode",
 ]  # fmt: skip
 
@@ -85,7 +88,7 @@ DISPATCH_MODE_FN_REGISTRY: dict[Any, dict[str, Callable[..., Any]]] = {
         "collect_fn": collect_dp_compute_data_proto,
     },
     Dispatch.DP_COMPUTE_METRIC: {"dispatch_fn": dispatch_dp_compute_data_proto, "collect_fn": collect_dp_compute},
-    Dispatch.DIRECT_ROLLOUT_METHOD: {"dispatch_fn": forbid_direct_call, "collect_fn": forbid_direct_call},
+    Dispatch.DIRECT_ROLLOUT_METHOD: {"dispatch_fn": dummy_direct_rollout_call, "collect_fn": dummy_direct_rollout_call},
 }
 
 

@@ -116,7 +116,7 @@ def collect_dp_compute_data_proto(worker_group: Any, output: Any) -> Any:
     return join_results(collect_dp_compute(worker_group, output))
 
 
-def forbid_direct_call(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
+def dummy_direct_rollout_call(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
     """Refuse: methods of DIRECT_ROLLOUT_METHOD are called on the actor itself."""
     raise NotImplementedError("Direct rollout call is forbidden.")
 

@@ -24,6 +24,9 @@ class _DynamicEnumMeta(type):
             return registry[name]
         raise AttributeError(f"{cls.__name__} has no member {name!r}; its members are {sorted(registry)}")
 
+    def __dir__(cls) -> list[str]:
+        return [*super().__dir__(), *cls._registry]
+
     @property
     def __members__(cls) -> dict[str, Any]:
         return dict(cls._registry)
@@ -52,6 +55,11 @@ class DynamicEnum(metaclass=_DynamicEnumMeta):
             raise ValueError(f"{key} is already a member of {cls.__name__}")
         cls._registry[key] = cls(key, len(cls._registry))
         return cls._registry[key]
+
+    @classmethod
+    def from_name(cls, name: str) -> Any:
+        """Return the member of that name in any case, or None."""
+        return cls._registry.get(name.upper())
 
     @classmethod
     def remove(cls, name: str) -> Any:

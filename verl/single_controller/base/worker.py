@@ -20,6 +20,14 @@ def find_free_port(host: str = "") -> int:
         return int(listener.getsockname()[1])
 
 
+def _node_address() -> str:
+    if os.environ.get("WG_BACKEND") != "ray":
+        return "127.0.0.1"
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
 class Worker:
     """One rank of a worker group.
 
@@ -39,6 +47,7 @@ class Worker:
         self._local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._dispatch_dp_rank: dict[str, int] = {}
         self._collect_dp_rank: dict[str, bool] = {}
+        self.fused_worker_dict: dict[str, Worker] = {}
 
     @property
     def rank(self) -> int:
@@ -59,9 +68,17 @@ class Worker:
         """Return where rank 0 listens for `torch.distributed`."""
         return os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "0")
 
+    def get_available_master_addr_port(self) -> tuple[str, str]:
+        """Return this node's address and a port that is free on it now, for a process group of one's own."""
+        return _node_address(), str(find_free_port())
+
     def get_cuda_visible_devices(self) -> str:
         """Return CUDA_VISIBLE_DEVICES of this process, or "not set"."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+
+    def get_fused_worker_by_name(self, worker_name: str) -> Worker | None:
+        """Return the worker under that key in the same process (see `create_colocated_worker_cls`), or None."""
+        return self.fused_worker_dict.get(worker_name)
 
     def print_rank0(self, *args: Any) -> None:
         """Log on rank 0 only."""
@@ -75,6 +92,25 @@ class Worker:
         self._dispatch_dp_rank[mesh_name] = dp_rank
         self._collect_dp_rank[mesh_name] = is_collect
 
+    def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
+        """Return what this worker registered: `dispatch_dp_rank` and `collect_dp_rank`, each by mesh."""
+        return {"dispatch_dp_rank": dict(self._dispatch_dp_rank), "collect_dp_rank": dict(self._collect_dp_rank)}
+
+    def set_dispatch_collect(self, mesh_name: str, dispatch_dp_rank: dict[str, int], collect_dp_rank: dict[str, bool]) -> None:
+        """Take over, under `mesh_name`, the mesh of an inner worker (its `get_dispatch_collect()`; of several meshes the last).
+
+        Raises AssertionError for a mesh that is registered already.
+        """
+        assert mesh_name not in self._dispatch_dp_rank, f"{mesh_name} is already registered: {sorted(self._dispatch_dp_rank)}"
+        if dispatch_dp_rank:
+            self._dispatch_dp_rank[mesh_name] = list(dispatch_dp_rank.values())[-1]
+        if collect_dp_rank:
+            self._collect_dp_rank[mesh_name] = list(collect_dp_rank.values())[-1]
+
+    def query_collect_info(self, mesh_name: str) -> bool:
+        """Return whether this worker's result counts in a mesh. Raises AssertionError for a mesh it does not know."""
+        return bool(self._known_mesh(self._collect_dp_rank, mesh_name))
+
     def _known_mesh(self, table: dict[str, Any], mesh_name: str) -> Any:
         assert mesh_name in table, (
             f"{mesh_name} is not registered in {type(self).__name__}: call _register_dispatch_collect_info first; known: {sorted(table)}"
@@ -87,7 +123,7 @@ class Worker:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def _query_collect_info(self, mesh_name: str) -> bool:
-        return bool(self._known_mesh(self._collect_dp_rank, mesh_name))
+        return self.query_collect_info(mesh_name)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     def execute_with_func_generator(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

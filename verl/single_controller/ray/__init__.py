@@ -4,6 +4,7 @@ from verl.single_controller.ray.base import (
     RayClassWithInitArgs,
     RayResourcePool,
     RayWorkerGroup,
+    ResourcePoolManager,
     SubRayResourcePool,
     create_colocated_worker_cls,
     create_colocated_worker_cls_fused,
@@ -13,6 +14,7 @@ from verl.single_controller.ray.base import (
 )
 
 __all__ = [
-    "RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup", "SubRayResourcePool", "create_colocated_worker_cls",
-    "create_colocated_worker_cls_fused", "create_colocated_worker_raw_cls", "merge_resource_pool", "split_resource_pool",
+    "RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup", "ResourcePoolManager", "SubRayResourcePool",
+    "create_colocated_worker_cls", "create_colocated_worker_cls_fused", "create_colocated_worker_raw_cls", "merge_resource_pool",
+    "split_resource_pool",
 ]  # fmt: skip

@@ -40,17 +40,24 @@ class RayClassWithInitArgs(ClassWithInitArgs):
         """Set options of the actor, such as `max_concurrency`, `runtime_env` or `lifetime`."""
         self._options.update(options)
 
-    def create(self, placement_group: Any, bundle: int, name: str, env_vars: dict[str, str], num_gpus: float) -> Any:
+    def __call__(  # type: ignore[override]
+        self, placement_group: Any, placement_group_bundle_idx: int, use_gpu: bool = True, num_gpus: float = 1
+    ) -> Any:
+        """Start one actor, without a name or a rank of its own, in a bundle; `RayWorkerGroup` uses `create`."""
+        return self.create(placement_group, placement_group_bundle_idx, None, {}, num_gpus if use_gpu else 0)
+
+    def create(self, placement_group: Any, bundle: int, name: str | None, env_vars: dict[str, str], num_gpus: float) -> Any:
         """Start one actor in a bundle and return its handle; the caller's `env_vars` options are kept below `env_vars`."""
         actor_class = self.cls if isinstance(self.cls, ActorClass) else ray.remote(self.cls)
         runtime_env = dict(self._options.get("runtime_env") or {})
         runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **env_vars}
         options: dict[str, Any] = {"num_cpus": 0, **self._options}
         options |= {
-            "name": name,
             "runtime_env": runtime_env,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=bundle),
         }
+        if name is not None:
+            options["name"] = name
         if num_gpus:
             options["num_gpus"] = num_gpus
         if self._additional_resource:

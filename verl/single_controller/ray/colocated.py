@@ -24,7 +24,10 @@ def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs])
         def __init__(self) -> None:
             super().__init__()
             for key, spec in class_dict.items():
-                setattr(self, key, plain_class(spec.worker_class)(*spec.args, **spec.kwargs))
+                self.fused_worker_dict[key] = plain_class(spec.worker_class)(*spec.args, **spec.kwargs)
+                setattr(self, key, self.fused_worker_dict[key])
+            for worker in self.fused_worker_dict.values():
+                setattr(worker, Worker.fused_worker_attr_name, self.fused_worker_dict)
 
     for key, spec in class_dict.items():
         for name, method in inspect.getmembers(spec.worker_class, callable):

@@ -99,7 +99,7 @@ class RayResourcePool(ResourcePool):
                 f"{ray.cluster_resources()}, free now {ray.available_resources()}: ask for fewer processes, set cpus_per_process, "
                 "or give ray.init more"
             ) from error
-        self.pgs = _by_node_address(groups)
+        self.pgs = sort_placement_group_by_node_ip(groups)
         return self.pgs
 
     def get_placement_group(self) -> PlacementGroup:
@@ -249,9 +249,9 @@ def node_of(group: PlacementGroup, bundle: int = 0) -> str:
     return node
 
 
-def _by_node_address(groups: list[PlacementGroup]) -> list[PlacementGroup]:
+def sort_placement_group_by_node_ip(pgs: list[PlacementGroup]) -> list[PlacementGroup]:
     """Order placement groups by their node's address, so that ranks are the same in every run."""
-    if len(groups) < 2:
-        return groups
+    if len(pgs) < 2:
+        return pgs
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    return sorted(groups, key=lambda group: addresses[node_of(group)])
+    return sorted(pgs, key=lambda group: addresses[node_of(group)])

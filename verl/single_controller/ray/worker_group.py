@@ -36,6 +36,7 @@ class RayWorkerGroup(WorkerGroup):
         detached: actors outlive this driver.
         worker_names: names of running actors to attach to, instead of starting some.
         worker_handles: handles of running actors to attach to.
+        ray_wait_register_center_timeout: limit of the wait for the pool's resources, in seconds; the pool's own when None.
         worker_env: environment variables for the workers, e.g. OMP_NUM_THREADS.
         device_name: "cuda" or "cpu"; taken from the pool when None.
         master_port: port of rank 0 for `torch.distributed`; a free one when None.
@@ -53,6 +54,7 @@ class RayWorkerGroup(WorkerGroup):
         detached: bool = False,
         worker_names: list[str] | None = None,
         worker_handles: list[Any] | None = None,
+        ray_wait_register_center_timeout: float | None = None,
         *,
         worker_env: dict[str, str] | None = None,
         device_name: str | None = None,
@@ -68,11 +70,14 @@ class RayWorkerGroup(WorkerGroup):
         self.device_name = device_name or ("cuda" if resource_pool is not None and resource_pool.use_gpu else "cpu")
         self._method_prefix = method_prefix
         self._owned = False
+        self._rendezvous: tuple[str, int] | None = None
         self._workers: list[Any] = []
         self._worker_names: list[str] = []
         if worker_names is not None or worker_handles is not None:
             self._attach(worker_names, worker_handles)
         else:
+            if ray_wait_register_center_timeout is not None and isinstance(resource_pool, RayResourcePool):
+                resource_pool.timeout_s = ray_wait_register_center_timeout
             self._start(bin_pack, detached, self._checked_env(worker_env or {}), master_port)
         if not method_prefix:
             self._bind_worker_methods(ray_cls_with_init.worker_class)
@@ -112,7 +117,7 @@ class RayWorkerGroup(WorkerGroup):
         slots = pool.slots("STRICT_PACK" if bin_pack else "PACK")
         pool.acquire(self)
         self._owned = True
-        address, port = _rendezvous(slots, master_port)
+        self._rendezvous = address, port = _rendezvous(slots, master_port)
         on_gpu = pool.use_gpu and self.device_name != "cpu"
         if detached:
             self.ray_cls_with_init.update_options({"lifetime": "detached"})
@@ -148,6 +153,16 @@ class RayWorkerGroup(WorkerGroup):
                 ray.kill(worker, no_restart=True)
         assert isinstance(self.resource_pool, RayResourcePool)
         self.resource_pool.release(self)
+
+    @property
+    def master_address(self) -> str | None:
+        """Where rank 0 listens for `torch.distributed`; None for a group that attached to running actors."""
+        return self._rendezvous and self._rendezvous[0]
+
+    @property
+    def master_port(self) -> int | None:
+        """The port of `master_address`."""
+        return self._rendezvous and self._rendezvous[1]
 
     # ---- calls
 
