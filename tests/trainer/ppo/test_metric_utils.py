@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from verl.protocol import DataProto
+from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.metric_utils import (
     calc_maj_val,
     compute_agent_metrics,
@@ -44,6 +45,29 @@ def test_padding_rows_are_in_no_metric() -> None:
 def test_agents_metrics_by_hand() -> None:
     metrics = compute_agent_metrics(batch())
     assert metrics == {"agent/a_b/advantage_abs": 0.25, "agent/a_b/zero_signal_groups": 0.5}
+
+
+def test_groups_without_a_signal_are_counted_by_the_runs_own_key_and_by_turn() -> None:
+    # A: groups (uid) x has a signal in turn 2 only, y has none; B: its own key makes each turn of x a group of its own.
+    columns = {
+        "agent_id": ["A", "A", "A", "B", "B", "B"],
+        "uid": ["x", "x", "y", "x", "x", "x"],
+        "turn": [1, 2, 1, 1, 2, 1],
+    }
+    advantages = torch.tensor([[0.0], [1.0], [0.0], [0.0], [2.0], [7.0]])
+    data = DataProto.from_dict(
+        tensors={"advantages": advantages, "response_mask": torch.tensor([[1], [1], [1], [1], [1], [0]])},
+        non_tensors={k: np.array(v, dtype=object) for k, v in columns.items()},
+    )
+    metrics = compute_agent_metrics(data, AlgorithmConfig(per_agent={"b": {"group_by": ["uid", "turn"]}}))
+    assert {k: v for k, v in metrics.items() if "zero" in k} == {
+        "agent/a/zero_signal_groups": 0.5,
+        "agent/a/turn_1/zero_signal_groups": 1.0,
+        "agent/a/turn_2/zero_signal_groups": 0.0,
+        "agent/b/zero_signal_groups": 0.5,
+        "agent/b/turn_1/zero_signal_groups": 1.0,
+        "agent/b/turn_2/zero_signal_groups": 0.0,
+    }
 
 
 def test_time_per_token_and_throughput() -> None:

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
+from verl.trainer.config import AlgorithmConfig
 from verl.trainer.placement import slug
+from verl.trainer.ppo.advantage import group_numbers
 from verl.trainer.ppo.core_algos import group_index
 
 
@@ -49,22 +51,42 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = False) -> dict[str
     return out
 
 
-def compute_agent_metrics(batch: DataProto) -> dict[str, float]:
-    """`agent/<name>/advantage_abs` (mean over rows) and `.../zero_signal_groups` (share of the agent's tasks with no advantage at all)."""
+def compute_agent_metrics(batch: DataProto, config: AlgorithmConfig | None = None) -> dict[str, float]:
+    """Of each agent's rows that have a token: how large advantages are, and how many groups teach nothing.
+
+    `agent/<name>/advantage_abs` is the mean over rows; `agent/<name>/zero_signal_groups` the share of the agent's groups in which none
+    of its rows has an advantage, and `agent/<name>/turn_<t>/zero_signal_groups` the same for its rows of turn t.
+
+    Args:
+        batch: `advantages`, `response_mask`, and the columns of the group key.
+        config: gives the group key; without it a group is a task.
+    """
     out: dict[str, float] = {}
     columns, mask = batch.non_tensor_batch, batch.batch["response_mask"]
     lengths = mask.sum(dim=1).numpy()
     advantage = batch.batch["advantages"].abs().sum(dim=1).numpy() / np.maximum(lengths, 1)
+    groups = group_index([columns["uid"]]) if config is None else group_numbers(batch, config)
     for agent_id in dict.fromkeys(columns["agent_id"]):
         rows = (columns["agent_id"] == agent_id) & (lengths > 0)
         if not rows.any():
             continue
-        groups = group_index([columns["uid"][rows]])
-        signal = np.zeros(groups.max() + 1)
-        np.maximum.at(signal, groups, advantage[rows])
-        out[f"agent/{slug(agent_id)}/advantage_abs"] = float(advantage[rows].mean())
-        out[f"agent/{slug(agent_id)}/zero_signal_groups"] = float((signal == 0).mean())
+        name = f"agent/{slug(agent_id)}"
+        out[f"{name}/advantage_abs"] = float(advantage[rows].mean())
+        out[f"{name}/zero_signal_groups"] = _zero_signal(groups[rows], advantage[rows])
+        if "turn" in columns:
+            turns = columns["turn"].astype(np.int64)
+            for turn in np.unique(turns[rows]):
+                now = rows & (turns == turn)
+                out[f"{name}/turn_{turn}/zero_signal_groups"] = _zero_signal(groups[now], advantage[now])
     return out
+
+
+def _zero_signal(groups: np.ndarray, advantage: np.ndarray) -> float:
+    """Share of the groups in which no row has an advantage."""
+    groups = group_index([groups])
+    signal = np.zeros(groups.max() + 1)
+    np.maximum.at(signal, groups, advantage)
+    return float((signal == 0).mean())
 
 
 def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:

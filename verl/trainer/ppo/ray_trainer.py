@@ -181,7 +181,8 @@ class RayPPOTrainer:
             with self.timer("sync_weights"):
                 self.team.sync_weights(step)
         self.global_step = step
-        metrics |= dict(result.metrics) | compute_data_metrics(batch, self.team.uses_critic) | compute_agent_metrics(batch)
+        metrics |= dict(result.metrics) | compute_data_metrics(batch, self.team.uses_critic)
+        metrics |= compute_agent_metrics(batch, self.config.algorithm)
         seconds = self.timer.seconds
         metrics |= compute_timing_metrics(batch, seconds) | compute_throughout_metrics(batch, seconds, self.team.n_devices)
         metrics["perf/generated_tokens"] = float(result.generated_tokens)
