@@ -51,6 +51,8 @@ class Sample:
         invalid_penalty: subtracted because the reply could not be parsed.
         overlong_penalty: subtracted because the reply came near the length limit.
         reward: `mixed_reward` shaped, less both penalties.
+        heard: replies that the episode had when this call's prompt was built: those whose `order` is lower.
+        order: place of this reply among those of the episode, by when they were given, from 0.
     """
 
     agent_id: str
@@ -79,6 +81,8 @@ class Sample:
     invalid_penalty: float = 0.0
     overlong_penalty: float = 0.0
     reward: float = 0.0
+    heard: int = 0
+    order: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return what a trajectory file says of this call."""

@@ -13,12 +13,13 @@ from agent_system.record import EpisodeRecord
 from verl.protocol import DataProto
 
 
-def build_batch(episodes: Sequence[EpisodeRecord]) -> DataProto | None:
+def build_batch(episodes: Sequence[EpisodeRecord], critic_prompts: Sequence[Sequence[int]] | None = None) -> DataProto | None:
     """Return one row per sample of the episodes that did not fail, in their order; None when there is no sample.
 
     Tensors: `prompts` [bsz, P] left-padded, `responses` [bsz, R] right-padded, `input_ids`, `attention_mask`, `position_ids`
     [bsz, P + R], `response_mask` [bsz, R], `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
-    Objects: the sample fields of `_columns`.
+    Objects: the sample fields of `_columns`. With `critic_prompts` (see `joint_prompts`) also `critic_prompts` [bsz, Pc] left-padded
+    and `critic_prompt_mask` [bsz, Pc].
     """
     rows = [(e, s) for e in episodes if not e.failed for s in e.samples]
     if not rows:
@@ -40,6 +41,9 @@ def build_batch(episodes: Sequence[EpisodeRecord]) -> DataProto | None:
         "position_ids": positions.astype(np.int64),
         "rollout_log_probs": log_probs,
     }
+    if critic_prompts is not None:
+        tensors["critic_prompts"], critic_mask = _pack(critic_prompts, np.int64, pad, left=True)
+        tensors["critic_prompt_mask"] = critic_mask.astype(np.int64)
     return DataProto.from_dict(tensors={k: torch.from_numpy(v) for k, v in tensors.items()}, non_tensors=_columns(rows))
 
 

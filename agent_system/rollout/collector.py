@@ -29,6 +29,7 @@ from agent_system.rollout.runner import Episode, Plan, Seat
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.threads import DaemonExecutor
+from agent_system.rollout.transcript import joint_prompts
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX, EngineGoneError
 
@@ -153,15 +154,21 @@ class Collector:
         with _rare_garbage_collection():
             played = await self._play(_plans(tasks, n, step, validate, greedy, attempt))
             settings = self.settings.reward
-            return self._result(played, settings.without_penalties() if validate else settings)
+            if validate:
+                return self._result(played, settings.without_penalties(), 0)
+            return self._result(played, settings, self.settings.joint_prompt_length)
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
         """Return several training collections as one: rows and episodes in their order, rewards and metrics over all of them."""
-        return self._result([e for result in results for e in result.episodes], self.settings.reward)
+        return self._result([e for result in results for e in result.episodes], self.settings.reward, self.settings.joint_prompt_length)
 
-    def _result(self, played: Sequence[EpisodeRecord], settings: RewardSettings) -> CollectResult:
+    def _result(self, played: Sequence[EpisodeRecord], settings: RewardSettings, joint_prompt_length: int) -> CollectResult:
         records, metrics = assign_rewards(played, settings)
-        return CollectResult(build_batch(records), records, collect_metrics(records, list(self.seats)) | metrics)
+        prompts = None
+        if joint_prompt_length:
+            tokenizers = {seat.binding.wg_id: seat.binding.tokenizer for seat in self.seats.values()}
+            prompts = joint_prompts(records, tokenizers, joint_prompt_length)
+        return CollectResult(build_batch(records, prompts), records, collect_metrics(records, list(self.seats)) | metrics)
 
     async def _play(self, plans: Sequence[Plan]) -> list[EpisodeRecord]:
         records: list[EpisodeRecord | None] = [None] * len(plans)

@@ -153,7 +153,7 @@ class Episode:
         call, callers = len(self._callers), self._callers
         callers[call] = agent_id
         place = turn.reserve()
-        entries = turn.entries
+        entries, heard = turn.entries, len(self._samples)
         seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
         prompt = seat.prompts.build(_variables(seen, turn.step, variables), entries, turn.memory)
         await asyncio.sleep(0)  # calls started together build their prompts before any of them is answered
@@ -186,6 +186,8 @@ class Episode:
                 seed,
                 p.sampling_of(b).max_tokens,
                 str(seen.info.get("anchor", seen.text)),
+                heard=heard,
+                order=len(self._samples),
             )
         )
         turn.record(place, Entry(agent_id, projection.text or strip_thinking(text), projection.action))

@@ -22,6 +22,7 @@ class CollectorSettings:
         episode_timeout_s: `rollout.episode_timeout_s`.
         call_timeout_s: `rollout.call_timeout_s`.
         env_threads: threads for blocking environments.
+        joint_prompt_length: `critic.joint_prompt_length` with `critic.view=joint`; 0 makes no prompts for critics.
     """
 
     seed: int = 0
@@ -33,6 +34,7 @@ class CollectorSettings:
     episode_timeout_s: float = 600.0
     call_timeout_s: float = 300.0
     env_threads: int = 16
+    joint_prompt_length: int = 0
 
     def __post_init__(self) -> None:
         if self.max_concurrent_episodes < 1:

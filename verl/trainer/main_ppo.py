@@ -42,7 +42,7 @@ from verl.trainer.placement import AgentPlacement, Placement, PlacementError, Wo
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
 from verl.trainer.ppo.correction_check import check_rollout_correction
-from verl.trainer.ppo.critic import critic_signature
+from verl.trainer.ppo.critic import critic_agents, critic_signature
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.sampling_check import check_filter_groups
@@ -181,6 +181,7 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
             max_prompt_length=agent.config.rollout.prompt_length or config.data.max_prompt_length,
             template_kwargs=config.data.apply_chat_template_kwargs,
         )
+    joint = config.critic.view == "joint" and bool(critic_agents(config, placement))
     settings = CollectorSettings(
         seed=config.data.seed,
         reward=reward_settings(config, placement),
@@ -190,6 +191,7 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
         max_failure_rate=config.rollout.max_failure_rate,
         episode_timeout_s=config.rollout.episode_timeout_s,
         call_timeout_s=config.rollout.call_timeout_s,
+        joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
     )
     return TaskCollector(
         Collector.from_names(
@@ -208,8 +210,9 @@ def build_datasets(
 ) -> tuple[RLHFDataset | None, RLHFDataset | None]:
     """Training and validation tasks that fit; none to train on with `trainer.val_only`."""
     data = config.data
-    train = None if config.trainer.val_only else RLHFDataset(data.train_files, tokenizer, data, data.train_max_samples, measures)
-    val = RLHFDataset(data.val_files, tokenizer, data, data.val_max_samples, measures) if data.val_files else None
+    judged = EnvRegistry.get(config.env.env_name).needs_ground_truth
+    train = None if config.trainer.val_only else RLHFDataset(data.train_files, tokenizer, data, data.train_max_samples, measures, judged)
+    val = RLHFDataset(data.val_files, tokenizer, data, data.val_max_samples, measures, judged) if data.val_files else None
     if val is None and config.trainer.val_only:
         raise DatasetError("trainer.val_only=true needs data.val_files")
     return train, val
