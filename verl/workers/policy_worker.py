@@ -74,7 +74,7 @@ class PolicyWorker(EngineWorker):
     def update_actor(self, data: DataProto) -> DataProto:
         """Update the actor on this rank's rows; see `update_policy` for the columns.
 
-        `meta_info` holds `temperature` and optionally `num_mini_batches`, `on_policy` and `shuffle_seed`.
+        `meta_info` holds `temperature` and optionally the other fields of `UpdatePlan`.
 
         Returns:
             no rows, and `meta_info["metrics"]`, over all ranks.
@@ -84,6 +84,7 @@ class PolicyWorker(EngineWorker):
             temperature=_temperature(data),
             num_mini_batches=int(meta.get("num_mini_batches", 1)),
             on_policy=bool(meta.get("on_policy", False)),
+            rollout_correction=meta.get("rollout_correction"),
             shuffle_seed=int(meta.get("shuffle_seed", 0)),
             loss_scale_factor=self.config.rollout.response_length,
             first_update=meta.get("first_update"),

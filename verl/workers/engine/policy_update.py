@@ -101,7 +101,10 @@ def _needed(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
 
 
 def _loss_name(config: ActorConfig, plan: UpdatePlan) -> str:
-    return "bypass_mode" if plan.bypass else config.policy_loss.loss_mode
+    name = "bypass_mode" if plan.bypass else config.policy_loss.loss_mode
+    if name == "bypass_mode" and not plan.bypass:
+        raise ValueError("policy_loss.loss_mode=bypass_mode needs algorithm.rollout_correction.bypass_mode=true")
+    return name
 
 
 class _PolicyLoss:
@@ -115,7 +118,7 @@ class _PolicyLoss:
         self._policy_loss, self._preparation = get_policy_loss_fn(name), find_preparation(name, self._config)
         self._threshold = 2.0 if plan.rollout_correction is None else plan.rollout_correction.rollout_is_threshold
         self._gap, self._steps = SamplerGap(), 0
-        self._tokens, self._kept = 0.0, 0.0
+        self._narrows, self._tokens, self._kept = False, 0.0, 0.0
 
     def prepare(self, micros: list[dict[str, torch.Tensor]], ranks: GroupRanks) -> list[dict[str, torch.Tensor]]:
         """Give the loss what it has to know of the whole mini-batch."""
@@ -126,6 +129,7 @@ class _PolicyLoss:
         sizes = [len(micro["response_mask"]) for micro in micros]
         parts = {name if name == "response_mask" else PREPARED + name: value.split(sizes) for name, value in columns.items()}
         prepared = [micro | {name: part[i] for name, part in parts.items()} for i, micro in enumerate(micros)]
+        self._narrows = "response_mask" in columns
         self._tokens += sum(float(micro["response_mask"].sum()) for micro in micros)
         self._kept += sum(float(micro["response_mask"].sum()) for micro in prepared)
         return prepared
@@ -177,7 +181,7 @@ class _PolicyLoss:
             sums = ranks.sum(torch.tensor(self._gap.sums(), dtype=torch.double)).tolist()
             maxima = ranks.max(torch.tensor(self._gap.maxima(), dtype=torch.double)).tolist()
             metrics = SamplerGap.of(sums, maxima).metrics()
-        if self._preparation is not None:
+        if self._narrows:
             tokens, kept = ranks.sum(torch.tensor([self._tokens, self._kept], dtype=torch.double)).tolist()
             metrics["rollout_corr/rollout_rs_masked_fraction"] = 1.0 - kept / max(1.0, tokens)
         return metrics

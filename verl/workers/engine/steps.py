@@ -44,7 +44,7 @@ class Objective:
     Attributes:
         prefix: of the metrics made here: `actor` or `critic`.
         loss: of one micro-batch.
-        summed: metrics whose micro-batches add up; all others are means over tokens, or extremes (`_max`, `_min`).
+        summed: metrics whose micro-batches add up; all others are means over tokens, or extremes (see `fold`).
         prepare: called before each step with this rank's micro-batches, on all ranks; it may add columns to them and take tokens
             out of their `response_mask`, which then enter neither loss nor counts.
     """

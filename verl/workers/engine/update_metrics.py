@@ -9,21 +9,22 @@ import torch
 
 from verl.workers.engine.ranks import GroupRanks
 
-EXTREMES = {"_max": max, "_min": min}
+EXTREMES = {"max": max, "min": min}
 
 
 def _extreme(name: str) -> str | None:
-    return next((suffix for suffix in EXTREMES if name.endswith(suffix)), None)
+    """Whether a metric is a maximum or a minimum: one of the words of its last part says so."""
+    return next((word for word in name.rsplit("/", 1)[-1].split("_") if word in EXTREMES), None)
 
 
 def fold(into: dict[str, float], values: Mapping[str, Any], weight: float) -> None:
-    """Add `values` times `weight`; of a name that ends in `_max` or `_min` the largest or smallest is kept."""
+    """Add `values` times `weight`; of a maximum or minimum (`..._max`, `..._min`) the largest or smallest is kept."""
     for name, value in values.items():
-        suffix = _extreme(name)
-        if suffix is None:
+        word = _extreme(name)
+        if word is None:
             into[name] = into.get(name, 0.0) + float(value) * weight
         else:
-            into[name] = EXTREMES[suffix](into.get(name, float(value)), float(value))
+            into[name] = EXTREMES[word](into.get(name, float(value)), float(value))
 
 
 class UpdateMetrics:
@@ -31,7 +32,7 @@ class UpdateMetrics:
 
     Args:
         ranks: who else has parts of them.
-        counted: names that are summed over mini-batches; all others are averaged, or the extreme for `_max` and `_min`.
+        counted: names that are summed over mini-batches; all others are averaged, or the extreme for maxima and minima.
     """
 
     def __init__(self, ranks: GroupRanks, counted: str) -> None:
@@ -56,7 +57,7 @@ class UpdateMetrics:
 
     def _extremes(self, names: list[str]) -> dict[str, float]:
         """Minima travel with their sign turned."""
-        signs = [1.0 if _extreme(name) == "_max" else -1.0 for name in names]
+        signs = [1.0 if _extreme(name) == "max" else -1.0 for name in names]
         own = [sign * self._values[name] if name in self._values else -torch.inf for name, sign in zip(names, signs, strict=True)]
         largest = self._ranks.max(torch.tensor(own, dtype=torch.double)).tolist()
         return {name: sign * value for name, sign, value in zip(names, signs, largest, strict=True)}
