@@ -67,8 +67,8 @@ def compute_advantage(
 
     An estimator is handed what its parameters name (`EstimatorInputs`): `index` (the group key), `policy_index`, `agent_index`,
     `turn_index`, `weights`, `values`, `anchor_obs`, `step_rewards`, `reward_baselines`, `gamma`, `lam`, `num_repeat`, `state`, `seed`,
-    `config`, `batch`, `non_tensor_batch`, or any column; and `traj_index` (the episode) if it needs it, if it takes `turn_index` too, or
-    when trajectories are compared. It returns advantages and returns, and as a third, if it weighs rows in the loss, `[bsz]` weights.
+    `config`, `batch`, `non_tensor_batch`, or any column (`traj_uid`); and `traj_index`, the episode, when trajectories are compared or
+    the parameter has no default. It returns advantages and returns, and as a third, if it weighs rows in the loss, `[bsz]` weights.
     Grouped by `uid` alone, the rows of one trajectory are averaged first and share one advantage; grouped by agent as well, every row
     is compared on its own (Dr. MAS, arXiv 2602.08847).
 
@@ -160,8 +160,8 @@ def _arguments(name: str, estimator: Callable[..., Any], inputs: EstimatorInputs
     if config is not None and config.statistics_over == "trajectories" and "traj_index" not in parameters:
         raise ValueError(f"algorithm.statistics_over=trajectories: estimator '{name}' compares samples only; use auto or samples")
     named = {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    # Whoever needs episodes, or orders an agent's calls by turn_index, gets them whatever is averaged.
-    episodes = "turn_index" in named or ("traj_index" in named and named["traj_index"].default is inspect.Parameter.empty)
+    # An estimator that cannot do without traj_index needs episodes, whatever is averaged.
+    episodes = "traj_index" in named and named["traj_index"].default is inspect.Parameter.empty
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments = {}
     for key in dict.fromkeys((*named, *(VERL_KEYWORDS if open_ended else ()))):
