@@ -1,0 +1,53 @@
+"""M2PO keeps as many tokens as the bound allows, whatever their order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl.trainer.ppo.core_algos.rollout_correction import compute_m2po_mask
+
+
+def test_the_largest_squares_leave_until_the_mean_is_under_tau() -> None:
+    # squares 0.01, 0.04, 0.09, 0.16, 1; means of the smallest 1..5: 0.01, 0.025, 0.0467, 0.075, 0.26
+    log_ratio = torch.tensor([[0.1, -0.2, 9.0], [1.0, 0.3, -0.4]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    kept, metrics = compute_m2po_mask(log_ratio, mask, 0.05)
+    assert kept.tolist() == [[1, 1, 0], [0, 1, 0]] and kept.dtype == mask.dtype
+    assert metrics == pytest.approx({"m2po_m2": 0.26, "m2po_m2_kept": 0.14 / 3, "m2po_masked_fraction": 0.4})
+    assert compute_m2po_mask(log_ratio, mask, 0.3)[0].tolist() == mask.tolist()
+
+
+def test_tokens_of_the_same_value_leave_together() -> None:
+    # squares 0, 1, 1: two of three would have mean 0.5, but nothing tells the two ones apart
+    kept, _ = compute_m2po_mask(torch.tensor([[0.0, 1.0, -1.0]]), torch.ones(1, 3), 0.5)
+    assert kept.tolist() == [[1.0, 0.0, 0.0]]
+
+
+def test_a_bound_that_no_token_meets_keeps_none() -> None:
+    kept, metrics = compute_m2po_mask(torch.full((1, 2), 3.0), torch.ones(1, 2), 0.04)
+    assert not kept.any() and metrics["m2po_m2_kept"] == 0.0 and metrics["m2po_masked_fraction"] == 1.0
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), tau=st.floats(0.001, 2.0))
+def test_it_is_the_largest_set_of_smallest_squares_for_any_order_of_rows(seed: int, tau: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    log_ratio = torch.randn(4, 5, generator=generator).round(decimals=1).double()  # rounded: some values are the same
+    mask = (torch.rand(4, 5, generator=generator) < 0.8).long()
+    mask[0, 0] = 1
+    kept, _ = compute_m2po_mask(log_ratio, mask, tau)
+    squares = log_ratio.square()
+    own = squares[mask.bool()]
+    allowed = [bound for bound in own.unique().tolist() if own[own <= bound].mean() <= tau + 1e-12]
+    assert torch.equal(kept.bool(), mask.bool() & (squares <= max(allowed, default=-1.0)))
+    order = torch.randperm(4, generator=generator)
+    assert torch.equal(compute_m2po_mask(log_ratio[order], mask[order], tau)[0], kept[order])
+
+
+@pytest.mark.parametrize("tau", [0.0, -1.0, float("nan")])
+def test_a_bound_must_be_positive(tau: float) -> None:
+    with pytest.raises(ValueError, match="m2po_tau="):
+        compute_m2po_mask(torch.zeros(1, 1), torch.ones(1, 1), tau)

@@ -1,0 +1,65 @@
+"""A correction that cannot work stops the run before anything is loaded."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl.trainer.config import RolloutCorrectionConfig, RunConfig
+from verl.trainer.config_check import ConfigError
+from verl.trainer.config_effect import check_effect
+from verl.trainer.placement import build_placement
+from verl.trainer.ppo.correction_check import check_rollout_correction
+
+
+def check(model: Path, **keys: Any) -> None:
+    """Check as a run does, with these keys of the correction."""
+    config = RunConfig()
+    config.actor_rollout_ref.model.path = str(model)
+    config.algorithm.rollout_correction = RolloutCorrectionConfig(**keys)
+    placement = build_placement(config.agent, config.actor_rollout_ref)
+    check_rollout_correction(config, placement)
+    check_effect(config, placement)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rollout_is": "turn"}, r"rollout_is='turn'.*token, sequence"),
+        ({"rollout_is": "token", "rollout_is_threshold": "2_1"}, "rollout_is_threshold='2_1': the lower bound 2 is above the upper 1"),
+        ({"rollout_is": "token", "rollout_is_threshold": "much"}, "rollout_is_threshold='much': expected a number"),
+        ({"rollout_is": "token", "rollout_is_threshold": None}, "rollout_is_threshold=None: expected a number"),
+        ({"rollout_rs": "token_k9", "rollout_rs_threshold": 1.0}, "rollout_rs='token_k9'.*seq_max_k3"),
+        ({"rollout_rs": "token_k1"}, "rollout_rs_threshold must be provided"),
+        ({"rollout_rs": "token_k1,token_k3", "rollout_rs_threshold": "1,2,3"}, "rollout_rs_threshold=.*has 3 bounds; expected one, or 2"),
+        ({"m2po_tau": 0.0}, "m2po_tau=0.0: expected null or a positive"),
+        ({"bypass_mode": True, "loss_type": "a2c"}, "loss_type='a2c': expected one of ppo_clip, reinforce"),
+        ({"bypass_mode": True, "rollout_is": "token"}, r"rollout_is=token has no effect.*loss_type=reinforce"),
+        ({"rollout_rs_threshold": 2.0}, "rollout_rs_threshold=2.0 has no effect.*rollout_rs"),
+        ({"rollout_is_threshold": 3.0}, "rollout_is_threshold=3.0 has no effect.*rollout_is"),
+        ({"loss_type": "reinforce"}, "loss_type=reinforce has no effect.*bypass_mode=true"),
+    ],
+)
+def test_keys_that_mean_nothing_are_named(tiny_model_dir: Path, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"algorithm.rollout_correction.{message}"):
+        check(tiny_model_dir, **keys)
+
+
+def test_every_combination_that_verl_names_is_accepted(tiny_model_dir: Path) -> None:
+    names = [name for name, value in vars(RolloutCorrectionConfig).items() if isinstance(value, classmethod)]
+    assert len(names) == 19
+    for name in names:
+        check(tiny_model_dir, **vars(getattr(RolloutCorrectionConfig, name)()))
+
+
+def test_truncated_sampling_is_warned_of_once(tiny_model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = RunConfig()
+    config.actor_rollout_ref.model.path = str(tiny_model_dir)
+    config.actor_rollout_ref.rollout.top_p = 0.9
+    with caplog.at_level(logging.WARNING, logger="verl"):
+        check_rollout_correction(config, build_placement(config.agent, config.actor_rollout_ref))
+    (record,) = caplog.records
+    assert all(name in record.getMessage() for name in ("top_p", *config.agent.agent_ids))
