@@ -7,13 +7,15 @@ import logging
 from verl.trainer.config import RunConfig
 from verl.trainer.config_check import ConfigError
 from verl.trainer.ppo.advantage import group_fields
+from verl.trainer.ppo.critic import needs_values
 from verl.trainer.ppo.dynamic_sampling import FILTER_METRICS
+from verl.trainer.ppo.greedy_baseline import needs_baselines
 from verl.trainer.ppo.per_agent import agent_config
 
 logger = logging.getLogger(__name__)
 
-# Estimators whose advantage is not 0 where a group's rewards are equal.
-UNGROUPED = ("gae", "rae", "reinforce_plus_plus", "remax")
+# Estimators whose advantage is not 0 where a group's rewards are equal, beside those with values or baselines.
+UNGROUPED = ("rae", "reinforce_plus_plus")
 # Fields that keep the tasks of a step apart.
 TASK_FIELDS = ("uid", "traj_uid", "task_id")
 
@@ -39,9 +41,10 @@ def check_filter_groups(config: RunConfig) -> None:
 def _check_agent(config: RunConfig, agent_id: str) -> None:
     settings = agent_config(config.algorithm, agent_id)
     own = f" (agent '{agent_id}')" if config.algorithm.per_agent else ""
-    if settings.adv_estimator in UNGROUPED:
+    estimator = settings.adv_estimator
+    if estimator in UNGROUPED or needs_values(estimator) or needs_baselines(estimator):
         raise ConfigError(
-            f"algorithm.filter_groups.enable=true drops groups of equal rewards, but algorithm.adv_estimator={settings.adv_estimator}{own} "
+            f"algorithm.filter_groups.enable=true drops groups of equal rewards, but algorithm.adv_estimator={estimator}{own} "
             "learns from them as well: turn the filter off, or use an estimator with a group baseline, such as grpo"
         )
     fields = group_fields(settings)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.dynamic_sampling import draw_until_full
-from verl.trainer.ppo.greedy_baseline import reward_baselines
+from verl.trainer.ppo.greedy_baseline import needs_baselines, reward_baselines
 from verl.trainer.ppo.per_agent import estimators_in_use
 from verl.trainer.ppo.rollout_protocol import Collector, CollectResult, Episode
 from verl.utils.dataset import TaskLoader
@@ -44,7 +44,8 @@ async def collect_step(config: RunConfig, collector: Collector, loader: TaskLoad
         return StepSamples(drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.why_none)
     rows = [loader.source[place] for place in loader.take(config.data.train_batch_size)]
     result = await collector.collect(rows, config.env.rollout.n, step=step)
-    if "remax" not in estimators_in_use(config.algorithm, config.agent.agent_ids) or result.batch is None:
+    used = estimators_in_use(config.algorithm, config.agent.agent_ids)
+    if result.batch is None or not any(map(needs_baselines, used)):
         return StepSamples(result.batch, result.episodes, dict(result.metrics), _tokens(result))
     greedy = await collector.collect(rows, 1, step=step, greedy=True)
     baselines, metrics = reward_baselines(result.batch, greedy, config.reward.alpha)
