@@ -7,11 +7,13 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.metric_utils import (
+    bootstrap_metric,
     calc_maj_val,
     compute_agent_metrics,
     compute_data_metrics,
     compute_throughout_metrics,
     compute_timing_metrics,
+    compute_variance_proxy_metrics,
     process_validation_metrics,
     reduce_metrics,
 )
@@ -34,12 +36,51 @@ def batch() -> DataProto:
 
 
 def test_padding_rows_are_in_no_metric() -> None:
-    metrics = compute_data_metrics(batch())
+    metrics = compute_data_metrics(batch(), use_critic=False)
     assert metrics["critic/score/mean"] == 2.0
     assert metrics["critic/score/max"] == 3.0
     assert metrics["critic/advantages/mean"] == pytest.approx(1 / 3)
     assert metrics["response_length/mean"] == 1.5
     assert metrics["prompt_length/mean"] == 2.5
+    assert metrics["response/aborted_ratio"] == pytest.approx(1 / 3)
+    assert metrics["response_length_non_aborted/mean"] == 1.5
+
+
+def test_values_are_compared_with_returns_and_widths_with_lengths() -> None:
+    data = batch()
+    data.batch["values"] = torch.tensor([[1.0, 1.0], [3.0, 0.0], [50.0, 50.0]])
+    data.non_tensor_batch["__num_turns__"] = np.array([2, 4, 90])
+    metrics = compute_data_metrics(data)
+    # returns 0, 1, 3 (variance 7/3) and values 1, 1, 3 on the three tokens: errors -1, 0, 0 (variance 1/3)
+    assert metrics["critic/vf_explained_var"] == pytest.approx(1 - (1 / 3) / (7 / 3), abs=1e-5)
+    assert metrics["critic/values/mean"] == pytest.approx(5 / 3)
+    assert metrics["response_length/clip_ratio"] == 0.5 and metrics["prompt_length/clip_ratio"] == 0.5
+    assert metrics["num_turns/mean"] == 3.0
+    assert "response_length/clip_ratio" not in compute_data_metrics(data, fixed_width=False)
+
+
+def test_the_gradients_noise_by_hand() -> None:
+    half = torch.log(torch.tensor(0.5))
+    tensors = {
+        "response_mask": torch.tensor([[1, 1], [1, 0], [0, 0]]),
+        "old_log_probs": half.expand(3, 2).clone(),
+        "sum_pi_squared": torch.full((3, 2), 0.5),
+        "advantages": torch.tensor([[2.0, 2.0], [1.0, 7.0], [9.0, 9.0]]),
+    }
+    # 1 - 2/2 + 1/2 = 1/2 a token: W = 1 and 1/2; A^2 W = 4 and 1/2, their mean 2.25
+    metrics = compute_variance_proxy_metrics(DataProto.from_dict(tensors), gradient_norm=1.5)
+    assert metrics["variance_proxy/proxy2_total_power"] == pytest.approx(2.25)
+    assert metrics["variance_proxy/proxy1_signal_strength"] == 2.25 and metrics["variance_proxy/proxy3_pure_noise"] == pytest.approx(
+        0, abs=1e-6
+    )
+    assert metrics["variance_proxy/expected_a_squared"] == pytest.approx(2.5) and metrics["variance_proxy/expected_w"] == pytest.approx(
+        0.75
+    )
+    halved = compute_variance_proxy_metrics(DataProto.from_dict(tensors | {"rollout_is_weights": torch.full((3, 2), 0.5)}))
+    assert halved["variance_proxy/proxy2_total_power"] == pytest.approx(2.25 / 4) and halved["variance_proxy/expected_w"] == pytest.approx(
+        0.75 / 4
+    )
+    assert compute_variance_proxy_metrics(batch()) == {}
 
 
 def test_agents_metrics_by_hand() -> None:
@@ -86,6 +127,24 @@ def test_validation_weighs_tasks_equally() -> None:
     assert uniform["d"]["acc"]["best@2/mean"] == pytest.approx(0.375, abs=0.03)
     assert "maj@2/mean" in uniform["d"]["acc"]
     assert "pred" not in uniform["d"]
+
+
+def test_rows_that_never_came_count_as_wrong_where_accuracy_is_reported() -> None:
+    sources, tasks = ["math", "math", "maze"], ["t1", "t1", "m1"]
+    values = {"acc": [1.0, 1.0, None], "reward": [1.0, 0.0, 0.5]}
+    nested = process_validation_metrics(
+        sources, tasks, values, expected_acc_counts={("math", "t1"): 4, ("math", "t2"): 4, ("maze", "m1"): 4}
+    )
+    assert nested["math"]["acc"]["mean@4"] == 0.25, "t1: 2 of 4, t2: none of 4"
+    assert nested["math"]["acc_success_only"]["mean@2"] == 1.0
+    assert nested["maze"].keys() == {"reward"} and nested["math"]["reward"]["mean@2"] == 0.5
+
+
+def test_the_bootstrap_leaves_numpys_random_state_alone() -> None:
+    np.random.seed(3)
+    before = np.random.get_state()[1].copy()
+    [(mean, _)] = bootstrap_metric([1.0, 2.0], 1, [np.mean])
+    assert mean == pytest.approx(1.5, abs=0.1) and (np.random.get_state()[1] == before).all()
 
 
 def test_majority_and_reduction() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,15 @@ from verl.trainer.config import AlgorithmConfig
 from verl.trainer.placement import slug
 from verl.trainer.ppo.advantage import group_numbers
 from verl.trainer.ppo.core_algos import group_index
+from verl.trainer.ppo.validation_metrics import bootstrap_metric, calc_maj_val, process_validation_metrics
+
+__all__ = [
+    "bootstrap_metric", "calc_maj_val", "compute_agent_metrics", "compute_data_metrics", "compute_throughout_metrics",
+    "compute_timing_metrics", "compute_variance_proxy_metrics", "process_validation_metrics", "reduce_metrics",
+]  # fmt: skip
+
+
+_PROXY_COLUMNS = ("sum_pi_squared", "old_log_probs", "advantages", "rollout_is_weights")
 
 
 def reduce_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -32,23 +40,75 @@ def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
     return {f"{name}/mean": values.mean().item(), f"{name}/max": values.max().item(), f"{name}/min": values.min().item()}
 
 
-def compute_data_metrics(batch: DataProto, use_critic: bool = False) -> dict[str, float]:
-    """Mean, max and min of scores, rewards, advantages, returns and lengths; padding rows (empty mask) do not count.
+def compute_data_metrics(batch: DataProto, use_critic: bool = True, *, fixed_width: bool = True) -> dict[str, float]:
+    """Mean, max and min of scores, rewards, advantages, returns, lengths, turns and tool calls over the rows that have a token.
 
-    With `use_critic`, `values` is read as well.
+    Rows with an empty mask (padding) count in `response/aborted_ratio` only. Prompt and response lengths are the attention mask's.
+
+    Args:
+        batch: `responses`, `response_mask`, `attention_mask`, `token_level_scores`, `token_level_rewards`, `advantages`, `returns`;
+            optional columns `__num_turns__` and `tool_call_counts`.
+        use_critic: report `values` as well, and how much of the returns' variance they explain (`critic/vf_explained_var`).
+        fixed_width: the batch is as wide as the longest prompt and reply allowed: report which share of rows fills it
+            (`*/clip_ratio`). Off for batches cut to their longest row.
     """
-    tensors = batch.batch
+    tensors, columns = batch.batch, batch.non_tensor_batch
     mask = tensors["response_mask"].bool()
     real = mask.any(dim=1)
-    width = tensors["responses"].shape[1]
-    lengths = mask.sum(dim=1)[real].float()
-    prompt_lengths = tensors["attention_mask"][:, :-width].sum(dim=1)[real]
     out = _spread("critic/score", tensors["token_level_scores"].sum(dim=1)[real])
     out |= _spread("critic/rewards", tensors["token_level_rewards"].sum(dim=1)[real])
     for name in ("advantages", "returns", *(("values",) if use_critic else ())):
         out |= _spread(f"critic/{name}", tensors[name][mask])
-    out |= _spread("response_length", lengths) | _spread("prompt_length", prompt_lengths)
+    if use_critic and mask.sum() > 1:
+        returns, values = tensors["returns"][mask].float(), tensors["values"][mask].float()
+        out["critic/vf_explained_var"] = (1 - (returns - values).var() / (returns.var() + 1e-5)).item()
+    width = tensors["responses"].shape[1]
+    for name, attention in (("prompt", tensors["attention_mask"][:, :-width]), ("response", tensors["attention_mask"][:, -width:])):
+        lengths = attention.sum(dim=1)[real]
+        clipped = {f"{name}_length/clip_ratio": (lengths == attention.shape[1]).float().mean().item()} if fixed_width else {}
+        out |= _spread(f"{name}_length", lengths) | clipped
+    out |= {name.replace("/", "_non_aborted/"): value for name, value in out.items() if name.startswith("response_length/")}
+    out["response/aborted_ratio"] = (~real).float().mean().item()
+    for column, name in (("__num_turns__", "num_turns"), ("tool_call_counts", "tool_call_counts")):
+        if column in columns:
+            out |= _spread(name, torch.as_tensor(columns[column].astype(float))[real])
     return out
+
+
+def compute_variance_proxy_metrics(batch: DataProto, gradient_norm: float | None = None) -> dict[str, float]:
+    """How noisy the policy gradient is, from the squared length of each row's score function.
+
+    With `W = sum_t (1 - 2 pi_t + sum_v pi_v^2)` and A the row's mean advantage: `variance_proxy/proxy2_total_power` is the mean of
+    `(w A)^2 max(W, 0)` (w the row's mean importance weight, 1 without `rollout_is_weights`), `proxy1_signal_strength` the squared
+    norm of the batch's gradient, `proxy3_pure_noise` their difference over N - 1, `expected_a_squared` and `expected_w` the factors.
+
+    Args:
+        batch: `sum_pi_squared` (sum over the vocabulary), `old_log_probs`, `advantages`, `response_mask`, each `[bsz, response_len]`;
+            without one of the first three there is no metric.
+        gradient_norm: of the whole batch's gradient; None reports the signal and the noise as 0.
+    """
+    tensors = batch.batch
+    if not {"sum_pi_squared", "old_log_probs", "advantages"} <= set(tensors.keys()):
+        return {}
+    mask = tensors["response_mask"]
+    mask = mask[mask.any(dim=1)].float()
+    picked = {name: value[tensors["response_mask"].any(dim=1)].float() for name, value in tensors.items() if name in _PROXY_COLUMNS}
+    tokens = mask.sum(dim=1)
+    score = 1 - 2 * picked["old_log_probs"].exp() + picked["sum_pi_squared"]
+    weights = picked.get("rollout_is_weights", torch.ones_like(score))
+    advantage_sq = ((picked["advantages"] * mask).sum(dim=1) / tokens) ** 2
+    weight_sq = ((weights * mask).sum(dim=1) / tokens) ** 2
+    length_sq = (score * (weights != 0) * mask).sum(dim=1).clamp(min=0)
+    power = (weight_sq * advantage_sq * length_sq).mean().item()
+    signal = gradient_norm**2 if gradient_norm is not None else 0.0
+    noise = max((power - signal) / (len(tokens) - 1), 0.0) if gradient_norm is not None and len(tokens) > 1 else 0.0
+    return {
+        "variance_proxy/proxy1_signal_strength": signal,
+        "variance_proxy/proxy2_total_power": power,
+        "variance_proxy/proxy3_pure_noise": noise,
+        "variance_proxy/expected_a_squared": advantage_sq.mean().item(),
+        "variance_proxy/expected_w": (score * weights**2 * mask).sum(dim=1).mean().item(),
+    }
 
 
 def compute_agent_metrics(batch: DataProto, config: AlgorithmConfig | None = None) -> dict[str, float]:
@@ -107,65 +167,3 @@ def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float]
         "perf/time_per_step": seconds,
         "perf/throughput": total / (seconds * n_gpus),
     }
-
-
-def bootstrap_metric(
-    data: Sequence[Any], subset_size: int, reduce_fns: Sequence[Callable[[Any], float]], n_bootstrap: int = 1000, seed: int = 42
-) -> list[tuple[float, float]]:
-    """(mean, std) of every reduce function over random subsets drawn with replacement."""
-    rng = np.random.default_rng(seed)
-    draws = rng.integers(len(data), size=(n_bootstrap, subset_size))
-    results = np.array([[fn([data[i] for i in draw]) for fn in reduce_fns] for draw in draws])
-    return [(float(m), float(s)) for m, s in zip(results.mean(axis=0), results.std(axis=0), strict=True)]
-
-
-def calc_maj_val(data: Sequence[Mapping[str, Any]], vote_key: str, val_key: str) -> float:
-    """Value of the first item that has the most frequent vote."""
-    winner = Counter(item[vote_key] for item in data).most_common(1)[0][0]
-    return next(item[val_key] for item in data if item[vote_key] == winner)
-
-
-def process_validation_metrics(
-    data_sources: Sequence[str], sample_uids: Sequence[str], infos_dict: Mapping[str, Sequence[Any]], seed: int = 42
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Validation per data source and variable: `mean@n`, `std@n`, `best@k/*`, `worst@k/*` (and `maj@k/*` where there is a `pred`).
-
-    Rows are averaged within their task first, then over tasks: tasks with more rows weigh no more than others.
-    """
-    grouped: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for row, (source, uid) in enumerate(zip(data_sources, sample_uids, strict=True)):
-        grouped[source][uid].append(row)
-    result: dict[str, dict[str, dict[str, float]]] = {}
-    for source, tasks in grouped.items():
-        result[source] = {}
-        for name, column in infos_dict.items():
-            if len(column) == 0 or isinstance(column[0], str):
-                continue
-            most = max(len(rows) for rows in tasks.values())
-            per_task = [_task_metrics([column[r] for r in rows], _votes(infos_dict, rows), seed, most) for rows in tasks.values()]
-            keys = {k for m in per_task for k in m}
-            result[source][name] = {k: float(np.mean([m[k] for m in per_task if k in m])) for k in sorted(keys)}
-    return result
-
-
-def _votes(infos: Mapping[str, Sequence[Any]], rows: Sequence[int]) -> list[Any] | None:
-    return [infos["pred"][r] for r in rows] if "pred" in infos else None
-
-
-def _task_metrics(values: Sequence[float], votes: Sequence[Any] | None, seed: int, most: int) -> dict[str, float]:
-    """Statistics of one task; `most` is the number of rows that a whole task has, and names the mean."""
-    n = len(values)
-    out = {f"mean@{most}": float(np.mean(values))}
-    if n == 1:
-        return out
-    out[f"std@{most}"] = float(np.std(values))
-    sizes = [2**i for i in range(1, n.bit_length()) if 2**i < n] + [n]
-    for k in sizes:
-        draws = np.asarray(values, dtype=float)[np.random.default_rng(seed).integers(n, size=(1000, k))]
-        for name, extremes in (("best", draws.max(axis=1)), ("worst", draws.min(axis=1))):
-            out |= {f"{name}@{k}/mean": float(extremes.mean()), f"{name}@{k}/std": float(extremes.std())}
-        if votes is not None:
-            pairs = [{"val": v, "pred": p} for v, p in zip(values, votes, strict=True)]
-            [(maj, maj_std)] = bootstrap_metric(pairs, k, [lambda d: calc_maj_val(d, "pred", "val")], seed=seed)
-            out |= {f"maj@{k}/mean": maj, f"maj@{k}/std": maj_std}
-    return out

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +20,7 @@ from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
+from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit import CreditAssigner
 from verl.trainer.ppo.critic import critic_signature
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
@@ -27,14 +29,29 @@ from verl.trainer.ppo.reward import apply_kl_penalty
 from verl.trainer.ppo.rollout_protocol import Collector, Episode
 from verl.trainer.ppo.step_samples import collect_step
 from verl.trainer.ppo.team import TeamWorkers
+from verl.trainer.ppo.utils import Role, WorkerType, need_critic, need_reference_policy, refuse_verl_arguments
 from verl.trainer.ppo.validation import ValidationResult, validation_result
 from verl.utils.dataset import RLHFDataset, TaskLoader
 from verl.utils.timer import Timer
 from verl.utils.tracking import Tracking
 
+if TYPE_CHECKING:
+    from verl.single_controller.ray import ResourcePoolManager
+
 logger = logging.getLogger(__name__)
 
-__all__ = ["CheckpointError", "RayPPOTrainer", "apply_kl_penalty", "compute_advantage", "compute_response_mask"]
+__all__ = [
+    "AdvantageEstimator", "CheckpointError", "RayPPOTrainer", "ResourcePoolManager", "Role", "WorkerType", "apply_kl_penalty",
+    "compute_advantage", "compute_response_mask", "need_critic", "need_reference_policy",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ResourcePoolManager":  # on demand: the local controller needs no Ray
+        from verl.single_controller.ray import ResourcePoolManager
+
+        return ResourcePoolManager
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class NoSamplesError(RuntimeError):
@@ -55,6 +72,7 @@ class RayPPOTrainer:
         run_dir: `outputs/<project>/<experiment>`.
     """
 
+    @refuse_verl_arguments
     def __init__(
         self,
         config: RunConfig,
@@ -181,7 +199,7 @@ class RayPPOTrainer:
             with self.timer("sync_weights"):
                 self.team.sync_weights(step)
         self.global_step = step
-        metrics |= dict(result.metrics) | compute_data_metrics(batch, self.team.uses_critic)
+        metrics |= dict(result.metrics) | compute_data_metrics(batch, self.team.uses_critic, fixed_width=False)
         metrics |= compute_agent_metrics(batch, self.config.algorithm)
         seconds = self.timer.seconds
         metrics |= compute_timing_metrics(batch, seconds) | compute_throughout_metrics(batch, seconds, self.team.n_devices)
