@@ -65,6 +65,11 @@ def build_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str
 VALUE_MODEL = ModelLoader(load_value_model, build_value_model)
 
 
+def check_value_model(path: str, trust_remote_code: bool = False) -> None:
+    """Raise ModelPathError when no value model can be made of the model at `path`; loads its configuration only."""
+    _scalar_config(check_model_path(path), trust_remote_code)
+
+
 def _scalar_config(path: str, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig, AutoModelForTokenClassification
 

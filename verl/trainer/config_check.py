@@ -10,12 +10,13 @@ from functools import reduce
 from typing import Any
 
 from verl.models.loader import ATTENTION_NAMES, DTYPES
-from verl.trainer.config import ActorRolloutRefConfig, RunConfig
+from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, CriticConfig, RunConfig
 from verl.trainer.config.reward import PROPAGATIONS, SHAPINGS, TEAM_SCOPES
 from verl.trainer.placement import Placement, slug
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
 from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
+from verl.trainer.ppo.critic import VIEWS
 from verl.trainer.ppo.per_agent import check_per_agent, own_keys
 from verl.workers.engine.optimizer import SCHEDULES
 
@@ -55,6 +56,8 @@ RUN_NAMES: dict[str, Sequence[str]] = {
     "reward.team_scope": TEAM_SCOPES,
     "reward.shaping": SHAPINGS,
     "reward.propagation.mode": PROPAGATIONS,
+    "critic.view": VIEWS,
+    "critic.model.attn_implementation": ATTENTION_NAMES,
     "trainer.controller": ("ray", "local"),
     "trainer.device": ("auto", "cpu", "cuda"),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
@@ -63,9 +66,11 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
     SIZE: (
         "data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "env.rollout.n", "env.rollout.val_n",
         "env.max_steps", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.total_epochs",
+        "critic.joint_prompt_length",
     ),
     COUNT: (
         "data.val_batch_size", "data.seed", "env.history_length", "trainer.max_ckpt_to_keep", "trainer.num_threads",
+        "trainer.critic_warmup",
         "algorithm.kl_ctrl.kl_coef", "rollout.max_concurrent_episodes", "reward.alpha", "reward.overlong_buffer.len",
         "reward.overlong_buffer.penalty_factor",
     ),
@@ -74,37 +79,44 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
         "trainer.log_trajectories",
     ),
     POSITIVE: ("rollout.episode_timeout_s", "rollout.call_timeout_s", "trainer.worker_timeout_s", "algorithm.kl_ctrl.horizon",
-               "algorithm.kl_ctrl.target_kl",
+               "algorithm.kl_ctrl.target_kl", "critic.cliprange_value",
                "ray_init.object_store_memory_mb"),
     SHARE: (
         "rollout.max_failure_rate", "reward.shaping_gamma", "reward.propagation.gamma", "reward.propagation.theta",
         "reward.propagation.theta_quantile", "reward.propagation.min_pass_rate",
     ),
 }  # fmt: skip
+# Of what is trained: under `actor_rollout_ref.actor` and under `critic`.
+TRAINED_NAMES: dict[str, Sequence[str]] = {
+    "loss_agg_mode": LOSS_AGG_MODES,
+    "optim.lr_scheduler_type": SCHEDULES,
+    "fsdp_config.model_dtype": tuple(DTYPES),
+    "fsdp_config.mixed_precision": ("auto", *DTYPES),
+}
+TRAINED_NUMBERS: dict[Range, Sequence[str]] = {
+    SIZE: ("ppo_epochs", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu"),
+    COUNT: ("ppo_mini_batch_size", "optim.lr", "optim.weight_decay"),
+    LIMIT: ("optim.lr_warmup_steps", "optim.total_training_steps"),
+    POSITIVE: ("grad_clip", "optim.eps"),
+    SHARE: ("optim.lr_warmup_steps_ratio", "optim.min_lr_ratio"),
+}
 MODEL_NAMES: dict[str, Sequence[str]] = {
     "model.attn_implementation": ATTENTION_NAMES,
-    "actor.loss_agg_mode": LOSS_AGG_MODES,
     "actor.kl_loss_type": KL_ESTIMATORS,
-    "actor.optim.lr_scheduler_type": SCHEDULES,
-    "actor.fsdp_config.model_dtype": tuple(DTYPES),
-    "actor.fsdp_config.mixed_precision": ("auto", *DTYPES),
     "rollout.name": ("hf",),
     "rollout.dtype": ("auto", *DTYPES),
 }
 MODEL_NUMBERS: dict[Range, Sequence[str]] = {
     SIZE: (
-        "actor.ppo_epochs", "actor.ppo_max_token_len_per_gpu", "actor.ppo_micro_batch_size_per_gpu", "ref.log_prob_max_token_len_per_gpu",
-        "ref.log_prob_micro_batch_size_per_gpu", "rollout.max_num_seqs", "rollout.update_bucket_mb",
+        "ref.log_prob_max_token_len_per_gpu", "ref.log_prob_micro_batch_size_per_gpu", "rollout.max_num_seqs", "rollout.update_bucket_mb",
         "rollout.log_prob_max_token_len_per_gpu", "rollout.log_prob_micro_batch_size_per_gpu", "rollout.response_length",
         "rollout.prompt_length",
     ),
     COUNT: (
-        "actor.ppo_mini_batch_size", "actor.clip_ratio", "actor.clip_ratio_low", "actor.clip_ratio_high", "actor.kl_loss_coef",
-        "actor.invalid_action_penalty_coef", "actor.optim.lr", "actor.optim.weight_decay", "rollout.num_threads",
+        "actor.clip_ratio", "actor.clip_ratio_low", "actor.clip_ratio_high", "actor.kl_loss_coef",
+        "actor.invalid_action_penalty_coef", "rollout.num_threads",
     ),
-    LIMIT: ("actor.optim.lr_warmup_steps", "actor.optim.total_training_steps"),
-    POSITIVE: ("actor.grad_clip", "actor.optim.eps", "rollout.temperature", "rollout.val_kwargs.temperature"),
-    SHARE: ("actor.optim.lr_warmup_steps_ratio", "actor.optim.min_lr_ratio"),
+    POSITIVE: ("rollout.temperature", "rollout.val_kwargs.temperature"),
     Range(1, open_low=True): ("actor.clip_ratio_c",),
     Range(0, 1, open_low=True): ("rollout.top_p", "rollout.val_kwargs.top_p"),
 }  # fmt: skip
@@ -116,6 +128,7 @@ def check_config(config: RunConfig, placement: Placement) -> None:
     Call it after plug-ins are imported, which may register estimators. Raises ConfigError for the first value that cannot be used.
     """
     _check(config, RUN_NAMES, RUN_NUMBERS, "")
+    _check_trained(config.critic, "critic.", config.data.train_batch_size)
     _check_name("algorithm.adv_estimator", config.algorithm.adv_estimator, sorted(ADV_ESTIMATOR_REGISTRY))
     for name in config.algorithm.group_by or ():
         _check_name("algorithm.group_by", name, SAMPLE_FIELDS)
@@ -183,12 +196,17 @@ def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: st
         value = _value(config, key)
         if value != -1 and value < 1:
             raise ConfigError(f"actor_rollout_ref.{key}={value}{where}: expected -1 (all tokens) or at least 1")
-    if len(config.actor.optim.betas) != 2 or not all(0 <= beta < 1 for beta in config.actor.optim.betas):
-        raise ConfigError(f"actor_rollout_ref.actor.optim.betas={config.actor.optim.betas}{where}: expected two numbers from 0 to below 1")
-    mini = config.actor.ppo_mini_batch_size
+    _check_trained(config.actor, "actor_rollout_ref.actor.", train_batch_size, where)
+
+
+def _check_trained(config: ActorConfig | CriticConfig, prefix: str, train_batch_size: int, where: str = "") -> None:
+    _check(config, TRAINED_NAMES, TRAINED_NUMBERS, prefix, where)
+    if len(config.optim.betas) != 2 or not all(0 <= beta < 1 for beta in config.optim.betas):
+        raise ConfigError(f"{prefix}optim.betas={config.optim.betas}{where}: expected two numbers from 0 to below 1")
+    mini = config.ppo_mini_batch_size
     if mini and (mini > train_batch_size or train_batch_size % mini):
         raise ConfigError(
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}{where} does not divide data.train_batch_size={train_batch_size}; both "
+            f"{prefix}ppo_mini_batch_size={mini}{where} does not divide data.train_batch_size={train_batch_size}; both "
             "count tasks: choose a divisor, or 0 for one update a step"
         )
 

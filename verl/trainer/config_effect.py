@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from verl.trainer.config import ActorRolloutRefConfig, RunConfig
+from verl.trainer.config import ActorRolloutRefConfig, CriticConfig, RunConfig
+from verl.trainer.config.spec import describe
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.critic import needs_values
 
 
 class IneffectiveKeyError(ConfigError):
@@ -129,7 +131,15 @@ RUN_NEEDS: Sequence[Need] = (
         lambda c: c.reward.propagation.mode == "threshold",
     ),
     Need(("reward.propagation.local_range",), "a reward.propagation.mode", lambda c: c.reward.propagation.mode != "none"),
+    Need(
+        (*(f"critic.{name}" for name, *_ in describe(CriticConfig) if name != "enable"), "trainer.critic_warmup"),
+        "an estimator that reads values (gae), or critic.enable=true",
+        lambda c: c.critic.enable is not False and (bool(c.critic.enable) or any(map(needs_values, estimators_in_use(c)))),
+    ),
     Need(("critic.joint_prompt_length",), "critic.view=joint", lambda c: c.critic.view == "joint"),
+    Need(("critic.ppo_max_token_len_per_gpu",), "critic.use_dynamic_bsz=true", lambda c: c.critic.use_dynamic_bsz),
+    Need(("critic.ppo_micro_batch_size_per_gpu",), "critic.use_dynamic_bsz=false", lambda c: not c.critic.use_dynamic_bsz),
+    Need(("critic.optim.lr_warmup_steps_ratio",), "critic.optim.lr_warmup_steps=-1", lambda c: c.critic.optim.lr_warmup_steps < 0),
     Need(_all("ray_init", "address num_cpus object_store_memory_mb"), "trainer.controller=ray", lambda c: c.trainer.controller == "ray"),
 )
 MODEL_NEEDS: Sequence[Need] = (

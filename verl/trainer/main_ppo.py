@@ -43,6 +43,7 @@ from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, fin
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
 from verl.trainer.ppo.correction_check import check_rollout_correction
 from verl.trainer.ppo.critic import critic_agents, critic_signature
+from verl.trainer.ppo.critic_check import check_critic
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.sampling_check import check_filter_groups
@@ -256,6 +257,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     if checkpoint is not None:
         read_state(checkpoint, placement, None if config.trainer.val_only else critic_signature(config, placement))
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
+    check_critic(config, placement, tokenizers)
     collector = build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
     train, val = build_datasets(config, next(iter(tokenizers.values())), collector.measures())
     if train is not None:

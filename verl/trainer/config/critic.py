@@ -8,6 +8,11 @@ from verl.trainer.config.spec import key, section
 
 
 @dataclass
+class CriticOptimConfig(OptimConfig):
+    lr: float = key(1e-5, "peak learning rate of AdamW")
+
+
+@dataclass
 class CriticConfig:
     enable: Optional[bool] = key(None, "null: on when an estimator needs values (gae)")
     view: str = key(
@@ -24,5 +29,5 @@ class CriticConfig:
     cliprange_value: float = key(0.5, "a value may move this far from the old one before its loss is clipped")
     loss_agg_mode: str = key("token-mean", "token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm")
     model: ModelConfig = section(ModelConfig)
-    optim: OptimConfig = section(OptimConfig)
+    optim: OptimConfig = section(CriticOptimConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)
