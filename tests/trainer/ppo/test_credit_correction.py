@@ -1,0 +1,122 @@
+"""Credit corrects before it compares: what is rejected is in no statistic, no metric and no reward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from verl.protocol import DataProto
+from verl.trainer.config import AlgorithmConfig, KLCtrlConfig, RolloutCorrectionConfig, RunConfig
+from verl.trainer.ppo.credit import CreditAssigner
+from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics
+from verl.utils.timer import Timer
+
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 1, 1]])
+REWARDS = [1.0, 2.0, 30.0, 6.0]
+# Token ratios to the sampler, as logarithms: the third reply is far off, the last token of the first as well.
+X = torch.tensor([[0.0, 0.0, 3.0], [0.0, 0.0, 0.0], [3.0, 3.0, 3.0], [0.0, 0.1, 0.0]])
+
+
+@dataclass
+class ScriptedTeam:
+    """Log-probs by hand in the place of worker groups."""
+
+    uses_reference: bool = False
+    uses_critic: bool = False
+    passes: list[str] = field(default_factory=list)
+
+    def compute_log_prob(self, batch: DataProto) -> DataProto:
+        self.passes.append("old")
+        return DataProto.from_dict(tensors={"old_log_probs": torch.full(MASK.shape, -1.0) * batch.batch["response_mask"]})
+
+    def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
+        return DataProto.from_dict(tensors={"ref_log_prob": torch.full(MASK.shape, -3.0)})
+
+
+def make_batch() -> DataProto:
+    columns = {
+        "uid": ["t"] * 4, "traj_uid": list("abcd"), "agent_id": ["Solver Agent"] * 4, "policy_id": ["p"] * 4, "wg_id": ["p"] * 4,
+        "reward": REWARDS, "version": [3, 3, 2, 1],
+    }  # fmt: skip
+    tensors = {
+        "response_mask": MASK.clone(), "responses": torch.zeros(4, 3).long(), "attention_mask": torch.ones(4, 5).long(),
+        "rollout_log_probs": (-1.0 - X) * MASK,
+    }  # fmt: skip
+    return DataProto.from_dict(tensors=tensors, non_tensors={name: np.array(values, dtype=object) for name, values in columns.items()})
+
+
+def score(
+    on_policy: bool = True, team: ScriptedTeam | None = None, algorithm: AlgorithmConfig | None = None, **correction: object
+) -> tuple[DataProto, dict[str, float]]:
+    config = RunConfig()
+    config.algorithm = algorithm or AlgorithmConfig(norm_adv_by_std_in_grpo=False)
+    config.algorithm.rollout_correction = RolloutCorrectionConfig(**correction)  # type: ignore[arg-type]
+    return CreditAssigner(config, team or ScriptedTeam(), on_policy).score(make_batch(), Timer(), version=3)  # type: ignore[arg-type]
+
+
+def test_a_rejected_reply_is_in_no_group_mean_and_in_no_metric() -> None:
+    batch, metrics = score(rollout_rs="seq_mean_k1", rollout_rs_threshold="0.1_10.0")
+    # the group's mean is that of 1, 2 and 6, without the 30
+    assert batch.batch["advantages"].tolist() == [[-2.0] * 3, [-1.0, -1.0, 0.0], [0.0] * 3, [3.0] * 3]
+    assert len(batch) == 4 and batch.batch["response_mask"].sum(dim=1).tolist() == [3, 2, 0, 3]
+    data = compute_data_metrics(batch, use_critic=False)
+    assert data["critic/score/max"] == 6.0 and data["critic/advantages/min"] == -2.0
+    assert compute_agent_metrics(batch)["agent/solver_agent/advantage_abs"] == pytest.approx(2.0)
+    assert metrics["rollout_corr/rollout_rs_seq_masked_fraction"] == 0.25
+
+
+def test_a_reply_that_loses_its_last_token_keeps_its_reward() -> None:
+    batch, _ = score(rollout_rs="token_k1", rollout_rs_threshold="0.1_10.0")
+    assert batch.batch["response_mask"].tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 0], [1, 1, 1]]
+    assert batch.batch["token_level_scores"].tolist() == [[0, 1, 0], [0, 2, 0], [0, 0, 30], [0, 0, 6]]
+    assert batch.batch["advantages"][:, 0].tolist() == [-2.0, -1.0, 0.0, 3.0]
+
+
+def test_weights_arrive_beside_the_advantages_and_reject_nothing() -> None:
+    batch, metrics = score(rollout_is="token", rollout_is_threshold=2.0)
+    assert torch.allclose(batch.batch["rollout_is_weights"], torch.exp(X).clamp(max=2.0) * MASK)
+    assert torch.equal(batch.batch["response_mask"], MASK)
+    assert metrics["rollout_corr/rollout_is_max"] == metrics["wg/p/rollout_corr/rollout_is_max"] == 2.0
+
+
+def test_old_log_probs_are_computed_only_when_something_needs_them() -> None:
+    for wanted, arguments in [
+        (False, {}),
+        (True, {"on_policy": False}),
+        (True, {"rollout_is": "token"}),
+        (True, {"m2po_tau": 0.04}),
+        (False, {"bypass_mode": True}),
+        (False, {"bypass_mode": True, "on_policy": False, "rollout_rs": "token_k1", "rollout_rs_threshold": 2.0}),
+    ]:
+        team = ScriptedTeam()
+        score(team=team, **arguments)  # type: ignore[arg-type]
+        assert team.passes == ["old"] * wanted
+
+
+def test_bypass_makes_the_sampler_the_old_policy_and_leaves_rejection_to_the_loss() -> None:
+    batch, _ = score(bypass_mode=True, on_policy=False, rollout_rs="seq_mean_k1", rollout_rs_threshold=2.0)
+    assert torch.equal(batch.batch["old_log_probs"], batch.batch["rollout_log_probs"])
+    assert torch.equal(batch.batch["response_mask"], MASK)
+
+
+def test_gap_and_staleness_are_logged_when_nothing_is_corrected() -> None:
+    _, metrics = score(on_policy=False)
+    tokens = int(MASK.sum())
+    assert metrics["rollout_corr/log_prob_diff_mean"] == pytest.approx((3.0 + 9.0 + 0.1) / tokens)
+    assert metrics["rollout_corr/log_prob_diff_max"] == pytest.approx(3.0)
+    assert metrics["rollout_corr/rollout_is_ratio_fraction_high"] == pytest.approx(4 / tokens)
+    assert 0 < metrics["training/rollout_probs_diff_mean"] < metrics["training/rollout_probs_diff_max"] < 1
+    assert 0 < metrics["rollout_corr/rollout_is_eff_sample_size"] < 1
+    assert metrics["agent/solver_agent/staleness/mean"] == 0.75 and metrics["agent/solver_agent/staleness/max"] == 2.0
+
+
+def test_the_kl_of_rejected_tokens_is_in_no_reward() -> None:
+    algorithm = AlgorithmConfig(use_kl_in_reward=True, kl_ctrl=KLCtrlConfig(kl_coef=0.1), norm_adv_by_std_in_grpo=False)
+    team = ScriptedTeam(uses_reference=True)
+    batch, metrics = score(team=team, algorithm=algorithm, rollout_rs="token_k1", rollout_rs_threshold="0.1_10.0")
+    # KL 2 a token: two kept tokens of the first reply cost 0.4
+    assert batch.batch["token_level_rewards"].sum(dim=1).tolist() == pytest.approx([0.6, 1.6, 30.0, 5.4])
+    assert metrics["actor/reward_kl_penalty"] == metrics["wg/p/actor/reward_kl_penalty"] == 2.0
