@@ -58,6 +58,8 @@ class AlgorithmConfig:
     gamma: float = key(1.0, "discount")
     lam: float = key(1.0, "GAE's lambda")
     norm_adv_by_std_in_grpo: bool = key(True, "divide by the group's standard deviation (off: Dr. GRPO)")
+    gdpo_reward_keys: Optional[list[str]] = key(None, "gdpo: sample fields that are its rewards, such as [team_reward, local_reward]")
+    gdpo_reward_weights: Optional[list[float]] = key(None, "gdpo: weight of each reward; null weighs each 1")
     group_by_agent_id: bool = key(True, "Dr. MAS: an agent's samples are compared with that agent's samples only")
     group_by: Optional[list[str]] = key(None, "sample fields whose tuple is the group; overrides group_by_agent_id")
     statistics_over: str = key(

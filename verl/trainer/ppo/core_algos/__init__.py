@@ -3,6 +3,7 @@
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean, masked_sum
 from verl.trainer.ppo.core_algos.estimators.anchors import build_step_group
 from verl.trainer.ppo.core_algos.estimators.gae import compute_gae_advantage_return
+from verl.trainer.ppo.core_algos.estimators.gdpo import compute_gdpo_outcome_advantage
 from verl.trainer.ppo.core_algos.estimators.gigpo import compute_gigpo_outcome_advantage, compute_step_discounted_returns
 from verl.trainer.ppo.core_algos.estimators.gpg import compute_gpg_outcome_advantage
 from verl.trainer.ppo.core_algos.estimators.grpo import compute_grpo_outcome_advantage, compute_grpo_vectorized_outcome_advantage
@@ -16,6 +17,10 @@ from verl.trainer.ppo.core_algos.estimators.reinforce_plus_plus import (
 )
 from verl.trainer.ppo.core_algos.estimators.remax import compute_remax_outcome_advantage
 from verl.trainer.ppo.core_algos.estimators.rloo import compute_rloo_outcome_advantage, compute_rloo_vectorized_outcome_advantage
+from verl.trainer.ppo.core_algos.estimators.token_baseline import (
+    compute_multi_turn_optimal_token_baseline_advantage,
+    compute_optimal_token_baseline_advantage,
+)
 from verl.trainer.ppo.core_algos.grouping import GroupStats, group_index, group_stats
 from verl.trainer.ppo.core_algos.kl import (
     AdaptiveKLController,
@@ -25,6 +30,7 @@ from verl.trainer.ppo.core_algos.kl import (
     kl_penalty,
     kl_penalty_forward,
 )
+from verl.trainer.ppo.core_algos.pf_ppo import compute_pf_ppo_reweight_data
 from verl.trainer.ppo.core_algos.policy_losses.bypass_mode import compute_policy_loss_bypass_mode
 from verl.trainer.ppo.core_algos.policy_losses.cispo import compute_policy_loss_cispo
 from verl.trainer.ppo.core_algos.policy_losses.clip_cov import compute_policy_loss_clip_cov
@@ -63,13 +69,17 @@ __all__ = [
     "build_step_group",
     "compute_entropy_loss",
     "compute_gae_advantage_return",
+    "compute_gdpo_outcome_advantage",
     "compute_gigpo_outcome_advantage",
     "compute_gpg_outcome_advantage",
     "compute_grpo_outcome_advantage",
     "compute_grpo_passk_outcome_advantage",
     "compute_grpo_vectorized_outcome_advantage",
     "compute_m_grpo_outcome_advantage",
+    "compute_multi_turn_optimal_token_baseline_advantage",
     "compute_opo_outcome_advantage",
+    "compute_optimal_token_baseline_advantage",
+    "compute_pf_ppo_reweight_data",
     "compute_policy_loss",
     "compute_policy_loss_bypass_mode",
     "compute_policy_loss_cispo",

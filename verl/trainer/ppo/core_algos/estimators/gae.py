@@ -37,6 +37,7 @@ def compute_gae_advantage_return(
     from. Candidates of one call (equal `turn_index`) are each followed by the mean of the next call's. The advantages
     are whitened over the actions of each policy: over tokens, or over replies. Both results are 0 where the mask is.
 
+    Keys: `algorithm.gamma`, `lam`, `gae.level`, `call_weighting`; `critic.*`.
     Use when: replies are long or episodes have many turns, and a critic can be afforded.
     Fails when: the critic is untrained or blind to what the reward depends on; then its error is the advantage.
 

@@ -38,15 +38,16 @@ def compute_gigpo_outcome_advantage(
     gamma: float = 1.0,
     weights: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`A = A_episode + w A_step` (GiGPO, arXiv 2505.10978, eq. 8).
+    """`A = A_episode + w A_step` (GiGPO, arXiv 2505.10978).
 
     `A_episode = (S - mean_g) / F` over the trajectories of a group, `S` the mean score of a trajectory's rows (eq. 3); over
     its rows when there is no `traj_index` (verl-agent's default, and ours unless `statistics_over=trajectories`).
     `A_step = (G - mean_s) / F` over the steps of a group that began in the same state (eq. 7), `G` the discounted sum of
-    the step rewards from that step on (eq. 5). `F = 1` (`mean_norm`) or `std + epsilon`, unbiased (`mean_std_norm`).
+    the step rewards from that step on. `F = 1` (`mean_norm`) or `std + epsilon`, unbiased (`mean_std_norm`).
     In both parts a group of one gives 0 (`config.singleton="raw"`: the episode part gives its score, the step part
     still 0), one of equal values exactly 0.
 
+    Keys: `algorithm.gigpo.*`, `gamma`, `group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: episodes are long, and the same states come up in several episodes of a group.
     Fails when: states never recur (long free-form histories in the observation): what is left is GRPO.
 
@@ -108,7 +109,7 @@ def compute_step_discounted_returns(
     agent_index: np.ndarray | None = None,
     valid: np.ndarray | None = None,
 ) -> np.ndarray:
-    """`G_k = r_k + gamma G_(k+1)` along the steps of one agent in one trajectory: `[bsz]` float64 (arXiv 2505.10978, eq. 5).
+    """`G_k = r_k + gamma G_(k+1)` along the steps of one agent in one trajectory: `[bsz]` float64 (arXiv 2505.10978).
 
     Args:
         step_rewards: `[bsz]`.

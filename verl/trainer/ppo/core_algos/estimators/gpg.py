@@ -30,11 +30,12 @@ def compute_gpg_outcome_advantage(
     weights: np.ndarray | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`A = alpha (s - mean_g) / f_norm`, `alpha = rows / rows whose score is not 0` (arXiv 2504.02546, eq. 7 as in verl).
+    """`A = alpha (s - mean_g) / f_norm`, `alpha = rows / rows whose score is not 0` (arXiv 2504.02546, alpha as in verl).
 
     Rows are those of the row's policy. A group of one has advantage 0 (`config.singleton="raw"`: `alpha s / f_norm`); a group of
     equal scores exactly 0.
 
+    Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: many scores of a batch are 0 and the step should not shrink with their share.
     Fails when: nearly all scores are 0: alpha is then large and rests on a handful of rows.
 

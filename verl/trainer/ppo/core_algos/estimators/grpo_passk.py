@@ -26,11 +26,12 @@ def compute_grpo_passk_outcome_advantage(
     weights: np.ndarray | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`A = s_best - s_second`, for the best reply of its group; 0 for all others (arXiv 2503.19595, eq. 8).
+    """`A = s_best - s_second`, for the best reply of its group; 0 for all others (arXiv 2503.19595).
 
     Divided by `std_g + epsilon` (unbiased) when asked for. Where the two best are equal, nobody is credited. A group of
     one has advantage 0 (`config.singleton="raw"`: its score); verl refuses such a group.
 
+    Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `norm_adv_by_std_in_grpo`, `singleton`.
     Use when: k replies are sampled and one good reply is enough (pass@k is what is measured).
     Fails when: rewards are 0/1 and two of a group succeed: the group is silent, so signal fades as the policy improves.
 

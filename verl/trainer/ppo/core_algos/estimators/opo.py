@@ -26,10 +26,11 @@ def compute_opo_outcome_advantage(
     weights: np.ndarray | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`A = s - b_g`, `b_g = sum_g(len s) / sum_g(len)`, `len` the unmasked tokens of a reply (arXiv 2505.23585, eq. 8).
+    """`A = s - b_g`, `b_g = sum_g(len s) / sum_g(len)`, `len` the unmasked tokens of a reply (arXiv 2505.23585).
 
     A group of one has advantage 0 (`config.singleton="raw"`: its score); a group of equal scores exactly 0.
 
+    Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: training is strictly on-policy and replies of a group differ in length.
     Fails when: a few very long replies of a group set the baseline for all.
 

@@ -25,7 +25,7 @@ def compute_rae_outcome_advantage(
     state: dict[str, float] | None = None,
     weights: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`A = s - b_role`, `b_role` the moving average of the role's scores (SPIRAL, arXiv 2506.24119, section 3.3).
+    """`A = s - b_role`, `b_role` the moving average of the role's scores (SPIRAL, arXiv 2506.24119).
 
     As in the paper the baseline starts at 0, and a batch updates it before it is subtracted. The paper updates once a
     trajectory, `b <- decay b + (1 - decay) R`, so that the order of trajectories matters; here the n trajectories of a
@@ -35,6 +35,7 @@ def compute_rae_outcome_advantage(
     There is no group: a role with one row, or with equal scores, is compared with its past like any other, and its
     advantage is 0 only once the baseline has got there.
 
+    Keys: `algorithm.rae.decay`, `statistics_over`, `call_weighting`.
     Use when: roles earn differently (self-play, zero-sum games) and there is one episode a task, hence no group.
     Fails when: tasks differ in difficulty (the baseline knows the role, not the task), or a batch is so large that
         `decay^n` is nothing: the baseline is then the batch's mean and remembers no past.

@@ -25,11 +25,12 @@ def compute_reinforce_plus_plus_outcome_advantage(
     weights: np.ndarray | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`G_t = r_t + gamma G_(t+1)`, whitened over the tokens of each policy's rows (arXiv 2501.03262, eq. 8).
+    """`G_t = r_t + gamma G_(t+1)`, whitened over the tokens of each policy's rows (arXiv 2501.03262).
 
     Masked tokens inside a reply are stepped over without a discount. A policy whose returns are all equal has advantages
     exactly 0 (a single reply without a discount, for one).
 
+    Keys: `algorithm.gamma`, `call_weighting`.
     Use when: there is one reply a prompt, or groups are too small for a baseline of their own.
     Fails when: tasks differ in difficulty: an easy task's reply is praised for being easy.
 
@@ -78,11 +79,12 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     weights: np.ndarray | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`s - mean_g`, whitened over the tokens of each policy's rows (arXiv 2501.03262, eq. 9).
+    """`s - mean_g`, whitened over the tokens of each policy's rows (arXiv 2501.03262).
 
     Rows of a group of one (`config.singleton="raw"`: whose value is their score) or of equal scores enter the whitening as
     0 and are exactly 0 after it, though whitening moves the mean.
 
+    Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: groups are small and their own standard deviation is noise; the batch's is steadier.
     Fails when: reply lengths differ much: the mean over tokens leans to the long replies.
 

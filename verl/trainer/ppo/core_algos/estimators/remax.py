@@ -18,11 +18,12 @@ def compute_remax_outcome_advantage(
     config: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`A_t = sum_(t' >= t) r_t' - s(greedy)` (arXiv 2310.10505, alg. 1). Both results are 0 where the mask is.
+    """`A_t = sum_(t' >= t) r_t' - s(greedy)` (arXiv 2310.10505). Both results are 0 where the mask is.
 
     There is no group and no normalisation: the baseline of a row is its own, so that neither single rows nor equal scores
     need a rule; a reply that earns what the greedy one earned has advantage 0 on every token of an outcome reward.
 
+    Keys: `algorithm.call_weighting` (in the loss only).
     Use when: one reply a prompt is sampled and a greedy one can be afforded beside it.
     Fails when: rewards have different scales over tasks (nothing is divided by a standard deviation).
 

@@ -1,0 +1,97 @@
+"""GDPO: every reward is normalised on its own before they are added, so that none drowns another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl.trainer.ppo.core_algos.estimators.checks import check_columns, numbers
+from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
+from verl.trainer.ppo.core_algos.estimators.outcome import Compared, real_rows
+from verl.trainer.ppo.core_algos.estimators.whitening import whiten
+from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+
+
+@register_adv_est(AdvantageEstimator.GDPO)
+def compute_gdpo_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray,
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool = True,
+    config: Any = None,
+    non_tensor_batch: Mapping[str, np.ndarray] | None = None,
+    batch: Any = None,
+    *,
+    traj_index: np.ndarray | None = None,
+    policy_index: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`sum_k w_k (r_k - mean_g r_k) / (std_g r_k + epsilon)`, whitened over the tokens of each policy (arXiv 2601.05242).
+
+    The rewards `r_k` are columns of the samples (`team_reward`, `local_reward`, ...). A group in which a reward is equal for
+    all adds nothing for that reward; rows for which no reward says anything stay exactly 0 through the whitening.
+
+    Keys: `algorithm.gdpo_reward_keys`, `gdpo_reward_weights`, `norm_adv_by_std_in_grpo`, `group_by`, `group_by_agent_id`,
+        `statistics_over`, `call_weighting`, `singleton`.
+    Use when: several rewards of different scale or rarity count (format and accuracy, team and local).
+    Fails when: a penalty or the KL must count: only the named columns are read, the token rewards are not.
+
+    Args:
+        token_level_rewards: `[bsz, response_len]`, the only reward when there are no columns.
+        response_mask: `[bsz, response_len]`.
+        index: `[bsz]` group of each row.
+        epsilon: added to each standard deviation.
+        norm_adv_by_std_in_grpo: divide by the standard deviation.
+        config: `AlgorithmConfig`; `gdpo_reward_keys`, `gdpo_reward_weights` (default 1 each) and `singleton` are read.
+        non_tensor_batch: columns `[bsz]` by name; without them or config the token rewards are used, as in verl.
+        batch: unused, kept for verl's signature.
+        traj_index: `[bsz]`; when given, the rows of one trajectory are averaged first.
+        policy_index: `[bsz]` policy of each row; whitening never crosses policies.
+        weights: `[bsz]` weight of each row in all statistics (`call_weighting`).
+        **kwargs: ignored, as in verl.
+
+    Returns:
+        advantages and returns, the same tensor, `[bsz, response_len]`.
+
+    Raises:
+        ValueError: no reward keys, a key that samples lack, another number of weights, shapes or devices that differ,
+            numbers that are not finite.
+    """
+    check_columns(response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights)
+    rewards, factors = [token_level_rewards], [1.0]
+    if config is not None and non_tensor_batch is not None:
+        rewards, factors = _named_rewards(config, non_tensor_batch, response_mask)
+    total = np.zeros(len(response_mask))
+    for reward, factor in zip(rewards, factors, strict=True):
+        compared = Compared.of(reward, response_mask, index, traj_index, weights)
+        relative = np.where(compared.valid, group_relative(compared, epsilon, norm_adv_by_std_in_grpo, config), 0.0)
+        total += factor * (relative if compared.unit is None else relative[compared.unit])
+    rows = torch.as_tensor(total, dtype=torch.float32, device=response_mask.device).unsqueeze(-1)
+    advantages = whiten(rows.expand(response_mask.shape), response_mask, policy_index, weights)
+    advantages[torch.as_tensor(total == 0, device=advantages.device)] = 0.0
+    return advantages, advantages
+
+
+def _named_rewards(config: Any, columns: Mapping[str, np.ndarray], response_mask: torch.Tensor) -> tuple[list[torch.Tensor], list[float]]:
+    """Each named column as token rewards `[bsz, response_len]`, and the weight of each."""
+    keys = config.gdpo_reward_keys
+    if not keys:
+        raise ValueError(f"adv_estimator=gdpo needs algorithm.gdpo_reward_keys: fields of the samples, which have {sorted(columns)}")
+    if missing := [key for key in keys if key not in columns]:
+        raise ValueError(f"algorithm.gdpo_reward_keys names {missing}, which samples do not have; they have {sorted(columns)}")
+    factors = [1.0] * len(keys) if config.gdpo_reward_weights is None else [float(w) for w in config.gdpo_reward_weights]
+    if len(factors) != len(keys):
+        raise ValueError(f"algorithm.gdpo_reward_weights has {len(factors)} entries for {len(keys)} gdpo_reward_keys; give one each")
+    valid = real_rows(response_mask).cpu().numpy()
+    rewards = []
+    for key in keys:
+        scores = numbers(key, columns[key], valid)
+        tokens = torch.zeros(response_mask.shape, dtype=torch.float64, device=response_mask.device)
+        tokens[:, 0] = torch.as_tensor(np.where(valid, scores, 0.0), device=tokens.device)
+        rewards.append(tokens)
+    return rewards, factors

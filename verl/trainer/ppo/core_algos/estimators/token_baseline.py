@@ -1,0 +1,181 @@
+"""Optimal token baseline: one baseline a token position, leaning to the replies whose gradient is large so far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_finite, check_tokens
+from verl.trainer.ppo.core_algos.estimators.outcome import outcome_scores, singleton_advantage
+from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
+from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+
+
+@register_adv_est(AdvantageEstimator.OPTIMAL_TOKEN_BASELINE)
+def compute_optimal_token_baseline_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray,
+    old_log_probs: torch.Tensor,
+    sum_pi_squared: torch.Tensor,
+    rollout_is_weights: torch.Tensor | None = None,
+    handle_zero_tail: bool = True,
+    epsilon: float = 1e-8,
+    *,
+    config: Any = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`A_t = G_t - B_t`, `B_t = sum_g(G_t W_t) / (sum_g(W_t) + epsilon)`, `W_t = sum_(j <= t) 1 - 2 pi_j + sum pi_j^2` (arXiv 2602.07078).
+
+    `G` is the reward to go and `W` a proxy of the squared norm of a reply's gradient up to a token; the sums are over the replies of the
+    group that have an unmasked token in that column. A group of one has advantage 0 (`config.singleton="raw"`: its rewards
+    to go), one whose scores are all equal exactly 0.
+
+    Keys: `algorithm.group_by`, `group_by_agent_id`, `singleton`.
+    Use when: replies are long and the gradient's variance grows along them; needs the policy's `sum_pi_squared`.
+    Fails when: groups are small: each column's baseline rests on the few replies that are that long.
+
+    Args:
+        token_level_rewards: `[bsz, response_len]`.
+        response_mask: `[bsz, response_len]`.
+        index: `[bsz]` group of each row.
+        old_log_probs: `[bsz, response_len]` log-probs of the tokens.
+        sum_pi_squared: `[bsz, response_len]` sum over the vocabulary of the squared probabilities at each token.
+        rollout_is_weights: `[bsz, response_len]`; their squares scale `W`'s terms.
+        handle_zero_tail: no baseline where only the longest reply of a group still runs.
+        epsilon: added to the sum of weights.
+        config: `AlgorithmConfig`; only `singleton` is read.
+        **kwargs: ignored, as in verl.
+
+    Returns:
+        advantages and returns (rewards to go), `[bsz, response_len]`.
+
+    Raises:
+        ValueError: shapes or devices that differ, numbers that are not finite.
+    """
+    returns, weights, mask, groups = _energy(token_level_rewards, response_mask, index, old_log_probs, sum_pi_squared, rollout_is_weights)
+    baseline = _column_baseline(returns, weights, mask, groups, handle_zero_tail, epsilon)
+    advantages = _signal_only(returns - baseline, token_level_rewards, response_mask, groups, returns, config)
+    return advantages, returns.to(advantages.dtype)
+
+
+@register_adv_est(AdvantageEstimator.TIR_OPTIMAL_TOKEN_BASELINE)
+def compute_multi_turn_optimal_token_baseline_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray,
+    old_log_probs: torch.Tensor,
+    sum_pi_squared: torch.Tensor,
+    rollout_is_weights: torch.Tensor | None = None,
+    handle_zero_tail: bool = True,
+    epsilon: float = 1e-8,
+    *,
+    config: Any = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`compute_optimal_token_baseline_advantage` over the n-th unmasked tokens instead of the n-th columns (arXiv 2602.07078).
+
+    Replies in which tool output is masked are compared by the tokens they wrote themselves.
+
+    Keys: `algorithm.group_by`, `group_by_agent_id`, `singleton`.
+    Use when: replies hold masked tokens in between (tool calls).
+    Fails when: as the single-turn form does.
+
+    Args:
+        token_level_rewards, response_mask, index, old_log_probs, sum_pi_squared, rollout_is_weights, handle_zero_tail, epsilon,
+            config, **kwargs: as there.
+
+    Returns:
+        advantages and returns (rewards to go), `[bsz, response_len]`.
+
+    Raises:
+        ValueError: shapes or devices that differ, numbers that are not finite.
+    """
+    returns, weights, mask, groups = _energy(token_level_rewards, response_mask, index, old_log_probs, sum_pi_squared, rollout_is_weights)
+    packed = torch.sort((~mask).int(), dim=-1, stable=True).indices
+    baseline = _column_baseline(
+        returns.gather(1, packed), weights.gather(1, packed), mask.gather(1, packed), groups, handle_zero_tail, epsilon
+    )
+    unpacked = torch.zeros_like(baseline).scatter(1, packed, baseline)
+    advantages = _signal_only(returns - unpacked, token_level_rewards, response_mask, groups, returns, config)
+    return advantages, returns.to(advantages.dtype)
+
+
+def _energy(
+    rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray,
+    log_probs: torch.Tensor,
+    sum_pi_squared: torch.Tensor,
+    is_weights: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray]:
+    """Rewards to go and `W` (both `[bsz, response_len]` float64, 0 where masked), the mask and the groups."""
+    tensors = {"token_level_rewards": rewards, "old_log_probs": log_probs, "sum_pi_squared": sum_pi_squared}
+    if is_weights is not None:
+        tensors["rollout_is_weights"] = is_weights
+    check_tokens(response_mask, **tensors)
+    check_columns(response_mask, index=index)
+    for name, tensor in tensors.items():
+        check_finite(name, tensor, response_mask)
+    mask = response_mask.bool()
+    to_go = rewards.detach().double().masked_fill(~mask, 0.0).flip(-1).cumsum(-1).flip(-1)
+    energy = 1 - 2 * log_probs.detach().double().exp() + sum_pi_squared.detach().double()
+    if is_weights is not None:
+        energy = energy * is_weights.detach().double() ** 2
+    energy = energy.masked_fill(~mask, 0.0).cumsum(-1)
+    return to_go.masked_fill(~mask, 0.0), energy.masked_fill(~mask, 0.0), mask, group_index([index])
+
+
+def _column_baseline(
+    returns: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor, groups: np.ndarray, handle_zero_tail: bool, epsilon: float
+) -> torch.Tensor:
+    """`sum_g(G W) / (sum_g W + epsilon)` of each row's group in each column, `[bsz, n]`."""
+    top, bottom = _group_sums(returns * weights, groups), _group_sums(weights, groups)
+    baseline = torch.as_tensor(top / (bottom + epsilon), device=returns.device)[torch.as_tensor(groups, device=returns.device)]
+    if handle_zero_tail:
+        length = mask.sum(dim=-1).cpu().numpy()
+        longest, second = _two_longest(length, groups)
+        alone = torch.as_tensor((length == longest[groups]) & (longest > second)[groups], device=returns.device)
+        after = torch.arange(returns.shape[1], device=returns.device) >= torch.as_tensor(second[groups], device=returns.device).unsqueeze(1)
+        baseline = baseline.masked_fill(alone.unsqueeze(1) & after, 0.0)
+    return baseline
+
+
+def _group_sums(values: torch.Tensor, groups: np.ndarray) -> np.ndarray:
+    """Sum of each column per group, `[n_groups, n]`, added in the order of size: the same bits for any order of rows."""
+    array = values.cpu().numpy()
+    by_value = np.argsort(array, axis=0, kind="stable")
+    by_group = np.argsort(groups[by_value], axis=0, kind="stable")
+    array = np.take_along_axis(array, np.take_along_axis(by_value, by_group, axis=0), axis=0)
+    count = np.bincount(groups)
+    return np.add.reduceat(array, np.cumsum(count) - count, axis=0) if len(array) else array
+
+
+def _two_longest(length: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The greatest and the second greatest length of each group, `[n_groups]`; the second of a group of one is 0."""
+    order = np.lexsort((length, groups))
+    ends = np.cumsum(np.bincount(groups)) - 1
+    starts = ends - np.bincount(groups) + 1
+    longest = length[order[ends]]
+    return longest, np.where(ends > starts, length[order[np.maximum(ends - 1, 0)]], 0)
+
+
+def _signal_only(
+    advantages: torch.Tensor,
+    rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    groups: np.ndarray,
+    returns: torch.Tensor,
+    config: Any,
+) -> torch.Tensor:
+    """0 for masked tokens and for groups of equal scores; a group of one gives 0 or its rewards to go (`config.singleton`)."""
+    scores, valid = outcome_scores(rewards, response_mask)
+    stats = group_stats(scores, groups, valid)
+    silent = torch.as_tensor(stats.constant[groups], device=returns.device).unsqueeze(1)
+    out = advantages.masked_fill(silent | ~response_mask.bool(), 0.0)
+    alone = (stats.count[groups] == 1) & valid
+    if alone.any() and singleton_advantage(scores, config) is scores:
+        out = torch.where(torch.as_tensor(alone, device=returns.device).unsqueeze(1), returns, out)
+    return out.to(torch.promote_types(rewards.dtype, torch.float32))
