@@ -35,7 +35,8 @@ class Observation:
 
     Attributes:
         text: fills `{env_prompt}`.
-        info: more variables for prompt templates.
+        info: more variables for prompt templates. `anchor`, when it is there, is a canonical key of the state (a board without its
+            move counter, say): GiGPO compares calls that acted on equal anchors. Without it the text is the anchor.
     """
 
     text: str
@@ -47,9 +48,11 @@ class Outcome:
     """What an action led to.
 
     Attributes:
-        team: reward of the whole team. An episode's sum goes to every sample of the episode (Dr. MAS).
+        team: reward of the whole team. From `act` it belongs to the call just made, from `step` to the turn; `reward.team_scope` says
+            whether a sample gets the episode's sum (Dr. MAS), its turn's, or what arrived right after its own action (AT-GRPO).
         local: rewards of single calls. From `act`: a number, for the call just made. From `step`: a mapping whose keys are call
-            numbers of this turn (int, from 0) or agent names (every call of that agent in this turn); both add up.
+            numbers of this turn (int, from 0) or agent names (every call of that agent in this turn); both add up. All rewards
+            must be finite numbers: anything else fails the episode.
         done: the episode ends.
         info: numbers (and truth values) become metrics, `success` among them; a later turn overwrites an earlier one.
         observation: what the next turn starts from; None keeps the present one.
@@ -71,12 +74,14 @@ class BaseEnv(ABC):
     Attributes:
         config_class: dataclass of the options under `env.params`.
         blocking: plain methods may take long.
+        needs_ground_truth: tasks must have a ground truth; False for a world that judges by itself.
         config: the options of this run.
         seed: the same for all episodes of a group, so that they start from the same state.
     """
 
     config_class: ClassVar[type] = NoOptions
     blocking: ClassVar[bool] = True
+    needs_ground_truth: ClassVar[bool] = True
 
     def __init__(self, config: Any = None, *, seed: int = 0) -> None:
         self.config = self.config_class() if config is None else config

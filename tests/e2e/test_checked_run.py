@@ -8,9 +8,11 @@ import pytest
 from hydra import compose, initialize
 from omegaconf import OmegaConf
 
+from agent_system.registry import EnvRegistry
 from verl.trainer.config.entry import free_form_overrides, register_config
 from verl.trainer.config_check import ConfigError
 from verl.trainer.main_ppo import CheckedRun, build_collector, check_run
+from verl.utils.dataset import DatasetError
 
 from .conftest import write_tasks
 
@@ -68,3 +70,13 @@ def test_a_task_that_an_agents_own_words_make_too_long_is_dropped(check: Check, 
     assert tasks_left(data__max_prompt_length=longest, agent__agent_specific_parameters__rollout__prompt_length=own) == 11
     own = f"[{len(asked) - special - 1},{longest}]"
     assert tasks_left(data__max_prompt_length=longest, agent__agent_specific_parameters__rollout__prompt_length=own) == 10
+
+
+def test_tasks_of_a_world_that_judges_by_itself_need_no_ground_truth(check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "open.jsonl").write_text('{"data_source": "toy", "prompt": "go"}\n' * 2)
+    files = {"data.train_files": tmp_path / "open.jsonl", "data.val_files": tmp_path / "open.jsonl"}
+    with pytest.raises(DatasetError, match="no ground truth"):
+        check(files)
+    monkeypatch.setattr(EnvRegistry.get("my_world"), "needs_ground_truth", False)
+    checked = check(files)[1]
+    assert [None if data is None else len(data) for data in (checked.train, checked.val)] == [2, 2]

@@ -79,6 +79,11 @@ def test_row_without_ground_truth_is_named_by_file_and_row(tmp_path, truth):
         RLHFDataset(file, None, DataConfig())
 
 
+def test_an_environment_that_judges_by_itself_needs_no_ground_truth(tmp_path):
+    file = write_rows([row() | {"reward_model": None}, row(truth="")], tmp_path / "a.jsonl")
+    assert len(RLHFDataset(file, None, DataConfig(), needs_ground_truth=False)) == 2
+
+
 def test_zero_is_a_ground_truth(tmp_path):
     file = write_rows([row(truth=0)], tmp_path / "a.jsonl")  # type: ignore[arg-type]
     assert RLHFDataset(file, None, DataConfig())[0]["reward_model"]["ground_truth"] == 0

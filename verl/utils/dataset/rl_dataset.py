@@ -48,10 +48,11 @@ class RLHFDataset(Dataset[Row]):
         config: `prompt_key`, `max_prompt_length` and `filter_overlong_prompts` are read.
         max_samples: keep only the first so many rows that fit; -1 keeps all.
         measures: what a row must fit, e.g. the first prompt of every agent; none measures the row's own messages.
+        needs_ground_truth: a row without `reward_model.ground_truth` is an error; off for environments that judge by themselves.
 
     Raises:
-        DatasetError: a missing file, a row without messages or ground truth (named by file and row), a prompt that is
-            too long while the filter is off, or nothing left.
+        DatasetError: a missing file, a row without messages or the ground truth it needs (named by file and row), a prompt
+            that is too long while the filter is off, or nothing left.
     """
 
     def __init__(
@@ -61,9 +62,11 @@ class RLHFDataset(Dataset[Row]):
         config: DataConfig,
         max_samples: int = -1,
         measures: Sequence[PromptMeasure] = (),
+        needs_ground_truth: bool = True,
     ) -> None:
         self.data_files = [os.fspath(f) for f in ([data_files] if isinstance(data_files, (str, os.PathLike)) else data_files)]
         self.prompt_key = config.prompt_key
+        self.needs_ground_truth = needs_ground_truth
         if not self.data_files:
             raise DatasetError("no data files: set data.train_files and data.val_files to parquet or jsonl files")
         rows = [self._checked(row, file, number) for file in self.data_files for number, row in enumerate(read_rows(file))]
@@ -103,8 +106,11 @@ class RLHFDataset(Dataset[Row]):
                 f'[{{"role": "user", "content": "..."}}], found {messages!r:.120}; columns: {", ".join(row)}'
             )
         truth = (row.get("reward_model") or {}).get("ground_truth")
-        if truth is None or truth == "":
-            raise DatasetError(f"{where}: no ground truth; reward_model.ground_truth must be set, found {row.get('reward_model')!r:.120}")
+        if self.needs_ground_truth and (truth is None or truth == ""):
+            raise DatasetError(
+                f"{where}: no ground truth; reward_model.ground_truth must be set, found {row.get('reward_model')!r:.120} (an environment "
+                "that judges by itself says `needs_ground_truth = False`)"
+            )
         return {**row, "data_source": row.get("data_source") or "unknown", "raw_prompt": list(messages)}
 
     def _fitting(self, rows: list[Row], measures: Sequence[PromptMeasure], config: DataConfig) -> list[Row]:

@@ -1,0 +1,48 @@
+"""The one entry: defaults, failed episodes, order, and repeated use."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_system.reward import RewardSettings, assign_rewards, mix
+
+from .conftest import call, chain, episode
+
+numbers = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(numbers, min_size=1, max_size=4), numbers, numbers)
+def test_by_default_a_sample_earns_alpha_times_the_episodes_sum_and_its_local_reward_to_the_bit(
+    local: list[float], team: float, alpha: float
+) -> None:
+    (record,), metrics = assign_rewards([chain(local, team)], RewardSettings(alpha=alpha))
+    assert [s.reward for s in record.samples] == [alpha * (0.0 + team) + value for value in local]
+    assert {type(s.reward) for s in record.samples} == {float}
+    assert metrics == {}
+
+
+def test_mix_is_plain_arithmetic() -> None:
+    assert mix(team=1.0, local=0.25, alpha=2.0) == 2.25
+
+
+def test_failed_episodes_count_for_nothing_and_stay_in_their_place() -> None:
+    good, bad = chain([0.5], 1.0, "good"), episode([call("A", 1, 0, local=9.0)], [0.0], "bad", failure="gone")
+    rewarded, _ = assign_rewards([bad, good, bad], RewardSettings())
+    assert [r.traj_uid for r in rewarded] == ["bad", "good", "bad"]
+    assert rewarded[0] is bad
+    assert rewarded[1].samples[0].reward == 1.5
+
+
+def test_no_sample_at_all_is_fine() -> None:
+    empty = episode([], [1.0])
+    assert assign_rewards([empty], RewardSettings(shaping="hop_discount")) == ([empty], {})
+    assert assign_rewards([], RewardSettings()) == ([], {})
+
+
+def test_assigning_twice_changes_nothing() -> None:
+    records = [chain([0.1, 0.9], 1.0), chain([0.4], 2.0)]
+    options = RewardSettings(alpha=2.0, team_scope="turn", shaping="hop_weighted", invalid_action_penalty={"A0": 1.0})
+    once, _ = assign_rewards(records, options)
+    assert assign_rewards(once, options)[0] == once

@@ -1,0 +1,160 @@
+"""Rewards on their way from an environment to the batch, the metrics and the trajectory file."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from agent_system import BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn
+from agent_system.reward import OverlongBuffer, PropagationSettings, RewardSettings
+
+from .conftest import OneTurn
+
+
+class Pays(BaseEnv):
+    """Two turns of Solver and Verifier: acts pay 1, 2, 16, 32; steps pay 4 and 64; locals 0.5 for the Solver, 0.25 by call."""
+
+    blocking = False
+
+    def reset(self, task: Task) -> Observation:
+        self.acts = iter([1.0, 2.0, 16.0, 32.0])
+        self.steps = iter([(4.0, {"Solver": 0.5}), (64.0, {1: 0.25})])
+        self.turn = 0
+        return Observation("start", {"anchor": "key of the start"})
+
+    def observe(self, agent_id: str) -> Observation:
+        if self.turn == 0:
+            return Observation("start", {"anchor": "key of the start"})
+        return Observation(f"second, for {agent_id}")
+
+    def act(self, agent_id: str, action: str) -> Outcome:
+        return Outcome(team=next(self.acts), local=0.125)
+
+    def step(self, action: str) -> Outcome:
+        self.turn += 1
+        team, local = next(self.steps)
+        return Outcome(team, local, self.turn == 2, observation=Observation("second"))
+
+
+async def collect(collector: Any, tasks: list[Task] | None = None, **options: Any) -> Any:
+    return await collector.collect(tasks or [Task("a", "2+2?", "sums", "4")], 1, step=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("scope", "team"),
+    [("episode", [119.0] * 4), ("turn", [7.0, 7.0, 112.0, 112.0]), ("call", [1.0, 2.0 + 4.0, 16.0, 32.0 + 64.0])],
+)
+async def test_the_scope_chooses_among_the_team_rewards_kept_where_they_arrived(make_collector, scripted, scope, team) -> None:
+    settings = RewardSettings(alpha=2.0, team_scope=scope)
+    result = await collect(make_collector(scripted(), env=Pays, max_steps=3, reward=settings))
+    columns = result.batch.non_tensor_batch
+    local = [0.625, 0.125, 0.125, 0.375]
+    assert columns["team_reward"].tolist() == team
+    assert columns["local_reward"].tolist() == local
+    assert columns["reward"].tolist() == [2.0 * t + one for t, one in zip(team, local, strict=True)]
+    # Solver: 1 + 2 + 4, then 16 + 32 + 64. Verifier: 2 + 4 + 16 (it had not spoken again), then 32 + 64.
+    assert columns["step_reward"].tolist() == [2.0 * t + one for t, one in zip([7.0, 22.0, 112.0, 96.0], local, strict=True)]
+    assert result.episodes[0].team_reward == 119.0
+    assert result.metrics["episode/team_reward/mean"] == 119.0
+
+
+async def test_the_anchor_is_what_the_agent_saw_or_the_key_that_the_environment_gives(make_collector, scripted) -> None:
+    anchors = (await collect(make_collector(scripted(), env=Pays, max_steps=3))).batch.non_tensor_batch["anchor"].tolist()
+    assert anchors == ["key of the start", "key of the start", "second, for Solver", "second, for Verifier"]
+    plain = (await collect(make_collector(scripted()))).batch.non_tensor_batch["anchor"].tolist()
+    assert plain == ["2+2?", "2+2?"]
+
+
+async def test_every_term_is_in_the_metrics_and_in_the_trajectory(make_collector, scripted) -> None:
+    settings = RewardSettings(overlong_buffer=OverlongBuffer(True, 20, 0.5), invalid_action_penalty={"Verifier": 0.25})
+
+    def script(prompt: str, request: Any) -> str:
+        return "no idea" if "Check:" in prompt else "\\boxed{4} and then some more"
+
+    # The Solver writes 28 bytes and the end: 29 of 30 tokens, 19 of the 20 in the buffer. The Verifier's reply is invalid and short;
+    # it did not approve, so the Solver speaks again.
+    collector = make_collector(scripted(script), max_tokens=30, reward=settings)
+    result = await collect(collector)
+    metrics, (solver, verifier, _) = result.metrics, result.episodes[0].to_json()["calls"]
+    assert solver["overlong_penalty"] == pytest.approx(0.5 * 19 / 20) == metrics["agent/solver/overlong_penalty/mean"]
+    assert verifier["invalid_penalty"] == 0.25 == metrics["agent/verifier/invalid_penalty/mean"]
+    assert (verifier["team_reward"], verifier["mixed_reward"], verifier["reward"]) == (1.0, 1.0, 0.75)
+    assert metrics["agent/verifier/reward/mean"] == 0.75
+    validated = (await collect(collector, validate=True)).metrics
+    assert validated["agent/verifier/reward/mean"] == 1.0
+    assert validated["agent/solver/overlong_penalty/mean"] == 0.0
+
+
+async def test_propagation_sees_the_whole_collection_and_reports_it(make_collector, scripted, tasks) -> None:
+    class Judged(OneTurn):
+        def step(self, action: str) -> Outcome:
+            return Outcome(1.0, {"Verifier": float(self.task.task_id == "a")}, True)
+
+    settings = RewardSettings(propagation=PropagationSettings("threshold", theta=0.5))
+    result = await collect(make_collector(scripted(), env=Judged, reward=settings), tasks)
+    assert result.batch.non_tensor_batch["team_reward"].tolist() == [1.0, 1.0, 0.0, 1.0]
+    assert result.metrics["reward/propagation/pass_rate"] == 0.5
+
+
+async def test_joined_collections_are_rewarded_as_one_batch(make_collector, scripted, tasks) -> None:
+    class Judged(OneTurn):
+        def step(self, action: str) -> Outcome:
+            return Outcome(1.0, {"Verifier": float(self.task.task_id == "a")}, True)
+
+    settings = RewardSettings(propagation=PropagationSettings("threshold", theta_quantile=0.9))
+    collector = make_collector(scripted(), env=Judged, reward=settings)
+    whole = await collect(collector, tasks)
+    joined = collector.join([await collect(collector, tasks[:1]), await collect(collector, tasks[1:])])
+    for name in ("team_reward", "reward"):
+        assert joined.batch.non_tensor_batch[name].tolist() == whole.batch.non_tensor_batch[name].tolist()
+    assert joined.metrics["reward/propagation/theta"] == whole.metrics["reward/propagation/theta"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
+@pytest.mark.parametrize("term", ["team", "local"])
+async def test_a_reward_that_is_no_finite_number_fails_the_episode_and_names_environment_and_call(
+    make_collector, scripted, term, bad
+) -> None:
+    class Broken(OneTurn):
+        def act(self, agent_id: str, action: str) -> Outcome:
+            return Outcome(**{term: bad}) if agent_id == "Verifier" else Outcome()
+
+    result = await collect(make_collector(scripted(), env=Broken, max_failure_rate=1.0))
+    assert f"Broken.act() after call 1 of Verifier in turn 1 gave {term}={bad!r}" in result.episodes[0].failure
+    assert result.batch is None
+
+
+async def test_a_step_that_pays_nan_is_named_with_its_turn(make_collector, scripted) -> None:
+    class Broken(OneTurn):
+        def step(self, action: str) -> Outcome:
+            return Outcome(local={"Solver": math.nan}, done=True)
+
+    result = await collect(make_collector(scripted(), env=Broken, max_failure_rate=1.0))
+    assert "Broken.step() at the end of turn 1 gave local for Solver=nan; rewards must be finite numbers" in result.episodes[0].failure
+
+
+class Race(BaseOrchestra):
+    agents = ("Solver", "Verifier")
+
+    async def run(self, turn: Turn) -> str:
+        await asyncio.gather(turn.act("Solver"), turn.act("Verifier"), turn.act("Solver"))
+        return ""
+
+
+@pytest.mark.parametrize("slow", ["0", "1", "2"])
+async def test_the_sum_of_rewards_does_not_depend_on_who_answers_first(make_collector, scripted, slow: str) -> None:
+    class Thirds(OneTurn):
+        def act(self, agent_id: str, action: str) -> Outcome:
+            return Outcome(team=0.1 if agent_id == "Solver" else 1e16)
+
+        def step(self, action: str) -> Outcome:
+            return Outcome(team=-1e16, done=True)
+
+    async def delay(request: Any) -> None:
+        await asyncio.sleep(0.01 * request.request_id.endswith(slow))
+
+    result = await collect(make_collector(scripted(delay=delay), env=Thirds, orchestra=Race()))
+    assert result.episodes[0].team_reward == ((0.1 + 1e16) + 0.1) - 1e16

@@ -1,0 +1,80 @@
+"""Reward keys that cannot be used, or contradict each other, stop the run and are named."""
+
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl.trainer.config import RunConfig
+from verl.trainer.config_check import ConfigError, check_config
+from verl.trainer.main_ppo import resolve_defaults, reward_settings
+from verl.trainer.placement import build_placement
+
+
+def check(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
+    config = RunConfig()
+    config.actor_rollout_ref.model.path = str(tiny_model_dir)
+    config.data.train_files = "tasks.jsonl"
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        setattr(reduce(getattr, sections, config), name, value)
+    resolve_defaults(config)
+    check_config(config, build_placement(config.agent, config.actor_rollout_ref))
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"reward.alpha": -0.5}, "reward.alpha=-0.5: expected at least 0"),
+        ({"reward.team_scope": "calls"}, "reward.team_scope='calls': expected one of episode, turn, call; did you mean 'call'"),
+        ({"reward.shaping": "hop"}, "reward.shaping='hop': expected one of default, turn_weighted"),
+        ({"reward.shaping_gamma": 1.5}, "reward.shaping_gamma=1.5: expected at least 0 and at most 1"),
+        ({"reward.propagation.mode": "treshold"}, "did you mean 'threshold'"),
+        ({"reward.propagation.theta": 1.2}, "reward.propagation.theta=1.2: expected at least 0 and at most 1"),
+        ({"reward.propagation.theta": float("nan")}, "reward.propagation.theta=nan"),
+        ({"reward.propagation.theta_quantile": -0.1}, "reward.propagation.theta_quantile=-0.1"),
+        ({"reward.propagation.gamma": 2.0}, "reward.propagation.gamma=2.0"),
+        ({"reward.propagation.min_pass_rate": 7.0}, "reward.propagation.min_pass_rate=7.0"),
+        ({"reward.propagation.local_range": [1.0, 1.0]}, "reward.propagation.local_range=[1.0, 1.0]: expected two numbers"),
+        ({"reward.propagation.local_range": [0.0]}, "reward.propagation.local_range=[0.0]: expected two numbers"),
+        ({"reward.propagation.mode": "uniform", "reward.team_scope": "turn"}, "reward.team_scope=turn contradicts reward.propagation.mode"),
+        ({"reward.overlong_buffer.penalty_factor": -1.0}, "reward.overlong_buffer.penalty_factor=-1.0"),
+        (
+            {"reward.overlong_buffer.enable": True, "reward.overlong_buffer.len": 65, "data.max_response_length": 64},
+            "reward.overlong_buffer.len=65 is more than the 64 tokens that agent",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named(tiny_model_dir: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check(tiny_model_dir, changes)
+    assert words in str(error.value)
+
+
+def test_every_key_reaches_the_agent_side(tiny_model_dir: Path) -> None:
+    changes = {
+        "reward.alpha": 0.5,
+        "reward.team_scope": "episode",
+        "reward.shaping": "binary",
+        "reward.shaping_gamma": 0.3,
+        "reward.shaping_threshold": 0.1,
+        "reward.propagation.mode": "threshold",
+        "reward.propagation.gamma": 0.4,
+        "reward.propagation.theta": 0.6,
+        "reward.propagation.theta_quantile": 0.7,
+        "reward.propagation.local_range": [-1.0, 2.0],
+        "reward.propagation.min_pass_rate": 0.2,
+        "reward.overlong_buffer.enable": True,
+        "reward.overlong_buffer.len": 3,
+        "reward.overlong_buffer.penalty_factor": 0.9,
+    }
+    config = check(tiny_model_dir, changes)
+    config.actor_rollout_ref.actor.use_invalid_action_penalty = True
+    config.actor_rollout_ref.actor.invalid_action_penalty_coef = 0.2
+    settings = reward_settings(config, build_placement(config.agent, config.actor_rollout_ref))
+    for key, value in changes.items():
+        found = reduce(getattr, key.split(".")[1:], settings)
+        assert found == (tuple(value) if isinstance(value, list) else value), key
+    assert settings.invalid_action_penalty == dict.fromkeys(config.agent.agent_ids, 0.2)
