@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
+from yaml import safe_load
 
 from tests.e2e.conftest import Run, read_metrics
 from verl.trainer import main_ppo
+from verl.trainer.config.presets import PRESETS
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
 
@@ -137,6 +140,20 @@ def test_a_users_own_are_found_by_the_command_line_and_by_ray_workers(
     assert ended.returncode == 0, ended.stderr
     (line,) = [line for line in read_metrics(tmp_path / "run") if line["step"] == 1]
     assert line["wg/verifier_agent/actor/mine"] == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_trains_from_the_command_line_and_is_in_the_config_of_the_run(
+    overrides: Callable[..., list[str]], plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.syspath_prepend(str(plugin))
+    given = {"trainer.total_training_steps": 1, "algorithm.preset": name, "algorithm.adv_estimator": "grpo"}
+    monkeypatch.setattr(sys, "argv", ["main_ppo", *overrides(dict(TEAM) | given)])
+    main_ppo.cli()
+    (line,) = [line for line in read_metrics(tmp_path / "run") if line["step"] == 1]
+    assert line["wg/solver_agent/actor/grad_norm"] > 0
+    written = OmegaConf.load(tmp_path / "run" / "config.yaml")
+    assert {key: OmegaConf.select(written, key) for key in PRESETS[name]} == {key: safe_load(text) for key, text in PRESETS[name].items()}
 
 
 @pytest.mark.parametrize("key", ["algorithm.adv_estimator", f"{LOSS}.loss_mode"])

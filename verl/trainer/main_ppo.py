@@ -238,8 +238,8 @@ class CheckedRun:
 
 def check_run(config: RunConfig) -> CheckedRun:
     """Find all that is wrong with a config before Ray starts and before a model loads; raises one of `USER_ERRORS`."""
-    if preset := describe_preset(config):
-        logger.info(preset)
+    if config.algorithm.preset is not None:
+        logger.info(describe_preset(config))
     resolve_defaults(config)
     check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
