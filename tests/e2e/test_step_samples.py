@@ -30,6 +30,12 @@ class MostlySilent(MyWorld):
 
     def act(self, agent_id, action):
         return Outcome(local=self.pays * zlib.crc32(action.encode()) % 100 / 100)
+
+
+@EnvRegistry.register("one_sided")
+class OneSided(MyWorld):
+    def act(self, agent_id, action):
+        return super().act(agent_id, action) if agent_id == "Asker" else Outcome(local=1.0)
 """
 FILTER: Mapping[str, Any] = {"env.env_name": "mostly_silent", "algorithm.filter_groups.enable": True, "trainer.save_freq": 1}
 
@@ -96,6 +102,20 @@ def test_when_no_task_has_a_signal_the_run_says_why_and_keeps_the_episodes(
     with pytest.raises(main_ppo.NoSamplesError, match=r"step 1: in none of 12 tasks .*team_reward.* too easy or too hard"):
         train(mostly_silent | {"algorithm.filter_groups.metric": "team_reward"})
     assert len(episodes_of(tmp_path / "run", 1)) == 12 * 3
+
+
+def test_too_few_tasks_and_a_policy_without_rows_still_train(train: Run, tmp_path: Path, mostly_silent: dict[str, str]) -> None:
+    """Two mini-batches of what is left of two tasks; the Verifier, paid the same for everything, stays as it is."""
+    few = {"algorithm.filter_groups.max_num_gen_batches": 1, "data.shuffle": False, "actor_rollout_ref.actor.ppo_mini_batch_size": 1}
+    train(mostly_silent | few)
+    lines = steps_of(tmp_path / "run")
+    assert [line["train/filter_groups/tasks_missing"] for line in lines] == [1.0, 1.0]
+    assert all(math.isfinite(value) for line in lines for value in line.values())
+    train(mostly_silent | {"env.env_name": "one_sided", "trainer.default_local_dir": tmp_path / "one_sided"})
+    (first, second) = (weights(tmp_path / "one_sided", step) for step in (1, 2))
+    assert first["asker"] != second["asker"]
+    assert first["verifier_agent"] == second["verifier_agent"]
+    assert steps_of(tmp_path / "one_sided")[0]["train/filter_groups/dropped/verifier_agent"] == 1.0
 
 
 def test_remax_compares_with_a_greedy_episode_of_each_task(train: Run, tmp_path: Path) -> None:
