@@ -62,8 +62,8 @@ def _pack(rows: Iterable[Sequence[Any]], dtype: Any, pad: np.ndarray, *, left: b
 def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]:
     episode_fields = ("uid", "traj_uid", "task_id", "data_source")
     sample_fields = (
-        "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "team_reward", "local_reward", "step_reward", "reward",
-        "valid", "anchor",
+        "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "team_reward", "local_reward", "step_reward",
+        "mixed_reward", "invalid_penalty", "overlong_penalty", "reward", "valid", "anchor",
     )  # fmt: skip
     columns = {name: [getattr(e, name) for e, _ in rows] for name in episode_fields}
     columns |= {name: [getattr(s, name) for _, s in rows] for name in sample_fields}

@@ -78,7 +78,8 @@ async def test_every_term_is_in_the_metrics_and_in_the_trajectory(make_collector
     # it did not approve, so the Solver speaks again.
     collector = make_collector(scripted(script), max_tokens=30, reward=settings)
     result = await collect(collector)
-    metrics, (solver, verifier, _) = result.metrics, result.episodes[0].to_json()["calls"]
+    metrics, (solver, verifier, _), columns = result.metrics, result.episodes[0].to_json()["calls"], result.batch.non_tensor_batch
+    assert [columns[term][1] for term in ("mixed_reward", "invalid_penalty", "overlong_penalty", "reward")] == [1.0, 0.25, 0.0, 0.75]
     assert solver["overlong_penalty"] == pytest.approx(0.5 * 19 / 20) == metrics["agent/solver/overlong_penalty/mean"]
     assert verifier["invalid_penalty"] == 0.25 == metrics["agent/verifier/invalid_penalty/mean"]
     assert (verifier["team_reward"], verifier["mixed_reward"], verifier["reward"]) == (1.0, 1.0, 0.75)
