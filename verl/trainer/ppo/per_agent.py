@@ -12,10 +12,11 @@ import numpy as np
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.placement import slug
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator
+from verl.trainer.ppo.core_algos.estimators.keys import check_estimator_keys
 
 # What an advantage is computed from. The other keys of `algorithm` (KL in the reward, filters, corrections) hold for the whole team.
 PER_AGENT_KEYS = (
-    "adv_estimator", "call_weighting", "gae", "gamma", "gigpo", "group_by", "group_by_agent_id", "lam", "m_grpo",
+    "adv_estimator", "call_weighting", "gae", "gamma", "gdpo_reward_keys", "gdpo_reward_weights", "gigpo", "group_by", "group_by_agent_id", "lam", "m_grpo",
     "norm_adv_by_std_in_grpo", "rae", "singleton", "statistics_over",
 )  # fmt: skip
 CHOICES: Mapping[str, Sequence[str]] = {
@@ -91,6 +92,7 @@ def _check_settings(settings: AlgorithmConfig, agent_ids: Sequence[str], where: 
     for key in ("gamma", "lam"):
         if not 0 <= getattr(settings, key) <= 1:
             raise ValueError(f"{where}.{key}={getattr(settings, key)}: expected a number from 0 to 1")
+    check_estimator_keys(settings, where)
     if settings.adv_estimator == AdvantageEstimator.M_GRPO:
         main, calls = settings.m_grpo.main_agent, settings.m_grpo.sub_calls
         if main not in agent_ids:
@@ -123,8 +125,8 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         fits = isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool)
         expected = hint.__name__
     elif "list" in str(hint):
-        fits = value is None or (isinstance(value, list) and all(isinstance(v, str) for v in value))
-        expected = "a list of names, or null"
+        fits = value is None or isinstance(value, list)
+        expected = "a list, or null"
     else:
         fits, expected = value is None or isinstance(value, str), "a name, or null"
     if not fits:

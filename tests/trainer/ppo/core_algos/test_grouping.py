@@ -52,6 +52,12 @@ def test_statistics_by_hand() -> None:
     assert stats.constant.tolist() == [False, True, True]
 
 
+def test_the_mean_of_equal_scores_is_that_score_however_many_there_are() -> None:
+    index = np.repeat(np.arange(40), np.arange(1, 41))
+    for weights in (None, 1 / (index + 1)):
+        assert (group_stats(np.full(len(index), 0.1), index, weights=weights).mean == 0.1).all()
+
+
 def test_weighted_statistics_by_hand() -> None:
     # W = 1 + 1/2 + 1/2 = 2, mean = (2 + 2 + 3) / 2 = 3.5, sum w d^2 = 2.25 + 0.125 + 3.125 = 5.5, W - sum w^2 / W = 2 - 1.5 / 2 = 1.25
     scores, weights = np.array([2.0, 4.0, 6.0, 50.0]), np.array([1.0, 0.5, 0.5, 0.0])

@@ -112,10 +112,13 @@ def _reduce(s: np.ndarray, g: np.ndarray, w: np.ndarray | None, n_groups: int) -
         if w is not None:
             weight[present] = np.add.reduceat(w, starts)
             freedom[present] = weight[present] - np.add.reduceat(w * w, starts) / weight[present]
-        mean[present] = np.add.reduceat(s if w is None else s * w, starts) / weight[present]
+        lowest, highest = s[starts], s[starts + sizes - 1]
+        constant[present] = lowest == highest
+        # The mean of equal scores is that score; their sum divided again may be off by a bit.
+        sums = np.add.reduceat(s if w is None else s * w, starts)
+        mean[present] = np.where(constant[present], lowest, sums / weight[present])
         deviation = (s - np.repeat(mean[present], sizes)) ** 2
         square[present] = np.add.reduceat(deviation if w is None else deviation * w, starts)
-        constant[present] = s[starts] == s[starts + sizes - 1]
     variance = np.divide(square, freedom, out=np.zeros(n_groups), where=~constant)
     return GroupStats(count=count, mean=mean, std=np.sqrt(variance), constant=constant, weight=weight)
 

@@ -29,6 +29,7 @@ def compute_grpo_outcome_advantage(
     one has advantage 0 (`config.singleton="raw"`: its score), a group of equal scores exactly 0; rows whose mask is empty are in no
     statistic.
 
+    Keys: `algorithm.norm_adv_by_std_in_grpo`, `group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: several replies to the same situation can be sampled and scored as a whole.
     Fails when: all replies of most groups score the same; or, with the division, when a group's spread is noise that it blows up.
 

@@ -37,6 +37,7 @@ def compute_m_grpo_outcome_advantage(
     drawn k times has weight k in the statistics and in the loss instead of being copied; one that is not drawn has weight 0 and
     advantage 0. A group with one episode (one call drawn) has advantage 0, a group of equal scores exactly 0.
 
+    Keys: `algorithm.m_grpo.main_agent`, `m_grpo.sub_calls`, `norm_adv_by_std_in_grpo`, `group_by`, `singleton`.
     Use when: a main agent calls sub-agents a varying number of times and each is to learn from its own reward.
     Fails when: `sub_calls` is far from what episodes have: most calls are then thrown away, or a few of them weigh a lot.
 

@@ -12,7 +12,7 @@ from verl.trainer.ppo.core_algos.grouping import GroupStats, first_rows, group_i
 
 
 def outcome_scores(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Score of each row (sum of its token rewards) and whether the row is real (has an unmasked token), both `[bsz]`.
+    """Score of each row (sum of its token rewards; 0 for a padding row) and whether the row is real (has an unmasked token), both `[bsz]`.
 
     Raises ValueError when shapes or devices differ, or a real row's score is not finite.
     """
@@ -28,6 +28,7 @@ def outcome_scores(token_level_rewards: torch.Tensor, response_mask: torch.Tenso
         raise ValueError(
             f"token_level_rewards: {len(bad)} of {len(scores)} rows are not finite (first: row {bad[0]}); check the reward function"
         )
+    scores[~valid] = 0.0
     return scores, valid
 
 

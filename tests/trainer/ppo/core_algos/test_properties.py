@@ -1,0 +1,193 @@
+"""What holds for every estimator, on random batches with keys that look alike: run through the dispatcher, as a run does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from verl.protocol import DataProto
+from verl.trainer.config import AlgorithmConfig
+from verl.trainer.config.algorithm import MGRPOConfig
+from verl.trainer.ppo.advantage import compute_advantage, group_numbers
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator
+
+WIDTH = 3
+TASKS = ("1", "11", "1 1", "", " ", "None", "1.0", "a_b", "a|b", "a,b", "('a', 'b')", "A")
+AGENTS = ("a", "a ", "1")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One estimator under one setting, and which properties its method has.
+
+    Attributes:
+        changes: keys of `algorithm`.
+        by_group: an advantage is a function of the row's own group: silent groups are exactly 0, other tasks change nothing.
+        sums_to_zero: the (weighted) advantages of a group do.
+        renames: names of tasks and episodes mean nothing (M-GRPO draws by them).
+    """
+
+    estimator: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    by_group: bool = False
+    sums_to_zero: bool = False
+    renames: bool = True
+
+
+WEIGHTED = {"call_weighting": "trajectory"}
+TRAJECTORIES = {"group_by": ["uid"], "statistics_over": "trajectories"}
+SAMPLES = {"group_by": ["uid"], "statistics_over": "samples"}
+RAW = {"norm_adv_by_std_in_grpo": False}
+CASES = {
+    "grpo": Case("grpo", by_group=True, sums_to_zero=True),
+    "grpo, by task": Case("grpo", SAMPLES, by_group=True, sums_to_zero=True),
+    "grpo, trajectories": Case("grpo", TRAJECTORIES, by_group=True),
+    "grpo, trajectories, weighted": Case("grpo", TRAJECTORIES | WEIGHTED, by_group=True),
+    "grpo, weighted": Case("grpo", WEIGHTED, by_group=True, sums_to_zero=True),
+    "grpo, global": Case("grpo", {"group_by": []}, sums_to_zero=True),
+    "dr_grpo": Case("grpo", RAW, by_group=True, sums_to_zero=True),
+    "grpo_vectorized": Case("grpo_vectorized", by_group=True, sums_to_zero=True),
+    "rloo": Case("rloo", by_group=True, sums_to_zero=True),
+    "rloo, weighted": Case("rloo", WEIGHTED, by_group=True),
+    "rloo, trajectories": Case("rloo", TRAJECTORIES, by_group=True),
+    "rloo_vectorized": Case("rloo_vectorized", by_group=True, sums_to_zero=True),
+    "opo": Case("opo", by_group=True),
+    "grpo_passk": Case("grpo_passk", by_group=True),
+    "gpg": Case("gpg", sums_to_zero=True),
+    "m_grpo": Case("m_grpo", {"m_grpo": MGRPOConfig(main_agent="1", sub_calls=3)} | RAW, by_group=True, renames=False),
+    "reinforce_plus_plus": Case("reinforce_plus_plus"),
+    "reinforce_plus_plus_baseline": Case("reinforce_plus_plus_baseline"),
+    "gigpo": Case("gigpo", by_group=True),
+    "gigpo, trajectories, weighted": Case("gigpo", TRAJECTORIES | WEIGHTED, by_group=True),
+    "rae": Case("rae"),
+    "gdpo": Case("gdpo", {"gdpo_reward_keys": ["step_reward", "score"]}),
+    "remax": Case("remax"),
+    "gae": Case("gae"),
+    "optimal_token_baseline": Case("optimal_token_baseline", by_group=True),
+    "tir_optimal_token_baseline": Case("tir_optimal_token_baseline", by_group=True),
+}
+
+ROW = st.tuples(
+    st.sampled_from(TASKS), st.integers(0, 1), st.sampled_from(AGENTS), st.integers(1, 2),
+    st.floats(-4, 4, width=16), st.integers(0, WIDTH), st.integers(0, 2),
+)  # fmt: skip
+# Few tasks a batch, so that groups have several rows.
+ROWS = st.lists(st.sampled_from(TASKS), min_size=1, max_size=3, unique=True).flatmap(
+    lambda tasks: st.lists(ROW.map(lambda row: (tasks[TASKS.index(row[0]) % len(tasks)], *row[1:])), min_size=1, max_size=24)
+)
+# Shrinking a failure takes minutes on a busy machine; a failing batch is small enough to read as it is.
+QUICK = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def make(rows: list[tuple], rename: Mapping[str, str] | None = None) -> DataProto:
+    """A batch with everything that any estimator asks for; each row's numbers depend on the row and its place alone."""
+    tasks, episodes, agents, turns, scores, lengths, anchors = zip(*rows, strict=True)
+    count = len(rows)
+    names = [task if rename is None else rename[task] for task in tasks]
+    mask = (torch.arange(WIDTH) < torch.tensor(lengths).unsqueeze(1)).long()
+    rewards = torch.zeros(count, WIDTH)
+    rewards[torch.arange(count), (torch.tensor(lengths) - 1).clamp(min=0)] = torch.tensor(scores, dtype=torch.float32)
+    noise = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(0))[:count]
+    columns = {
+        "uid": names,
+        "traj_uid": [f"{name}#{episode}" for name, episode in zip(names, episodes, strict=True)],
+        "agent_id": agents,
+        "policy_id": [agent.strip() for agent in agents],
+        "turn": turns,
+        "call": [0] * count,
+        "candidate": list(range(count)),
+        "anchor": [f"state {anchor}" for anchor in anchors],
+        "step_reward": [float(score) * 2 for score in scores],
+        "score": [float(score) for score in scores],
+    }
+    tensors = {
+        "token_level_rewards": rewards, "response_mask": mask, "values": noise, "reward_baselines": noise[:, 0],
+        "old_log_probs": -noise.abs(), "sum_pi_squared": noise.abs() / 4,
+    }  # fmt: skip
+    arrays = {}
+    for name, values in columns.items():
+        arrays[name] = np.empty(count, dtype=object)
+        arrays[name][:] = values
+    return DataProto.from_dict(tensors=tensors, non_tensors=arrays)
+
+
+def estimate(case: Case, data: DataProto) -> torch.Tensor:
+    """Advantages `[bsz, WIDTH]`."""
+    config = AlgorithmConfig(**({"adv_estimator": case.estimator, "gamma": 0.5} | dict(case.changes)))
+    by_std = config.norm_adv_by_std_in_grpo
+    return compute_advantage(data, case.estimator, 0.5, 0.9, norm_adv_by_std_in_grpo=by_std, config=config).batch["advantages"]
+
+
+def test_every_built_in_estimator_is_held_to_them() -> None:
+    built_in = {str(name) for name in AdvantageEstimator} & set(ADV_ESTIMATOR_REGISTRY)
+    assert built_in == {case.estimator for case in CASES.values()}
+
+
+@every_case
+@QUICK
+@given(ROWS, st.randoms(use_true_random=False))
+def test_the_order_of_rows_changes_no_bit(case: Case, rows: list[tuple], random: Any) -> None:
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    plain = estimate(case, make(rows))
+    assert torch.equal(plain[order], estimate(case, make(rows).select_idxs(order)))
+
+
+@every_case
+@QUICK
+@given(ROWS, st.data())
+def test_padding_rows_change_no_bit_and_have_no_advantage(case: Case, rows: list[tuple], data: Any) -> None:
+    padding = data.draw(st.lists(ROW, min_size=1, max_size=4))
+    padded = make(rows + [(*row[:5], 0, row[6]) for row in padding])
+    padded.batch["token_level_rewards"][len(rows) :] = float("nan")
+    padded.batch["values"][len(rows) :] = float("nan")
+    advantages = estimate(case, padded)
+    assert torch.equal(advantages[: len(rows)], estimate(case, make(rows)))
+    assert (advantages[padded.batch["response_mask"] == 0] == 0).all()
+
+
+@every_case
+@QUICK
+@given(ROWS)
+def test_names_of_tasks_and_episodes_mean_nothing(case: Case, rows: list[tuple]) -> None:
+    if not case.renames:
+        return
+    renamed = {task: f"{len(TASKS) - i:03d}" for i, task in enumerate(TASKS)}
+    assert torch.equal(estimate(case, make(rows)), estimate(case, make(rows, renamed)))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES.values() if c.by_group], ids=[n for n, c in CASES.items() if c.by_group])
+@QUICK
+@given(ROWS)
+def test_groups_never_span_tasks(case: Case, rows: list[tuple]) -> None:
+    whole = estimate(case, make(rows))
+    task = rows[0][0]
+    own = [i for i, row in enumerate(rows) if row[0] == task]
+    assert torch.equal(whole[own], estimate(case, make(rows).select_idxs(own)))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES.values() if c.by_group], ids=[n for n, c in CASES.items() if c.by_group])
+@QUICK
+@given(ROWS, st.floats(-4, 4, width=32))
+def test_a_group_without_a_signal_is_exactly_zero(case: Case, rows: list[tuple], score: float) -> None:
+    data = make([(*row[:4], score, WIDTH, i) for i, row in enumerate(rows)])
+    assert (estimate(case, data) == 0).all()
+
+
+@pytest.mark.parametrize("case", [c for c in CASES.values() if c.sums_to_zero], ids=[n for n, c in CASES.items() if c.sums_to_zero])
+@QUICK
+@given(ROWS)
+def test_the_advantages_of_a_group_sum_to_zero(case: Case, rows: list[tuple]) -> None:
+    data = make(rows)
+    advantages = estimate(case, data)[:, 0].double().numpy()
+    weights = data.batch["row_weights"].double().numpy() if "row_weights" in data.batch.keys() else np.ones(len(rows))  # noqa: SIM118
+    sums = np.bincount(group_numbers(data, AlgorithmConfig(**dict(case.changes))), weights=weights * advantages)
+    assert np.abs(sums).max() < 1e-4
