@@ -114,7 +114,10 @@ def test_groups_without_a_signal_are_counted_by_the_runs_own_key_and_by_turn() -
 def test_time_per_token_and_throughput() -> None:
     timing = {"gen": 3.0, "step": 11.0}
     assert compute_timing_metrics(batch(), timing)["timing_per_token_ms/gen"] == pytest.approx(1000.0)
-    assert compute_throughout_metrics(batch(), timing, 2)["perf/throughput"] == pytest.approx(11 / 22)
+    data = batch()
+    assert compute_throughout_metrics(data, timing, 2)["perf/throughput"] == pytest.approx(11 / 22)
+    data.meta_info["global_token_num"] = [20, 24]
+    assert compute_throughout_metrics(data, timing, 2)["perf/throughput"] == pytest.approx(44 / 22)
 
 
 def test_validation_weighs_tasks_equally() -> None:

@@ -19,13 +19,7 @@ class _DynamicEnumMeta(type):
         return cls._registry[name]
 
     def __getattr__(cls, name: str) -> Any:
-        registry = cls.__dict__.get("_registry", {})
-        if name in registry:
-            return registry[name]
-        raise AttributeError(f"{cls.__name__} has no member {name!r}; its members are {sorted(registry)}")
-
-    def __dir__(cls) -> list[str]:
-        return [*super().__dir__(), *cls._registry]
+        raise AttributeError(f"{cls.__name__} has no member {name!r}; its members are {sorted(cls.__dict__.get('_registry', {}))}")
 
     @property
     def __members__(cls) -> dict[str, Any]:
@@ -53,8 +47,9 @@ class DynamicEnum(metaclass=_DynamicEnumMeta):
         key = name.upper()
         if key in cls._registry:
             raise ValueError(f"{key} is already a member of {cls.__name__}")
-        cls._registry[key] = cls(key, len(cls._registry))
-        return cls._registry[key]
+        member = cls._registry[key] = cls(key, len(cls._registry))
+        setattr(cls, key, member)
+        return member
 
     @classmethod
     def from_name(cls, name: str) -> Any:
@@ -64,7 +59,9 @@ class DynamicEnum(metaclass=_DynamicEnumMeta):
     @classmethod
     def remove(cls, name: str) -> Any:
         """Take a member out and return it."""
-        return cls._registry.pop(name.upper())
+        member = cls._registry.pop(name.upper())
+        delattr(cls, member.name)
+        return member
 
 
 def _member(enum: type[DynamicEnum], name: str) -> DynamicEnum:

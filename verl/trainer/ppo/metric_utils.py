@@ -160,8 +160,10 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) ->
 
 
 def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
-    """Tokens of the step, its seconds and tokens a second a device."""
-    total, seconds = int(batch.batch["attention_mask"].sum().item()), timing_raw["step"]
+    """Tokens of the step (`meta_info["global_token_num"]`, a count a row, where given), its seconds and tokens a second a device."""
+    counts = batch.meta_info.get("global_token_num")
+    total = int(batch.batch["attention_mask"].sum().item() if counts is None else sum(counts))
+    seconds = timing_raw["step"]
     return {
         "perf/total_num_tokens": total,
         "perf/time_per_step": seconds,
