@@ -44,7 +44,7 @@ def load_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str,
         for name, parameter in model.named_parameters():
             if name in found["missing_keys"]:
                 parameter.zero_()
-    return model.eval()
+    return _finished(model)
 
 
 def build_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
@@ -59,7 +59,7 @@ def build_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str
             config, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
         )
     model.tie_weights()
-    return model.eval()
+    return _finished(model)
 
 
 VALUE_MODEL = ModelLoader(load_value_model, build_value_model)
@@ -84,6 +84,17 @@ def _scalar_config(path: str, trust_remote_code: bool) -> Any:
     config.num_labels = 1
     config.classifier_dropout = 0.0
     return config
+
+
+def _finished(model: Any) -> Any:
+    model.register_forward_hook(_copy_logits)
+    return model.eval()
+
+
+def _copy_logits(model: Any, inputs: Any, output: Any) -> Any:
+    """FSDP2 warns of modules that return a view, as a head with a bias does; a copy of one number a token costs nothing."""
+    output.logits = output.logits.clone()
+    return output
 
 
 def _in_layers(model: Any, name: str) -> bool:

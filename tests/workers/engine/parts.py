@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from verl.trainer.config import ActorConfig, FSDPConfig, ModelConfig, OptimConfig
-from verl.workers.engine import FSDPEngine, MicroBatchRule, UpdatePlan, init_mesh, update_policy
+from verl.models.value_model import VALUE_MODEL, load_value_model
+from verl.trainer.config import ActorConfig, CriticConfig, FSDPConfig, ModelConfig, OptimConfig, RolloutCorrectionConfig
+from verl.trainer.config.model import PolicyLossConfig
+from verl.workers.engine import FSDPEngine, MicroBatchRule, StepPlan, UpdatePlan, init_mesh, update_policy, update_values
 
 Gradients = dict[str, torch.Tensor]
 ONE_PIECE = MicroBatchRule(token_budget=1_000_000, rows=1, packed=True)
@@ -33,6 +36,8 @@ def make_rows(count: int, prompt: int = 7, response: int = 6, seed: int = 0) -> 
         "advantages": torch.randn(count, response, generator=generator),
         "old_log_probs": -5.5 + 0.3 * torch.randn(count, response, generator=generator),
         "ref_log_prob": -5.5 + 0.3 * torch.randn(count, response, generator=generator),
+        "values": torch.randn(count, response, generator=generator),
+        "returns": torch.randn(count, response, generator=generator),
     }
 
 
@@ -45,10 +50,42 @@ def make_engine(
     return FSDPEngine(config, FSDPConfig(), optim or OptimConfig(lr=lr), init_mesh("cpu", rank, ranks))
 
 
+def make_value_engine(model: Path, *, rank: int = 0, ranks: int = 1, optim: OptimConfig | None = None, **options: object) -> FSDPEngine:
+    """As `make_engine`, of a value model."""
+    torch.set_num_threads(1)
+    config = ModelConfig(path=str(model), **options)  # type: ignore[arg-type]
+    return FSDPEngine(config, FSDPConfig(), optim or OptimConfig(lr=1e-3), init_mesh("cpu", rank, ranks), VALUE_MODEL)
+
+
+def save_value_model(model: Path, folder: Path) -> Path:
+    """Write a value model whose head is not zero, so that every layer has a gradient; returns the folder."""
+    network = load_value_model(str(model), dtype=torch.float32, attn_implementation="sdpa")
+    torch.nn.init.normal_(network.score.weight, std=0.05, generator=torch.Generator().manual_seed(0))
+    network.save_pretrained(folder)
+    return folder
+
+
 def gradients(
-    engine: FSDPEngine, rows: dict[str, torch.Tensor], rule: MicroBatchRule = ONE_PIECE, config: ActorConfig | None = None
+    engine: FSDPEngine,
+    rows: dict[str, torch.Tensor],
+    rule: MicroBatchRule = ONE_PIECE,
+    config: ActorConfig | None = None,
+    plan: UpdatePlan | None = None,
 ) -> tuple[Gradients, dict[str, float]]:
     """The whole gradients of one mini-batch, taken before the optimizer step, and the metrics of the update."""
+    return observed(engine, lambda: update_policy(engine, config or full_loss(), rows, plan or UpdatePlan(temperature=0.8), rule))
+
+
+def value_gradients(
+    engine: FSDPEngine, rows: dict[str, torch.Tensor], rule: MicroBatchRule = ONE_PIECE, mode: str = "token-mean"
+) -> tuple[Gradients, dict[str, float]]:
+    """As `gradients`, of a value model."""
+    config = CriticConfig(loss_agg_mode=mode, grad_clip=1e9)
+    return observed(engine, lambda: update_values(engine, config, rows, StepPlan(), rule))
+
+
+def observed(engine: FSDPEngine, update: Callable[[], dict[str, float]]) -> tuple[Gradients, dict[str, float]]:
+    """The whole gradients that an update of one mini-batch made, and its metrics."""
     seen: Gradients = {}
     take_step = engine.step
 
@@ -57,7 +94,7 @@ def gradients(
         return take_step(grad_clip)
 
     engine.step = step  # type: ignore[method-assign]
-    metrics = update_policy(engine, config or full_loss(), rows, UpdatePlan(temperature=0.8), rule)
+    metrics = update()
     del engine.step
     return seen, metrics
 
@@ -65,6 +102,20 @@ def gradients(
 def full_loss(mode: str = "token-mean") -> ActorConfig:
     """A loss with every term in it."""
     return ActorConfig(loss_agg_mode=mode, entropy_coeff=0.01, use_kl_loss=True, kl_loss_coef=0.1, grad_clip=1e9)
+
+
+def loss_settings(name: str, agg_mode: str = "token-mean") -> tuple[ActorConfig, UpdatePlan]:
+    """Config and plan of a policy loss, with a choice of tokens that matters in a few small rows."""
+    policy_loss = PolicyLossConfig(
+        "vanilla" if name == "bypass_mode" else name, clip_cov_ratio=0.2, clip_cov_lb=0.0, kl_cov_ratio=0.2, ppo_kl_coef=1.0, dro_beta=0.3
+    )
+    correction = RolloutCorrectionConfig(
+        bypass_mode=name == "bypass_mode", loss_type="reinforce", rollout_is="token", rollout_is_batch_normalize=True,
+        rollout_rs="seq_mean_k3", rollout_rs_threshold=0.06, m2po_tau=0.1,
+    )  # fmt: skip
+    return ActorConfig(loss_agg_mode=agg_mode, policy_loss=policy_loss, grad_clip=1e9), UpdatePlan(
+        temperature=0.8, rollout_correction=correction
+    )
 
 
 def largest_difference(a: Gradients, b: Gradients) -> float:

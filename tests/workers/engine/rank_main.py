@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.workers.engine.parts import full_loss, gradients, make_engine
+from tests.workers.engine.parts import full_loss, gradients, make_engine, make_value_engine, value_gradients
 from verl.workers.engine import MicroBatchRule
 from verl.workers.engine.state import save_engine
 
@@ -19,8 +19,13 @@ def main(folder: Path, model: Path, modes: list[str]) -> None:
     half = len(rows["input_ids"]) // ranks
     mine = {name: value[rank * half : (rank + 1) * half] for name, value in rows.items()}
     for mode in modes:
-        engine = make_engine(model, rank=rank, ranks=ranks)
-        found, metrics = gradients(engine, mine, MicroBatchRule(token_budget=None, rows=2, packed=True), full_loss(mode))
+        rule = MicroBatchRule(token_budget=None, rows=2, packed=True)
+        if mode == "values":
+            engine = make_value_engine(folder / f"value_model_{rank}", rank=rank, ranks=ranks)
+            found, metrics = value_gradients(engine, mine, rule)
+        else:
+            engine = make_engine(model, rank=rank, ranks=ranks)
+            found, metrics = gradients(engine, mine, rule, full_loss(mode))
         if rank == 0:
             torch.save({"gradients": found, "metrics": metrics}, folder / f"{mode}.pt")
     weights = {name: value.clone() for name, value in engine.weights()}

@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.engine.parts import ONE_PIECE, full_loss, gradients, largest_difference, make_engine, make_rows
+from tests.workers.engine.parts import (
+    ONE_PIECE,
+    full_loss,
+    gradients,
+    largest_difference,
+    make_engine,
+    make_rows,
+    make_value_engine,
+    save_value_model,
+    value_gradients,
+)
 from verl.single_controller.base.worker import find_free_port
 from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
 from verl.workers.engine import MicroBatchRule
@@ -94,12 +104,15 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path) -> None:
     """Rank 1 has fewer real rows, so it also has to make up micro-batches, and a model folder without weights, which come from rank 0;
     a checkpoint of both opens on one rank.
     """
-    modes = ["token-mean", "seq-mean-token-mean"]
+    modes = ["values", "token-mean", "seq-mean-token-mean"]
     rows = make_rows(12)
     rows["response_mask"][8:] = 0
     torch.save(rows, tmp_path / "rows.pt")
     base = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "PYTHONPATH": str(ROOT)}
-    shutil.copytree(tiny_model_dir, without_weights := tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    no_weights = shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(tiny_model_dir, without_weights := tmp_path / "model", ignore=no_weights)
+    value_model = save_value_model(tiny_model_dir, tmp_path / "value_model_0")
+    shutil.copytree(value_model, tmp_path / "value_model_1", ignore=no_weights)
     command = [sys.executable, "-m", "tests.workers.engine.rank_main", str(tmp_path)]
     ranks = [
         subprocess.Popen([*command, str(model), ",".join(modes)], env=base | {"RANK": str(rank)}, cwd=ROOT)
@@ -111,8 +124,11 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path) -> None:
         for process in ranks:
             process.kill()
     for mode in modes:
-        one = make_engine(tiny_model_dir)
-        expected, expected_metrics = gradients(one, rows, ONE_PIECE, full_loss(mode))
+        if mode == "values":
+            expected, expected_metrics = value_gradients(make_value_engine(value_model), rows)
+        else:
+            one = make_engine(tiny_model_dir)
+            expected, expected_metrics = gradients(one, rows, ONE_PIECE, full_loss(mode))
         found = torch.load(tmp_path / f"{mode}.pt", weights_only=True)
         assert largest_difference(found["gradients"], expected) < 1e-6
         assert found["metrics"] == pytest.approx(expected_metrics, abs=1e-5)

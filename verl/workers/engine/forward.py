@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,6 @@ import torch
 
 from verl.workers.engine.attention import PACKED_ATTENTION, plan_packing
 from verl.workers.engine.token_scores import token_scores
-
-# The scalar head returns a view of its matrix product; nothing here writes into it.
-warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(\w+\) returned a view tensor")
 
 INPUT_KEYS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
 
