@@ -63,7 +63,7 @@ def _is_built_in(registry: Mapping[str, Callable[..., Any]], name: str) -> bool:
 
 
 DISCOUNTED = ("gae", "reinforce_plus_plus", "gigpo")
-NORMALISED = ("grpo", "grpo_vectorized", "m_grpo", "gdpo")
+NORMALISED = ("grpo", "grpo_passk", "grpo_vectorized", "m_grpo", "gdpo")
 RUN_NEEDS: Sequence[Need] = (
     Need(
         ("algorithm.kl_penalty", *_all("algorithm.kl_ctrl", "type kl_coef horizon target_kl")),
@@ -85,6 +85,7 @@ RUN_NEEDS: Sequence[Need] = (
         _estimated_by("gigpo"),
     ),
     Need(("algorithm.gigpo.similarity_thresh",), "algorithm.gigpo.enable_similarity=true", lambda c: c.algorithm.gigpo.enable_similarity),
+    Need(_all("algorithm", "gdpo_reward_keys gdpo_reward_weights"), "algorithm.adv_estimator=gdpo", _estimated_by("gdpo")),
     Need(("algorithm.rae.decay",), "algorithm.adv_estimator=rae", _estimated_by("rae")),
     Need(_all("algorithm.m_grpo", "main_agent sub_calls"), "algorithm.adv_estimator=m_grpo", _estimated_by("m_grpo")),
     Need(

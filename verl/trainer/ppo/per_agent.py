@@ -16,8 +16,8 @@ from verl.trainer.ppo.core_algos.estimators.keys import check_estimator_keys
 
 # What an advantage is computed from. The other keys of `algorithm` (KL in the reward, filters, corrections) hold for the whole team.
 PER_AGENT_KEYS = (
-    "adv_estimator", "call_weighting", "gae", "gamma", "gdpo_reward_keys", "gdpo_reward_weights", "gigpo", "group_by", "group_by_agent_id", "lam", "m_grpo",
-    "norm_adv_by_std_in_grpo", "rae", "singleton", "statistics_over",
+    "adv_estimator", "call_weighting", "gae", "gamma", "gdpo_reward_keys", "gdpo_reward_weights", "gigpo", "group_by",
+    "group_by_agent_id", "lam", "m_grpo", "norm_adv_by_std_in_grpo", "rae", "singleton", "statistics_over",
 )  # fmt: skip
 CHOICES: Mapping[str, Sequence[str]] = {
     "statistics_over": ("auto", "samples", "trajectories"),

@@ -12,6 +12,8 @@ from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_f
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
+LEVELS = ("token", "turn")
+
 
 @register_adv_est(AdvantageEstimator.GAE)
 def compute_gae_advantage_return(

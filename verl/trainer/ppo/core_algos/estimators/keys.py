@@ -1,0 +1,28 @@
+"""Values of estimators' own keys that cannot be used, found before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.trainer.ppo.core_algos.estimators.gae import LEVELS
+from verl.trainer.ppo.core_algos.estimators.gigpo import MODES
+from verl.trainer.ppo.core_algos.registry import AdvantageEstimator
+
+
+def check_estimator_keys(settings: Any, where: str = "algorithm") -> None:
+    """Look at the keys under `gae`, `gigpo`, `rae` and at `gdpo_reward_*` of an `AlgorithmConfig`.
+
+    Raises ValueError naming the key below `where`, its value and what is expected.
+    """
+    for key, value, known in (("gae.level", settings.gae.level, LEVELS), ("gigpo.mode", settings.gigpo.mode, MODES)):
+        if value not in known:
+            raise ValueError(f"{where}.{key}={value!r}: expected one of {', '.join(known)}")
+    if not 0 < settings.gigpo.similarity_thresh <= 1:
+        raise ValueError(f"{where}.gigpo.similarity_thresh={settings.gigpo.similarity_thresh}: expected more than 0 and at most 1")
+    if not 0 <= settings.rae.decay < 1:
+        raise ValueError(f"{where}.rae.decay={settings.rae.decay}: expected at least 0 and less than 1")
+    keys, weights = settings.gdpo_reward_keys, settings.gdpo_reward_weights
+    if settings.adv_estimator == AdvantageEstimator.GDPO and not keys:
+        raise ValueError(f"{where}.adv_estimator=gdpo needs {where}.gdpo_reward_keys, such as [team_reward,local_reward]")
+    if weights is not None and len(weights) != len(keys or ()):
+        raise ValueError(f"{where}.gdpo_reward_weights has {len(weights)} entries for {len(keys or ())} gdpo_reward_keys; give one each")
