@@ -65,6 +65,8 @@ def write(path: Path, rows: list[dict]) -> str:
         ({"trainer.logger": "[consle]"}, ["'consle'", "console"]),
         ({"algorithm.adv_estimator": "grop"}, ["algorithm.adv_estimator='grop'", "'grpo'", "rloo"]),
         ({"algorithm.group_by": "[uid,agent]"}, ["algorithm.group_by='agent'", "agent_id"]),
+        ({"algorithm.preset": "dappo"}, ["algorithm.preset='dappo'", "dr_mas, at_grpo, dr_grpo, dapo", "did you mean 'dapo'"]),
+        ({"algorithm.filter_groups.enable": True, "env.rollout.n": 1}, ["algorithm.filter_groups.enable=true", "env.rollout.n=1"]),
         ({"algorithm.kl_penalty": "k9"}, ["algorithm.kl_penalty='k9'", "low_var_kl"]),
         ({"algorithm.kl_ctrl.type": "none"}, ["algorithm.kl_ctrl.type='none'", "adaptive"]),
         ({"trainer.controller": "rya"}, ["trainer.controller='rya'", "did you mean 'ray'"]),
