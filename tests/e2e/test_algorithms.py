@@ -31,6 +31,7 @@ LOSS = "actor_rollout_ref.actor.policy_loss"
 NEEDS: Mapping[str, Mapping[str, Any]] = {
     "bypass_mode": {"algorithm.rollout_correction.bypass_mode": True},
     "dro": {f"{LOSS}.dro_beta": 0.1},
+    "gdpo": {"algorithm.gdpo_reward_keys": "[team_reward,local_reward]"},
     "m_grpo": {"algorithm.m_grpo.main_agent": "Solver Agent"},
 }
 # The Solver and Verifier of the project; rewards are drawn, for a model of random weights earns nothing that differs.
