@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -125,7 +126,9 @@ class _PolicyLoss:
         self._steps += 1
         if self._preparation is None:
             return micros
-        columns = self._preparation(self._mini_batch(micros, ranks), self._config)
+        mini = self._mini_batch(micros, ranks)
+        self._measure(mini.log_prob, mini.response_mask, micros)
+        columns = self._preparation(mini, self._config)
         sizes = [len(micro["response_mask"]) for micro in micros]
         parts = {name if name == "response_mask" else PREPARED + name: value.split(sizes) for name, value in columns.items()}
         prepared = [micro | {name: part[i] for name, part in parts.items()} for i, micro in enumerate(micros)]
@@ -164,8 +167,8 @@ class _PolicyLoss:
             rollout_is_weights=micro.get("rollout_is_weights"),
         )
         metrics = {**metrics, "actor/pg_loss": loss.detach(), "actor/entropy": masked_mean(scores.entropy.detach(), mask)}
-        if self._measure_gap and self._steps == 1:
-            self._gap += sampler_gap(scores.log_probs, micro["rollout_log_probs"], mask, self._threshold)
+        if self._preparation is None:
+            self._measure(scores.log_probs, mask, [micro])
         if config.entropy_coeff:
             loss = loss - config.entropy_coeff * agg_loss(scores.entropy, mask, mode, **counts)
         if config.use_kl_loss:
@@ -173,6 +176,12 @@ class _PolicyLoss:
             loss = loss + config.kl_loss_coef * kl
             metrics["actor/kl_loss"] = kl.detach()
         return loss, metrics
+
+    def _measure(self, log_prob: torch.Tensor, mask: torch.Tensor, micros: Sequence[Rows]) -> None:
+        """Add the gap of these micro-batches, before anything is taken out of them, in the first step."""
+        if self._measure_gap and self._steps == 1:
+            sampler = torch.cat([micro["rollout_log_probs"] for micro in micros])
+            self._gap += sampler_gap(log_prob, sampler, mask, self._threshold)
 
     def correction_metrics(self, ranks: GroupRanks) -> dict[str, float]:
         """The gap between sampler and trainer where it was measured here, and the share of tokens that a preparation took out."""
