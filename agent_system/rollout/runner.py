@@ -113,10 +113,11 @@ class Episode:
     def record(self, failure: str | None = None) -> EpisodeRecord:
         """Return what happened, every reward where it arrived; `assign_rewards` makes the rewards of samples from it."""
         ledger, task = self._ledger, self.plan.task
-        samples = [
-            replace(s, act_reward=ledger.acts.get((s.turn, s.call)), local_reward=ledger.local(s.turn, s.call))
-            for s in sorted(self._samples, key=lambda s: (s.turn, s.call, s.candidate))
-        ]
+        samples = []
+        for s in sorted(self._samples, key=lambda s: (s.turn, s.call, s.candidate)):
+            act, local = ledger.acts.get((s.turn, s.call)), ledger.local(s.turn, s.call)
+            unpaid = act is None and local == 0.0  # the usual case, and copying a sample is what costs
+            samples.append(s if unpaid else replace(s, act_reward=act, local_reward=local))
         return EpisodeRecord(
             self.plan.uid, self.plan.traj_uid, task.task_id, task.data_source, self.plan.index,
             tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, tuple(ledger.turns),
