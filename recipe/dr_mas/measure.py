@@ -2,10 +2,9 @@
 
     python recipe/dr_mas/measure.py --seeds 0 1 2
 
-trains the embedded math team (`examples/run_math.sh`) with a Verifier that earns up to six times what the Solver can, once with
-advantages normalised over all samples of a task and once per agent, and writes `results.json` (a list of `{"seed", "baseline",
-"grad_norm_max", "grad_norm_median", "final", ...}`), `curves.json` and `curves.svg` beside this file. Only the baseline differs: data,
-seeds, warm start and learning rate are the same.
+trains the team of `team.py` on the embedded word problems with `config.yaml`, every seed with both baselines, and writes
+`results.json` (a list of `{"seed", "baseline", "grad_norm_max", "grad_norm_median", "final", ...}`), `curves.json` and `curves.svg`
+beside this file. Only the baseline differs: data, seeds, warm start and learning rate are the same.
 """
 
 from __future__ import annotations
@@ -19,54 +18,76 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
-AGENTS = ("solver_agent", "verifier_agent")
-COMMON = ("env.params.verdict_reward=5.0", "trainer.resume_mode=disable", "trainer.save_hf_model=false", "trainer.log_trajectories=0")
-BASELINES = {
-    "global": ("algorithm.group_by=[uid]", "algorithm.statistics_over=samples"),
-    "agent": ("algorithm.preset=dr_mas",),
-}
+AGENTS = ("solver_agent", "verifier_agent", "reviser_agent")
+COLOURS = {"global": ("tab:red", "one baseline for all agents"), "agent": ("tab:blue", "one per agent (Dr. MAS)")}
 
 
-def train(seed: int, baseline: str, overrides: list[str]) -> list[dict[str, Any]]:
-    """Run `examples/run_math.sh` and return its metrics, a line a step."""
-    experiment = f"dr_mas_{baseline}_seed{seed}"
-    command = ["bash", "examples/run_math.sh", *COMMON, *BASELINES[baseline], *overrides]
-    env = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH", "MODEL_PATH", "DATA")}
-    metrics = ROOT / "outputs" / "verl-mas" / experiment / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    subprocess.run(command, cwd=ROOT, env=env | {"SEED": str(seed), "EXPERIMENT": experiment}, check=True, stdout=sys.stderr)
-    return [json.loads(line) for line in metrics.read_text().splitlines()]
+def run_module(module: str, *arguments: str) -> list[str]:
+    """Run a module of the project; returns the lines of its standard output."""
+    command = [sys.executable, "-m", module, *arguments]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    return subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
 
 
-def curves_of(lines: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """What the plot shows of a run: every agent's gradient norm and the team's training success, a value a step."""
+def overrides_of(settings: dict[str, Any]) -> list[str]:
+    """`key=value` as Hydra reads it."""
+    return [
+        f"{k}=[{','.join(v)}]" if isinstance(v, list) else f"{k}={str(v).lower() if isinstance(v, bool) else v}"
+        for k, v in settings.items()
+    ]
+
+
+def train(seed: int, baseline: str, demos: list[str], more: list[str]) -> list[dict[str, Any]]:
+    """Prepare the embedded data and model (once a seed), train, and return the metrics, a line a step."""
+    config = yaml.safe_load((HERE / "config.yaml").read_text())
+    embedded = run_module("examples.embedded.prepare", "--out", "outputs/embedded", "--seed", str(seed), *demos)[-1]
+    run_dir = ROOT / "outputs" / "verl-mas" / f"dr_mas_{baseline}_seed{seed}"
+    (run_dir / "metrics.jsonl").unlink(missing_ok=True)
+    run_module(
+        "verl.trainer.main_ppo",
+        f"actor_rollout_ref.model.path={embedded}/model",
+        f"data.train_files={embedded}/train.parquet",
+        f"data.val_files={embedded}/test.parquet",
+        f"data.seed={seed}",
+        f"trainer.default_local_dir={run_dir}",
+        *overrides_of(config["common"] | config["baselines"][baseline]),
+        *more,
+    )
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def curves_of(lines: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """What the plot shows of a run: every agent's gradient norm (None in a step without its samples) and the team's success."""
     steps = [line for line in lines if f"wg/{AGENTS[0]}/actor/grad_norm" in line]
     names = {agent: f"wg/{agent}/actor/grad_norm" for agent in AGENTS} | {"success": "episode/success_rate"}
-    return {name: [line.get(key, float("nan")) for line in steps] for name, key in names.items()}
+    return {name: [line.get(key) for line in steps] for name, key in names.items()}
 
 
 def summarise(seed: int, baseline: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of `results.json`; norms are over both agents and all steps, before clipping."""
+    """One row of `results.json`; norms are before clipping, over all agents and steps, and for each agent."""
     curves = curves_of(lines)
+    norms = {agent: [n for n in curves[agent] if n is not None] for agent in AGENTS}
+    together = [n for values in norms.values() for n in values]
     accuracy = next(k for k in lines[0] if k.startswith("val-core/") and "/acc/mean@" in k)
-    norms = [n for agent in AGENTS for n in curves[agent]]
     row = {
         "seed": seed,
         "baseline": baseline,
-        "grad_norm_max": max(norms),
-        "grad_norm_median": statistics.median(norms),
+        "grad_norm_max": max(together),
+        "grad_norm_median": statistics.median(together),
         "final": lines[-1][accuracy],
         "before": lines[0][accuracy],
-        "steps": len(curves[AGENTS[0]]),
+        "steps": len(curves["success"]),
     }
-    for agent in AGENTS:
-        row |= {f"{agent}_grad_norm_max": max(curves[agent]), f"{agent}_grad_norm_median": statistics.median(curves[agent])}
+    for agent, values in norms.items():
+        row |= {f"{agent}_grad_norm_max": max(values, default=None), f"{agent}_grad_norm_median": statistics.median(values or [0.0])}
     return row
 
 
-def plot(curves: dict[str, dict[str, list[float]]], path: Path) -> None:
+def plot(curves: dict[str, dict[str, list[float | None]]], path: Path) -> None:
     """One panel an agent and one for the team's success; a colour a baseline, a line a seed."""
     import matplotlib
 
@@ -74,19 +95,16 @@ def plot(curves: dict[str, dict[str, list[float]]], path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "dr_mas"
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, 3, figsize=(12, 3.2), layout="constrained")
+    figure, panels = pyplot.subplots(1, len(AGENTS) + 1, figsize=(14, 3.2), layout="constrained")
     for panel, name in zip(panels, (*AGENTS, "success"), strict=True):
         for run, values in sorted(curves.items()):
-            baseline = run.split("/")[0]
-            colour = {"global": "tab:red", "agent": "tab:blue"}[baseline]
-            panel.plot(range(1, len(values[name]) + 1), values[name], color=colour, linewidth=0.9, alpha=0.8)
-        panel.set_title("team success in training" if name == "success" else f"{name}: gradient norm")
+            baseline, seed = run.split("/")
+            colour, label = COLOURS[baseline]
+            shown = [float("nan") if v is None else v for v in values[name]]
+            panel.plot(range(1, len(shown) + 1), shown, color=colour, linewidth=0.9, label=label if seed == "0" else None)
+        panel.set_title("team success in training" if name == "success" else f"{name}: gradient norm", fontsize=10)
         panel.set_xlabel("step")
-        if name != "success":
-            panel.set_yscale("log")
-    labels = {"tab:red": "one baseline for all agents", "tab:blue": "one per agent"}
-    handles = [pyplot.Line2D([], [], color=colour, label=label) for colour, label in labels.items()]
-    panels[0].legend(handles=handles, fontsize=8)
+    panels[0].legend(fontsize=8)
     figure.savefig(path, metadata={"Date": None})
 
 
@@ -95,13 +113,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=HERE)
-    parser.add_argument("overrides", nargs="*", help="passed on to the script")
+    parser.add_argument("--demos", type=int, help="demonstrations of the warm start; a few hundred make a quick look that learns little")
+    parser.add_argument("overrides", nargs="*", help="more key=value for every run")
     args = parser.parse_args()
+    demos = [] if args.demos is None else ["--demos", str(args.demos)]
     results: list[dict[str, Any]] = []
-    curves: dict[str, dict[str, list[float]]] = {}
+    curves: dict[str, dict[str, list[float | None]]] = {}
     for seed in args.seeds:
-        for baseline in BASELINES:
-            lines = train(seed, baseline, args.overrides)
+        for baseline in COLOURS:
+            lines = train(seed, baseline, demos, args.overrides)
             results.append(summarise(seed, baseline, lines))
             curves[f"{baseline}/{seed}"] = curves_of(lines)
             sys.stdout.write(json.dumps(results[-1]) + "\n")
