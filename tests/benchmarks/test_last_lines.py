@@ -36,6 +36,13 @@ def test_policy_update() -> None:
     assert result["mixed_ratio"] > 0
 
 
+def test_advantage_measures_every_group_key_beside_a_dict_filled_by_hand() -> None:
+    result, console = run("advantage.py", "--quick", "--repeats", "1", "--threads", "1")
+    assert min(result["ms_16k"], result["ms_1m"], result["gigpo_50k_ms"]) > 0
+    for key in ("uid,agent_id ", "traj_uid,agent_id,turn,call", "policy_id", "times as long"):
+        assert key in console
+
+
 @pytest.mark.ray
 def test_train_step_counts_every_reply_of_both_teams_and_keeps_the_console_quiet() -> None:
     sizes = ("--tasks", "2", "--group", "2", "--tokens", "4", "--hidden", "32", "--repeats", "1", "--threads", "1")
