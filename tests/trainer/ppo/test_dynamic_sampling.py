@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config_check import ConfigError
+from verl.trainer.ppo.advantage import compute_advantage, group_fields, group_keys
 from verl.trainer.ppo.dynamic_sampling import draw_until_full, signal_rows
 from verl.trainer.ppo.greedy_baseline import reward_baselines
 from verl.trainer.ppo.sampling_check import check_filter_groups
@@ -87,6 +90,22 @@ def test_the_metric_says_what_must_differ() -> None:
     }.items():
         config.filter_groups.metric = metric
         assert signal_rows(batch, config).tolist() == expected, metric
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rewards=st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=12, max_size=12),
+    keys=st.sampled_from([{}, {"group_by_agent_id": False}, {"group_by": ["uid", "agent_id", "turn"]}, {"singleton": "raw"}]),
+    estimator=st.sampled_from(["grpo", "rloo", "opo"]),
+)
+def test_what_is_dropped_is_what_the_advantage_would_not_learn_from(rewards: list[float], keys: dict[str, Any], estimator: str) -> None:
+    rows = [(task, episode, agent, 0.0) for task in "ab" for episode in range(3) for agent in "SV"]
+    config = AlgorithmConfig(**keys, adv_estimator=estimator)
+    batch = make_batch(rows, reward=rewards, policy_id=["p"] * 12)
+    batch.batch["token_level_rewards"] = torch.tensor(rewards)[:, None]
+    learnt = compute_advantage(batch, estimator, config=config).batch["advantages"].abs().sum(dim=1).numpy()
+    groups = group_keys(batch, group_fields(config))
+    assert signal_rows(batch, config).tolist() == [bool(learnt[groups == g].max() > 0) for g in groups]
 
 
 @dataclass
