@@ -13,7 +13,7 @@ from verl.protocol import DataProto
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos.rollout_correction.correction import compute_rollout_correction_and_rejection_mask
 from verl.trainer.ppo.core_algos.rollout_correction.m2po import compute_m2po_mask
-from verl.trainer.ppo.core_algos.rollout_correction.metrics import SamplerGap, sampler_gap
+from verl.trainer.ppo.core_algos.rollout_correction.metrics import sampler_gap
 
 
 def compute_rollout_correction_and_add_to_batch(
@@ -59,14 +59,16 @@ def compute_rollout_correction_and_add_to_batch(
 
 
 def sampler_gap_metrics(batch: DataProto, threshold: str | float = 2.0) -> dict[str, float]:
-    """`SamplerGap.metrics` of `old_log_probs`, over all tokens and as `wg/<policy>/<name>` of every policy."""
+    """`SamplerGap.metrics` of `old_log_probs`: over policies (see `over_policies`), and as `wg/<policy>/<name>` of every policy."""
     tensors = _log_probs(batch)
-    gaps = {
-        name: sampler_gap(tensors["old_log_probs"][rows], tensors["rollout_log_probs"][rows], tensors["response_mask"][rows], threshold)
-        for name, rows in policies(batch)
-    }
-    metrics = sum(gaps.values(), SamplerGap()).metrics()
-    return metrics | {f"wg/{name}/{key}": value for name, gap in gaps.items() if name for key, value in gap.metrics().items()}
+    return over_policies(
+        {
+            name: sampler_gap(
+                tensors["old_log_probs"][rows], tensors["rollout_log_probs"][rows], tensors["response_mask"][rows], threshold
+            ).metrics()
+            for name, rows in policies(batch)
+        }
+    )
 
 
 def apply_bypass_mode(batch: DataProto, rollout_corr_config: RolloutCorrectionConfig | None = None, policy_loss_config: Any = None) -> None:
