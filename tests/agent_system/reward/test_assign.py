@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_system.reward import RewardSettings, assign_rewards, mix
+from agent_system.reward import RewardSettings, assign_rewards
 
 from .conftest import call, chain, episode
 
@@ -21,10 +21,6 @@ def test_by_default_a_sample_earns_alpha_times_the_episodes_sum_and_its_local_re
     assert [s.reward for s in record.samples] == [alpha * (0.0 + team) + value for value in local]
     assert {type(s.reward) for s in record.samples} == {float}
     assert metrics == {}
-
-
-def test_mix_is_plain_arithmetic() -> None:
-    assert mix(team=1.0, local=0.25, alpha=2.0) == 2.25
 
 
 def test_failed_episodes_count_for_nothing_and_stay_in_their_place() -> None:
