@@ -16,7 +16,7 @@ from verl.trainer.config.spec import describe
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-from verl.trainer.ppo.critic import needs_values
+from verl.trainer.ppo.utils import need_critic
 
 
 class IneffectiveKeyError(ConfigError):
@@ -135,7 +135,7 @@ RUN_NEEDS: Sequence[Need] = (
     Need(
         (*(f"critic.{name}" for name, *_ in describe(CriticConfig) if name != "enable"), "trainer.critic_warmup"),
         "an estimator that reads values (gae), or critic.enable=true",
-        lambda c: c.critic.enable is not False and (bool(c.critic.enable) or any(map(needs_values, estimators_in_use(c)))),
+        need_critic,
     ),
     Need(("critic.joint_prompt_length",), "critic.view=joint", lambda c: c.critic.view == "joint"),
     Need(("critic.ppo_max_token_len_per_gpu",), "critic.use_dynamic_bsz=true", lambda c: c.critic.use_dynamic_bsz),

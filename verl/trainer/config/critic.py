@@ -8,6 +8,11 @@ from verl.trainer.config.spec import key, section
 
 
 @dataclass
+class CriticModelConfig(ModelConfig):
+    path: Optional[str] = key(None, "Hugging Face folder or hub id that the critics start from; default each policy's own model")
+
+
+@dataclass
 class CriticOptimConfig(OptimConfig):
     lr: float = key(1e-5, "peak learning rate of AdamW")
 
@@ -28,6 +33,6 @@ class CriticConfig:
     grad_clip: float = key(1.0, "maximum gradient norm")
     cliprange_value: float = key(0.5, "a value may move this far from the old one before its loss is clipped")
     loss_agg_mode: str = key("token-mean", "token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm")
-    model: ModelConfig = section(ModelConfig)
+    model: ModelConfig = section(CriticModelConfig)
     optim: OptimConfig = section(CriticOptimConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)

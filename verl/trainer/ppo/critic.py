@@ -14,6 +14,7 @@ from verl.protocol import DataProto
 from verl.trainer.config import CriticConfig, RunConfig
 from verl.trainer.placement import Placement, WorkerGroupSpec
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.metric_utils import compute_data_metrics
 from verl.trainer.ppo.per_agent import estimators_in_use
 
 VIEWS = ("own", "joint")
@@ -55,13 +56,36 @@ def critic_config(critic: CriticConfig, spec: WorkerGroupSpec) -> CriticConfig:
     return replace(critic, model=replace(model, tokenizer_path=tokenizer))
 
 
+def value_metrics(batch: DataProto, agents: Mapping[str, Collection[str]]) -> dict[str, float]:
+    """`critic/values/*` and `critic/vf_explained_var` of the rows that have values, together and under `wg/<id>/`.
+
+    Args:
+        batch: scored rows of the whole team.
+        agents: see `critic_agents`.
+    """
+    out = _value_metrics(batch, {agent for own in agents.values() for agent in own})
+    for wg_id, own in agents.items():
+        out |= {f"wg/{wg_id}/{name}": value for name, value in _value_metrics(batch, own).items()}
+    return out
+
+
+def _value_metrics(batch: DataProto, agents: Collection[str]) -> dict[str, float]:
+    rows = batch.select_idxs(np.flatnonzero(_of_agents(batch, agents)))
+    metrics = compute_data_metrics(rows, use_critic=True) if len(rows) else {}
+    return {name: value for name, value in metrics.items() if name.startswith(("critic/values/", "critic/vf_"))}
+
+
+def _of_agents(batch: DataProto, agents: Collection[str]) -> np.ndarray:
+    return np.isin(batch.non_tensor_batch["agent_id"].astype(str), sorted(agents))
+
+
 def critic_rows(batch: DataProto, agents: Collection[str]) -> DataProto:
     """The batch as the critics read it: `critic_prompts` (`critic.view=joint`) in the place of the prompts where there are any.
 
     Rows of agents without values become padding rows (an empty `response_mask`), so that nothing is computed for them.
     """
     tensors: Mapping[str, torch.Tensor] = dict(batch.batch.items())
-    wanted = torch.from_numpy(np.isin(batch.non_tensor_batch["agent_id"].astype(str), sorted(agents)))
+    wanted = torch.from_numpy(_of_agents(batch, agents))
     masked = tensors["response_mask"] * wanted[:, None].to(tensors["response_mask"])
     return DataProto.from_dict(
         tensors={**tensors, **_joint(tensors), "response_mask": masked}, non_tensors={"wg_id": batch.non_tensor_batch["wg_id"]}

@@ -22,7 +22,7 @@ from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit import CreditAssigner
-from verl.trainer.ppo.critic import critic_signature
+from verl.trainer.ppo.critic import critic_signature, value_metrics
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
 from verl.trainer.ppo.reward import apply_kl_penalty
@@ -199,7 +199,7 @@ class RayPPOTrainer:
             with self.timer("sync_weights"):
                 self.team.sync_weights(step)
         self.global_step = step
-        metrics |= dict(result.metrics) | compute_data_metrics(batch, self.team.uses_critic, fixed_width=False)
+        metrics |= dict(result.metrics) | compute_data_metrics(batch, use_critic=False, fixed_width=False)
         metrics |= compute_agent_metrics(batch, self.config.algorithm)
         seconds = self.timer.seconds
         metrics |= compute_timing_metrics(batch, seconds) | compute_throughout_metrics(batch, seconds, self.team.n_devices)
@@ -213,6 +213,7 @@ class RayPPOTrainer:
         seed = (self.config.data.seed, before + 1)
         metrics: dict[str, float] = {}
         if self.team.uses_critic:
+            metrics |= value_metrics(batch, self.team.critic_agents)
             with self.timer("update_critic"):
                 mini_batches = self._mini_batches(self.config.critic.ppo_mini_batch_size)
                 metrics |= self.team.update_critic(batch, mini_batches, before * self.critic_updates_per_step, seed)
