@@ -54,11 +54,17 @@ class PolicyWorker(EngineWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Log-probs under the current weights: `old_log_probs` and `entropys`, both `[bsz, response_len]`, zero where masked."""
+        """Log-probs under the current weights: `old_log_probs` and `entropys`, both `[bsz, response_len]`, zero where masked.
+
+        With `meta_info["sum_pi_squared"]` also `sum_pi_squared`: the sum over the vocabulary of the squared probabilities.
+        """
         cfg = self.config.rollout
         rule = self._rule(cfg.log_prob_use_dynamic_bsz, cfg.log_prob_max_token_len_per_gpu, cfg.log_prob_micro_batch_size_per_gpu)
-        scores = self.engine.score_all(rows_of(data), _temperature(data), rule)
-        return DataProto.from_dict(tensors={"old_log_probs": scores.log_probs, "entropys": scores.entropy})
+        scores = self.engine.score_all(rows_of(data), _temperature(data), rule, data.meta_info.get("sum_pi_squared", False))
+        tensors = {"old_log_probs": scores.log_probs, "entropys": scores.entropy}
+        if scores.sum_pi_squared is not None:
+            tensors["sum_pi_squared"] = scores.sum_pi_squared
+        return DataProto.from_dict(tensors=tensors)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:

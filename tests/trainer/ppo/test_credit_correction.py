@@ -28,7 +28,7 @@ class ScriptedTeam:
     uses_critic: bool = False
     passes: list[str] = field(default_factory=list)
 
-    def compute_log_prob(self, batch: DataProto) -> DataProto:
+    def compute_log_prob(self, batch: DataProto, sum_pi_squared: bool = False) -> DataProto:
         self.passes.append("old")
         return DataProto.from_dict(tensors={"old_log_probs": torch.full(MASK.shape, -1.0) * batch.batch["response_mask"]})
 

@@ -1,8 +1,10 @@
+import math
+
 import pytest
 import torch
 
 from verl.workers.engine import token_scores as module
-from verl.workers.engine.token_scores import token_scores
+from verl.workers.engine.token_scores import sums_of_squares, token_scores
 
 
 def reference(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,3 +39,13 @@ def test_bf16_logits_are_scored_in_fp32() -> None:
 def test_temperature_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="temperature=0"):
         token_scores(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), 0.0)
+
+
+def test_sums_of_squared_probabilities_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    # probabilities 1/4 and 3/4: 1/16 + 9/16; at temperature 2 the odds 3 become sqrt(3)
+    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", 2)
+    logits = torch.tensor([[0.0, math.log(3)], [5.0, 5.0]], requires_grad=True)
+    assert sums_of_squares(logits, 1.0).tolist() == pytest.approx([10 / 16, 1 / 2])
+    odds = 3**0.5
+    assert sums_of_squares(logits, 2.0)[0].item() == pytest.approx((1 + odds**2) / (1 + odds) ** 2)
+    assert not sums_of_squares(logits, 1.0).requires_grad

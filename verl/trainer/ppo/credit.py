@@ -11,6 +11,7 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.advantage import compute_advantage
+from verl.trainer.ppo.core_algos import estimator_needs
 from verl.trainer.ppo.core_algos.rollout_correction import (
     apply_bypass_mode,
     compute_rollout_correction_and_add_to_batch,
@@ -18,6 +19,7 @@ from verl.trainer.ppo.core_algos.rollout_correction import (
     staleness_metrics,
 )
 from verl.trainer.ppo.kl_in_reward import KLInReward
+from verl.trainer.ppo.per_agent import estimators_in_use
 from verl.trainer.ppo.reward import place_on_last_token
 from verl.trainer.ppo.team import TeamWorkers
 from verl.utils.timer import Timer
@@ -48,10 +50,18 @@ class CreditAssigner:
 
     @property
     def needs_old(self) -> bool:
-        """The policies' own log-probs are needed before the update: several updates a step, KL in the reward, or a correction."""
+        """The policies' own log-probs are needed first: for several updates a step, KL in the reward, a correction or an estimator."""
         algorithm = self.config.algorithm
         correction = algorithm.rollout_correction
-        return not correction.bypass_mode and (not self.on_policy or algorithm.use_kl_in_reward or correction.corrects_batch)
+        return not correction.bypass_mode and (
+            not self.on_policy or algorithm.use_kl_in_reward or correction.corrects_batch or self.needs_squares
+        )
+
+    @property
+    def needs_squares(self) -> bool:
+        """An estimator in use has the parameter `sum_pi_squared` without a default."""
+        used = estimators_in_use(self.config.algorithm, self.config.agent.agent_ids)
+        return any(estimator_needs(name, "sum_pi_squared") for name in used)
 
     def score(self, batch: DataProto, timer: Timer, version: int) -> tuple[DataProto, dict[str, float]]:
         """Add log-probs, the off-policy correction, token rewards, `advantages` and `returns`: (the batch, metrics).
@@ -78,7 +88,7 @@ class CreditAssigner:
             apply_bypass_mode(batch, correction)
         elif self.needs_old:
             with timer("old_log_prob"):
-                batch = batch.union(self.team.compute_log_prob(batch))
+                batch = batch.union(self.team.compute_log_prob(batch, self.needs_squares))
             metrics |= sampler_gap_metrics(batch, correction.rollout_is_threshold)
         if self.team.uses_reference:
             with timer("ref"):

@@ -106,9 +106,9 @@ class TeamWorkers:
 
         self._on_all(init)
 
-    def compute_log_prob(self, batch: DataProto) -> DataProto:
-        """Log-probs under the policies as they are: `old_log_probs` and `entropys` `[bsz, response_len]`."""
-        return self._score(batch, self.policies, "compute_log_prob", LOG_PROB_COLUMNS)
+    def compute_log_prob(self, batch: DataProto, sum_pi_squared: bool = False) -> DataProto:
+        """Log-probs under the policies as they are: `old_log_probs`, `entropys`, if asked `sum_pi_squared` `[bsz, response_len]`."""
+        return self._score(batch, self.policies, "compute_log_prob", LOG_PROB_COLUMNS, meta={"sum_pi_squared": sum_pi_squared})
 
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         """Log-probs under the frozen reference of every policy: `ref_log_prob` `[bsz, response_len]`; zero for groups without one."""
@@ -123,7 +123,13 @@ class TeamWorkers:
         return critic_rows(batch, {agent for agents in self.critic_agents.values() for agent in agents})
 
     def _score(
-        self, batch: DataProto, workers: Mapping[str, WorkerGroup], method: str, columns: Sequence[str], else_zero: str = ""
+        self,
+        batch: DataProto,
+        workers: Mapping[str, WorkerGroup],
+        method: str,
+        columns: Sequence[str],
+        else_zero: str = "",
+        meta: Mapping[str, Any] | None = None,
     ) -> DataProto:
         """Call `method` of every group's worker on its rows; where there is none, the column `else_zero` is zero."""
         parts = split_batch_by_wg_ids(batch)
@@ -133,7 +139,7 @@ class TeamWorkers:
                 nothing = torch.zeros_like(parts[wg_id].batch.batch["responses"], dtype=torch.float32)
                 return SubBatch(DataProto.from_dict(tensors={else_zero: nothing}), parts[wg_id].rows)
             sub, order, padding = self._for_ranks(parts[wg_id].batch, columns)
-            sub.meta_info = {"temperature": self.specs[wg_id].config.rollout.temperature}
+            sub.meta_info = {"temperature": self.specs[wg_id].config.rollout.temperature, **(meta or {})}
             return SubBatch(_unpadded(getattr(workers[wg_id], method)(sub), order, padding), parts[wg_id].rows)
 
         return _fit_width(combine_batches(self._on(list(parts), compute)), batch)

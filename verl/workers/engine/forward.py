@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from verl.workers.engine.attention import PACKED_ATTENTION, plan_packing
-from verl.workers.engine.token_scores import token_scores
+from verl.workers.engine.token_scores import sums_of_squares, token_scores
 
 INPUT_KEYS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
 
@@ -22,10 +22,12 @@ class Scores:
     Attributes:
         log_probs: `[bsz, response_len]` fp32, differentiable unless grad is off.
         entropy: `[bsz, response_len]` fp32, in nats.
+        sum_pi_squared: `[bsz, response_len]` fp32, the sum over the vocabulary of the squared probabilities; None unless asked for.
     """
 
     log_probs: torch.Tensor
     entropy: torch.Tensor
+    sum_pi_squared: torch.Tensor | None = None
 
 
 def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
@@ -39,7 +41,7 @@ def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
         raise ValueError("response_mask is set where attention_mask is not; padding cannot be trained on")
 
 
-def score_tokens(model: Any, rows: Mapping[str, torch.Tensor], temperature: float, packed: bool) -> Scores:
+def score_tokens(model: Any, rows: Mapping[str, torch.Tensor], temperature: float, packed: bool, sum_pi_squared: bool = False) -> Scores:
     """Run rows through a causal language model; see `Scores`.
 
     Args:
@@ -47,11 +49,13 @@ def score_tokens(model: Any, rows: Mapping[str, torch.Tensor], temperature: floa
         rows: `INPUT_KEYS`; no rows at all is allowed (ranks must call the model equally often) and gives empty scores.
         temperature: of the sampler.
         packed: run the rows as one sequence without padding.
+        sum_pi_squared: also sum the squared probabilities; one more pass over the logits.
     """
     logits = (_packed if packed else _padded)(model, rows)
     mask = rows["response_mask"].bool()
     log_probs, entropy = token_scores(logits, rows["responses"][mask], temperature)
-    return Scores(_scatter(log_probs, mask), _scatter(entropy, mask))
+    squares = _scatter(sums_of_squares(logits, temperature), mask) if sum_pi_squared else None
+    return Scores(_scatter(log_probs, mask), _scatter(entropy, mask), squares)
 
 
 def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], packed: bool) -> torch.Tensor:

@@ -113,22 +113,23 @@ class FSDPEngine:
         plan += [[]] * (same_count(len(plan), self.group, self.device) - len(plan))
         return [select(rows, torch.tensor(index, dtype=torch.long, device=self.device)) for index in plan]
 
-    def score(self, rows: Rows, temperature: float) -> Scores:
+    def score(self, rows: Rows, temperature: float, sum_pi_squared: bool = False) -> Scores:
         """Score one micro-batch on the device; see `Scores`."""
-        return score_tokens(self.model, rows, temperature, self.packed)
+        return score_tokens(self.model, rows, temperature, self.packed, sum_pi_squared)
 
     def value(self, rows: Rows) -> torch.Tensor:
         """Values of one micro-batch on the device; see `value_tokens`."""
         return value_tokens(self.model, rows, self.packed)
 
-    def score_all(self, rows: Rows, temperature: float, rule: MicroBatchRule) -> Scores:
+    def score_all(self, rows: Rows, temperature: float, rule: MicroBatchRule, sum_pi_squared: bool = False) -> Scores:
         """Score any number of rows without gradients; see `_on_all`."""
 
         def score(micro: Rows) -> tuple[torch.Tensor, ...]:
-            scores = self.score(micro, temperature)
-            return scores.log_probs, scores.entropy
+            scores = self.score(micro, temperature, sum_pi_squared)
+            found = (scores.log_probs, scores.entropy, scores.sum_pi_squared)
+            return tuple(score for score in found if score is not None)
 
-        return Scores(*self._on_all(rows, rule, score, 2))
+        return Scores(*self._on_all(rows, rule, score, 3 if sum_pi_squared else 2))
 
     def value_all(self, rows: Rows, rule: MicroBatchRule) -> torch.Tensor:
         """Values of any number of rows without gradients; see `_on_all`."""

@@ -60,6 +60,21 @@ def _chunks(count: int, vocab: int) -> list[slice]:
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
+@torch.no_grad()
+def sums_of_squares(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Sum over the vocabulary of the squared probabilities under softmax(logits / temperature): `[count]` fp32, without gradient.
+
+    Args:
+        logits: `[count, vocab]`, any float dtype.
+        temperature: positive.
+    """
+    sums = logits.new_empty(len(logits), dtype=torch.float32)
+    for rows in _chunks(*logits.shape):
+        probs = torch.softmax(_scale(logits[rows], temperature), dim=-1)
+        sums[rows] = torch.linalg.vecdot(probs, probs)
+    return sums
+
+
 def token_scores(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each label and entropy of each distribution under softmax(logits / temperature), in fp32.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from enum import Enum, StrEnum
 from typing import Any, TypeVar
@@ -65,6 +66,12 @@ def register_adv_est(name_or_enum: str | Enum) -> Callable[[Fn], Fn]:
 def get_adv_estimator_fn(name_or_enum: str | Enum) -> Callable[..., Any]:
     """The estimator registered under a name; raises ValueError listing the known ones."""
     return _lookup(ADV_ESTIMATOR_REGISTRY, "advantage estimator", name_or_enum)
+
+
+def estimator_needs(name_or_enum: str | Enum, parameter: str) -> bool:
+    """Whether an estimator has a parameter of that name without a default; raises ValueError for an unknown estimator."""
+    found = inspect.signature(get_adv_estimator_fn(name_or_enum)).parameters.get(parameter)
+    return found is not None and found.default is inspect.Parameter.empty
 
 
 def register_policy_loss(name: str) -> Callable[[Fn], Fn]:
