@@ -71,6 +71,20 @@ def test_a_given_clip_ratio_takes_the_place_of_both_sides() -> None:
     assert (actor.clip_ratio, actor.clip_ratio_low, actor.clip_ratio_high) == (0.1, None, None)
 
 
+def test_the_filters_metric_goes_with_the_filter() -> None:
+    """Switched off beside the preset, the filter leaves no key behind that would do nothing; switched on again, it stays DAPO's."""
+    rules = [resolved("algorithm.preset=dapo", f"algorithm.filter_groups.enable={on}").algorithm.filter_groups for on in ("True", "false")]
+    assert [(rule.enable, rule.metric) for rule in rules] == [(True, "mixed_reward"), (False, "seq_reward")]
+
+
+def test_python_keeps_what_it_is_told_to_keep() -> None:
+    config = RunConfig()
+    config.actor_rollout_ref.actor.clip_ratio = 0.1
+    apply_preset(config, "dapo", keep=[f"{ACTOR}.clip_ratio"])
+    assert config.actor_rollout_ref.actor.clip_ratio_high is None
+    assert config.algorithm.filter_groups.metric == "mixed_reward"
+
+
 def test_the_last_preset_given_is_the_one() -> None:
     config = resolved("algorithm.preset=dapo", "algorithm.preset='dr_grpo'")
     assert not config.algorithm.filter_groups.enable

@@ -20,14 +20,12 @@ config.yaml holds it. In Python: `apply_preset(config, "dapo")`, then whatever i
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
+from types import MappingProxyType
 from typing import Any
 
 from verl.trainer.config.run import RunConfig
-
-logger = logging.getLogger(__name__)
 
 ACTOR = "actor_rollout_ref.actor"
 NO_KL = {"algorithm.use_kl_in_reward": "false", f"{ACTOR}.use_kl_loss": "false"}
@@ -64,7 +62,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         **NO_KL,
     },
 }
-# A key that is given speaks for these as well.
+# A key that is given speaks for these as well, unless it switches on what the preset switches on.
 SPEAKS_FOR = {
     f"{ACTOR}.clip_ratio": (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"),
     "algorithm.filter_groups.enable": ("algorithm.filter_groups.metric",),
@@ -75,8 +73,8 @@ class PresetError(ValueError):
     """A preset that does not exist, or one that was named but not applied; the message says what to do."""
 
 
-def expansion(name: str, given: Collection[str] = ()) -> dict[str, str]:
-    """Key -> value, as on the command line, of a preset beside the keys that are given.
+def expansion(name: str, given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """Key -> value, as on the command line, of a preset beside the keys and values that are given.
 
     Raises PresetError listing the presets there are.
     """
@@ -84,7 +82,7 @@ def expansion(name: str, given: Collection[str] = ()) -> dict[str, str]:
         near = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise PresetError(f"algorithm.preset='{name}': expected one of {', '.join(PRESETS)}{hint}")
-    left_out = {*given, *(other for key in given for other in SPEAKS_FOR.get(key, ()))}
+    left_out = {*given, *(other for key, value in given.items() if value.lower() != "true" for other in SPEAKS_FOR.get(key, ()))}
     return {key: value for key, value in PRESETS[name].items() if key not in left_out}
 
 
@@ -108,7 +106,7 @@ def apply_preset(config: RunConfig, name: str, keep: Collection[str] = ()) -> No
 
     Raises PresetError for an unknown name.
     """
-    for key, value in expansion(name, keep).items():
+    for key, value in expansion(name, dict.fromkeys(keep, "")).items():
         section, _, leaf = key.rpartition(".")
         setattr(_value(config, section), leaf, _parsed(value))
     config.algorithm.preset = name
