@@ -29,7 +29,7 @@ def compute_m_grpo_outcome_advantage(
     seed: int = 0,
     candidate: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
-    """GRPO in two kinds of group (M-GRPO, arXiv 2511.13288, section 3): `A = (s - mean) / (std + epsilon)` over the episodes of the main
+    """GRPO in two kinds of group (M-GRPO, arXiv 2511.13288): `A = (s - mean) / (std + epsilon)` over the episodes of the main
     agent, and over the aligned calls of the sub-agents.
 
     An episode's calls of the main agent are averaged and share one advantage. The calls of a sub-agent are brought to
