@@ -15,13 +15,17 @@ HEADER = """# Algorithms
 
 Written by `python scripts/gen_algorithm_docs.py` from the docstrings of the functions; change those, not this file.
 
-Every entry gives the idea and formula, the paper, the keys that it reads, when to use it and when it fails. `algorithm.adv_estimator` picks an
-estimator for the team and `algorithm.per_agent.<agent>.adv_estimator` for one agent; `actor_rollout_ref.actor.policy_loss.loss_mode` picks the
-loss. [docs/upstream_map.md](upstream_map.md) says where results differ from verl's on purpose. A function of your own joins under a name given to
-`@register_adv_est` or `@register_policy_loss` ([docs/workflows.md](workflows.md)).
+Every entry gives the idea and formula, the paper, the keys that it reads, when to use it and when it fails. `algorithm.adv_estimator` picks
+an estimator for the team and `algorithm.per_agent.<agent>.adv_estimator` for one agent;
+`actor_rollout_ref.actor.policy_loss.loss_mode` picks the loss. [docs/upstream_map.md](upstream_map.md) says where results differ from
+verl's on purpose. A function of your own joins under a name given to `@register_adv_est` or `@register_policy_loss`
+([docs/workflows.md](workflows.md)).
 
-Common to all estimators: a group of one has advantage 0 (`algorithm.singleton=raw`: its score), a group of equal scores exactly 0; rows without an
-unmasked token are in no statistic; the order of rows changes nothing; whitening never crosses policies.
+Common to all estimators: a group of one has advantage 0 (`algorithm.singleton=raw`: its score), a group of equal scores exactly 0; rows
+without an unmasked token are in no statistic; the order of rows changes nothing; whitening never crosses policies.
+"""
+REWARDS = """Mixing, team scope, shaping, propagation and penalties happen before a batch exists, in `agent_system/reward/`:
+[docs/training.md](training.md#rewards) has their formulas and keys.
 """
 
 
@@ -29,7 +33,7 @@ def paragraphs(fn: Callable[..., Any]) -> list[str]:
     """The docstring before `Args:`, cut at empty lines."""
     text = inspect.cleandoc(fn.__doc__ or "")
     text = re.split(r"^(?:Args|Returns|Raises|Attributes):$", text, flags=re.MULTILINE)[0]
-    return [p.strip() for p in re.split(r"\n\s*\n", text) if p.strip()]
+    return [p.strip("\n").rstrip() for p in re.split(r"\n[ \t]*\n", text) if p.strip()]
 
 
 def facts(fn: Callable[..., Any]) -> tuple[list[str], dict[str, str]]:
@@ -38,7 +42,7 @@ def facts(fn: Callable[..., Any]) -> tuple[list[str], dict[str, str]]:
     for paragraph in paragraphs(fn):
         starts = re.split(rf"^({'|'.join(FACTS)}): ", paragraph, flags=re.MULTILINE)
         if starts[0].strip():
-            about.append(starts[0].strip())
+            about.append(starts[0].rstrip())
         told |= {name: " ".join(text.split()) for name, text in zip(starts[1::2], starts[2::2], strict=True)}
     missing = [name for name in FACTS if name not in told]
     if missing or not about:
@@ -60,6 +64,11 @@ def entries(registry: Mapping[str, Callable[..., Any]]) -> str:
     return "\n".join(out)
 
 
+def described(*functions: Callable[..., Any]) -> str:
+    """One section a function that nobody picks by name: what its docstring says before its arguments."""
+    return "\n".join(f"### `{fn.__module__}.{fn.__qualname__}`\n\n" + "\n\n".join(paragraphs(fn)) + "\n" for fn in functions)
+
+
 def render() -> str:
     """The whole page."""
     from verl.trainer.config import presets
@@ -68,6 +77,9 @@ def render() -> str:
     pages = [HEADER]
     pages += ["## Advantage estimators\n", entries(core_algos.ADV_ESTIMATOR_REGISTRY)]
     pages += ["## Policy losses\n", entries(core_algos.POLICY_LOSS_REGISTRY)]
+    pages += ["## Aggregation, KL and values\n", described(core_algos.agg_loss, core_algos.kl_penalty, core_algos.kl_penalty_forward)]
+    pages += [described(core_algos.AdaptiveKLController.update, core_algos.compute_value_loss)]
+    pages += ["## Rewards\n", REWARDS]
     pages += ["## Off-policy correction\n", inspect.cleandoc(core_algos.rollout_correction.__doc__ or "") + "\n"]
     pages += ["## Presets\n", inspect.cleandoc(presets.__doc__ or "") + "\n", presets_table(presets.PRESETS)]
     return "\n".join(pages)
