@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from verl.trainer.ppo.core_algos.grouping import GroupStats, first_rows, group_index, group_stats
+from verl.trainer.ppo.core_algos.own_keys import own_key
 
 
 def outcome_scores(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -45,7 +46,7 @@ def real_rows(response_mask: torch.Tensor) -> torch.Tensor:
 
 def singleton_advantage(scores: np.ndarray, config: Any) -> np.ndarray | float:
     """Advantage of a group of one: 0, or the raw score when `config.singleton == "raw"`."""
-    mode = "zero" if config is None else config.singleton
+    mode = own_key(config, "singleton", "zero")
     if mode not in ("zero", "raw"):
         raise ValueError(f"algorithm.singleton={mode!r}: expected zero or raw")
     return scores if mode == "raw" else 0.0

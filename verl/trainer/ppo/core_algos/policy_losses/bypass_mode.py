@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from verl.trainer.ppo.core_algos.own_keys import own_key
 from verl.trainer.ppo.core_algos.policy_losses.parts import need_config
 from verl.trainer.ppo.core_algos.policy_losses.preparation import (
     MiniBatch,
@@ -26,8 +27,9 @@ LOSS_TYPES = ("ppo_clip", "reinforce")
 
 
 def _settings(config: Any) -> Any:
-    """The correction's settings. Raises ValueError when there are none, or the loss type is unknown."""
-    correction = need_config(config, "bypass_mode").rollout_correction
+    """The correction's settings; a config of verl has them under `policy_loss`. Raises ValueError for none or an unknown loss type."""
+    need_config(config, "bypass_mode")
+    correction = own_key(config, "rollout_correction", None) or own_key(config.policy_loss, "rollout_correction", None)
     if correction is None:
         raise ValueError("policy loss 'bypass_mode' needs algorithm.rollout_correction; set algorithm.rollout_correction.bypass_mode=true")
     if correction.loss_type not in LOSS_TYPES:
@@ -42,7 +44,7 @@ def _clipped_loss(config: Any) -> str:
 
 def _needs_mini_batch(config: Any) -> bool:
     correction = _settings(config)
-    if correction.rollout_rs is not None or correction.m2po_tau is not None:
+    if correction.rollout_rs is not None or own_key(correction, "m2po_tau", None) is not None:
         return True
     if correction.loss_type == "reinforce":
         return correction.rollout_is is not None
@@ -59,8 +61,9 @@ def bypass_columns(mini: MiniBatch, config: Any) -> dict[str, torch.Tensor]:
         columns[WEIGHTS] = _weights(mini, log_ratio, correction)
     if correction.rollout_rs is not None and bool(mask.any()):
         mask, _ = compute_rollout_rejection_mask(log_ratio, mask, correction.rollout_rs, correction.rollout_rs_threshold)
-    if correction.m2po_tau is not None:
-        mask = _m2po(replace(mini, response_mask=mask), log_ratio, correction.m2po_tau)
+    tau = own_key(correction, "m2po_tau", None)
+    if tau is not None:
+        mask = _m2po(replace(mini, response_mask=mask), log_ratio, tau)
     columns["response_mask"] = mask
     prepare = find_preparation(_clipped_loss(config), config) if correction.loss_type == "ppo_clip" else None
     return columns | (prepare(replace(mini, response_mask=mask), config) if prepare else {})
@@ -135,7 +138,7 @@ def compute_policy_loss_bypass_mode(
         loss, metrics = compute_policy_loss_reinforce(old_log_prob, **shared, rollout_is_weights=columns.get(WEIGHTS))
     else:
         loss, metrics = get_policy_loss_fn(_clipped_loss(config))(old_log_prob=old_log_prob, **shared, rollout_is_weights=None)
-    if config.prepared is None:
+    if own_key(config, "prepared", None) is None:
         _, _, diagnostics = compute_rollout_correction_and_rejection_mask(
             log_prob.detach(), old_log_prob, response_mask, correction.rollout_is, correction.rollout_is_threshold,
             correction.rollout_is_batch_normalize, correction.rollout_rs, correction.rollout_rs_threshold,

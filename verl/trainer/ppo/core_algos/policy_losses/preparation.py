@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from verl.trainer.ppo.core_algos.own_keys import own_key
+
 
 class Ranks:
     """The ranks that share a mini-batch; this class is the one process that has it all."""
@@ -102,8 +104,9 @@ def prepared_columns(
     response_mask: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
     """The columns that the engine prepared for these rows, or what the rows give when they are all there is."""
-    if config.prepared is not None:
-        return config.prepared
+    prepared: dict[str, torch.Tensor] | None = own_key(config, "prepared", None)
+    if prepared is not None:
+        return prepared
     prepare = find_preparation(loss, config)
     if prepare is None:
         return {}
