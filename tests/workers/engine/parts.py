@@ -50,11 +50,13 @@ def make_engine(
     return FSDPEngine(config, FSDPConfig(), optim or OptimConfig(lr=lr), init_mesh("cpu", rank, ranks))
 
 
-def make_value_engine(model: Path, *, rank: int = 0, ranks: int = 1, optim: OptimConfig | None = None, **options: object) -> FSDPEngine:
+def make_value_engine(
+    model: Path, *, rank: int = 0, ranks: int = 1, optim: OptimConfig | None = None, fsdp: FSDPConfig | None = None, **options: object
+) -> FSDPEngine:
     """As `make_engine`, of a value model."""
     torch.set_num_threads(1)
     config = ModelConfig(path=str(model), **options)  # type: ignore[arg-type]
-    return FSDPEngine(config, FSDPConfig(), optim or OptimConfig(lr=1e-3), init_mesh("cpu", rank, ranks), VALUE_MODEL)
+    return FSDPEngine(config, fsdp or FSDPConfig(), optim or OptimConfig(lr=1e-3), init_mesh("cpu", rank, ranks), VALUE_MODEL)
 
 
 def save_value_model(model: Path, folder: Path) -> Path:

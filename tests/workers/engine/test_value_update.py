@@ -7,7 +7,7 @@ import torch
 
 from tests.workers.engine.parts import ONE_PIECE, largest_difference, make_rows, make_value_engine, save_value_model, value_gradients
 from verl.models.loader import load_tokenizer
-from verl.trainer.config import CriticConfig, OptimConfig
+from verl.trainer.config import CriticConfig, FSDPConfig, OptimConfig
 from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
 from verl.utils.checkpoint import CheckpointError
 from verl.workers.engine import FSDPEngine, MicroBatchRule, StepPlan, update_values
@@ -116,3 +116,11 @@ def test_rows_without_values_are_refused(value_model: Path) -> None:
     del rows["values"]
     with pytest.raises(ValueError, match=r"update_critic: the batch has no \['values'\]"):
         update_values(make_value_engine(value_model), CriticConfig(), rows, StepPlan(), ONE_PIECE)
+
+
+def test_values_are_finer_than_the_numbers_that_the_layers_compute_in(value_model: Path) -> None:
+    rows, fsdp = make_rows(6), FSDPConfig(mixed_precision="bf16")
+    values = make_value_engine(value_model, fsdp=fsdp).value_all(rows, ONE_PIECE)
+    exact = make_value_engine(value_model).value_all(rows, ONE_PIECE)
+    assert not torch.equal(values, values.bfloat16().float())
+    assert 0 < (values - exact).abs().max() < 0.05

@@ -41,8 +41,9 @@ def init_mesh(device: str, rank: int, world_size: int) -> DeviceMesh:
 def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshard_after_forward: bool) -> Any:
     """Shard a transformers model in place, layer by layer, and return it.
 
-    Parameters keep their dtype (the master weights); compute runs in `compute_dtype`; gradients reduce in fp32. With one
-    rank nothing is freed after the forward pass, since gathering it again would buy no memory.
+    Parameters keep their dtype (the master weights); compute runs in `compute_dtype`, the head of a value model in fp32 (from token
+    to token values differ by less than bf16 can tell); gradients reduce in fp32. With one rank nothing is freed after the forward
+    pass, since gathering it again would buy no memory.
     """
     master = next(model.parameters()).dtype
     policy = MixedPrecisionPolicy(
@@ -54,6 +55,8 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
     for module in model.modules():
         if type(module).__name__ in layer_names:
             fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+        elif isinstance(module, torch.nn.Linear) and module.out_features == 1 and compute_dtype != torch.float32:
+            fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32))
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     # Buffers (rotary frequencies) are not FSDP's business.
     for module in model.modules():
