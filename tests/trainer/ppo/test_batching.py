@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl.protocol import DataProto
-from verl.trainer.ppo.batching import SubBatch, balance_order, combine_batches, pad_zero_weight, split_batch_by_wg_ids, trim_padding
+from verl.trainer.ppo.batching import (
+    SubBatch,
+    balance_order,
+    combine_batches,
+    pad_zero_weight,
+    split_batch_by_wg_ids,
+    trim_padding,
+    with_tokens,
+)
 
 
 def make_batch(lengths: list[tuple[int, int]], wg_ids: list[str]) -> DataProto:
@@ -85,3 +93,19 @@ def test_ranks_get_equal_rows_and_about_equal_tokens() -> None:
     assert sorted(order.tolist()) == list(range(8))
     tokens = batch.batch["attention_mask"].sum(1)[torch.as_tensor(order)]
     assert abs(int(tokens[:4].sum() - tokens[4:].sum())) <= 6
+
+
+def test_rows_without_a_token_are_spread_over_no_rank_unless_there_is_nothing_else() -> None:
+    batch = make_batch([(1, 2)] * 3, ["a"] * 3)
+    batch.batch["response_mask"][1] = 0
+    assert with_tokens(batch).non_tensor_batch["row"].tolist() == [0, 2]
+    batch.batch["response_mask"][:] = 0
+    assert len(with_tokens(batch)) == 3
+
+
+def test_correction_weights_are_cut_and_padded_like_the_response() -> None:
+    batch = make_batch([(1, 2), (1, 5)], ["a", "b"])
+    batch.batch["rollout_is_weights"] = torch.rand(2, 5) * batch.batch["response_mask"]
+    parts = {wg: SubBatch(trim_padding(part.batch), part.rows) for wg, part in split_batch_by_wg_ids(batch).items()}
+    assert parts["a"].batch.batch["rollout_is_weights"].shape == (1, 2)
+    assert torch.equal(combine_batches(parts).batch["rollout_is_weights"], batch.batch["rollout_is_weights"])

@@ -76,6 +76,12 @@ def trim_padding(batch: DataProto) -> DataProto:
     return DataProto.from_dict(tensors=out, non_tensors=dict(batch.non_tensor_batch), meta_info=dict(batch.meta_info))
 
 
+def with_tokens(batch: DataProto) -> DataProto:
+    """The rows that have an unmasked token, so that every rank gets its share of what is learnt from; all rows when none has one."""
+    rows = np.flatnonzero(batch.batch["response_mask"].any(dim=1).cpu().numpy())
+    return batch.select_idxs(rows) if 0 < len(rows) < len(batch) else batch
+
+
 def pad_zero_weight(batch: DataProto, divisor: int) -> tuple[DataProto, int]:
     """Append copies of the first row with an empty `response_mask` until `divisor` divides the rows: (batch, rows added)."""
     missing = -len(batch) % divisor

@@ -17,7 +17,15 @@ from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement, WorkerGroupSpec
-from verl.trainer.ppo.batching import SubBatch, balance_order, combine_batches, pad_zero_weight, split_batch_by_wg_ids, trim_padding
+from verl.trainer.ppo.batching import (
+    SubBatch,
+    balance_order,
+    combine_batches,
+    pad_zero_weight,
+    split_batch_by_wg_ids,
+    trim_padding,
+    with_tokens,
+)
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.core_algos.rollout_correction import over_policies
 from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
@@ -186,7 +194,7 @@ class TeamWorkers:
         parts = split_batch_by_wg_ids(batch)
 
         def update(wg_id: str) -> dict[str, float]:
-            sub, _, _ = self._for_ranks(parts[wg_id].batch, columns)
+            sub, _, _ = self._for_ranks(with_tokens(parts[wg_id].batch), columns)
             rollout = self.specs[wg_id].config.rollout
             sub.meta_info = {
                 **meta,
