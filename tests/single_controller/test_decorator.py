@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from verl import DataProto
+from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import (
     DISPATCH_MODE_FN_REGISTRY,
     MAGIC_ATTR,
@@ -96,3 +97,24 @@ def test_tensordicts_with_ragged_columns_are_cut_and_joined() -> None:
     parts = chunk_tensordict(data, 2)
     assert [len(row) for row in parts[1]["n"].unbind()] == [6, 7] and parts[1]["x"].tolist() == [2, 3]
     assert [len(row) for row in concat_parts(parts)["n"].unbind()] == [4, 5, 6, 7]
+
+
+def test_names_are_members_look_ups_and_attributes(registry: None) -> None:
+    assert Dispatch.from_name("one_to_all") is Dispatch.ONE_TO_ALL and Dispatch.from_name("nothing") is None
+    assert "RANK_ZERO" in dir(Execute)
+    register_dispatch_mode("TEST_MODE", print, print)
+    assert Dispatch.TEST_MODE is Dispatch.from_name("test_mode")
+    Dispatch.remove("TEST_MODE")
+    with pytest.raises(AttributeError, match=r"Dispatch has no member 'TEST_MODE'; its members are \['ALL_TO_ALL'"):
+        _ = Dispatch.TEST_MODE
+
+
+def test_a_worker_hands_its_mesh_to_the_one_that_holds_it() -> None:
+    inner, outer = Worker(), Worker()
+    inner._register_dispatch_collect_info("actor", dp_rank=3, is_collect=False)
+    outer.set_dispatch_collect("rollout", **inner.get_dispatch_collect())
+    assert outer._query_dispatch_info("rollout") == 3 and outer.query_collect_info("rollout") is False
+    with pytest.raises(AssertionError, match="rollout is already registered"):
+        outer.set_dispatch_collect("rollout", **inner.get_dispatch_collect())
+    address, port = outer.get_available_master_addr_port()
+    assert address == "127.0.0.1" and int(port) > 0

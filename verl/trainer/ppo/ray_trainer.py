@@ -36,21 +36,21 @@ from verl.utils.timer import Timer
 from verl.utils.tracking import Tracking
 
 if TYPE_CHECKING:
-    from verl.single_controller.ray import ResourcePoolManager
+    from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup, ResourcePoolManager
 
 logger = logging.getLogger(__name__)
 
 __all__ = [
-    "AdvantageEstimator", "CheckpointError", "RayPPOTrainer", "ResourcePoolManager", "Role", "WorkerType", "apply_kl_penalty",
-    "compute_advantage", "compute_response_mask", "need_critic", "need_reference_policy",
+    "AdvantageEstimator", "CheckpointError", "RayClassWithInitArgs", "RayPPOTrainer", "RayWorkerGroup", "ResourcePoolManager", "Role",
+    "WorkerType", "apply_kl_penalty", "compute_advantage", "compute_response_mask", "need_critic", "need_reference_policy",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ResourcePoolManager":  # on demand: the local controller needs no Ray
-        from verl.single_controller.ray import ResourcePoolManager
+    if name in ("RayClassWithInitArgs", "RayWorkerGroup", "ResourcePoolManager"):  # on demand: the local controller needs no Ray
+        from verl.single_controller import ray
 
-        return ResourcePoolManager
+        return getattr(ray, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
