@@ -87,14 +87,11 @@ def _scalar_config(path: str, trust_remote_code: bool) -> Any:
 
 
 def _finished(model: Any) -> Any:
-    model.register_forward_hook(_copy_logits)
-    return model.eval()
-
-
-def _copy_logits(model: Any, inputs: Any, output: Any) -> Any:
     """FSDP2 warns of modules that return a view, as a head with a bias does; a copy of one number a token costs nothing."""
-    output.logits = output.logits.clone()
-    return output
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module.out_features == 1:
+            module.register_forward_hook(lambda module, inputs, output: output.clone())
+    return model.eval()
 
 
 def _in_layers(model: Any, name: str) -> bool:
