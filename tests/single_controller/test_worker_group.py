@@ -1,7 +1,9 @@
 """Worker groups: one class of workers behaves the same on Ray and in this process; Ray's processes, failures and clean-up."""
 
 import asyncio
+import gc
 import os
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -146,6 +148,30 @@ def test_async_methods_serve_many_calls_at_once_on_any_loop(backend: str, cluste
     assert asyncio.run(many(2)) == [1, 2]
     assert group.concurrency()[0][0] > 1
     group.shutdown()
+
+
+class Patient(Worker):
+    ended = False
+
+    async def wait(self) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            Patient.ended = True
+
+
+@pytest.mark.parametrize("shut_down", [True, False])
+def test_what_a_local_worker_still_does_ends_with_its_group(shut_down: bool) -> None:
+    Patient.ended = False
+    group = make_group("local", Patient)
+    group.call_async("wait")
+    group.execute_all_sync("get_master_addr_port")  # the loop has begun to wait by then
+    if shut_down:
+        group.shutdown()
+    del group
+    gc.collect()
+    assert Patient.ended
+    assert not [thread for thread in threading.enumerate() if thread.name == "Patient loop"]
 
 
 def test_the_local_backend_refuses_more_than_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

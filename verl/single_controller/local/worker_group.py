@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,6 +16,10 @@ from verl.protocol.data_proto import DataProto
 from verl.protocol.future import PendingResults
 from verl.single_controller.base.worker import find_free_port
 from verl.single_controller.base.worker_group import DEFAULT_TIMEOUT_S, ClassWithInitArgs, ResourcePool, WorkerGroup
+
+logger = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 10.0
 
 
 class LocalResourcePool(ResourcePool):
@@ -97,13 +103,13 @@ class LocalWorkerGroup(WorkerGroup):
             )
         _set_rank_environment(worker_env or {})
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
         worker_class = class_with_init.cls
         self._worker: Any = class_with_init()
         if any(inspect.iscoroutinefunction(member) for _, member in inspect.getmembers(worker_class)):
             self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name=f"{worker_class.__name__} loop", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._loop.run_forever, name=f"{worker_class.__name__} loop", daemon=True)
+            thread.start()
+            self._end_loop = weakref.finalize(self, _end_loop, self._loop, thread)
         self._bind_worker_methods(worker_class)
 
     @property
@@ -119,11 +125,9 @@ class LocalWorkerGroup(WorkerGroup):
     def shutdown(self) -> None:
         """Let the worker go and end its event loop."""
         self._worker = None
-        loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(timeout=self.timeout_s)
-            loop.close()
+        if self._loop is not None:
+            self._loop = None
+            self._end_loop()
 
     def _submit(self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]) -> LocalPendingResults:
         if self._worker is None:
@@ -152,6 +156,29 @@ class LocalWorkerGroup(WorkerGroup):
         except Exception as error:  # handed to whoever asks for the result, as a worker process would
             future.set_exception(error)
         return future
+
+
+def _end_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Cancel what a worker still does, so that nothing is destroyed while it waits, and end its event loop."""
+    if threading.current_thread() is thread:  # the garbage collector found the group there
+        loop.stop()
+        return
+    try:
+        asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(END_TIMEOUT_S)
+    except TimeoutError:
+        logger.warning("%s did not end within %g s", thread.name, END_TIMEOUT_S)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(END_TIMEOUT_S)
+    if not thread.is_alive():
+        loop.close()
+
+
+async def _cancel_all() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left)
 
 
 def _own(value: Any) -> Any:
