@@ -32,7 +32,7 @@ def test_without_columns_it_is_whitened_grpo(rows) -> None:
     rewards, mask = rows([0.0, 2.0, 4.0], [2, 1, 1], width=2)
     advantages, _ = gdpo(rewards, mask, np.zeros(3), epsilon=0.0)
     std = (2.75 / 3) ** 0.5
-    assert advantages[:, 0].tolist() == pytest.approx([-0.75 / std, 0.0, 1.25 / std])
+    assert advantages[:, 0].tolist() == pytest.approx([-0.75 / std, 0.25 / std, 1.25 / std])  # the middle row is moved like any other
 
 
 def test_rows_for_which_no_reward_speaks_stay_zero(rows) -> None:
@@ -41,6 +41,17 @@ def test_rows_for_which_no_reward_speaks_stay_zero(rows) -> None:
     advantages, _ = gdpo(rewards, mask, np.array([0, 0, 1, 1, 0]), config=config(["a", "b"], [1.0, 2.0]), non_tensor_batch=columns)
     assert (advantages[2:] == 0).all()
     assert (advantages[:2, 0] != 0).all()
+
+
+def test_rewards_that_cancel_out_are_whitened_like_any_other(rows) -> None:
+    # a: -1, 1 over sqrt(2); b: 1, -1 over sqrt(2): the first group's sum is 0, but both rewards spoke. Second group: -2, 2 over sqrt(2).
+    rewards, mask = rows([0.0] * 4, [1, 1, 3, 1])
+    columns = {"a": np.array([0.0, 1.0, 0.0, 1.0]), "b": np.array([1.0, 0.0, 0.0, 1.0])}
+    arguments = {"config": config(["a", "b"]), "non_tensor_batch": columns, "epsilon": 0.0}
+    advantages, _ = gdpo(rewards, mask, np.array([0, 0, 1, 1]), **arguments)
+    tokens = np.array([0.0, 0.0, -2, -2, -2, 2]) / 2**0.5
+    expected = (tokens - tokens.mean()) / tokens.std(ddof=1)
+    assert advantages[mask.bool()].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_policies_are_whitened_apart(rows) -> None:

@@ -60,6 +60,12 @@ def test_baseline_raw_singletons_enter_with_their_score(rows) -> None:
     assert advantages[:, 0].tolist() == pytest.approx([-1, 0, 1])
 
 
+def test_baseline_raw_singleton_with_score_zero_is_whitened_as_well(rows) -> None:
+    rewards, mask = rows([0.0, 3.0], width=1)
+    advantages, _ = with_baseline(rewards, mask, np.array([0, 1]), config=SimpleNamespace(singleton="raw"))
+    assert advantages[:, 0].tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
+
+
 def test_baseline_weights_by_hand(rows) -> None:
     # weights 1, 1, 2 on 0, 4, 8: mean 5, values -5, -1, 3; weighted variance 44 / (4 - 6 / 4)
     rewards, mask = rows([0.0, 4.0, 8.0], width=1)

@@ -11,6 +11,7 @@ import torch
 from verl.trainer.ppo.core_algos.estimators.checks import check_columns, numbers
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared, real_rows
+from verl.trainer.ppo.core_algos.estimators.signal import silent_units
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
@@ -66,14 +67,16 @@ def compute_gdpo_outcome_advantage(
     rewards, factors = [token_level_rewards], [1.0]
     if config is not None and non_tensor_batch is not None:
         rewards, factors = _named_rewards(config, non_tensor_batch, response_mask)
-    total = np.zeros(len(response_mask))
+    total, silent = np.zeros(len(response_mask)), np.ones(len(response_mask), dtype=bool)
     for reward, factor in zip(rewards, factors, strict=True):
         compared = Compared.of(reward, response_mask, index, traj_index, weights)
         relative = np.where(compared.valid, group_relative(compared, epsilon, norm_adv_by_std_in_grpo, config), 0.0)
+        says_nothing = silent_units(compared, compared.stats(), config) | (factor == 0)
         total += factor * (relative if compared.unit is None else relative[compared.unit])
+        silent &= says_nothing if compared.unit is None else says_nothing[compared.unit]
     rows = torch.as_tensor(total, dtype=torch.float32, device=response_mask.device).unsqueeze(-1)
     advantages = whiten(rows.expand(response_mask.shape), response_mask, policy_index, weights)
-    advantages[torch.as_tensor(total == 0, device=advantages.device)] = 0.0
+    advantages[torch.as_tensor(silent, device=advantages.device)] = 0.0
     return advantages, advantages
 
 

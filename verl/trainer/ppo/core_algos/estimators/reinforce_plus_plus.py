@@ -9,7 +9,7 @@ import torch
 
 from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_finite, check_tokens
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared
-from verl.trainer.ppo.core_algos.estimators.signal import settle
+from verl.trainer.ppo.core_algos.estimators.signal import settle, silent_units
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
@@ -109,7 +109,7 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
     stats = compared.stats()
     relative = settle(compared, stats, compared.scores - stats.mean[compared.groups], config)
-    silent = stats.constant[compared.groups] & (relative == 0)
+    silent = silent_units(compared, stats, config)
     if compared.unit is not None:
         relative, silent = relative[compared.unit], silent[compared.unit]
     if compared.row_weights is not None:

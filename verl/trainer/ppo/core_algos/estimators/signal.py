@@ -16,3 +16,10 @@ def settle(compared: Compared, stats: GroupStats, relative: np.ndarray, config: 
     settled = np.where(stats.constant[groups] | ~compared.valid, 0.0, relative)
     alone = (stats.count[groups] == 1) & compared.valid
     return np.where(alone, singleton_advantage(compared.scores, config), settled) if alone.any() else settled
+
+
+def silent_units(compared: Compared, stats: GroupStats, config: Any) -> np.ndarray:
+    """Units whose group says nothing of them, `[n_units]` bool: one of equal scores, or of one without `config.singleton="raw"`."""
+    groups = compared.groups
+    alone = (stats.count[groups] == 1) & (singleton_advantage(compared.scores, config) is compared.scores)
+    return ~compared.valid | (stats.constant[groups] & ~alone)
