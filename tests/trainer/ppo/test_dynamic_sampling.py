@@ -81,15 +81,24 @@ def test_a_row_without_a_response_token_makes_no_signal() -> None:
 
 def test_the_metric_says_what_must_differ() -> None:
     config = AlgorithmConfig()
-    batch = make_batch(ROWS[:4], reward=[0.0, 0.1, 0.2, 0.3], team_reward=[1.0, 1.0, 0.0, 1.0], local_reward=[0.0, 0.2, 1.0, 0.2])
+    columns = {"team_reward": [1.0, 1.0, 0.0, 1.0], "local_reward": [0.0, 0.2, 1.0, 0.2], "mixed_reward": [1.0, 1.2, 1.0, 1.2]}
+    batch = make_batch(ROWS[:4], reward=[0.0, 0.1, 0.2, 0.3], **columns)
     for metric, expected in {
         "seq_reward": [True, True, True, True],
         "team_reward": [True, False, True, False],
         "local_reward": [True, False, True, False],
-        "mixed_reward": [False, False, False, False],  # 1 + 0 = 0 + 1, and 1 + 0.2 twice
+        "mixed_reward": [False, False, False, False],  # the column, whatever made it: a propagation may have scaled the local reward
     }.items():
         config.filter_groups.metric = metric
         assert signal_rows(batch, config).tolist() == expected, metric
+
+
+def test_trajectories_are_weighed_as_the_advantage_weighs_them() -> None:
+    # Episode 0: S twice (1, 0), V once (0.25). Episode 1: S 0.5, V 0.25. Weighed by calls, S counts once: 0.375 in both. Plain: 1.25 / 3.
+    rows = [("a", 0, "S", 1.0), ("a", 0, "S", 0.0), ("a", 0, "V", 0.25), ("a", 1, "S", 0.5), ("a", 1, "V", 0.25)]
+    keys = {"group_by_agent_id": False}
+    assert signal_rows(make_batch(rows), AlgorithmConfig(**keys)).all()
+    assert not signal_rows(make_batch(rows), AlgorithmConfig(**keys, call_weighting="trajectory")).any()
 
 
 @settings(max_examples=30, deadline=None)

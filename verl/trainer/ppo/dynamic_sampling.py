@@ -18,19 +18,15 @@ from verl.trainer.placement import slug
 from verl.trainer.ppo.advantage import group_fields, group_keys
 from verl.trainer.ppo.batching import trim_padding
 from verl.trainer.ppo.core_algos import group_index, group_stats
+from verl.trainer.ppo.estimator_inputs import call_weights
 from verl.trainer.ppo.per_agent import split_by_settings
 from verl.trainer.ppo.rollout_protocol import Collector, CollectResult
 from verl.utils.dataset import TaskLoader
 
 logger = logging.getLogger(__name__)
 
-# algorithm.filter_groups.metric, and the columns it stands for; mixed_reward is alpha * team + local.
-FILTER_METRICS = {
-    "seq_reward": ("reward",),
-    "mixed_reward": ("team_reward", "local_reward"),
-    "team_reward": ("team_reward",),
-    "local_reward": ("local_reward",),
-}
+# algorithm.filter_groups.metric, and the column it stands for.
+FILTER_METRICS = {"seq_reward": "reward", "mixed_reward": "mixed_reward", "team_reward": "team_reward", "local_reward": "local_reward"}
 
 
 @dataclass(frozen=True)
@@ -50,32 +46,40 @@ class Drawn:
     why_none: str = ""
 
 
-def signal_rows(batch: DataProto, config: AlgorithmConfig, alpha: float = 1.0) -> np.ndarray:
+def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
     """Whether the group of each row has a spread in `algorithm.filter_groups.metric`, `[bsz]` bool.
 
     Groups are those of the advantage, `algorithm.per_agent` included. A group of one has no spread, unless `singleton=raw` trains on
-    it; rows without a response token never count. `alpha` (`reward.alpha`) weighs the team reward in `mixed_reward`.
+    it; rows without a response token never count.
     """
-    columns = [batch.non_tensor_batch[name].astype(np.float64) for name in FILTER_METRICS[config.filter_groups.metric]]
-    values = columns[0] if len(columns) == 1 else alpha * columns[0] + columns[1]
+    values = batch.non_tensor_batch[FILTER_METRICS[config.filter_groups.metric]].astype(np.float64)
     valid = batch.batch["response_mask"].bool().any(dim=1).numpy()
     signal = np.zeros(len(batch), dtype=bool)
     for settings, rows in split_by_settings(config, batch.non_tensor_batch["agent_id"]):
         fields = group_fields(settings)
         groups = group_index([group_keys(batch, fields)[rows]])
-        trajectory = None
+        trajectory = weights = None
         if settings.statistics_over == "trajectories" or (settings.statistics_over == "auto" and fields == ["uid"]):
             trajectory = batch.non_tensor_batch["traj_uid"][rows]
-        signal[rows] = _spread(values[rows], groups, valid[rows], trajectory, settings.singleton == "raw")
+            if settings.call_weighting == "trajectory":
+                weights = call_weights(trajectory, batch.non_tensor_batch["agent_id"][rows], valid[rows])
+        signal[rows] = _spread(values[rows], groups, valid[rows], trajectory, weights, settings.singleton == "raw")
     return signal & valid
 
 
-def _spread(values: np.ndarray, groups: np.ndarray, valid: np.ndarray, trajectory: np.ndarray | None, singletons: bool) -> np.ndarray:
-    """Whether the values of each row's group differ, `[rows]`; with `trajectory`, means over trajectories are compared."""
+def _spread(
+    values: np.ndarray,
+    groups: np.ndarray,
+    valid: np.ndarray,
+    trajectory: np.ndarray | None,
+    weights: np.ndarray | None,
+    singletons: bool,
+) -> np.ndarray:
+    """Whether the values of each row's group differ, `[rows]`; with `trajectory`, (weighted) means over trajectories are compared."""
     compared = groups
     if trajectory is not None:
         members = group_index([groups, trajectory])
-        means = group_stats(values, members, valid)
+        means = group_stats(values, members, valid, weights)
         compared = groups[np.unique(members, return_index=True)[1]]
         values, valid = means.mean, means.count > 0
     stats = group_stats(values, compared, valid)
@@ -101,9 +105,9 @@ async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskL
         result = await collector.collect(rows, config.env.rollout.n, step=step, attempt=len(results))
         results.append(result)
         if result.batch is not None:
-            found += _tasks(result.batch, signal_rows(result.batch, config.algorithm, config.reward.alpha))
+            found += _tasks(result.batch, signal_rows(result.batch, config.algorithm))
     whole = collector.join(results) if len(results) > 1 else results[0]
-    signal = signal_rows(whole.batch, config.algorithm, config.reward.alpha) if whole.batch is not None else np.zeros(0, dtype=bool)
+    signal = signal_rows(whole.batch, config.algorithm) if whole.batch is not None else np.zeros(0, dtype=bool)
     if whole.batch is None or not signal.any():
         return Drawn(whole, None, {}, _nothing_differs(config, len(results), whole))
     found = _tasks(whole.batch, signal)

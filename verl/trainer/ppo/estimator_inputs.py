@@ -79,9 +79,7 @@ class EstimatorInputs:
     @cached_property
     def _call_weights(self) -> np.ndarray:
         real = real_rows(self.tensor("response_mask")).cpu().numpy()
-        chain = group_index([self.column("traj_uid"), self.column("agent_id")])
-        calls = np.bincount(chain, weights=real)[chain]
-        return np.divide(1.0, calls, out=np.zeros(len(real)), where=real)
+        return call_weights(self.column("traj_uid"), self.column("agent_id"), real)
 
     def turn_index(self) -> np.ndarray:
         """Place of each row among its agent's calls of that episode, from 0, by turn and call; candidates of one call share it: `[bsz]`."""
@@ -133,3 +131,10 @@ class EstimatorInputs:
         "batch": lambda self: self.data.batch if self.rows is None else {k: self.tensor(k) for k in self.data.batch.keys()},  # noqa: SIM118
         "non_tensor_batch": lambda self: {k: self.column(k) for k in self.data.non_tensor_batch},
     }
+
+
+def call_weights(traj_uid: np.ndarray, agent_id: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """1 / m for a row whose agent has m real rows in that episode, 0 for a row that is not real: `[bsz]`; all arguments `[bsz]`."""
+    chain = group_index([traj_uid, agent_id])
+    calls = np.bincount(chain, weights=real)[chain]
+    return np.divide(1.0, calls, out=np.zeros(len(real)), where=real)
