@@ -143,3 +143,23 @@ def test_users_add_their_own_and_unknown_names_list_the_known() -> None:
         get_adv_estimator_fn("grop")
     with pytest.raises(ValueError, match="already"):
         register_adv_est("grpo")(mine)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", (0.5 * 3 + 2 * 15) / (0.5 * 2 + 2 * 3)),
+        ("token-sum", 0.5 * 3 + 2 * 15),
+        ("seq-mean-token-sum", (0.5 * 3 + 2 * 15) / 2.5),
+        ("seq-mean-token-mean", (0.5 * 1.5 + 2 * 5) / 2.5),
+        ("seq-mean-token-sum-norm", (0.5 * 3 + 2 * 15) / 2.5 / 3),
+    ],
+)
+def test_row_weights_by_hand(mode: str, expected: float) -> None:
+    """Rows weigh 1/2, 2 and 5; the third is padding. In token-mean a token has the weight of its row."""
+    assert agg_loss(LOSS, MASK, mode, row_weights=torch.tensor([0.5, 2.0, 5.0])).item() == pytest.approx(expected)
+
+
+def test_row_weights_of_another_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match="one weight a row"):
+        agg_loss(LOSS, MASK, "token-mean", row_weights=torch.ones(2))
