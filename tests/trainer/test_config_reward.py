@@ -4,8 +4,10 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from agent_system.reward.penalties import overlong
 from verl.trainer.config import RunConfig
 from verl.trainer.config_check import ConfigError, check_config
 from verl.trainer.main_ppo import resolve_defaults, reward_settings
@@ -28,6 +30,9 @@ def check(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
     ("changes", "words"),
     [
         ({"reward.alpha": -0.5}, "reward.alpha=-0.5: expected at least 0"),
+        ({"reward.alpha": float("inf")}, "reward.alpha=inf: expected at least 0 and finite"),
+        ({"reward.shaping_threshold": float("nan")}, "reward.shaping_threshold=nan: expected a finite number"),
+        ({"reward.overlong_buffer.penalty_factor": float("inf")}, "reward.overlong_buffer.penalty_factor=inf"),
         ({"reward.team_scope": "calls"}, "reward.team_scope='calls': expected one of episode, turn, call; did you mean 'call'"),
         ({"reward.shaping": "hop"}, "reward.shaping='hop': expected one of default, turn_weighted"),
         ({"reward.shaping_gamma": 1.5}, "reward.shaping_gamma=1.5: expected at least 0 and at most 1"),
@@ -51,6 +56,13 @@ def test_a_value_that_cannot_be_used_is_named(tiny_model_dir: Path, changes: dic
     with pytest.raises(ConfigError) as error:
         check(tiny_model_dir, changes)
     assert words in str(error.value)
+
+
+def test_an_overlong_buffer_without_a_length_follows_each_agents_own_limit(tiny_model_dir: Path) -> None:
+    limits = {"data.max_response_length": 2048, "agent.agent_specific_parameters": {"rollout": {"response_length": [None, 100]}}}
+    config = check(tiny_model_dir, {"reward.overlong_buffer.enable": True, **limits})
+    buffer = reward_settings(config, build_placement(config.agent, config.actor_rollout_ref)).overlong_buffer
+    assert overlong(np.array([0, 80, 90, 100]), np.full(4, 100), buffer).tolist() == [0.0, 0.0, 0.5, 1.0]
 
 
 def test_every_key_reaches_the_agent_side(tiny_model_dir: Path) -> None:

@@ -33,21 +33,26 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` (itself left out when `open_low`) to `high`."""
+    """Numbers from `low` (itself left out when `open_low`) to `high`; infinity is none of them when `finite`."""
 
     low: float
     high: float = math.inf
     open_low: bool = False
+    finite: bool = False
 
     def __contains__(self, value: float) -> bool:
-        return (value > self.low if self.open_low else value >= self.low) and value <= self.high
+        above = value > self.low if self.open_low else value >= self.low
+        return above and value <= self.high and (math.isfinite(value) or not self.finite)
 
     def __str__(self) -> str:
+        if self.finite:
+            return f"at least {self.low:g} and finite" if math.isfinite(self.low) else "a finite number"
         low = f"{'above' if self.open_low else 'at least'} {self.low:g}"
         return low if self.high == math.inf else f"{low} and at most {self.high:g}"
 
 
 SIZE, COUNT, LIMIT, POSITIVE, SHARE = Range(1), Range(0), Range(-1), Range(0, open_low=True), Range(0, 1)
+AMOUNT, NUMBER = Range(0, finite=True), Range(-math.inf, finite=True)
 
 RUN_NAMES: dict[str, Sequence[str]] = {
     "algorithm.kl_penalty": KL_ESTIMATORS,
@@ -71,9 +76,10 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
     COUNT: (
         "data.val_batch_size", "data.seed", "env.history_length", "trainer.max_ckpt_to_keep", "trainer.num_threads",
         "trainer.critic_warmup",
-        "algorithm.kl_ctrl.kl_coef", "rollout.max_concurrent_episodes", "reward.alpha", "reward.overlong_buffer.len",
-        "reward.overlong_buffer.penalty_factor",
+        "rollout.max_concurrent_episodes", "reward.overlong_buffer.len",
     ),
+    AMOUNT: ("algorithm.kl_ctrl.kl_coef", "reward.alpha", "reward.overlong_buffer.penalty_factor"),
+    NUMBER: ("reward.shaping_threshold",),
     LIMIT: (
         "data.train_max_samples", "data.val_max_samples", "trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq",
         "trainer.log_trajectories",
@@ -113,9 +119,9 @@ MODEL_NUMBERS: dict[Range, Sequence[str]] = {
         "rollout.prompt_length",
     ),
     COUNT: (
-        "actor.clip_ratio", "actor.clip_ratio_low", "actor.clip_ratio_high", "actor.kl_loss_coef",
-        "actor.invalid_action_penalty_coef", "rollout.num_threads",
+        "actor.clip_ratio", "actor.clip_ratio_low", "actor.clip_ratio_high", "rollout.num_threads",
     ),
+    AMOUNT: ("actor.kl_loss_coef", "actor.invalid_action_penalty_coef"),
     POSITIVE: ("rollout.temperature", "rollout.val_kwargs.temperature"),
     Range(1, open_low=True): ("actor.clip_ratio_c",),
     Range(0, 1, open_low=True): ("rollout.top_p", "rollout.val_kwargs.top_p"),

@@ -108,9 +108,6 @@ def resolve_defaults(config: RunConfig) -> None:
     config.rollout.max_concurrent_episodes = config.rollout.max_concurrent_episodes or max(
         1, EPISODES_PER_SLOT * rollout.max_num_seqs * ranks
     )
-    overlong = config.reward.overlong_buffer
-    if overlong.enable:
-        overlong.len = overlong.len or max(rollout.response_length // 5, 1)
 
 
 def check_team(config: RunConfig) -> None:

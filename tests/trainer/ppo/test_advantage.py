@@ -100,6 +100,15 @@ def test_statistics_over_trajectories_or_samples_is_a_choice() -> None:
     assert first_tokens(samples) == pytest.approx([0.8, 4.8, -3.2, -2.2, -0.2])
 
 
+def test_rae_counts_a_role_once_an_episode_whatever_the_group_key() -> None:
+    # S has (4 + 8) / 2 = 6 in the first episode, 12 in the second: b = 0.95^2 * 0 + (1 - 0.95^2) * 9, however rows are grouped.
+    for group_by_agent_id in (True, False):
+        state: dict[str, Any] = {}
+        config = AlgorithmConfig(adv_estimator="rae", group_by_agent_id=group_by_agent_id)
+        compute_advantage(batch([4, 1, 8, 12, 3], **team()), "rae", config=config, state=state)
+        assert state["rae"]["S"] == pytest.approx((1 - 0.95**2) * 9)
+
+
 def test_trajectories_are_refused_by_an_estimator_of_samples() -> None:
     with pytest.raises(ValueError, match="statistics_over=trajectories: estimator 'remax' compares samples only"):
         run(batch([0.0] * 5, **team()), adv_estimator="remax", statistics_over="trajectories")

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config_check import ConfigError
-from verl.trainer.ppo.advantage import compute_advantage, group_fields, group_keys
+from verl.trainer.ppo.advantage import compute_advantage, group_keys
 from verl.trainer.ppo.dynamic_sampling import draw_until_full, signal_rows
 from verl.trainer.ppo.greedy_baseline import reward_baselines
+from verl.trainer.ppo.per_agent import group_fields
 from verl.trainer.ppo.sampling_check import check_filter_groups
 from verl.utils.dataset import TaskLoader
 

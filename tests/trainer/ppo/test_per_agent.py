@@ -44,6 +44,18 @@ def test_agents_with_equal_settings_stay_in_one_part() -> None:
         ({"solver_agent": "rloo"}, "expected keys"),
         ({"solver_agent": {"lam": 0.5}, "Solver Agent": {"lam": 0.5}}, "'Solver Agent' twice"),
         ({"solver_agent": {"call_weighting": "call"}}, "call_weighting='call': expected one of sample, trajectory"),
+        (
+            {"solver_agent": {"adv_estimator": "gae", "statistics_over": "trajectories"}},
+            "solver_agent.statistics_over=trajectories: estimator 'gae' cannot average trajectories first; use auto or samples",
+        ),
+        (
+            {"solver_agent": {"adv_estimator": "m_grpo", "call_weighting": "trajectory"}},
+            "call_weighting=trajectory has no effect: m_grpo weighs calls by algorithm.per_agent.solver_agent.m_grpo.sub_calls",
+        ),
+        (
+            {"solver_agent": {"adv_estimator": "grpo_passk", "call_weighting": "trajectory"}},
+            "call_weighting=trajectory: grpo_passk compares the two best calls",
+        ),
         ({"solver_agent": {"adv_estimator": "m_grpo"}}, "m_grpo.main_agent=None: expected one of"),
     ],
 )

@@ -63,7 +63,7 @@ class AlgorithmConfig:
     group_by_agent_id: bool = key(True, "Dr. MAS: an agent's samples are compared with that agent's samples only")
     group_by: Optional[list[str]] = key(None, "sample fields whose tuple is the group; overrides group_by_agent_id")
     statistics_over: str = key(
-        "auto", "samples | trajectories (averaged first, one advantage each) | auto: trajectories when grouped by uid alone"
+        "auto", "samples | trajectories (averaged first, one advantage each) | auto: trajectories when grouped by uid alone, and for rae"
     )
     call_weighting: str = key(
         "sample", "sample | trajectory: an agent called m times in an episode counts 1/m a call, in statistics and in the loss"

@@ -24,7 +24,9 @@ class PropagationConfig:
 @dataclass
 class OverlongBufferConfig:
     enable: bool = key(False, "soft penalty for replies near the length limit (DAPO)")
-    len: int = key(0, "tokens before the limit in which the penalty grows; 0 takes a fifth of the limit (DAPO: 4,096 of 20,480)")
+    len: int = key(
+        0, "tokens before the limit in which the penalty grows; 0 takes a fifth of each agent's own limit (DAPO: 4,096 of 20,480)"
+    )
     penalty_factor: float = key(1.0, "penalty at the limit")
 
 

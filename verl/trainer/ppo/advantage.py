@@ -15,17 +15,10 @@ from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, group_index
 from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
 from verl.trainer.ppo.estimator_inputs import FIXES, EstimatorInputs
-from verl.trainer.ppo.per_agent import split_by_settings
+from verl.trainer.ppo.per_agent import averages_trajectories, group_fields, split_by_settings
 
 # What verl hands to an estimator that takes any keyword; all else is given only to those that name it.
 VERL_KEYWORDS = ("index", "reward_baselines", "config", "batch", "non_tensor_batch")
-
-
-def group_fields(config: AlgorithmConfig) -> list[str]:
-    """Sample fields whose tuple is the group: `algorithm.group_by`, else Dr. MAS's `[uid, agent_id]` or GRPO's `[uid]`."""
-    if config.group_by is not None:
-        return list(config.group_by)
-    return ["uid", "agent_id"] if config.group_by_agent_id else ["uid"]
 
 
 def group_keys(data: DataProto, fields: list[str]) -> np.ndarray:
@@ -100,7 +93,7 @@ def compute_advantage(
         name = _plain(settings.adv_estimator if "adv_estimator" in own else adv_estimator)
         remembered = memory.get(name, {})
         arguments = given | {key: getattr(settings, key) for key in own & given.keys()} | {"config": settings, "state": remembered}
-        part = _estimate(name, _inputs(data, rows, arguments, settings))
+        part = _estimate(name, _inputs(data, rows, arguments, settings, name))
         if remembered:
             memory[name] = remembered
         if rows is None:
@@ -129,7 +122,9 @@ def _parts(data: DataProto, config: AlgorithmConfig | None) -> list[tuple[Any, n
     return [(settings, rows if len(parts) > 1 else None) for settings, rows in parts]
 
 
-def _inputs(data: DataProto, rows: np.ndarray | None, given: Mapping[str, Any], settings: AlgorithmConfig | None) -> EstimatorInputs:
+def _inputs(
+    data: DataProto, rows: np.ndarray | None, given: Mapping[str, Any], settings: AlgorithmConfig | None, estimator: str
+) -> EstimatorInputs:
     fields = ["uid"] if settings is None else group_fields(settings)
 
     def index(inputs: EstimatorInputs) -> np.ndarray:
@@ -138,8 +133,7 @@ def _inputs(data: DataProto, rows: np.ndarray | None, given: Mapping[str, Any], 
         keys = group_keys(data, fields)
         return keys if inputs.rows is None else keys[inputs.rows]
 
-    over = "samples" if settings is None else settings.statistics_over
-    trajectories = over == "trajectories" or (over == "auto" and fields == ["uid"])
+    trajectories = settings is not None and averages_trajectories(settings, estimator)
     weigh = settings is not None and settings.call_weighting == "trajectory"
     return EstimatorInputs(data, rows, given, index, over_trajectories=trajectories, weigh_calls=weigh)
 

@@ -15,11 +15,11 @@ import numpy as np
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.placement import slug
-from verl.trainer.ppo.advantage import group_fields, group_keys
+from verl.trainer.ppo.advantage import group_keys
 from verl.trainer.ppo.batching import trim_padding
 from verl.trainer.ppo.core_algos import group_index, group_stats
 from verl.trainer.ppo.estimator_inputs import call_weights
-from verl.trainer.ppo.per_agent import split_by_settings
+from verl.trainer.ppo.per_agent import averages_trajectories, group_fields, split_by_settings
 from verl.trainer.ppo.rollout_protocol import Collector, CollectResult
 from verl.utils.dataset import TaskLoader
 
@@ -56,10 +56,9 @@ def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
     valid = batch.batch["response_mask"].bool().any(dim=1).numpy()
     signal = np.zeros(len(batch), dtype=bool)
     for settings, rows in split_by_settings(config, batch.non_tensor_batch["agent_id"]):
-        fields = group_fields(settings)
-        groups = group_index([group_keys(batch, fields)[rows]])
+        groups = group_index([group_keys(batch, group_fields(settings))[rows]])
         trajectory = weights = None
-        if settings.statistics_over == "trajectories" or (settings.statistics_over == "auto" and fields == ["uid"]):
+        if averages_trajectories(settings, settings.adv_estimator):
             trajectory = batch.non_tensor_batch["traj_uid"][rows]
             if settings.call_weighting == "trajectory":
                 weights = call_weights(trajectory, batch.non_tensor_batch["agent_id"][rows], valid[rows])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from inspect import signature
 from typing import Any, get_type_hints
 
 import numpy as np
 
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.placement import slug
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, get_adv_estimator_fn
 from verl.trainer.ppo.core_algos.estimators.keys import check_estimator_keys
 
 # What an advantage is computed from. The other keys of `algorithm` (KL in the reward, filters, corrections) hold for the whole team.
@@ -59,6 +60,20 @@ def estimators_in_use(config: AlgorithmConfig, agent_ids: Sequence[str]) -> set[
     return {str(agent_config(config, agent_id).adv_estimator) for agent_id in agent_ids}
 
 
+def group_fields(config: AlgorithmConfig) -> list[str]:
+    """Sample fields whose tuple is the group: `algorithm.group_by`, else Dr. MAS's `[uid, agent_id]` or GRPO's `[uid]`."""
+    if config.group_by is not None:
+        return list(config.group_by)
+    return ["uid", "agent_id"] if config.group_by_agent_id else ["uid"]
+
+
+def averages_trajectories(settings: AlgorithmConfig, estimator: str) -> bool:
+    """Whether the rows of a trajectory are averaged first: `auto` does so by `uid` alone, and where there is no group at all (rae)."""
+    if settings.statistics_over != "auto":
+        return settings.statistics_over == "trajectories"
+    return group_fields(settings) == ["uid"] or "index" not in signature(get_adv_estimator_fn(estimator)).parameters
+
+
 def check_per_agent(config: AlgorithmConfig, agent_ids: Sequence[str]) -> None:
     """Find what cannot be used in `algorithm.per_agent` before anything starts.
 
@@ -93,12 +108,30 @@ def _check_settings(settings: AlgorithmConfig, agent_ids: Sequence[str], where: 
         if not 0 <= getattr(settings, key) <= 1:
             raise ValueError(f"{where}.{key}={getattr(settings, key)}: expected a number from 0 to 1")
     check_estimator_keys(settings, where)
+    _check_statistics(settings, where)
     if settings.adv_estimator == AdvantageEstimator.M_GRPO:
         main, calls = settings.m_grpo.main_agent, settings.m_grpo.sub_calls
         if main not in agent_ids:
             raise ValueError(f"{where}.m_grpo.main_agent={main!r}: expected one of {list(agent_ids)}")
         if calls < 1:
             raise ValueError(f"{where}.m_grpo.sub_calls={calls}: expected 1 or more")
+
+
+def _check_statistics(settings: AlgorithmConfig, where: str) -> None:
+    """Ways to average or weigh that the estimator does not have."""
+    estimator = settings.adv_estimator
+    if settings.statistics_over == "trajectories" and "traj_index" not in signature(get_adv_estimator_fn(estimator)).parameters:
+        raise ValueError(
+            f"{where}.statistics_over=trajectories: estimator '{estimator}' cannot average trajectories first; use auto or samples"
+        )
+    if settings.call_weighting == "trajectory" and estimator == AdvantageEstimator.M_GRPO:
+        raise ValueError(f"{where}.call_weighting=trajectory has no effect: m_grpo weighs calls by {where}.m_grpo.sub_calls; use sample")
+    best_of_calls = estimator == AdvantageEstimator.GRPO_PASSK and not averages_trajectories(settings, estimator)
+    if settings.call_weighting == "trajectory" and best_of_calls:
+        raise ValueError(
+            f"{where}.call_weighting=trajectory: grpo_passk compares the two best calls and cannot weigh them; use sample, or "
+            f"{where}.statistics_over=trajectories"
+        )
 
 
 def _over(config: Any, own: Mapping[str, Any], where: str, allowed: Sequence[str]) -> Any:

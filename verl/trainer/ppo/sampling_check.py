@@ -6,11 +6,10 @@ import logging
 
 from verl.trainer.config import RunConfig
 from verl.trainer.config_check import ConfigError
-from verl.trainer.ppo.advantage import group_fields
 from verl.trainer.ppo.critic import needs_values
 from verl.trainer.ppo.dynamic_sampling import FILTER_METRICS
 from verl.trainer.ppo.greedy_baseline import needs_baselines
-from verl.trainer.ppo.per_agent import agent_config
+from verl.trainer.ppo.per_agent import agent_config, group_fields
 
 logger = logging.getLogger(__name__)
 

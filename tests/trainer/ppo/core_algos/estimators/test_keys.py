@@ -12,10 +12,12 @@ from verl.trainer.ppo.core_algos.estimators.keys import check_estimator_keys
     [
         ({"gae": GAEConfig(level="word")}, r"algorithm\.gae\.level='word': expected one of token, turn"),
         ({"gigpo": GiGPOConfig(mode="std")}, r"algorithm\.gigpo\.mode='std': expected one of mean_norm, mean_std_norm"),
+        ({"gigpo": GiGPOConfig(step_advantage_w=float("nan"))}, r"algorithm\.gigpo\.step_advantage_w=nan: expected a finite number"),
         ({"gigpo": GiGPOConfig(similarity_thresh=1.5)}, r"algorithm\.gigpo\.similarity_thresh=1\.5"),
         ({"rae": RAEConfig(decay=1.0)}, r"algorithm\.rae\.decay=1\.0: expected at least 0 and less than 1"),
         ({"adv_estimator": "gdpo"}, r"gdpo needs algorithm\.gdpo_reward_keys"),
         ({"gdpo_reward_keys": ["a"], "gdpo_reward_weights": [1.0, 2.0]}, "2 entries for 1 gdpo_reward_keys"),
+        ({"gdpo_reward_keys": ["a"], "gdpo_reward_weights": [float("inf")]}, r"gdpo_reward_weights=\[inf\]: expected finite numbers"),
     ],
 )
 def test_each_is_named(keys: dict, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from verl.trainer.ppo.core_algos.estimators.gae import LEVELS
@@ -19,6 +20,8 @@ def check_estimator_keys(settings: Any, where: str = "algorithm") -> None:
             raise ValueError(f"{where}.{key}={value!r}: expected one of {', '.join(known)}")
     if not 0 < settings.gigpo.similarity_thresh <= 1:
         raise ValueError(f"{where}.gigpo.similarity_thresh={settings.gigpo.similarity_thresh}: expected more than 0 and at most 1")
+    if not math.isfinite(settings.gigpo.step_advantage_w):
+        raise ValueError(f"{where}.gigpo.step_advantage_w={settings.gigpo.step_advantage_w}: expected a finite number")
     if not 0 <= settings.rae.decay < 1:
         raise ValueError(f"{where}.rae.decay={settings.rae.decay}: expected at least 0 and less than 1")
     keys, weights = settings.gdpo_reward_keys, settings.gdpo_reward_weights
@@ -26,3 +29,5 @@ def check_estimator_keys(settings: Any, where: str = "algorithm") -> None:
         raise ValueError(f"{where}.adv_estimator=gdpo needs {where}.gdpo_reward_keys, such as [team_reward,local_reward]")
     if weights is not None and len(weights) != len(keys or ()):
         raise ValueError(f"{where}.gdpo_reward_weights has {len(weights)} entries for {len(keys or ())} gdpo_reward_keys; give one each")
+    if weights is not None and not all(map(math.isfinite, weights)):
+        raise ValueError(f"{where}.gdpo_reward_weights={weights}: expected finite numbers")

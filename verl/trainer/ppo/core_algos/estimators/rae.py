@@ -44,7 +44,7 @@ def compute_rae_outcome_advantage(
         token_level_rewards: `[bsz, response_len]`.
         response_mask: `[bsz, response_len]`.
         agent_index: `[bsz]` role of each row: a name that is the same in every batch, not a number of this batch.
-        traj_index: `[bsz]` trajectory of each row; None (`statistics_over=samples`): every row is one.
+        traj_index: `[bsz]` trajectory of each row; None (`statistics_over=samples`, the default is trajectories): every row is one.
         decay: of the moving average, in [0, 1); `config.rae.decay` takes its place when there is a config.
         config: `AlgorithmConfig`.
         state: baseline of each role by its name, updated in place, JSON types; None: they start at 0 and are forgotten.
