@@ -6,6 +6,8 @@ where they arrived (`Sample.act_reward`, `EpisodeRecord.turn_rewards`); everythi
 
 from __future__ import annotations
 
+import math
+
 from agent_system.record import EpisodeRecord, Sample
 
 
@@ -39,23 +41,22 @@ def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
     """`alpha * arrived + local` of every sample, where a team reward arrives at each agent's latest call before it.
 
     Between two calls of an agent the world moves on: others act, the turn ends. What the team is paid in that time follows from
-    the first of the two, so it belongs to it. A `step`'s reward goes to the last call of each agent in that turn (in an earlier
+    the first of the two, so it belongs to it. A call counts from the moment its prompt was built: of calls made at the same time each
+    comes before what the others are paid. A `step`'s reward goes to the last call of each agent in that turn (in an earlier
     one for an agent that was silent); summed over an agent's calls no reward counts twice, and none is lost once it has spoken.
     """
-    arrived = [0.0] * len(record.samples)
+    samples = record.samples
+    arrived = [0.0] * len(samples)
+    made = sorted(range(len(samples)), key=lambda i: (samples[i].turn, samples[i].heard, samples[i].call))
+    acts = [(s.turn, s.order, s.act_reward, i) for i, s in enumerate(samples) if s.act_reward]
+    steps = [(turn, math.inf, paid, None) for turn, paid in enumerate(record.turn_rewards, start=1) if paid]
     latest: dict[str, int] = {}
-    by_turn: dict[int, list[int]] = {}
-    for index, sample in enumerate(record.samples):
-        by_turn.setdefault(sample.turn, []).append(index)
-
-    def pay(amount: float | None) -> None:
-        if amount:
-            for index in latest.values():
-                arrived[index] += amount
-
-    for turn, at_the_end in enumerate(record.turn_rewards, start=1):
-        for index in by_turn.get(turn, ()):
-            latest[record.samples[index].agent_id] = index
-            pay(record.samples[index].act_reward)
-        pay(at_the_end)
-    return [alpha * team + s.local_reward for team, s in zip(arrived, record.samples, strict=True)]
+    asked = 0
+    for turn, moment, amount, call in sorted([*acts, *steps], key=lambda event: event[:2]):
+        while asked < len(made) and (samples[made[asked]].turn, samples[made[asked]].heard) <= (turn, moment):
+            latest[samples[made[asked]].agent_id] = made[asked]
+            asked += 1
+        own = {} if call is None else {samples[call].agent_id: call}  # also when its agent was asked twice at the same time
+        for index in (latest | own).values():
+            arrived[index] += amount
+    return [alpha * team + s.local_reward for team, s in zip(arrived, samples, strict=True)]

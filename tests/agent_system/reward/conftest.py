@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agent_system.record import EpisodeRecord, Sample
 from verl.protocol.generate import Generation
@@ -20,7 +21,8 @@ def call(
 
 
 def episode(samples: Sequence[Sample], turn_rewards: Sequence[float], name: str = "e", failure: str | None = None) -> EpisodeRecord:
-    """An episode whose turns ended with these team rewards."""
+    """An episode of these calls, one after the other, whose turns ended with these team rewards."""
+    samples = [replace(s, heard=i, order=i) for i, s in enumerate(samples)]
     team = sum(s.act_reward or 0.0 for s in samples) + sum(turn_rewards)
     return EpisodeRecord("g", name, "t", "", 0, tuple(samples), team, len(turn_rewards), failure=failure, turn_rewards=tuple(turn_rewards))
 
