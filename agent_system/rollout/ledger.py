@@ -48,14 +48,14 @@ class Ledger:
         """A turn begins."""
         self.turns.append(0.0)
 
-    def act(self, outcome: Outcome, callers: Mapping[int, str], call: int) -> None:
-        """Book what the environment's `act` paid for a call of the present turn; `callers` are the turn's calls and their agents."""
-        where = f"{self._env_name}.act() after call {call} of {callers[call]} in turn {len(self.turns)}"
-        self.acts[(len(self.turns), call)] = _number(outcome.team, "team", where)
+    def act(self, outcome: Outcome, callers: Mapping[int, str], call: int, turn: int) -> None:
+        """Book what the environment's `act` paid for a call of a turn, be it over or not; `callers` are its calls and their agents."""
+        where = f"{self._env_name}.act() after call {call} of {callers[call]} in turn {turn}"
+        self.acts[(turn, call)] = _number(outcome.team, "team", where)
         if isinstance(outcome.local, Mapping):
-            self._share(outcome.local, callers, where)
+            self._share(outcome.local, callers, turn, where)
         else:
-            self._add(call, outcome.local, where)
+            self._add((turn, call), outcome.local, where)
 
     def step(self, outcome: Outcome, callers: Mapping[int, str]) -> None:
         """Book what the environment's `step` paid at the end of the present turn.
@@ -66,14 +66,14 @@ class Ledger:
         where = f"{self._env_name}.step() at the end of turn {len(self.turns)}"
         self.turns[-1] = _number(outcome.team, "team", where)
         if isinstance(outcome.local, Mapping):
-            self._share(outcome.local, callers, where)
+            self._share(outcome.local, callers, len(self.turns), where)
         elif outcome.local:
             raise AgentSystemError(
                 f"step() returned local={outcome.local!r}, which belongs to no call; use a mapping by agent name or call number: "
                 "{'Agent Name': 1.0} or {0: 1.0}"
             )
 
-    def _share(self, local: Mapping[int | str, float], callers: Mapping[int, str], where: str) -> None:
+    def _share(self, local: Mapping[int | str, float], callers: Mapping[int, str], turn: int, where: str) -> None:
         for key, value in local.items():
             if isinstance(key, str):
                 self._known(key)
@@ -81,14 +81,11 @@ class Ledger:
             elif key in callers:
                 calls = [key]
             else:
-                raise AgentSystemError(
-                    f"Outcome.local names call {key}, but turn {len(self.turns)} had {len(callers)} calls (numbered from 0)"
-                )
+                raise AgentSystemError(f"Outcome.local names call {key}, but turn {turn} had {len(callers)} calls (numbered from 0)")
             for call in calls:
-                self._add(call, value, where, f" for {callers[call]}")
+                self._add((turn, call), value, where, f" for {callers[call]}")
 
-    def _add(self, call: int, value: Any, where: str, whose: str = "") -> None:
-        place = (len(self.turns), call)
+    def _add(self, place: tuple[int, int], value: Any, where: str, whose: str = "") -> None:
         self._local[place] = self._local.get(place, 0.0) + _number(value, f"local{whose}", where)
 
 

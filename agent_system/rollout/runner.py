@@ -196,7 +196,7 @@ class Episode:
             self.waiting_for = f"the environment's reaction to {agent_id} (turn {turn.step}, call {call})"
             outcome = await self._env.outcome("act", agent_id, projection.action)
             self._info.update(outcome.info)
-            self._ledger.act(outcome, callers, call)
+            self._ledger.act(outcome, callers, call, turn.step)
             turn.done = turn.done or outcome.done
         return projection
 

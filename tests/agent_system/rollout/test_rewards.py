@@ -159,3 +159,49 @@ async def test_the_sum_of_rewards_does_not_depend_on_who_answers_first(make_coll
 
     result = await collect(make_collector(scripted(delay=delay), env=Thirds, orchestra=Race()))
     assert result.episodes[0].team_reward == ((0.1 + 1e16) + 0.1) - 1e16
+
+
+class Lingers(BaseOrchestra):
+    """The Verifier of turn 1 answers in turn 2."""
+
+    agents = ("Solver", "Verifier")
+
+    async def run(self, turn: Turn) -> str:
+        if turn.step == 1:
+            self.late = asyncio.create_task(turn.act("Verifier"))
+            await asyncio.sleep(0)
+            return (await turn.act("Solver")).action
+        await self.late
+        return (await turn.act("Solver")).action
+
+
+class PaysByName(BaseEnv):
+    """Two turns; an act pays the Verifier 1, the Solver 0.25."""
+
+    blocking = False
+
+    def reset(self, task: Task) -> Observation:
+        self.turn = 0
+        return Observation("start")
+
+    def act(self, agent_id: str, action: str) -> Outcome:
+        paid = 1.0 if agent_id == "Verifier" else 0.25
+        return Outcome(team=paid, local=2 * paid)
+
+    def step(self, action: str) -> Outcome:
+        self.turn += 1
+        return Outcome(done=self.turn == 2)
+
+
+async def test_a_reply_that_comes_a_turn_later_is_paid_where_it_was_asked_for(make_collector, scripted) -> None:
+    async def delay(request: Any) -> None:
+        if request.request_id.endswith("1.0"):
+            await asyncio.sleep(0.05)
+
+    settings = RewardSettings(team_scope="call")
+    result = await collect(make_collector(scripted(delay=delay), orchestra=Lingers(), env=PaysByName, max_steps=2, reward=settings))
+    columns = result.batch.non_tensor_batch
+    calls = zip(columns["agent_id"], columns["turn"], columns["call"], strict=True)
+    assert list(calls) == [("Verifier", 1, 0), ("Solver", 1, 1), ("Solver", 2, 0)]
+    assert columns["team_reward"].tolist() == [1.0, 0.25, 0.25]
+    assert columns["local_reward"].tolist() == [2.0, 0.5, 0.5]
