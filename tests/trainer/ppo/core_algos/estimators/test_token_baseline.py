@@ -90,3 +90,12 @@ def test_bad_input_is_named(estimator) -> None:
         estimator(ones, ones, np.zeros(2), -ones, torch.tensor([[0.5, 0.5], [0.5, float("nan")]]))
     with pytest.raises(ValueError, match=r"old_log_probs \(2, 1\)"):
         estimator(ones, ones, np.zeros(2), -ones[:, :1], ones)
+
+
+@BOTH
+def test_confident_tokens_keep_their_digits(estimator) -> None:
+    # Probabilities 1 - 2e-4 and 1 - 1e-4: 1 - 2 pi + pi^2 = (1 - pi)^2 = 4e-8 and 1e-8, less than fp32 resolves beside 1, in ratio 4.
+    probabilities = torch.tensor([[1 - 2e-4], [1 - 1e-4]], dtype=torch.float64)
+    rewards = torch.tensor([[1.0], [0.0]])
+    advantages, _ = estimator(rewards, torch.ones(2, 1), np.zeros(2), probabilities.log(), probabilities**2, epsilon=0.0)
+    assert advantages[:, 0].tolist() == pytest.approx([1 - 0.8, -0.8], abs=1e-5)
