@@ -79,3 +79,24 @@ def test_a_users_estimator_may_read_any_key(config: RunConfig, monkeypatch: pyte
     monkeypatch.setitem(ADV_ESTIMATOR_REGISTRY, "mine", mine)
     config.algorithm.adv_estimator, config.algorithm.lam = "mine", 0.9
     check(config)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "rae", "reinforce_plus_plus", "remax"])
+@pytest.mark.parametrize(("key", "value"), [("group_by", ["uid"]), ("singleton", "raw")])
+def test_keys_of_groups_need_an_estimator_that_has_some(config: RunConfig, estimator: str, key: str, value: Any) -> None:
+    config.algorithm.adv_estimator = estimator
+    setattr(config.algorithm, key, value)
+    with pytest.raises(IneffectiveKeyError, match=rf"algorithm\.{key}=.* has no effect; it needs an estimator that compares groups"):
+        check(config)
+    config.algorithm.per_agent = {"solver_agent": {"adv_estimator": "grpo"}}
+    check(config)
+
+
+def test_a_key_of_one_agent_is_judged_by_that_agents_estimator(config: RunConfig) -> None:
+    config.algorithm.per_agent = {"solver_agent": {"adv_estimator": "reinforce_plus_plus", "gamma": 0.9}, "verifier_agent": {"lam": 0.5}}
+    with pytest.raises(
+        IneffectiveKeyError, match=r"algorithm\.per_agent\.verifier_agent\.lam=0\.5 has no effect; it needs, for this agent, .*gae"
+    ):
+        check(config)
+    config.algorithm.per_agent["verifier_agent"] = {"gigpo": {"step_advantage_w": 0.5}, "adv_estimator": "gigpo"}
+    check(config)

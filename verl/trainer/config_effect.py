@@ -7,7 +7,7 @@ keys of an algorithm are not judged in a run that uses one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -16,6 +16,7 @@ from verl.trainer.config.spec import describe
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.per_agent import agent_config
 from verl.trainer.ppo.utils import need_critic
 
 
@@ -64,6 +65,7 @@ def _is_built_in(registry: Mapping[str, Callable[..., Any]], name: str) -> bool:
 
 DISCOUNTED = ("gae", "reinforce_plus_plus", "gigpo")
 NORMALISED = ("grpo", "grpo_passk", "grpo_vectorized", "m_grpo", "gdpo")
+UNGROUPED = ("gae", "rae", "reinforce_plus_plus", "remax")
 RUN_NEEDS: Sequence[Need] = (
     Need(
         ("algorithm.kl_penalty", *_all("algorithm.kl_ctrl", "type kl_coef horizon target_kl")),
@@ -76,6 +78,11 @@ RUN_NEEDS: Sequence[Need] = (
         lambda c: c.algorithm.kl_ctrl.type == "adaptive",
     ),
     Need(("algorithm.group_by_agent_id",), "algorithm.group_by=null", lambda c: c.algorithm.group_by is None),
+    Need(
+        ("algorithm.group_by", "algorithm.singleton"),
+        f"an estimator that compares groups (not {', '.join(UNGROUPED)})",
+        lambda c: bool(estimators_in_use(c) - set(UNGROUPED)),
+    ),
     Need(("algorithm.norm_adv_by_std_in_grpo",), f"an estimator of {', '.join(NORMALISED)}", _estimated_by(*NORMALISED)),
     Need(("algorithm.gamma",), f"an estimator of {', '.join(DISCOUNTED)}", _estimated_by(*DISCOUNTED)),
     Need(("algorithm.lam", "algorithm.gae.level"), "algorithm.adv_estimator=gae", _estimated_by("gae")),
@@ -196,6 +203,11 @@ def check_effect(config: RunConfig, placement: Placement) -> None:
     """
     for key, need in _without_effect(config, RunConfig(), RUN_NEEDS):
         raise IneffectiveKeyError(f"{key}={_value(config, key)} has no effect; it needs {need.text}")
+    for name in config.algorithm.per_agent:
+        mine = replace(config, algorithm=agent_config(config.algorithm, name))
+        for key, need in _without_effect(mine, config, RUN_NEEDS):
+            own = key.replace("algorithm.", f"algorithm.per_agent.{name}.", 1)
+            raise IneffectiveKeyError(f"{own}={_value(mine, key)} has no effect; it needs, for this agent, {need.text}")
     for agent in placement.agents:
         for key, need in _without_effect(agent.config, ActorRolloutRefConfig(), MODEL_NEEDS):
             raise IneffectiveKeyError(
