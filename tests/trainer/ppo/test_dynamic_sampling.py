@@ -94,6 +94,12 @@ def test_the_metric_says_what_must_differ() -> None:
         assert signal_rows(batch, config).tolist() == expected, metric
 
 
+def test_rewards_that_differ_by_float_noise_are_no_signal() -> None:
+    noise = make_batch([("a", 0, "S", 0.1 + 0.2), ("a", 1, "S", 0.3)])
+    assert noise.non_tensor_batch["reward"][0] != noise.non_tensor_batch["reward"][1]
+    assert not signal_rows(noise, AlgorithmConfig()).any()
+
+
 def test_trajectories_are_weighed_as_the_advantage_weighs_them() -> None:
     # Episode 0: S twice (1, 0), V once (0.25). Episode 1: S 0.5, V 0.25. Weighed by calls, S counts once: 0.375 in both. Plain: 1.25 / 3.
     rows = [("a", 0, "S", 1.0), ("a", 0, "S", 0.0), ("a", 0, "V", 0.25), ("a", 1, "S", 0.5), ("a", 1, "V", 0.25)]

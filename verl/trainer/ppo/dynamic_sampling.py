@@ -52,7 +52,8 @@ def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
     Groups are those of the advantage, `algorithm.per_agent` included. A group of one has no spread, unless `singleton=raw` trains on
     it; rows without a response token never count.
     """
-    values = batch.non_tensor_batch[FILTER_METRICS[config.filter_groups.metric]].astype(np.float64)
+    # Token rewards are float32: what differs in float64 only is equal where advantages are computed.
+    values = batch.non_tensor_batch[FILTER_METRICS[config.filter_groups.metric]].astype(np.float32).astype(np.float64)
     valid = batch.batch["response_mask"].bool().any(dim=1).numpy()
     signal = np.zeros(len(batch), dtype=bool)
     for settings, rows in split_by_settings(config, batch.non_tensor_batch["agent_id"]):
