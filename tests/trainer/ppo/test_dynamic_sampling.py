@@ -256,3 +256,13 @@ def test_a_baseline_is_the_greedy_reward_of_the_same_agent_and_task() -> None:
     # S on a: the mean of 0.25 and 0.75. V was silent on a: 0.5 * 3. The greedy episode of b failed: the mean of 5 and 7.
     assert values.tolist() == [0.5, 1.5, 0.5, 6.0, 6.0]
     assert metrics == {"train/remax/baseline": pytest.approx(14.5 / 5), "train/remax/silent": 0.2, "train/remax/failed": 0.4}
+
+
+@pytest.mark.parametrize(("estimator", "learns"), [("gigpo", "single steps"), ("gdpo", "gdpo_reward_keys"), ("grpo", "")])
+def test_what_the_filter_does_not_look_at_is_said(caplog: pytest.LogCaptureFixture, estimator: str, learns: str) -> None:
+    config = RunConfig()
+    config.agent.agent_ids = ["Solver Agent"]
+    config.algorithm.filter_groups.enable, config.algorithm.adv_estimator = True, estimator
+    with caplog.at_level(logging.WARNING):
+        check_filter_groups(config)
+    assert learns in caplog.text and bool(caplog.text) == bool(learns)

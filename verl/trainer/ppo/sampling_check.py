@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 # Estimators whose advantage is not 0 where a group's rewards are equal, beside those with values or baselines.
 UNGROUPED = ("rae", "reinforce_plus_plus")
+# Estimators that learn from more than the reward that the filter looks at.
+LEARNS_FROM = {"gigpo": "the rewards of single steps", "gdpo": "algorithm.gdpo_reward_keys"}
 # Fields that keep the tasks of a step apart.
 TASK_FIELDS = ("uid", "traj_uid", "task_id")
 
@@ -52,6 +54,11 @@ def _check_agent(config: RunConfig, agent_id: str) -> None:
             f"algorithm.filter_groups.enable=true needs groups within a task, but algorithm.group_by={fields}{own} compares tasks with "
             f"each other: add one of {', '.join(TASK_FIELDS)}, or turn the filter off"
         )
+    if estimator in LEARNS_FROM:
+        logger.warning(
+            "algorithm.filter_groups drops groups in which %s does not differ, also where %s do, from which algorithm.adv_estimator=%s%s learns",
+            config.algorithm.filter_groups.metric, LEARNS_FROM[estimator], estimator, own,
+        )  # fmt: skip
     if config.env.rollout.n == 1 and "traj_uid" not in fields and settings.singleton == "zero":
         raise ConfigError(
             "algorithm.filter_groups.enable=true with env.rollout.n=1: groups of one episode have nothing that differs; "
