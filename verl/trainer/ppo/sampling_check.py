@@ -56,7 +56,7 @@ def _check_agent(config: RunConfig, agent_id: str) -> None:
         )
     if estimator in LEARNS_FROM:
         logger.warning(
-            "algorithm.filter_groups drops groups in which %s does not differ, also where %s do, from which algorithm.adv_estimator=%s%s learns",
+            "algorithm.filter_groups drops groups in which %s does not differ, also where %s do, from which adv_estimator=%s%s learns",
             config.algorithm.filter_groups.metric, LEARNS_FROM[estimator], estimator, own,
         )  # fmt: skip
     if config.env.rollout.n == 1 and "traj_uid" not in fields and settings.singleton == "zero":
