@@ -100,3 +100,49 @@ def test_a_key_of_one_agent_is_judged_by_that_agents_estimator(config: RunConfig
         check(config)
     config.algorithm.per_agent["verifier_agent"] = {"gigpo": {"step_advantage_w": 0.5}, "adv_estimator": "gigpo"}
     check(config)
+
+
+@pytest.mark.parametrize(
+    ("loss", "key", "value"),
+    [
+        ("vanilla", "policy_loss.dro_beta", 0.3),
+        ("gpg", "clip_ratio", 0.1),
+        ("sapo", "clip_ratio_high", 0.3),
+        ("kl_cov", "clip_ratio_low", 0.1),
+        ("dro", "clip_ratio", 0.1),
+        ("gspo", "clip_ratio_c", 10.0),
+        ("clip_cov", "clip_ratio_c", 10.0),
+        ("sapo", "loss_agg_mode", "token-sum"),
+        ("gmpo", "loss_agg_mode", "token-sum"),
+    ],
+)
+def test_keys_that_the_loss_does_not_read_are_refused(config: RunConfig, loss: str, key: str, value: Any) -> None:
+    actor = config.actor_rollout_ref.actor
+    actor.policy_loss.loss_mode = loss
+    *sections, name = key.split(".")
+    setattr(reduce(getattr, sections, actor), name, value)
+    with pytest.raises(IneffectiveKeyError, match=rf"{key}={value} has no effect"):
+        check(config)
+
+
+@pytest.mark.parametrize(("loss", "key"), [("dppo", "clip_ratio_c"), ("gspo", "clip_ratio"), ("clip_cov", "clip_ratio_low")])
+def test_keys_that_the_loss_reads_are_silent(config: RunConfig, loss: str, key: str) -> None:
+    config.actor_rollout_ref.actor.policy_loss.loss_mode = loss
+    setattr(config.actor_rollout_ref.actor, key, 7.0)
+    check(config)
+
+
+def test_the_average_of_entropy_and_kl_counts_beside_any_loss(config: RunConfig) -> None:
+    actor = config.actor_rollout_ref.actor
+    actor.policy_loss.loss_mode, actor.loss_agg_mode, actor.entropy_coeff = "sapo", "token-sum", 0.01
+    check(config)
+
+
+@pytest.mark.parametrize(("key", "value"), [("policy_loss.loss_mode", "gspo"), ("clip_ratio", 0.1)])
+def test_reinforce_in_bypass_mode_reads_neither_loss_nor_clip(config: RunConfig, key: str, value: Any) -> None:
+    correction, actor = config.algorithm.rollout_correction, config.actor_rollout_ref.actor
+    correction.bypass_mode, correction.loss_type = True, "reinforce"
+    *sections, name = key.split(".")
+    setattr(reduce(getattr, sections, actor), name, value)
+    with pytest.raises(IneffectiveKeyError, match=rf"{key}={value} has no effect.*ppo_clip"):
+        check(config)

@@ -66,6 +66,9 @@ def _is_built_in(registry: Mapping[str, Callable[..., Any]], name: str) -> bool:
 DISCOUNTED = ("gae", "reinforce_plus_plus", "gigpo")
 NORMALISED = ("grpo", "grpo_passk", "grpo_vectorized", "m_grpo", "gdpo")
 UNGROUPED = ("gae", "rae", "reinforce_plus_plus", "remax")
+CLIPPED = ("vanilla", "gspo", "gmpo", "geo_mean", "cispo", "clip_cov", "dppo", "dppo_tv", "dppo_kl")
+BOUNDED = ("vanilla", "dppo", "dppo_tv", "dppo_kl")
+OWN_AVERAGE = ("sapo", "gmpo", "geo_mean")
 RUN_NEEDS: Sequence[Need] = (
     Need(
         ("algorithm.kl_penalty", *_all("algorithm.kl_ctrl", "type kl_coef horizon target_kl")),
@@ -119,6 +122,11 @@ RUN_NEEDS: Sequence[Need] = (
         ("algorithm.rollout_correction.loss_type",),
         "algorithm.rollout_correction.bypass_mode=true",
         lambda c: c.algorithm.rollout_correction.bypass_mode,
+    ),
+    Need(
+        _all("actor_rollout_ref.actor", "policy_loss.loss_mode clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c"),
+        "algorithm.rollout_correction.loss_type=ppo_clip (reinforce is a loss of its own, without a clip)",
+        lambda c: not c.algorithm.rollout_correction.bypass_mode or c.algorithm.rollout_correction.loss_type != "reinforce",
     ),
     Need(
         _all("reward.overlong_buffer", "len penalty_factor"),
@@ -183,6 +191,18 @@ MODEL_NEEDS: Sequence[Need] = (
         _all("actor.policy_loss", "kl_cov_ratio ppo_kl_coef"), "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov", _with_loss("kl_cov")
     ),
     Need(_all("actor", "tau_pos tau_neg"), "actor_rollout_ref.actor.policy_loss.loss_mode=sapo", _with_loss("sapo")),
+    Need(("actor.policy_loss.dro_beta",), "actor_rollout_ref.actor.policy_loss.loss_mode=dro", _with_loss("dro")),
+    Need(
+        _all("actor", "clip_ratio clip_ratio_low clip_ratio_high"),
+        f"a loss that clips: actor_rollout_ref.actor.policy_loss.loss_mode of {', '.join(CLIPPED)}",
+        _with_loss(*CLIPPED),
+    ),
+    Need(
+        ("actor.loss_agg_mode",),
+        "a loss that averages by it (sapo and gmpo do in their own way), an entropy_coeff or use_kl_loss=true",
+        lambda c: c.actor.policy_loss.loss_mode not in OWN_AVERAGE or bool(c.actor.entropy_coeff) or c.actor.use_kl_loss,
+    ),
+    Need(("actor.clip_ratio_c",), f"actor_rollout_ref.actor.policy_loss.loss_mode of {', '.join(BOUNDED)}", _with_loss(*BOUNDED)),
     Need(
         ("actor.optim.lr_warmup_steps_ratio",),
         "actor_rollout_ref.actor.optim.lr_warmup_steps=-1",
