@@ -13,6 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from verl.workers.engine.leave import settle_at_exit
+
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _TIMEOUT = timedelta(minutes=30)
 
@@ -33,6 +35,7 @@ def init_mesh(device: str, rank: int, world_size: int) -> DeviceMesh:
     if not dist.is_initialized():
         store = dist.HashStore() if world_size == 1 else None
         dist.init_process_group(_BACKENDS[device], store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
+        settle_at_exit()
     if dist.get_world_size() != world_size:
         raise RuntimeError(f"this process is in a group of {dist.get_world_size()} ranks, the worker group has {world_size}")
     return init_device_mesh(device, (world_size,), mesh_dim_names=("dp",))
