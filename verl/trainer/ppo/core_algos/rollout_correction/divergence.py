@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verl.trainer.ppo.core_algos.rollout_correction.rows import row_mean, row_sum
+from verl.trainer.ppo.core_algos.rollout_correction.rows import pieces, row_sum
 from verl.trainer.ppo.core_algos.rollout_correction.thresholds import LOG_RATIO_BOUND
 
 
@@ -28,17 +28,19 @@ def compute_offpolicy_metrics(
     assert response_mask.any(), "Expected at least one valid token in response_mask"
     mask = response_mask.bool()
     real = mask.any(dim=-1)
-    trainer = row_mean(old_log_prob, mask)[real]
+    lengths = mask.sum(dim=-1)[real]
+    trainer_sum = row_sum(old_log_prob, mask)[real]
+    trainer = trainer_sum / lengths
     metrics = {"training_ppl": torch.exp(-trainer).mean(), "training_log_ppl": -trainer.mean()}
     if rollout_log_prob is not None:
-        sampler = row_mean(rollout_log_prob, mask)[real]
-        x = (old_log_prob.double() - rollout_log_prob.double())[mask]
-        bounded = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        row_x = row_sum(old_log_prob.double() - rollout_log_prob.double(), mask)[real].clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        sampler_sum = row_sum(rollout_log_prob, mask)[real]
+        sampler = sampler_sum / lengths
+        kl, k3_kl, ratio_square = _token_means(old_log_prob, rollout_log_prob, mask)
+        row_x = (trainer_sum - sampler_sum).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         log_ppl = sampler - trainer
         metrics |= {
-            "kl": -x.mean(),
-            "k3_kl": (torch.exp(bounded) - bounded - 1).mean(),
+            "kl": kl,
+            "k3_kl": k3_kl,
             "rollout_ppl": torch.exp(-sampler).mean(),
             "rollout_log_ppl": -sampler.mean(),
             "log_ppl_diff": log_ppl.mean(),
@@ -46,10 +48,21 @@ def compute_offpolicy_metrics(
             "log_ppl_diff_max": log_ppl.max(),
             "log_ppl_diff_min": log_ppl.min(),
             "ppl_ratio": torch.exp(log_ppl).mean(),
-            "chi2_token": torch.exp(2 * bounded).mean() - 1,
+            "chi2_token": ratio_square - 1,
             "chi2_seq": torch.exp(2 * row_x).mean() - 1,
         }
     return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
+
+
+def _token_means(old_log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Means of `-x`, of `r - x - 1` and of `r^2` over unmasked tokens, with `x = old - rollout` and `r = exp(x)`: `[3]` float64."""
+    sums = []
+    for old, rollout, keep in pieces(old_log_prob, rollout_log_prob, mask):
+        x = old[keep].double() - rollout[keep].double()
+        bounded = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        ratio = torch.exp(bounded)
+        sums.append(torch.stack([-x.sum(), (ratio - bounded - 1).sum(), ratio.square().sum()]))
+    return torch.stack(sums).sum(dim=0) / mask.sum()
 
 
 def compute_rollout_corr_metrics_from_logprobs(

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
+from verl.trainer.ppo.core_algos.rollout_correction.rows import pieces
 from verl.trainer.ppo.core_algos.rollout_correction.thresholds import LOG_RATIO_BOUND, Band
 
 
@@ -83,7 +84,7 @@ class SamplerGap:
 def sampler_gap(
     log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, response_mask: torch.Tensor, threshold: str | float = 2.0
 ) -> SamplerGap:
-    """Measure the gap over the unmasked tokens of one (micro-)batch; one transfer to the host.
+    """Measure the gap over the unmasked tokens of one (micro-)batch.
 
     Args:
         log_prob: the trainer's, `[bsz, response_len]`; masked entries may hold anything.
@@ -91,11 +92,16 @@ def sampler_gap(
         response_mask: the same shape.
         threshold: `algorithm.rollout_correction.rollout_is_threshold`; a single bound C is taken for the band 1/C..C in the shares.
     """
-    keep = response_mask.bool()
-    if not keep.any():
+    band, gap = Band.parse(threshold), SamplerGap()
+    for piece in pieces(log_prob.detach(), rollout_log_prob.detach(), response_mask.bool()):
+        gap += _of_tokens(*piece, band)
+    return gap
+
+
+def _of_tokens(log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, keep: torch.Tensor, band: Band) -> SamplerGap:
+    ours, theirs = log_prob[keep].double(), rollout_log_prob[keep].double()
+    if not len(ours):
         return SamplerGap()
-    ours, theirs = log_prob.detach()[keep].double(), rollout_log_prob.detach()[keep].double()
-    band = Band.parse(threshold)
     log_ratio = ours - theirs
     ratio = torch.exp(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
     weight = band.weigh(ratio)

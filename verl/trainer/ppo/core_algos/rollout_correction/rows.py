@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+
+PIECE_ENTRIES = 1 << 16
 
 
 def check_log_ratio(log_ratio: torch.Tensor, response_mask: torch.Tensor) -> None:
@@ -23,7 +27,14 @@ def check_log_ratio(log_ratio: torch.Tensor, response_mask: torch.Tensor) -> Non
 
 def row_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Sum of each row's unmasked entries: `[bsz]`, float64; masked entries may hold anything."""
-    return torch.where(mask.bool(), values.double(), 0.0).sum(dim=-1)
+    sums = [torch.where(m.bool(), v, 0.0).double().sum(dim=-1) for v, m in pieces(values, mask)]
+    return torch.cat(sums) if len(sums) != 1 else sums[0]
+
+
+def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same rows of every tensor, few enough at a time for float64 copies of them to stay in the cache."""
+    rows = max(1, PIECE_ENTRIES // max(1, tensors[0][:1].numel()))
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
 
 
 def row_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
