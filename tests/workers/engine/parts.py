@@ -13,6 +13,8 @@ from verl.trainer.config.model import PolicyLossConfig
 from verl.workers.engine import FSDPEngine, MicroBatchRule, StepPlan, UpdatePlan, init_mesh, update_policy, update_values
 
 Gradients = dict[str, torch.Tensor]
+# Losses that choose tokens by the whole mini-batch, and so by all ranks.
+PREPARED = ("clip_cov", "kl_cov", "bypass_mode")
 ONE_PIECE = MicroBatchRule(token_budget=1_000_000, rows=1, packed=True)
 
 

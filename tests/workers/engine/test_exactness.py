@@ -11,9 +11,11 @@ import torch
 
 from tests.workers.engine.parts import (
     ONE_PIECE,
+    PREPARED,
     full_loss,
     gradients,
     largest_difference,
+    loss_settings,
     make_engine,
     make_rows,
     make_value_engine,
@@ -104,9 +106,10 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path) -> None:
     """Rank 1 has fewer real rows, so it also has to make up micro-batches, and a model folder without weights, which come from rank 0;
     a checkpoint of both opens on one rank.
     """
-    modes = ["values", "token-mean", "seq-mean-token-mean"]
+    modes = ["values", *PREPARED, "token-mean", "seq-mean-token-mean"]
     rows = make_rows(12)
     rows["response_mask"][8:] = 0
+    rows["row_weights"] = torch.tensor([1.0, 0.5, 2.0]).repeat(4)
     torch.save(rows, tmp_path / "rows.pt")
     base = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "PYTHONPATH": str(ROOT)}
     no_weights = shutil.ignore_patterns("*.safetensors")
@@ -128,7 +131,9 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path) -> None:
             expected, expected_metrics = value_gradients(make_value_engine(value_model), rows)
         else:
             one = make_engine(tiny_model_dir)
-            expected, expected_metrics = gradients(one, rows, ONE_PIECE, full_loss(mode))
+            settings = loss_settings(mode) if mode in PREPARED else (full_loss(mode),)
+            expected, expected_metrics = gradients(one, rows, ONE_PIECE, *settings)
+            assert expected_metrics.get("rollout_corr/rollout_rs_masked_fraction", 0.5) not in (0.0, 1.0), "nothing was chosen"
         found = torch.load(tmp_path / f"{mode}.pt", weights_only=True)
         assert largest_difference(found["gradients"], expected) < 1e-6
         assert found["metrics"] == pytest.approx(expected_metrics, abs=1e-5)
