@@ -64,6 +64,15 @@ def test_mini_batches_and_epochs_are_optimizer_steps_of_the_schedule(tiny_model_
     assert metrics["actor/lr"] == pytest.approx(1e-3 * (1 - 2.5 / 6))
 
 
+def test_the_constant_of_dr_grpo_is_the_one_that_the_call_names(tiny_model_dir: Path) -> None:
+    norms = []
+    for constant in (8.0, 16.0):
+        worker = make_worker(tiny_model_dir, actor=ActorConfig(loss_agg_mode="seq-mean-token-sum-norm"))
+        metrics = worker.update_actor(make_batch(make_rows(5), loss_scale_factor=constant)).meta_info["metrics"]
+        norms.append(metrics["actor/grad_norm"])
+    assert norms[0] == pytest.approx(2 * norms[1], rel=1e-5)
+
+
 def test_the_shuffle_seed_decides_the_mini_batches(tiny_model_dir: Path) -> None:
     digests = []
     for seed in (1, 1, 2):

@@ -92,7 +92,7 @@ class PolicyWorker(EngineWorker):
             on_policy=bool(meta.get("on_policy", False)),
             rollout_correction=meta.get("rollout_correction"),
             shuffle_seed=int(meta.get("shuffle_seed", 0)),
-            loss_scale_factor=self.config.rollout.response_length,
+            loss_scale_factor=meta.get("loss_scale_factor", self.config.rollout.response_length),
             first_update=meta.get("first_update"),
         )
         rule = self._rule(cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu)

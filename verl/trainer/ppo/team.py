@@ -101,6 +101,11 @@ class TeamWorkers:
         data, rows = self.config.data, [a.config.rollout for a in self.placement.agents if a.wg_id == spec.wg_id]
         return max((r.prompt_length or data.max_prompt_length) + (r.response_length or data.max_response_length) for r in rows)
 
+    def _longest_reply(self, wg_id: str) -> int:
+        """Most tokens that a reply of any agent of the group may have."""
+        limits = [a.config.rollout.response_length for a in self.placement.agents if a.wg_id == wg_id]
+        return max(limit or self.config.data.max_response_length for limit in limits)
+
     def init_model(self, total_updates: int, critic_updates: int = 1) -> None:
         """Load every model; so many optimizer steps are what the schedules of the policies and of the critics run over."""
 
@@ -195,11 +200,10 @@ class TeamWorkers:
 
         def update(wg_id: str) -> dict[str, float]:
             sub, _, _ = self._for_ranks(with_tokens(parts[wg_id].batch), columns)
-            rollout = self.specs[wg_id].config.rollout
             sub.meta_info = {
                 **meta,
-                "temperature": rollout.temperature,
-                "loss_scale_factor": rollout.response_length,
+                "temperature": self.specs[wg_id].config.rollout.temperature,
+                "loss_scale_factor": self._longest_reply(wg_id),
                 "shuffle_seed": zlib.crc32(repr((tuple(seed), wg_id)).encode()),
             }
             start = time.perf_counter()
