@@ -94,11 +94,11 @@ def sampler_gap(
     """
     band, gap = Band.parse(threshold), SamplerGap()
     for piece in pieces(log_prob.detach(), rollout_log_prob.detach(), response_mask.bool()):
-        gap += _of_tokens(*piece, band)
+        gap += _of_tokens(band, *piece)
     return gap
 
 
-def _of_tokens(log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, keep: torch.Tensor, band: Band) -> SamplerGap:
+def _of_tokens(band: Band, log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, keep: torch.Tensor) -> SamplerGap:
     ours, theirs = log_prob[keep].double(), rollout_log_prob[keep].double()
     if not len(ours):
         return SamplerGap()
