@@ -63,3 +63,23 @@ def test_truncated_sampling_is_warned_of_once(tiny_model_dir: Path, caplog: pyte
         check_rollout_correction(config, build_placement(config.agent, config.actor_rollout_ref))
     (record,) = caplog.records
     assert all(name in record.getMessage() for name in ("top_p", *config.agent.agent_ids))
+
+
+@pytest.mark.parametrize(
+    ("loss", "key", "value", "message"),
+    [
+        ("dro", "policy_loss.dro_beta", None, r"dro_beta=None \(agent 'Solver Agent'\): the loss dro needs a positive number"),
+        ("clip_cov", "policy_loss.clip_cov_ratio", 0.0, "clip_cov_ratio=0.0 .*clip_cov needs a positive number"),
+        ("kl_cov", "policy_loss.kl_cov_ratio", -1.0, "kl_cov_ratio=-1.0 .*kl_cov needs a positive number"),
+        ("sapo", "tau_neg", float("nan"), "tau_neg=nan .*sapo needs a positive number"),
+        ("bypass_mode", "clip_ratio", 0.2, r"loss_mode=bypass_mode .*needs algorithm\.rollout_correction\.bypass_mode=true"),
+    ],
+)
+def test_losses_that_could_not_take_a_step_stop_the_run(tiny_model_dir: Path, loss: str, key: str, value: Any, message: str) -> None:
+    config = RunConfig()
+    actor = config.actor_rollout_ref.actor
+    config.actor_rollout_ref.model.path, actor.policy_loss.loss_mode = str(tiny_model_dir), loss
+    *section, name = key.split(".")
+    setattr(actor.policy_loss if section else actor, name, value)
+    with pytest.raises(ConfigError, match=message):
+        check_rollout_correction(config, build_placement(config.agent, config.actor_rollout_ref))

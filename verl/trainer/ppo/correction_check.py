@@ -1,8 +1,10 @@
-"""Keys of `algorithm.rollout_correction` that cannot be used, found before anything is loaded."""
+"""Keys of `algorithm.rollout_correction` and of the policy losses that cannot be used, found before anything is loaded."""
 
 from __future__ import annotations
 
 import logging
+import math
+from operator import attrgetter
 
 from verl.trainer.config import RunConfig
 from verl.trainer.config_check import ConfigError
@@ -14,8 +16,17 @@ logger = logging.getLogger(__name__)
 LOSS_TYPES = ("ppo_clip", "reinforce")
 
 
+# What a loss divides or counts by, under `actor_rollout_ref.actor`.
+POSITIVE = {
+    "dro": ("policy_loss.dro_beta",),
+    "clip_cov": ("policy_loss.clip_cov_ratio",),
+    "kl_cov": ("policy_loss.kl_cov_ratio",),
+    "sapo": ("tau_pos", "tau_neg"),
+}
+
+
 def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
-    """Refuse modes and thresholds that mean nothing, and say where no correction helps.
+    """Refuse modes, thresholds and weights of losses that mean nothing, and say where no correction helps.
 
     Raises ConfigError naming the key, its value and what is expected.
     """
@@ -34,7 +45,25 @@ def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
             parse_bounds(parse_modes(correction.rollout_rs), correction.rollout_rs_threshold)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"algorithm.rollout_correction.{error}") from error
+    _check_losses(config, placement)
     _warn_of_truncation(placement)
+
+
+def _check_losses(config: RunConfig, placement: Placement) -> None:
+    for agent in placement.agents:
+        actor = agent.config.actor
+        loss = actor.policy_loss.loss_mode
+        if loss == "bypass_mode" and not config.algorithm.rollout_correction.bypass_mode:
+            raise ConfigError(
+                f"actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode (agent '{agent.agent_id}') needs "
+                "algorithm.rollout_correction.bypass_mode=true"
+            )
+        for key in POSITIVE.get(loss, ()):
+            value = attrgetter(key)(actor)
+            if value is None or not 0 < value < math.inf:
+                raise ConfigError(
+                    f"actor_rollout_ref.actor.{key}={value} (agent '{agent.agent_id}'): the loss {loss} needs a positive number"
+                )
 
 
 def _warn_of_truncation(placement: Placement) -> None:
