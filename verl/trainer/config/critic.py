@@ -32,7 +32,7 @@ class CriticConfig:
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
     grad_clip: float = key(1.0, "maximum gradient norm")
     cliprange_value: float = key(0.5, "a value may move this far from the old one before its loss is clipped")
-    loss_agg_mode: str = key("token-mean", "token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm")
+    loss_agg_mode: str = key("token-mean", "token-mean | token-sum | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm")
     model: ModelConfig = section(CriticModelConfig)
     optim: OptimConfig = section(CriticOptimConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)

@@ -51,3 +51,10 @@ def test_it_is_the_largest_set_of_smallest_squares_for_any_order_of_rows(seed: i
 def test_a_bound_must_be_positive(tau: float) -> None:
     with pytest.raises(ValueError, match="m2po_tau="):
         compute_m2po_mask(torch.zeros(1, 1), torch.ones(1, 1), tau)
+
+
+def test_a_mean_of_exactly_tau_keeps_every_token() -> None:
+    """0.2^2 is a little more than 0.04 in floating point."""
+    log_ratio = torch.full((1, 7), 0.2, dtype=torch.float64)
+    mask, metrics = compute_m2po_mask(log_ratio, torch.ones(1, 7), 0.04)
+    assert mask.all() and metrics["m2po_masked_fraction"] == 0.0

@@ -6,6 +6,9 @@ import torch
 
 from verl.trainer.ppo.core_algos.rollout_correction.rows import check_log_ratio
 
+# A mean that is tau itself must not fail by the rounding of its sum, which would mask every token of a constant gap.
+ROUNDING = 1e-12
+
 
 @torch.no_grad()
 def compute_m2po_mask(log_ratio: torch.Tensor, response_mask: torch.Tensor, tau: float) -> tuple[torch.Tensor, dict[str, float]]:
@@ -36,7 +39,7 @@ def compute_m2po_mask(log_ratio: torch.Tensor, response_mask: torch.Tensor, tau:
     sums = ranked.cumsum(0)
     last_of_its_value = torch.ones_like(ranked, dtype=torch.bool)
     last_of_its_value[:-1] = ranked[1:] > ranked[:-1]
-    fits = (sums <= tau * count) & last_of_its_value
+    fits = (sums <= tau * (1 + ROUNDING) * count) & last_of_its_value
     kept = int((count * fits).max())
     bound = ranked[kept - 1] if kept else -1.0
     metrics = {
