@@ -23,6 +23,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 AGENTS = ("solver_agent", "verifier_agent", "reviser_agent")
+SPIKE = 0.5  # half of the norm at which actor.grad_clip begins to cut
 COLOURS = {"global": ("tab:red", "one baseline for all agents"), "agent": ("tab:blue", "one per agent (Dr. MAS)")}
 
 
@@ -68,7 +69,7 @@ def curves_of(lines: list[dict[str, Any]]) -> dict[str, list[float | None]]:
 
 
 def summarise(seed: int, baseline: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of `results.json`; norms are before clipping, over all agents and steps, and for each agent."""
+    """One row of `results.json`: norms before clipping over all agents and steps, how many are above `SPIKE`, and each agent's own."""
     curves = curves_of(lines)
     norms = {agent: [n for n in curves[agent] if n is not None] for agent in AGENTS}
     together = [n for values in norms.values() for n in values]
@@ -78,6 +79,7 @@ def summarise(seed: int, baseline: str, lines: list[dict[str, Any]]) -> dict[str
         "baseline": baseline,
         "grad_norm_max": max(together),
         "grad_norm_median": statistics.median(together),
+        "spikes": sum(n > SPIKE for n in together),
         "final": lines[-1][accuracy],
         "before": lines[0][accuracy],
         "steps": len(curves["success"]),
