@@ -119,6 +119,12 @@ def test_values_that_nobody_makes_are_refused_naming_both_keys(tiny_model_dir: P
     refuse(config, placement, r"adv_estimator=gae of agent 'Judge'.*critic\.enable=false")
 
 
+def test_a_critic_that_no_estimator_reads_is_refused(tiny_model_dir: Path) -> None:
+    config, placement = make_run(tiny_model_dir, adv_estimator="gae", per_agent={"judge": {"adv_estimator": "grpo"}})
+    config.critic.enable = True
+    refuse(config, placement, r"critic\.enable=true.*adv_estimator=grpo of agent 'Judge' reads no values")
+
+
 def test_a_transcript_too_short_for_the_prompt_is_refused(tiny_model_dir: Path) -> None:
     config, placement = make_run(tiny_model_dir, adv_estimator="gae")
     config.critic.view, config.critic.joint_prompt_length, config.data.max_prompt_length = "joint", 50, 60

@@ -20,6 +20,12 @@ from verl.trainer.ppo.per_agent import estimators_in_use
 VIEWS = ("own", "joint")
 
 
+def reads_values(estimator: str) -> bool:
+    """The estimator can be given values: it has a parameter `values`, or takes any keyword."""
+    parameters = inspect.signature(get_adv_estimator_fn(estimator)).parameters
+    return "values" in parameters or "batch" in parameters
+
+
 def needs_values(estimator: str) -> bool:
     """The estimator has a parameter `values` without a default. Raises ValueError for a name that nothing registers."""
     parameter = inspect.signature(get_adv_estimator_fn(estimator)).parameters.get("values")

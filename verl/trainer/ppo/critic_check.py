@@ -10,7 +10,7 @@ from verl.models.value_model import check_value_model
 from verl.trainer.config import RunConfig
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
-from verl.trainer.ppo.critic import critic_agents, critic_config, needs_values
+from verl.trainer.ppo.critic import critic_agents, critic_config, needs_values, reads_values
 from verl.trainer.ppo.per_agent import agent_config
 
 
@@ -52,6 +52,11 @@ def _check_present(config: RunConfig, placement: Placement) -> None:
             raise ConfigError(
                 f"algorithm.adv_estimator={name} of agent '{agent.agent_id}' needs values, but critic.enable=false; "
                 "set critic.enable=null, or choose an estimator without a critic"
+            )
+        if config.critic.enable and not reads_values(name):
+            raise ConfigError(
+                f"critic.enable=true, but algorithm.adv_estimator={name} of agent '{agent.agent_id}' reads no values: its critic would learn "
+                "what nobody asks for; set critic.enable=null, or choose an estimator with a critic (gae)"
             )
         longest = agent.config.rollout.prompt_length or config.data.max_prompt_length
         if config.critic.view == "joint" and longest > config.critic.joint_prompt_length:
