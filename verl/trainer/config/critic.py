@@ -20,7 +20,7 @@ class CriticOptimConfig(OptimConfig):
 @dataclass
 class CriticConfig:
     enable: Optional[bool] = key(
-        None, "null: for the agents whose estimator needs values (gae); true: for all, whose estimators must read values"
+        None, "null: for agents whose estimator needs values (gae); true: for all, each of which must read values"
     )
     view: str = key(
         "own", "what the critic reads before a reply: own (the agent's prompt) | joint (the episode's transcript, then the prompt)"

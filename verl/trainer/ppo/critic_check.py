@@ -55,8 +55,8 @@ def _check_present(config: RunConfig, placement: Placement) -> None:
             )
         if config.critic.enable and not reads_values(name):
             raise ConfigError(
-                f"critic.enable=true, but algorithm.adv_estimator={name} of agent '{agent.agent_id}' reads no values: its critic would learn "
-                "what nobody asks for; set critic.enable=null, or choose an estimator with a critic (gae)"
+                f"critic.enable=true, but algorithm.adv_estimator={name} of agent '{agent.agent_id}' reads no values: its critic would "
+                "learn what nobody asks for; set critic.enable=null, or choose an estimator with a critic (gae)"
             )
         longest = agent.config.rollout.prompt_length or config.data.max_prompt_length
         if config.critic.view == "joint" and longest > config.critic.joint_prompt_length:
