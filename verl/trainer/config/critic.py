@@ -19,9 +19,7 @@ class CriticOptimConfig(OptimConfig):
 
 @dataclass
 class CriticConfig:
-    enable: Optional[bool] = key(
-        None, "null: for agents whose estimator needs values (gae); true: for all, each of which must read values"
-    )
+    enable: Optional[bool] = key(None, "null: for agents whose estimator needs values (gae); true: for all, each of which must read values")
     view: str = key(
         "own", "what the critic reads before a reply: own (the agent's prompt) | joint (the episode's transcript, then the prompt)"
     )
