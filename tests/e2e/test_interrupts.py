@@ -154,12 +154,13 @@ def test_a_signal_checkpoints_the_last_finished_step_and_the_run_resumes_as_if_n
 
 @pytest.mark.parametrize("phase", ["collect", "update"])
 def test_a_second_signal_stops_at_once_and_leaves_the_last_checkpoint(faults: Callable[..., Any], tmp_path: Path, phase: str) -> None:
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(StoppedAtOnce, match="SIGTERM for the second time") as stopped:
         faults(f"{phase}:twice")
     assert stopped.value.number == signal.SIGTERM
     assert saved(tmp_path / "run") == 1
     assert set(weights(tmp_path / "run", 1)) == DONE
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_disk_that_fills_up_keeps_the_last_checkpoint(faults: Callable[..., Any], tmp_path: Path) -> None:
