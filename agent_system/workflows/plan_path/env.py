@@ -1,0 +1,123 @@
+"""The world: a team walks over a map, a few moves a turn, until it stands on the goal."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.errors import AgentSystemError
+from agent_system.registry import EnvRegistry
+from agent_system.workflows.plan_path.agents import EXECUTOR, TOOL
+from agent_system.workflows.plan_path.grid import GridMap, parse_map
+from agent_system.workflows.plan_path.options import PlanPathEnvOptions
+from agent_system.workflows.plan_path.render import compact_text, grid_text
+from agent_system.workflows.plan_path.reward import local_reward, team_reward
+from agent_system.workflows.plan_path.rules import State, Walk, advance, initial_state, parse_moves, walk
+
+
+@EnvRegistry.register("plan_path")
+class PlanPathEnv(BaseEnv):
+    """Judges the Tool's moves without making them, makes the Executor's, and ends the episode at the goal.
+
+    The Executor's moves are made in `act`, so that its candidates can be told apart one by one; `step` makes them only where no
+    Executor spoke in the turn (a team of one, say). A reply without a list of moves makes none.
+
+    `info`: `success`; `progress` (0 to 1, best so far); `distance` (to the goal); `moves`; `path_ratio` (moves made over the shortest
+    path, of episodes that arrive); `tool/illegal`, `executor/illegal` (lists that ran into a wall or over the edge), `tool/unparsed`,
+    `executor/unparsed` (replies without a list), `executor/surplus` (moves beyond `max_moves`), all counted over the episode.
+    """
+
+    config_class = PlanPathEnvOptions
+    blocking = False
+    needs_ground_truth = False
+
+    def reset(self, task: Task) -> Observation:
+        """Start on the map of `task.extra["map"]`, or the task's prompt where there is none.
+
+        Raises:
+            AgentSystemError: no legal map, or one that cannot be solved; the message names the task.
+        """
+        try:
+            self._grid = parse_map(str(task.extra.get("map") or task.prompt))
+        except AgentSystemError as error:
+            raise AgentSystemError(f"task {task.task_id!r}, extra_info.map: {error}") from error
+        self._state = initial_state(self._grid)
+        self._counts: Counter[str] = Counter()
+        self._moved = False
+        return self._look()
+
+    @property
+    def grid(self) -> GridMap:
+        """The map of the episode."""
+        return self._grid
+
+    @property
+    def state(self) -> State:
+        """Where the episode stands."""
+        return self._state
+
+    def act(self, agent_id: str, action: str) -> Outcome:
+        """Judge the Tool's proposal, or make the Executor's moves."""
+        if agent_id == EXECUTOR:
+            return self._move(action)
+        if agent_id == TOOL:
+            made = self._try(action, "tool")
+            return Outcome(local=local_reward(self._grid, self._state.cell, made, self.config), info=self._info())
+        return Outcome()
+
+    def step(self, action: str) -> Outcome:
+        """End the turn; moves that the Executor has made already are not made again."""
+        made = Outcome(info=self._info(), done=self._arrived) if self._moved else self._move(action)
+        self._moved = False
+        return Outcome(team=made.team, done=made.done, info=made.info, observation=self._look())
+
+    def fork(self) -> PlanPathEnv:
+        """Return a copy that goes its own way; map and state are immutable and shared."""
+        copy = PlanPathEnv(self.config, seed=self.seed)
+        copy._grid, copy._state, copy._moved = self._grid, self._state, self._moved
+        copy._counts = self._counts.copy()
+        return copy
+
+    @property
+    def _arrived(self) -> bool:
+        return self._state.cell == self._grid.goal
+
+    def _move(self, action: str) -> Outcome:
+        before, self._moved = self._state, True
+        made = self._try(action, "executor")
+        if made is not None:
+            self._state = advance(self._grid, before, made)
+        team = team_reward(self._grid, before, self._state, self.config)
+        local = local_reward(self._grid, before.cell, made, self.config)
+        return Outcome(team=team, local=local, done=self._arrived, info=self._info())
+
+    def _try(self, action: str, role: str) -> Walk | None:
+        """Count what is wrong with an action and return where it leads; None when it is no list of moves."""
+        moves = parse_moves(action)
+        if moves is None:
+            self._counts[f"{role}/unparsed"] += 1
+            return None
+        made = walk(self._grid, self._state.cell, moves[: self.config.max_moves])
+        self._counts[f"{role}/illegal"] += made.illegal
+        self._counts[f"{role}/surplus"] += max(0, len(moves) - self.config.max_moves)
+        return made
+
+    def _look(self) -> Observation:
+        config = self.config
+        compact = config.view == "compact"
+        text = compact_text(self._grid, self._state, config.radius) if compact else grid_text(self._grid, self._state)
+        return Observation(text, {"anchor": grid_text(self._grid, self._state), "max_moves": config.max_moves})
+
+    def _info(self) -> dict[str, float]:
+        grid, state = self._grid, self._state
+        info = {
+            "success": float(self._arrived),
+            "progress": 1 - state.best / max(1, grid.shortest),
+            "distance": float(grid.distances[state.cell]),
+            "moves": float(state.moves),
+        }
+        for role in ("tool", "executor"):
+            info |= {f"{role}/{name}": float(self._counts[f"{role}/{name}"]) for name in ("illegal", "unparsed", "surplus")}
+        if self._arrived:
+            info["path_ratio"] = state.moves / grid.shortest
+        return info

@@ -1,0 +1,23 @@
+"""Who speaks when: the Tool proposes moves, the Executor decides which are made."""
+
+from __future__ import annotations
+
+from agent_system.orchestra import BaseOrchestra
+from agent_system.registry import OrchestraRegistry
+from agent_system.turn import Turn
+from agent_system.workflows.plan_path.agents import EXECUTOR, TOOL
+from agent_system.workflows.plan_path.options import PlanPathOptions
+
+
+@OrchestraRegistry.register("plan_path")
+class PlanPathOrchestra(BaseOrchestra):
+    """One proposal and one decision a turn; the next turn starts where the Executor's moves ended."""
+
+    agents = (TOOL, EXECUTOR)
+    config_class = PlanPathOptions
+
+    async def run(self, turn: Turn) -> str:
+        plan = await turn.act(TOOL)
+        decision = await turn.act(EXECUTOR)
+        turn.info["executor/followed"] = float(bool(plan.action) and plan.action == decision.action)
+        return decision.action

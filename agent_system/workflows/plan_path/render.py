@@ -1,0 +1,79 @@
+"""What a state looks like: as the whole grid, as the cells nearby, and as a GIF."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_system.workflows.plan_path.grid import GOAL, WALL, GridMap
+from agent_system.workflows.plan_path.rules import State
+
+HERE = "@"
+COLOURS = {"free": (250, 250, 248), "wall": (60, 64, 72), "goal": (46, 160, 67), "seen": (198, 219, 239), "here": (214, 69, 65)}
+
+
+def grid_text(grid: GridMap, state: State) -> str:
+    """Return the whole map with the position `@` and the goal `G`, a row a line, and both as coordinates."""
+    (row, column), (goal_row, goal_column) = grid.place(state.cell), grid.place(grid.goal)
+    rows = grid.text.replace("S", ".").splitlines()
+    rows[row] = rows[row][:column] + HERE + rows[row][column + 1 :]
+    picture = "\n".join(rows)
+    return f"{picture}\nYou (@) are at row {row}, column {column}. The goal (G) is at row {goal_row}, column {goal_column}. # is a wall."
+
+
+def compact_text(grid: GridMap, state: State, radius: int) -> str:
+    """Return position, goal, the way to it, and the cells at most `radius` rows and columns away.
+
+    Every sign stands apart, and the layout is the same in every state, so that a tiny model finds each cell at a fixed place:
+    `@` here, `G` goal, `#` wall or outside, `.` free, `1` to `9` how often a free cell was entered.
+    """
+    (row, column), (goal_row, goal_column) = grid.place(state.cell), grid.place(grid.goal)
+    down, right = goal_row - row, goal_column - column
+    way = f"{'D' if down >= 0 else 'U'} {abs(down)} {'R' if right >= 0 else 'L'} {abs(right)}"
+    reach = range(-radius, radius + 1)
+    window = "\n".join(" ".join(_sign(grid, state, row + i, column + j) for j in reach) for i in reach)
+    return f"at {row} {column} goal {goal_row} {goal_column} go {way}\n{window}"
+
+
+def _sign(grid: GridMap, state: State, row: int, column: int) -> str:
+    cell = row * grid.width + column
+    if not (0 <= row < grid.height and 0 <= column < grid.width) or cell in grid.walls:
+        return WALL
+    if cell == state.cell:
+        return HERE
+    if cell == grid.goal:
+        return GOAL
+    return str(state.visits[cell]) if state.visits[cell] else "."
+
+
+def save_gif(path: Path, grid: GridMap, cells: Sequence[int], *, cell_pixels: int = 24, frame_ms: int = 250) -> None:
+    """Write an episode as an animated GIF, one frame for each cell of `cells` (the start first); needs pillow.
+
+    Raises:
+        ValueError: `cells` is empty.
+    """
+    if not cells:
+        raise ValueError("save_gif needs one cell or more, found none; pass the start and every cell entered after it")
+    frames = [_frame(grid, cells[: i + 1], cell_pixels) for i in range(len(cells))]
+    frames[0].save(path, format="GIF", save_all=True, append_images=frames[1:], duration=frame_ms, loop=0)
+
+
+def _frame(grid: GridMap, cells: Sequence[int], pixels: int) -> Any:
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (grid.width * pixels, grid.height * pixels), COLOURS["free"])
+    draw = ImageDraw.Draw(image)
+
+    def fill(cell: int, colour: str, inset: int) -> None:
+        row, column = grid.place(cell)
+        left, top = column * pixels + inset, row * pixels + inset
+        draw.rectangle((left, top, left + pixels - 1 - 2 * inset, top + pixels - 1 - 2 * inset), fill=COLOURS[colour])
+
+    for cell in sorted(grid.walls):
+        fill(cell, "wall", 0)
+    for cell in cells[:-1]:
+        fill(cell, "seen", 1)
+    fill(grid.goal, "goal", 2)
+    fill(cells[-1], "here", 5)
+    return image
