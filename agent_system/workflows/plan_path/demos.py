@@ -39,7 +39,7 @@ class Habits:
     """
 
     tool_care: float = 0.1
-    guess: float = 0.5
+    guess: float = 0.6
     check: float = 0.1
     stray: float = 0.0
     executor: float = 0.5
@@ -63,7 +63,7 @@ class Course:
     """
 
     count: int = 38_400
-    max_turns: int = 7
+    max_turns: int = 6
     radius: int = 3
     max_moves: int = 4
     habits_from: float = 0.75

@@ -41,7 +41,7 @@ class PlanPathEnvOptions:
     """
 
     view: str = "grid"
-    radius: int = 2
+    radius: int = 3
     max_moves: int = 4
     success_reward: float = 1.0
     progress_reward: float = 0.5
@@ -72,7 +72,7 @@ class Difficulty:
 
     size: int = 10
     wall_share: float = 0.2
-    min_path: int = 5
+    min_path: int = 7
     max_path: int = 18
 
     def __post_init__(self) -> None:

@@ -73,7 +73,7 @@ def _frame(grid: GridMap, cells: Sequence[int], pixels: int) -> Any:
     for cell in sorted(grid.walls):
         fill(cell, "wall", 0)
     for cell in cells[:-1]:
-        fill(cell, "seen", 1)
-    fill(grid.goal, "goal", 2)
-    fill(cells[-1], "here", 5)
+        fill(cell, "seen", pixels // 16)
+    fill(grid.goal, "goal", pixels // 8)
+    fill(cells[-1], "here", pixels // 4)
     return image

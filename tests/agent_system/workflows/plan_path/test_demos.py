@@ -1,0 +1,67 @@
+import re
+
+from agent_system.workflows.plan_path import ExecutorAgent
+from agent_system.workflows.plan_path.demos import CAREFUL, Course, Habits, checked, make_demos, tagged, team_success
+from agent_system.workflows.plan_path.generate import generate
+from agent_system.workflows.plan_path.grid import parse_map
+from agent_system.workflows.plan_path.options import Difficulty
+from agent_system.workflows.plan_path.rules import initial_state
+from tests.agent_system.workflows.plan_path.conftest import AROUND
+
+SMALL = Course(count=400)
+
+
+def test_habits_fail_often_and_care_hardly_ever():
+    maps = generate(150, 11)
+    assert 0.14 <= team_success(SMALL, Habits(), maps) <= 0.47
+    assert team_success(SMALL, Habits(tool_care=1.0, check=1.0), maps) >= 0.96
+    assert team_success(SMALL, Habits(tool_care=0.0, guess=1.0, check=1.0), maps) >= 0.96  # the Executor mends what is proposed
+
+
+def test_both_roles_are_shown_and_every_reply_can_be_read():
+    demos = make_demos(SMALL, 0)
+    assert len(demos) == 400
+    heads = [demo[0]["content"].split(":")[0] for demo in demos]
+    assert set(heads) == {"Plan", "Check"} and 0.35 < heads.count("Check") / 400 < 0.65
+    assert all(ExecutorAgent().project(demo[-1]["content"]).valid for demo in demos)
+
+
+def test_the_last_part_is_habit():
+    demos = make_demos(Course(count=2000), 0)
+    decisions = [demo[-1]["content"] for demo in demos if demo[0]["content"].startswith("Check")]
+    early, late = decisions[: len(decisions) // 2], decisions[-len(decisions) // 5 :]
+    assert sum(d.startswith("Fine.") for d in early) / len(early) < 0.4 < 0.8 < sum(d.startswith("Fine.") for d in late) / len(late)
+
+
+def test_a_seed_makes_the_same_demos_and_another_one_others():
+    course = Course(count=60)
+    assert make_demos(course, 1) == make_demos(course, 1) != make_demos(course, 2)
+
+
+def test_no_demo_is_on_a_map_that_is_left_out():
+    # 4x4 without walls: 240 maps, told apart by start and goal.
+    difficulty = Difficulty(size=4, wall_share=0.0, min_path=1, max_path=6)
+    every = generate(240, 0, difficulty)
+    left_out = {grid.text for grid in every[:200]}
+    openings = {(*grid.place(grid.start), *grid.place(grid.goal)) for grid in every[200:]}
+    demos = make_demos(Course(count=60, difficulty=difficulty), 1, left_out)
+    prompts = [demo[0]["content"].split("\nTool")[0].split("\n", 1) for demo in demos]
+    first = [head for head, window in prompts if not re.search(r"\d", window)]  # nothing was entered yet but the start
+    shown = {tuple(int(n) for n in re.findall(r"\d", head)[:4]) for head in first}
+    assert len(shown) > 5 and shown <= openings
+
+
+def test_the_executor_finds_the_wall_and_goes_around_it():
+    grid = parse_map(AROUND)
+    reply, moves = checked(grid, initial_state(grid), "RR", radius=3, max_moves=4)
+    assert reply == f"R wall Wall. {tagged('DDRR')}" and moves == "DDRR"
+    assert checked(grid, initial_state(grid), "DDRR", 3, 4)[0] == f"D ok D ok R ok R ok Good. {tagged('DDRR')}"
+    assert checked(grid, initial_state(grid), "DUDU", 3, 4)[0].endswith(f"Detour. {tagged('DDRR')}")
+
+
+def test_care_is_shown_off_the_way_too():
+    demos = make_demos(Course(count=400, habits_from=1.0, habits_before=0.0), 0)
+    windows = [demo[0]["content"].split("\nTool")[0].split("\n", 1)[1] for demo in demos]
+    assert sum(bool(re.search("[2-9]", window)) for window in windows) > 40  # cells entered twice or more: the team went back
+    assert sum(demo[-1]["content"].endswith("</moves>") for demo in demos) == 400
+    assert CAREFUL.check == CAREFUL.tool_care == 1.0
