@@ -32,23 +32,19 @@ def tokenizer() -> Any:
 
 @pytest.fixture
 def play(tokenizer: Any) -> Callable[..., Any]:
-    """Play episodes with scripted replies; the engines by role are in `play.engines` afterwards."""
+    """Play episodes with scripted replies."""
 
-    async def run(
-        *, tool: Any, executor: Any, text: str = AROUND, n: int = 1, max_steps: int = 6, options: Any = None, env: Any = None
-    ) -> Any:
+    async def run(*, tool: Any, executor: Any, text: str = AROUND, n: int = 1, max_steps: int = 6) -> Any:
         sampling = SamplingParams(max_tokens=400)
-        run.engines = {TOOL: ScriptedEngine(tokenizer, tool), EXECUTOR: ScriptedEngine(tokenizer, executor)}  # type: ignore[attr-defined]
+
+        def binding(agent: str, replies: Any) -> AgentBinding:
+            return AgentBinding(agent, "policy", "wg", ScriptedEngine(tokenizer, replies), tokenizer, sampling, sampling, 4000)
+
         collector = Collector.from_names(
             orchestra_type="plan_path",
             env_name="plan_path",
-            bindings={
-                name: AgentBinding(name, "policy", "wg", engine, tokenizer, sampling, sampling, 4000)
-                for name, engine in run.engines.items()  # type: ignore[attr-defined]
-            },
+            bindings={TOOL: binding(TOOL, tool), EXECUTOR: binding(EXECUTOR, executor)},
             settings=CollectorSettings(max_failure_rate=0.0, max_steps=max_steps),
-            orchestra_options=options,
-            env_params=env,
         )
         return await collector.collect([Task("t", text, "demo", extra={"map": text})], n, step=0)
 
