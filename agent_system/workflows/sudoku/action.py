@@ -1,0 +1,90 @@
+"""From an action's text to cells. Nothing is evaluated; what has no clear meaning is None.
+
+Two forms are read, with brackets or without:
+
+    cells   [[1, 2, 3], [4, 1, 2]]   or   1 2 3; 4 1 2      row, column, digit; 0 empties a cell
+    grid    [[1, 2, 3, 4], ...]      or   a line per row: 1 2 3 4 or 1234; `.` or 0 leaves a cell empty
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_ACTION_CHARS = 4000
+
+_GROUP = re.compile(r"[\[(]([^\[\]()]*)[\])]")
+_BETWEEN = re.compile(r"[\s,;\[\]()]*")
+_LINE = re.compile(r"[\n;/]+")
+_NUMBERS = re.compile(r"[0-9.]+")
+_ALLOWED = re.compile(r"[0-9.\s,;/\[\]()|]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One cell and its digit.
+
+    Attributes:
+        row, column: from 1.
+        digit: 1..size; 0 empties the cell. None of the three need be within the board.
+    """
+
+    row: int
+    column: int
+    digit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What an agent wants written.
+
+    Attributes:
+        moves: in the order in which they are made.
+        whole: the action is a whole grid, which repeats the clues.
+    """
+
+    moves: tuple[Move, ...]
+    whole: bool = False
+
+
+def parse_action(text: str, size: int) -> Action | None:
+    """Return the cells or the grid that `text` stands for, or None where it is neither.
+
+    Args:
+        text: as a model wrote it; anything longer than `MAX_ACTION_CHARS` is not read.
+        size: rows of the board; only so many lists of so many numbers are a grid.
+    """
+    text = text.strip()
+    if not text or len(text) > MAX_ACTION_CHARS or not _ALLOWED.fullmatch(text):
+        return None
+    groups = _groups(text.replace("|", " "))
+    rows = [_numbers(group, size) for group in groups]
+    if not rows or any(row is None for row in rows):
+        return None
+    numbers = [row for row in rows if row is not None]
+    if len(numbers) == size and all(len(row) == size for row in numbers):
+        return Action(tuple(Move(r, c, digit) for r, row in enumerate(numbers, 1) for c, digit in enumerate(row, 1)), whole=True)
+    if all(len(row) == 3 for row in numbers):
+        return Action(tuple(Move(*row) for row in numbers))
+    return None
+
+
+def cells_text(moves: list[tuple[int, int]], size: int) -> str:
+    """Return (cell, digit) pairs in the form of cells: `1 2 3; 4 1 2`."""
+    return "; ".join(f"{cell // size + 1} {cell % size + 1} {digit}" for cell, digit in moves)
+
+
+def _groups(text: str) -> list[str]:
+    """The innermost brackets, or else the lines; nothing but separators may stand outside brackets."""
+    if "[" in text or "(" in text or "]" in text or ")" in text:
+        outside = _GROUP.sub(" ", text)
+        return _GROUP.findall(text) if _BETWEEN.fullmatch(outside) else []
+    return [line for line in _LINE.split(text) if line.strip()]
+
+
+def _numbers(group: str, size: int) -> list[int] | None:
+    parts = _NUMBERS.findall(group)
+    if len(parts) == 1 and len(parts[0]) == size:
+        parts = list(parts[0])
+    values = [0 if part == "." else int(part) if part.isdigit() and len(part) <= 2 else None for part in parts]
+    return None if None in values else [value for value in values if value is not None]

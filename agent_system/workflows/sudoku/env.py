@@ -1,0 +1,99 @@
+"""One puzzle, several turns: what the Executor writes stands, and the solved board ends the episode."""
+
+from __future__ import annotations
+
+from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.errors import AgentSystemError
+from agent_system.registry import EnvRegistry
+from agent_system.workflows.sudoku.action import parse_action
+from agent_system.workflows.sudoku.agents import EXECUTOR, TOOL
+from agent_system.workflows.sudoku.options import SudokuEnvOptions
+from agent_system.workflows.sudoku.render import describe
+from agent_system.workflows.sudoku.reward import penalty, plan_reward, team_reward
+from agent_system.workflows.sudoku.solver import puzzle_from_text
+from agent_system.workflows.sudoku.state import Applied, State, apply_action
+
+COUNTS = ("unreadable", "illegal", "clues_touched", "clashes", "cells_cut")
+
+
+@EnvRegistry.register("sudoku")
+class SudokuEnv(BaseEnv):
+    """Writes the Executor's cells, keeps the clues, and pays the team for the best board so far.
+
+    `info`: `success`; `progress` (share of the open cells that were right at best) and `right` (that are right now); `unreadable`,
+    `illegal` (actions stopped by a clue or the edge of the board), `clues_touched`, `clashes` (written cells that clash) and `cells_cut`
+    (beyond `max_cells`) of the Executor so far; of the Tool likewise under `tool/`, and `tool/progress` (share of the open cells that
+    its last plan would make right).
+    """
+
+    config_class = SudokuEnvOptions
+    blocking = False
+    needs_ground_truth = False
+
+    def reset(self, task: Task) -> Observation:
+        """Start from the clues in `extra_info.puzzle`.
+
+        Raises:
+            AgentSystemError: no puzzle, a malformed one, or one that has no solution or several.
+        """
+        text = task.extra.get("puzzle")
+        if not isinstance(text, str):
+            raise AgentSystemError(
+                f"task {task.task_id!r} has no extra_info.puzzle (one line of digits and dots), found {text!r:.80}; "
+                "make rows with: python -m agent_system.workflows.sudoku.data"
+            )
+        self.state = State.start(puzzle_from_text(text))
+        self._best = self._plan = self.state.progress
+        self._acted = False
+        self._counts = dict.fromkeys((*COUNTS, *(f"tool/{name}" for name in COUNTS)), 0)
+        return self.observe()
+
+    def observe(self, agent_id: str = "") -> Observation:
+        """Return the puzzle and, once something is written, the board; every agent sees the same."""
+        return Observation(describe(self.state), {"anchor": self.state.key})
+
+    def act(self, agent_id: str, action: str) -> Outcome:
+        """Write what the Executor says; pay the Tool for its plan, which changes nothing."""
+        if agent_id == EXECUTOR:
+            self._acted = True
+            team, applied = self._write(action)
+            return Outcome(team, -penalty(self.config, applied), self.state.solved, self._info())
+        if agent_id == TOOL:
+            applied = self._try(action, "tool/")
+            local = plan_reward(self.config, self._plan, applied) - penalty(self.config, applied)
+            self._plan = applied.state.progress
+            return Outcome(local=local, info=self._info())
+        return Outcome()
+
+    def step(self, action: str) -> Outcome:
+        """End the turn; `action` is written unless the Executor's call of this turn has written already."""
+        team = 0.0 if self._acted else self._write(str(action))[0]
+        self._acted = False
+        return Outcome(team, done=self.state.solved, info=self._info(), observation=self.observe())
+
+    def fork(self) -> SudokuEnv:
+        """Return an independent copy: boards never change, so they are shared."""
+        copy = SudokuEnv(self.config, seed=self.seed)
+        copy.state = self.state
+        copy._best, copy._plan, copy._acted = self._best, self._plan, self._acted
+        copy._counts = dict(self._counts)
+        return copy
+
+    def _write(self, action: str) -> tuple[float, Applied]:
+        applied = self._try(action)
+        team = team_reward(self.config, self._best, applied.state)
+        self.state = applied.state
+        self._best = max(self._best, applied.state.progress)
+        return team, applied
+
+    def _try(self, action: str, prefix: str = "") -> Applied:
+        applied = apply_action(self.state, parse_action(action, self.state.puzzle.size), self.config.max_cells)
+        found = (not applied.readable, applied.illegal, applied.touched_clue, applied.clashes, applied.cut)
+        for name, count in zip(COUNTS, found, strict=True):
+            self._counts[prefix + name] += int(count)
+        return applied
+
+    def _info(self) -> dict[str, float]:
+        state = self.state
+        reached = {"success": state.solved, "progress": self._best, "right": state.progress, "tool/progress": self._plan}
+        return {name: float(value) for name, value in (reached | self._counts).items()}

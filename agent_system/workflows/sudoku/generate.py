@@ -1,0 +1,145 @@
+"""Puzzles made by a seed: a random full board, cells emptied in random order for as long as one solution is left.
+
+`generate_split` makes training and test puzzles that are different even up to a renaming of digits. Rows follow verl's schema.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+from agent_system.errors import AgentSystemError
+from agent_system.workflows.sudoku.options import clue_range
+from agent_system.workflows.sudoku.puzzle import Board, Puzzle, canonical, rows_text, shape_of, to_text
+from agent_system.workflows.sudoku.solver import has_one_solution
+
+DATA_SOURCE = "verl_mas/sudoku"
+# Draws in a row that brought nothing new: the difficulty has hardly any puzzles left, or none.
+MOST_MISSES = 2000
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which puzzles to make.
+
+    Attributes:
+        size: rows of the board, 4 or 9.
+        difficulty: a name of `options.CLUES[size]`, or a number of clues such as `8`.
+    """
+
+    size: int = 4
+    difficulty: str = "medium"
+
+
+def full_board(rng: random.Random, size: int) -> Board:
+    """Draw a full board: bands, the rows within a band, stacks, columns within a stack and digits of a fixed one are shuffled.
+
+    Of 4x4 boards every one can come up.
+    """
+    side = round(size**0.5)
+
+    def shuffled_lines() -> list[int]:
+        bands = rng.sample(range(side), side)
+        return [band * side + line for band in bands for line in rng.sample(range(side), side)]
+
+    digits = rng.sample(range(1, size + 1), size)
+    rows, columns = shuffled_lines(), shuffled_lines()
+    board = [digits[(row % side * side + row // side + column) % size] for row in rows for column in columns]
+    if size == 4 and rng.random() < 2 / 3:
+        board = _other_pattern(rng, board)
+    return tuple(board)
+
+
+def _other_pattern(rng: random.Random, board: list[int]) -> list[int]:
+    """Solve from a few cells of `board` in random order: leads to the 4x4 boards that shuffling one pattern does not reach."""
+    shape = shape_of(4)
+    kept = board[:4] + [0] * 12
+
+    def fill(cell: int) -> bool:
+        if cell == 16:
+            return True
+        if kept[cell]:
+            return fill(cell + 1)
+        for digit in rng.sample(range(1, 5), 4):
+            if all(kept[peer] != digit for peer in shape.peers[cell]):
+                kept[cell] = digit
+                if fill(cell + 1):
+                    return True
+                kept[cell] = 0
+        return False
+
+    fill(4)
+    return kept
+
+
+def draw_puzzle(rng: random.Random, kind: Kind) -> Puzzle | None:
+    """Draw one puzzle, or None where emptying cells did not come down to the clues that `kind` asks for."""
+    least, most = clue_range(kind.size, kind.difficulty)
+    solution = full_board(rng, kind.size)
+    target = rng.randint(least, most)
+    board, num_clues = list(solution), len(solution)
+    for cell in rng.sample(range(len(solution)), len(solution)):
+        if num_clues == target:
+            break
+        board[cell] = 0
+        if has_one_solution(tuple(board)):
+            num_clues -= 1
+        else:
+            board[cell] = solution[cell]
+    if num_clues > most:
+        return None
+    return Puzzle(kind.size, tuple(board), solution, tuple(cell for cell, digit in enumerate(board) if not digit))
+
+
+def generate(count: int, seed: int, kind: Kind | None = None, *, exclude: AbstractSet[Board] = frozenset()) -> list[Puzzle]:
+    """Return `count` puzzles whose canonical forms are distinct and not in `exclude`; a function of its arguments alone.
+
+    Raises:
+        AgentSystemError: there are not so many puzzles of this kind.
+    """
+    kind = kind or Kind()
+    rng = random.Random(f"sudoku-{seed}")
+    seen: set[Board] = set(exclude)
+    puzzles: list[Puzzle] = []
+    misses = 0
+    while len(puzzles) < count:
+        puzzle = draw_puzzle(rng, kind)
+        form = canonical(puzzle.clues) if puzzle else None
+        if puzzle is None or form is None or form in seen:
+            misses += 1
+            if misses > MOST_MISSES:
+                raise AgentSystemError(
+                    f"found {len(puzzles)} of {count} puzzles of size {kind.size} and difficulty {kind.difficulty!r} "
+                    "that differ by more than a renaming of digits; ask for fewer, or for more clues"
+                )
+            continue
+        misses = 0
+        seen.add(form)
+        puzzles.append(puzzle)
+    return puzzles
+
+
+def generate_split(num_train: int, num_test: int, seed: int, kind: Kind | None = None) -> tuple[list[Puzzle], list[Puzzle]]:
+    """Return (train, test) puzzles; no two of all are the same up to a renaming of digits."""
+    test = generate(num_test, 2 * seed + 1, kind)
+    train = generate(num_train, 2 * seed, kind, exclude={canonical(puzzle.clues) for puzzle in test})
+    return train, test
+
+
+def to_row(puzzle: Puzzle, index: int, split: str) -> dict[str, Any]:
+    """Return the puzzle as a row of verl's schema; the environment reads `extra_info.puzzle` and solves it itself."""
+    return {
+        "data_source": f"{DATA_SOURCE}_{puzzle.size}x{puzzle.size}",
+        "prompt": [{"role": "user", "content": rows_text(puzzle.clues)}],
+        "ability": "planning",
+        "reward_model": {"style": "rule", "ground_truth": to_text(puzzle.solution)},
+        "extra_info": {
+            "split": split,
+            "index": index,
+            "puzzle": to_text(puzzle.clues),
+            "size": puzzle.size,
+            "num_clues": puzzle.num_clues,
+        },
+    }

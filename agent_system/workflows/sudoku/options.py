@@ -1,0 +1,81 @@
+"""What can be set: difficulties of puzzles, and the options of orchestra and environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from agent_system.errors import AgentSystemError, suggestion
+from agent_system.workflows.sudoku.prompts import STYLES
+
+# Fewest and most clues, by size and difficulty. No 4x4 puzzle with one solution has fewer than 4 clues, no 9x9 one fewer than 17.
+CLUES: dict[int, dict[str, tuple[int, int]]] = {
+    4: {"easy": (9, 11), "medium": (7, 8), "hard": (5, 6)},
+    9: {"easy": (40, 45), "medium": (32, 36), "hard": (26, 29)},
+}
+
+
+def clue_range(size: int, difficulty: str) -> tuple[int, int]:
+    """Return the fewest and the most clues of a difficulty: a name of `CLUES`, or a number such as `8`.
+
+    Raises:
+        AgentSystemError: an unknown size or difficulty, or a number that leaves nothing to fill or several solutions.
+    """
+    if size not in CLUES:
+        raise AgentSystemError(f"--size must be one of {', '.join(map(str, CLUES))}, found {size}")
+    if difficulty.isascii() and difficulty.isdigit():
+        clues, least, most = int(difficulty), {4: 4, 9: 22}[size], size * size - 1
+        if not least <= clues <= most:
+            raise AgentSystemError(f"a puzzle of size {size} is made with {least} to {most} clues, found {clues}")
+        return clues, clues
+    known = CLUES[size]
+    if difficulty not in known:
+        raise AgentSystemError(
+            f"--difficulty must be one of {', '.join(known)} or a number of clues, found {difficulty!r}{suggestion(difficulty, known)}"
+        )
+    return known[difficulty]
+
+
+@dataclass(frozen=True)
+class SudokuOptions:
+    """Options under `agent.orchestra.sudoku`.
+
+    Attributes:
+        prompt_style: wording of the prompts: full | short (for models of a few million parameters).
+    """
+
+    prompt_style: str = "full"
+
+    def __post_init__(self) -> None:
+        if self.prompt_style not in STYLES:
+            raise AgentSystemError(
+                f"agent.orchestra.sudoku.prompt_style must be one of {', '.join(STYLES)}, found {self.prompt_style!r}"
+                f"{suggestion(self.prompt_style, STYLES)}"
+            )
+
+
+@dataclass(frozen=True)
+class SudokuEnvOptions:
+    """Options under `env.params`; see `reward.py` for what each reward pays.
+
+    Attributes:
+        max_cells: most cells that one action may change; what follows them is left out and counted.
+        success_reward: team reward for the solved puzzle, once.
+        progress_reward: team reward for all cells right; each part of it is paid when it is reached for the first time.
+        plan_reward: local reward of the Tool for a plan that makes all cells right; paid as the difference to its last plan.
+        illegal_penalty: subtracted from the local reward of a call whose action cannot be read, touches a clue or leaves the board.
+        clash_penalty: times the share of the action's cells that clash with a row, column or box, subtracted likewise.
+    """
+
+    max_cells: int = 81
+    success_reward: float = 1.0
+    progress_reward: float = 0.5
+    plan_reward: float = 0.5
+    illegal_penalty: float = 0.1
+    clash_penalty: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.max_cells < 1:
+            raise AgentSystemError(f"env.params.max_cells must be 1 or more, found {self.max_cells}")
+        for field in fields(self):
+            if not getattr(self, field.name) >= 0:
+                raise AgentSystemError(f"env.params.{field.name} must be 0 or more, found {getattr(self, field.name):g}")

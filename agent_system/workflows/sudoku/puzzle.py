@@ -1,0 +1,124 @@
+"""Boards of Sudoku: what a cell sees, and puzzles as text. No randomness, no I/O.
+
+A board is a tuple of `size * size` digits in reading order, 0 for an empty cell. Rows and columns are counted from 1 wherever people or
+models read them, cells from 0 inside the program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from agent_system.errors import AgentSystemError
+
+Board = tuple[int, ...]
+
+SIZES = (4, 9)
+EMPTY = "."
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What belongs together on a board of one size.
+
+    Attributes:
+        size: cells of a row; digits are 1..size.
+        units: the cells of every row, column and box.
+        row, column, box: number of each cell's row, column and box, from 0.
+        peers: for each cell, those that may not hold the same digit.
+    """
+
+    size: int
+    units: tuple[tuple[int, ...], ...]
+    row: tuple[int, ...]
+    column: tuple[int, ...]
+    box: tuple[int, ...]
+    peers: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """A board of clues and the one way to fill it.
+
+    Attributes:
+        size: cells of a row.
+        clues: the board as it is given.
+        solution: the full board.
+        empty: cells without a clue.
+    """
+
+    size: int
+    clues: Board
+    solution: Board
+    empty: tuple[int, ...]
+
+    @property
+    def num_clues(self) -> int:
+        """Cells that are given."""
+        return len(self.clues) - len(self.empty)
+
+
+@lru_cache(maxsize=None)
+def shape_of(size: int) -> Shape:
+    """Return the units of a board of `size` rows.
+
+    Raises:
+        AgentSystemError: a size other than 4 and 9.
+    """
+    if size not in SIZES:
+        raise AgentSystemError(f"a Sudoku has {' or '.join(map(str, SIZES))} rows, found {size}")
+    side = round(size**0.5)
+    cells = range(size * size)
+    row = tuple(cell // size for cell in cells)
+    column = tuple(cell % size for cell in cells)
+    box = tuple(row[cell] // side * side + column[cell] // side for cell in cells)
+    units = tuple(tuple(cell for cell in cells if kind[cell] == number) for kind in (row, column, box) for number in range(size))
+    peers = tuple(tuple(sorted({other for unit in units if cell in unit for other in unit} - {cell})) for cell in cells)
+    return Shape(size, units, row, column, box, peers)
+
+
+def size_of(board: Board) -> int:
+    """Return the number of rows of a board."""
+    return round(len(board) ** 0.5)
+
+
+def to_text(board: Board) -> str:
+    """Return the board as one line of digits and dots."""
+    return "".join(str(digit) if digit else EMPTY for digit in board)
+
+
+def from_text(text: str) -> Board:
+    """Read what `to_text` writes; 0 stands for an empty cell too.
+
+    Raises:
+        AgentSystemError: not 16 or 81 cells, or a digit that the size does not have.
+    """
+    size = {n * n: n for n in SIZES}.get(len(text))
+    if size is None or not set(text) <= set(EMPTY + "0123456789"[: size + 1]):
+        raise AgentSystemError(
+            f"a puzzle is 16 cells of 1..4 or 81 cells of 1..9 in one line, {EMPTY!r} or 0 where it is empty; found {text!r:.100}"
+        )
+    return tuple(0 if char == EMPTY else int(char) for char in text)
+
+
+def rows_text(board: Board) -> str:
+    """Return the board as a line per row, a space between cells."""
+    size = size_of(board)
+    cells = [str(digit) if digit else EMPTY for digit in board]
+    return "\n".join(" ".join(cells[start : start + size]) for start in range(0, len(cells), size))
+
+
+def clashing(board: Board) -> set[int]:
+    """Return the filled cells that hold the same digit as another cell of their row, column or box."""
+    peers = shape_of(size_of(board)).peers
+    return {cell for cell, digit in enumerate(board) if digit and any(board[peer] == digit for peer in peers[cell])}
+
+
+def canonical(clues: Board) -> Board:
+    """Return `clues` with digits renamed in the order in which they first appear.
+
+    Two puzzles are equal up to a renaming of digits if and only if their canonical forms are equal; where each has one solution, their
+    solutions then are so too. Swapped rows or turned boards make other puzzles.
+    """
+    names: dict[int, int] = {0: 0}
+    return tuple(names.setdefault(digit, len(names)) for digit in clues)

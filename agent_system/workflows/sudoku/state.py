@@ -1,0 +1,117 @@
+"""The state of an episode and its only transition. Everything is immutable, so that a fork shares it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from agent_system.workflows.sudoku.action import Action, Move
+from agent_system.workflows.sudoku.puzzle import Board, Puzzle, clashing, to_text
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A puzzle and how far it is filled.
+
+    Attributes:
+        puzzle: clues and solution.
+        board: clues and what was written.
+    """
+
+    puzzle: Puzzle
+    board: Board
+
+    @classmethod
+    def start(cls, puzzle: Puzzle) -> State:
+        """Return the state in which only the clues stand."""
+        return cls(puzzle, puzzle.clues)
+
+    @property
+    def num_right(self) -> int:
+        """Cells without a clue that hold the digit of the solution."""
+        board, solution = self.board, self.puzzle.solution
+        return sum(board[cell] == solution[cell] for cell in self.puzzle.empty)
+
+    @property
+    def progress(self) -> float:
+        """Share of the cells without a clue that are right; 1 when there are none."""
+        return self.num_right / len(self.puzzle.empty) if self.puzzle.empty else 1.0
+
+    @property
+    def solved(self) -> bool:
+        """Every cell is right."""
+        return self.board == self.puzzle.solution
+
+    @property
+    def key(self) -> str:
+        """The same for equal clues and equal boards, and for these only."""
+        return f"{to_text(self.puzzle.clues)}|{to_text(self.board)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of an action.
+
+    Attributes:
+        state: afterwards.
+        readable: the text was an action at all.
+        illegal: it touched a clue or left the board; what came before that was written.
+        touched_clue: it was a clue.
+        written: cells that were written, over their present digit too.
+        cut: moves beyond the most that an action may make.
+        clashes: written cells that clash with their row, column or box afterwards.
+    """
+
+    state: State
+    readable: bool = True
+    illegal: bool = False
+    touched_clue: bool = False
+    written: int = 0
+    cut: int = 0
+    clashes: int = 0
+
+    @property
+    def clash_share(self) -> float:
+        """Share of the written cells that clash."""
+        return self.clashes / self.written if self.written else 0.0
+
+
+def apply_action(state: State, action: Action | None, max_cells: int) -> Applied:
+    """Write the cells of `action` in order until one is illegal or the puzzle is solved; None, and nothing to write, change nothing.
+
+    A cell without a clue may be written again. A whole grid has to repeat the clues; where it repeats what stands there, nothing is
+    written.
+    """
+    if action is None:
+        return Applied(state, readable=False)
+    clues, size = state.puzzle.clues, state.puzzle.size
+    board = list(state.board)
+    written: list[int] = []
+    illegal = touched = False
+    cut = 0
+    moves = [move for move in action.moves if not _repeats(move, board, size)] if action.whole else list(action.moves)
+    for number, move in enumerate(moves):
+        if number >= max_cells:
+            cut = len(moves) - number
+            break
+        cell = _cell(move, size)
+        touched = cell is not None and bool(clues[cell])
+        if cell is None or touched:
+            illegal = True
+            break
+        board[cell] = move.digit
+        written.append(cell)
+        if tuple(board) == state.puzzle.solution:
+            break
+    after = replace(state, board=tuple(board)) if written else state
+    clash = clashing(after.board) if written else set()
+    return Applied(after, True, illegal, touched, len(written), cut, sum(cell in clash for cell in written))
+
+
+def _cell(move: Move, size: int) -> int | None:
+    inside = 1 <= move.row <= size and 1 <= move.column <= size and 0 <= move.digit <= size
+    return (move.row - 1) * size + move.column - 1 if inside else None
+
+
+def _repeats(move: Move, board: list[int], size: int) -> bool:
+    cell = _cell(move, size)
+    return cell is not None and board[cell] == move.digit
