@@ -13,7 +13,7 @@ from typing import Any
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.sudoku.options import clue_range
 from agent_system.workflows.sudoku.puzzle import Board, Puzzle, canonical, rows_text, shape_of, to_text
-from agent_system.workflows.sudoku.solver import has_one_solution
+from agent_system.workflows.sudoku.solver import has_one_solution, solutions
 
 DATA_SOURCE = "verl_mas/sudoku"
 # Draws in a row that brought nothing new: the difficulty has hardly any puzzles left, or none.
@@ -34,44 +34,19 @@ class Kind:
 
 
 def full_board(rng: random.Random, size: int) -> Board:
-    """Draw a full board: bands, the rows within a band, stacks, columns within a stack and digits of a fixed one are shuffled.
+    """Draw a full board: the boxes on the diagonal, which do not see each other, at random, and one of the ways to fill the rest.
 
-    Of 4x4 boards every one can come up.
+    Every 4x4 board can come up; of the many ways to fill a 9x9 board the first ones found are drawn from.
     """
-    side = round(size**0.5)
-
-    def shuffled_lines() -> list[int]:
-        bands = rng.sample(range(side), side)
-        return [band * side + line for band in bands for line in rng.sample(range(side), side)]
-
-    digits = rng.sample(range(1, size + 1), size)
-    rows, columns = shuffled_lines(), shuffled_lines()
-    board = [digits[(row % side * side + row // side + column) % size] for row in rows for column in columns]
-    if size == 4 and rng.random() < 2 / 3:
-        board = _other_pattern(rng, board)
-    return tuple(board)
-
-
-def _other_pattern(rng: random.Random, board: list[int]) -> list[int]:
-    """Solve from a few cells of `board` in random order: leads to the 4x4 boards that shuffling one pattern does not reach."""
-    shape = shape_of(4)
-    kept = board[:4] + [0] * 12
-
-    def fill(cell: int) -> bool:
-        if cell == 16:
-            return True
-        if kept[cell]:
-            return fill(cell + 1)
-        for digit in rng.sample(range(1, 5), 4):
-            if all(kept[peer] != digit for peer in shape.peers[cell]):
-                kept[cell] = digit
-                if fill(cell + 1):
-                    return True
-                kept[cell] = 0
-        return False
-
-    fill(4)
-    return kept
+    shape, side = shape_of(size), round(size**0.5)
+    while True:
+        board = [0] * (size * size)
+        for box in shape.units[2 * size :: side + 1]:
+            for cell, digit in zip(box, rng.sample(range(1, size + 1), size), strict=True):
+                board[cell] = digit
+        found = solutions(tuple(board), limit=16)
+        if found:
+            return rng.choice(found)
 
 
 def draw_puzzle(rng: random.Random, kind: Kind) -> Puzzle | None:
