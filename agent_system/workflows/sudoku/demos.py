@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent_system.agent import Entry
 from agent_system.workflows.sudoku.action import cells_text
@@ -68,7 +68,7 @@ class Course:
     """
 
     count: int = 24_000
-    kind: Kind = Kind()
+    kind: Kind = field(default_factory=Kind)
     easy: float = 0.25
     habits_from: float = 0.75
     habits_before: float = 0.15

@@ -21,16 +21,16 @@ def clue_range(size: int, difficulty: str) -> tuple[int, int]:
         AgentSystemError: an unknown size or difficulty, or a number that leaves nothing to fill or several solutions.
     """
     if size not in CLUES:
-        raise AgentSystemError(f"--size must be one of {', '.join(map(str, CLUES))}, found {size}")
+        raise AgentSystemError(f"the size of a puzzle must be one of {', '.join(map(str, CLUES))}, found {size}")
     if difficulty.isascii() and difficulty.isdigit():
-        clues, least, most = int(difficulty), {4: 4, 9: 22}[size], size * size - 1
+        clues, least, most = int(difficulty), {4: 4, 9: 24}[size], size * size - 1
         if not least <= clues <= most:
             raise AgentSystemError(f"a puzzle of size {size} is made with {least} to {most} clues, found {clues}")
         return clues, clues
     known = CLUES[size]
     if difficulty not in known:
         raise AgentSystemError(
-            f"--difficulty must be one of {', '.join(known)} or a number of clues, found {difficulty!r}{suggestion(difficulty, known)}"
+            f"the difficulty of a puzzle must be one of {', '.join(known)} or a number of clues, found {difficulty!r}{suggestion(difficulty, known)}"
         )
     return known[difficulty]
 

@@ -7,7 +7,7 @@ models read them, cells from 0 inside the program.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from agent_system.errors import AgentSystemError
 
@@ -58,7 +58,7 @@ class Puzzle:
         return len(self.clues) - len(self.empty)
 
 
-@lru_cache(maxsize=None)
+@cache
 def shape_of(size: int) -> Shape:
     """Return the units of a board of `size` rows.
 

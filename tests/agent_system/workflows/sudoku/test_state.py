@@ -1,0 +1,63 @@
+import pytest
+
+from agent_system.workflows.sudoku.action import parse_action
+from agent_system.workflows.sudoku.puzzle import to_text
+from agent_system.workflows.sudoku.solver import puzzle_from_text
+from agent_system.workflows.sudoku.state import Applied, State, apply_action
+
+CLUES, SOLUTION = "1.3..4.22.4..3.1", "1234341221434321"
+
+
+def applied(text: str, max_cells: int = 81, state: State | None = None) -> Applied:
+    return apply_action(state or State.start(puzzle_from_text(CLUES)), parse_action(text, 4), max_cells)
+
+
+def grid(text: str) -> str:
+    return "/".join(text[i : i + 4] for i in range(0, 16, 4))
+
+
+@pytest.mark.parametrize("clue", ["1 1 1", "1 1 2", "1 1 0"])
+def test_a_clue_stops_the_action_even_with_its_own_digit_and_what_came_before_stands(clue):
+    result = applied(f"1 2 2; {clue}; 1 4 4")
+    assert result.illegal and result.touched_clue and result.written == 1
+    assert to_text(result.state.board) == "123..4.22.4..3.1"
+
+
+@pytest.mark.parametrize("cell", ["0 1 1", "5 1 1", "1 5 1", "1 2 5", "99 99 99"])
+def test_a_place_outside_the_board_stops_the_action(cell):
+    result = applied(f"{cell}; 1 4 4")
+    assert result.illegal and not result.touched_clue and result.written == 0 and to_text(result.state.board) == CLUES
+
+
+def test_a_grid_has_to_repeat_the_clues():
+    assert applied(grid(SOLUTION)).state.solved
+    for digit in "2.":
+        result = applied(grid(digit + SOLUTION[1:]))
+        assert result.touched_clue and to_text(result.state.board) == CLUES
+
+
+def test_written_cells_may_be_written_again_and_emptied():
+    wrong = applied("1 2 4").state
+    assert applied("1 2 2", state=wrong).state.num_right == 1
+    assert applied("1 2 0", state=wrong).state == State.start(wrong.puzzle)
+
+
+def test_the_action_ends_where_the_puzzle_is_solved():
+    cells = "; ".join(f"{i // 4 + 1} {i % 4 + 1} {SOLUTION[i]}" for i in range(16) if CLUES[i] == ".")
+    result = applied(cells + "; 1 2 4; 1 1 1")
+    assert result.state.solved and not result.illegal and result.written == 8
+
+
+def test_moves_beyond_the_most_are_left_out_and_counted():
+    result = applied("1 2 2; 1 4 4; 2 1 3", max_cells=2)
+    assert (result.written, result.cut, result.illegal) == (2, 1, False)
+    assert applied(grid(SOLUTION), max_cells=3).cut == 5
+
+
+def test_clashes_are_counted_on_the_board_as_it_is_afterwards():
+    assert applied("1 2 1; 4 1 4").clash_share == 0.5
+    assert applied("1 2 1; 1 2 2").clashes == 0
+
+
+def test_keys_tell_states_apart_and_nothing_else():
+    assert applied("1 2 2; 1 4 4").state.key == applied("1 4 4; 1 2 2").state.key != applied("1 2 2").state.key
