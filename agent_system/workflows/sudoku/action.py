@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 MAX_ACTION_CHARS = 4000
 
-_GROUP = re.compile(r"[\[(]([^\[\]()]*)[\])]")
-_BETWEEN = re.compile(r"[\s,;\[\]()]*")
+_GROUP = re.compile(r"\[([^\[\]()]*)\]|\(([^\[\]()]*)\)")
+_SEPARATORS = re.compile(r"[\s,;]+")
 _LINE = re.compile(r"[\n;/]+")
 _NUMBERS = re.compile(r"[0-9.]+")
 _ALLOWED = re.compile(r"[0-9.\s,;/\[\]()|]*")
@@ -75,10 +75,10 @@ def cells_text(moves: list[tuple[int, int]], size: int) -> str:
 
 
 def _groups(text: str) -> list[str]:
-    """The innermost brackets, or else the lines; nothing but separators may stand outside brackets."""
-    if "[" in text or "(" in text or "]" in text or ")" in text:
-        outside = _GROUP.sub(" ", text)
-        return _GROUP.findall(text) if _BETWEEN.fullmatch(outside) else []
+    """The innermost brackets, or else the lines; around brackets nothing may stand but separators and one outer pair."""
+    if any(bracket in text for bracket in "[]()"):
+        outside = _SEPARATORS.sub("", _GROUP.sub("", text))
+        return [square or round_ for square, round_ in _GROUP.findall(text)] if outside in ("", "[]", "()") else []
     return [line for line in _LINE.split(text) if line.strip()]
 
 

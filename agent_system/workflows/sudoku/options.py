@@ -30,7 +30,8 @@ def clue_range(size: int, difficulty: str) -> tuple[int, int]:
     known = CLUES[size]
     if difficulty not in known:
         raise AgentSystemError(
-            f"the difficulty of a puzzle must be one of {', '.join(known)} or a number of clues, found {difficulty!r}{suggestion(difficulty, known)}"
+            f"the difficulty of a puzzle must be one of {', '.join(known)} or a number of clues, "
+            f"found {difficulty!r}{suggestion(difficulty, known)}"
         )
     return known[difficulty]
 

@@ -57,7 +57,7 @@ def test_every_board_of_4x4_comes_up():
 
 def test_more_puzzles_than_there_are_is_an_error_that_says_so():
     # Fifteen clues: 12 boards up to names of digits, and 16 places for the gap.
-    with pytest.raises(AgentSystemError, match="found 192 of 193 .* ask for fewer"):
+    with pytest.raises(AgentSystemError, match=r"found 192 of 193 .* ask for fewer"):
         generate(193, 0, Kind(4, "15"))
 
 

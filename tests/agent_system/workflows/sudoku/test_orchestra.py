@@ -9,7 +9,8 @@ from agent_system.workflows.sudoku.demos import worked
 from agent_system.workflows.sudoku.generate import Kind, generate, to_row
 
 HOSTILE = [
-    "", "<action></action>", "<action>[[1,2,3]</action>", "<action>__import__('os')</action>", "<action>1 1 1</action>", "<plan>1 2 2</plan>",
+    "", "<action></action>", "<action>[[1,2,3]</action>", "<action>__import__('os')</action>", "<action>1 1 1</action>",
+    "<plan>1 2 2</plan>",
     "<action>" + "[" * 3000 + "</action>", "<action>99 99 99</action>", "<think><action>1 2 2</action>", "<action>\x00\ud7ff</action>",
     "<action>{env_prompt}</action>", "<action>1e9 2 3</action>",
 ]  # fmt: skip

@@ -40,4 +40,4 @@ def test_canonical_form_forgets_names_of_digits_and_nothing_else():
         names = [0, *rng.sample(range(1, size + 1), size)]
         assert canonical(tuple(names[digit] for digit in board)) == canonical(board)
         hidden = next(cell for cell, digit in enumerate(board) if digit)
-        assert canonical(board[:hidden] + (0,) + board[hidden + 1 :]) != canonical(board)
+        assert canonical((*board[:hidden], 0, *board[hidden + 1 :])) != canonical(board)

@@ -23,7 +23,7 @@ def test_a_replay_is_what_the_environment_did(make_env):
 
 def test_pictures_tell_clues_right_and_wrong_cells_apart():
     image = draw(replay(puzzle_from_text(CLUES), ["1 2 2; 1 4 1"])[-1])
-    colors = ["#%02x%02x%02x" % image.getpixel((10 + column * 36 + 5, 15)) for column in range(4)]
+    colors = ["#{:02x}{:02x}{:02x}".format(*image.getpixel((10 + column * 36 + 5, 15))) for column in range(4)]
     assert colors == [CLUE, RIGHT, CLUE, WRONG]
 
 

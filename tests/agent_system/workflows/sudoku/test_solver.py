@@ -37,7 +37,7 @@ def test_a_hard_puzzle_has_its_one_solution():
 def test_a_missing_clue_that_lets_a_second_solution_in_is_noticed():
     clues = from_text(SEVENTEEN)
     first = next(cell for cell, digit in enumerate(clues) if digit)
-    assert not has_one_solution(clues[:first] + (0,) + clues[first + 1 :])
+    assert not has_one_solution((*clues[:first], 0, *clues[first + 1 :]))
 
 
 @pytest.mark.parametrize(
