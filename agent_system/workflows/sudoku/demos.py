@@ -117,7 +117,8 @@ class Demonstrators:
         """Return one conversation of the Tool or the Executor about `puzzle`."""
         state = State.start(puzzle)
         if rng.random() < habits.later:
-            state = _written(state, guess(rng, puzzle, habits.guess_right))
+            filled = _written(state, guess(rng, puzzle, habits.guess_right))
+            state = state if filled.solved else filled  # a solved board has no later turn
         if rng.random() >= habits.executor:
             cells = guess(rng, puzzle, habits.guess_right)
             reply = worked(puzzle, "plan", habits.explain) if rng.random() < habits.work else careless("Guess.", "plan", cells, puzzle)

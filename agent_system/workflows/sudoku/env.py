@@ -20,6 +20,9 @@ COUNTS = ("unreadable", "illegal", "clues_touched", "clashes", "cells_cut")
 class SudokuEnv(BaseEnv):
     """Writes the Executor's cells, keeps the clues, and pays the team for the best board so far.
 
+    Attributes:
+        state: puzzle and board, from `reset` on.
+
     `info`: `success`; `progress` (share of the open cells that were right at best) and `right` (that are right now); `unreadable`,
     `illegal` (actions stopped by a clue or the edge of the board), `clues_touched`, `clashes` (written cells that clash) and `cells_cut`
     (beyond `max_cells`) of the Executor so far; of the Tool likewise under `tool/`, and `tool/progress` (share of the open cells that

@@ -29,7 +29,7 @@ You are the Tool Agent in a team of two. You propose a plan; the Executor checks
 
 # Sudoku
 Every row, every column and every box holds each digit exactly once. A dot is an empty cell. The digits of the puzzle are clues and \
-cannot be changed; other cells may be written again.
+cannot be changed; other cells may be written again. Once something is written, the board as it is stands under "Now:".
 {env_prompt}
 
 # Earlier turns
@@ -44,7 +44,7 @@ You are the Executor in a team of two. The Tool Agent proposes a plan; what you 
 
 # Sudoku
 Every row, every column and every box holds each digit exactly once. A dot is an empty cell. The digits of the puzzle are clues and \
-cannot be changed; other cells may be written again.
+cannot be changed; other cells may be written again. Once something is written, the board as it is stands under "Now:".
 {env_prompt}
 
 # Earlier turns

@@ -55,7 +55,7 @@ def test_later_turns_show_the_clues_and_the_board():
 
 
 def test_test_puzzles_are_not_shown():
-    test = generate(40, 8 * 1, Kind(4, "medium"))
+    test = generate(40, 8, Kind(4, "medium"))
     shown = {prompt for prompt, _ in pairs(Course(count=60, easy=0.0, reuse=1))}
     exclude = {canonical(puzzle.clues) for puzzle in test}
     assert any(rows_text(puzzle.clues) in prompt for prompt in shown for puzzle in test), "the seeds would meet"
