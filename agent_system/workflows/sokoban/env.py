@@ -1,0 +1,151 @@
+"""One room; every turn the Executor's moves are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.errors import AgentSystemError
+from agent_system.registry import EnvRegistry
+from agent_system.workflows.sokoban.agents import EXECUTOR, TOOL
+from agent_system.workflows.sokoban.options import SokobanEnvOptions
+from agent_system.workflows.sokoban.reward import Verdict, judge, progress
+from agent_system.workflows.sokoban.rules import Room, State, boxes_on_goals, in_corner, is_solved, parse_moves, parse_room, render
+from agent_system.workflows.sokoban.solver import solve
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that a fork shares until one of the two moves on.
+
+    Attributes:
+        room, start, state: walls and goals, where the episode began, where it is.
+        best: best progress so far.
+        acted: the Executor has made this turn's moves.
+        plan: what the Tool agent proposed in this turn; None when nothing could be read.
+        moves, pushes, illegal, unparsable, cut: counted over the episode's actions.
+        plans, legal_plans, followed: proposals, those that could be carried out, those that were made unchanged.
+    """
+
+    room: Room
+    start: State
+    state: State
+    best: float
+    acted: bool = False
+    plan: str | None = None
+    moves: int = 0
+    pushes: int = 0
+    illegal: int = 0
+    unparsable: int = 0
+    cut: int = 0
+    plans: int = 0
+    legal_plans: int = 0
+    followed: int = 0
+
+
+@EnvRegistry.register("sokoban")
+class SokobanEnv(BaseEnv):
+    """A room that the Tool agent plans for and the Executor moves in.
+
+    The task's text is the room. A proposal is tried on a copy; the Executor's moves are made as it acts, so that they are paid to
+    that call, and `step` makes only what no Executor has made. Replies that cannot be read and moves that cannot be made are
+    penalised, counted and survived.
+
+    `info`: `success`; `progress` (best so far); `boxes_on_goals`; `deadlock` (a box in a corner off the goals); `moves`, `pushes`,
+    `illegal`, `unparsable`, `cut`; `plan/legal`, `plan/followed` (shares of the proposals); `push_efficiency` of solved rooms (fewest
+    pushes by pushes made, where the fewest are known).
+    """
+
+    config_class = SokobanEnvOptions
+    blocking = False
+    needs_ground_truth = False
+
+    def reset(self, task: Task) -> Observation:
+        """Start in the room that is the task's text.
+
+        Raises:
+            AgentSystemError: the text is no room, or the room is solved already, or it cannot be solved.
+        """
+        room, state = parse_room(task.prompt)
+        if is_solved(room, state):
+            raise AgentSystemError(f"task {task.task_id!r}: the room is solved before the first move:\n{render(room, state)}")
+        if solve(room, state).exhausted:
+            raise AgentSystemError(f"task {task.task_id!r}: the room cannot be solved:\n{render(room, state)}")
+        self._world = World(room, state, state, progress(room, state, state, self.config.progress))
+        return self._look()
+
+    def act(self, agent_id: str, action: str) -> Outcome:
+        """Judge a proposal, or make the Executor's moves."""
+        if agent_id == TOOL:
+            return self._propose(action)
+        if agent_id == EXECUTOR and not self._world.acted:
+            return self._make(action)
+        return Outcome()
+
+    def step(self, action: str) -> Outcome:
+        """End the turn; the moves are made here when no Executor has."""
+        team, done = 0.0, False
+        if not self._world.acted:
+            outcome = self._make(action)
+            team, done = outcome.team, outcome.done
+        self._world = replace(self._world, acted=False, plan=None)
+        return Outcome(team=team, done=done, info=self._info(), observation=self._look())
+
+    def fork(self) -> SokobanEnv:
+        """Return an independent copy: the world is immutable, so both share it until one moves on."""
+        copy = SokobanEnv(self.config, seed=self.seed)
+        copy._world = self._world
+        return copy
+
+    def _propose(self, action: str) -> Outcome:
+        verdict = self._judge(action)
+        legal = not (verdict.unparsable or verdict.walk.illegal or verdict.cut)
+        world = self._world
+        self._world = replace(world, plan=_read(action), plans=world.plans + 1, legal_plans=world.legal_plans + legal)
+        return Outcome(local=self.config.plan_weight * verdict.team + verdict.penalty)
+
+    def _make(self, action: str) -> Outcome:
+        verdict, world = self._judge(action), self._world
+        moves = _read(action)
+        self._world = replace(
+            world,
+            state=verdict.state,
+            best=verdict.best,
+            acted=True,
+            moves=world.moves + len(verdict.walk.states),
+            pushes=world.pushes + verdict.walk.pushes,
+            illegal=world.illegal + verdict.walk.illegal,
+            unparsable=world.unparsable + verdict.unparsable,
+            cut=world.cut + verdict.cut,
+            followed=world.followed + (moves is not None and moves == world.plan),
+        )
+        done = verdict.solved or (verdict.deadlock and self.config.deadlock_ends)
+        return Outcome(team=verdict.team, local=verdict.penalty, done=done, info=self._info())
+
+    def _judge(self, action: str) -> Verdict:
+        world = self._world
+        return judge(world.room, world.start, world.state, world.best, _read(action), self.config)
+
+    def _look(self) -> Observation:
+        room, state = self._world.room, self._world.state
+        return Observation(render(room, state, spaced=self.config.spaced), {"anchor": render(room, state)})
+
+    def _info(self) -> dict[str, Any]:
+        world = self._world
+        solved = is_solved(world.room, world.state)
+        info: dict[str, Any] = {"success": float(solved), "progress": world.best}
+        info["boxes_on_goals"] = boxes_on_goals(world.room, world.state)
+        info["deadlock"] = float(in_corner(world.room, world.state))
+        info |= {name: getattr(world, name) for name in ("moves", "pushes", "illegal", "unparsable", "cut")}
+        if world.plans:
+            info["plan/legal"] = world.legal_plans / world.plans
+            info["plan/followed"] = world.followed / world.plans
+        shortest = solve(world.room, world.start).solution if solved else None
+        if shortest is not None:
+            info["push_efficiency"] = shortest.pushes / world.pushes
+        return info
+
+
+def _read(action: Any) -> str | None:
+    return parse_moves(action) if isinstance(action, str) else None

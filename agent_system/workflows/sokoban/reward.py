@@ -1,0 +1,78 @@
+"""What moves earn, after the rewards of Stronger-MAS (arXiv 2510.11062): the team for success and progress, each role for its own reply.
+
+Progress is paid as it beats the best of the episode so far, and local terms are penalties, so moves in circles earn nothing: a box
+pushed off its goal and on again pays no second time. The team's rewards of an episode add up to at most 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agent_system.workflows.sokoban.options import SokobanEnvOptions
+from agent_system.workflows.sokoban.rules import Room, State, Walk, boxes_on_goals, in_corner, is_solved, walk
+from agent_system.workflows.sokoban.solver import least_pushes
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one reply's moves lead to.
+
+    Attributes:
+        walk: the moves made.
+        state: where they end.
+        best: best progress of the episode after them, 0 to 1.
+        team: team reward.
+        penalty: local reward of the form and legality of the moves, 0 or less.
+        solved, deadlock: of `state`.
+        unparsable: there were no readable moves.
+        cut: moves past the limit.
+    """
+
+    walk: Walk
+    state: State
+    best: float
+    team: float
+    penalty: float
+    solved: bool
+    deadlock: bool
+    unparsable: bool
+    cut: int
+
+
+def progress(room: Room, start: State, state: State, kind: str) -> float:
+    """Return how far `state` is from nothing (0) to solved (1): share of boxes on goals, or of the pushes from `start` saved."""
+    if kind == "boxes":
+        return boxes_on_goals(room, state) / len(room.goals)
+    return max(0.0, 1.0 - least_pushes(room, state.boxes) / max(1, least_pushes(room, start.boxes)))
+
+
+def best_progress(room: Room, start: State, states: Iterable[State], kind: str, best: float) -> float:
+    """Return the best progress among `states`, at least `best`."""
+    return max([best, *(progress(room, start, state, kind) for state in states)])
+
+
+def judge(room: Room, start: State, state: State, best: float, moves: str | None, options: SokobanEnvOptions) -> Verdict:
+    """Say what `moves` lead to from `state`, without changing anything.
+
+    Args:
+        room: walls and goals.
+        start: where the episode began.
+        state: where the moves begin.
+        best: best progress of the episode so far.
+        moves: letters U D L R; None when there was nothing to read.
+        options: weights and limits.
+    """
+    asked = moves or ""
+    made = walk(room, state, asked[: options.max_moves])
+    end = made.states[-1] if made.states else state
+    solved, deadlock = is_solved(room, end), in_corner(room, end)
+    cut = 0 if solved or made.illegal else max(0, len(asked) - options.max_moves)
+    after = best_progress(room, start, made.states, options.progress, best)
+    team = options.progress_weight * (after - best) + (1.0 - options.progress_weight) * solved
+    penalty = (
+        options.format_penalty * (moves is None)
+        + options.illegal_penalty * (made.illegal or cut > 0)
+        + options.deadlock_penalty * (deadlock and not in_corner(room, state))
+    )
+    return Verdict(made, end, after, team, -penalty, solved, deadlock, moves is None, cut)
