@@ -1,6 +1,6 @@
 """Writes training and test rooms as parquet in verl's schema.
 
-    python -m agent_system.workflows.sokoban.data --out data/sokoban --seed 0 --train 2000 --test 200
+python -m agent_system.workflows.sokoban.data --out data/sokoban --seed 0 --train 2000 --test 200
 """
 
 from __future__ import annotations

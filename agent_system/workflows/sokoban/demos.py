@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agent_system.agent import Entry
+from agent_system.errors import AgentSystemError
 from agent_system.workflows.sokoban.agents import TOOL, ExecutorAgent, SokobanAgent, ToolAgent, moves_reply
 from agent_system.workflows.sokoban.generate import Puzzle, generate
 from agent_system.workflows.sokoban.options import Difficulty, SokobanEnvOptions, SokobanOptions
@@ -22,6 +23,12 @@ from agent_system.workflows.sokoban.rules import MOVES, Room, State, is_solved, 
 from agent_system.workflows.sokoban.solver import push_distances, solve
 
 Messages = list[dict[str, str]]
+
+
+def _check_shares(**shares: float) -> None:
+    for name, share in shares.items():
+        if not 0.0 <= share <= 1.0:
+            raise AgentSystemError(f"{name} is a share and must be 0 to 1, found {share:g}")
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,8 @@ class Habits:
         check: share of the Executor's replies that mend a bad plan; the others make the plan whatever it is.
     """
 
-    plan: float = 0.3
-    check: float = 0.2
+    plan: float = 0.1
+    check: float = 0.1
 
     def __post_init__(self) -> None:
         _check_shares(plan=self.plan, check=self.check)
@@ -159,9 +166,3 @@ def is_good_plan(room: Room, state: State, plan: str) -> bool:
     if made.illegal or before is None or after is None:
         return False
     return made.pushes > 0 and made.pushes + after.pushes <= before.pushes
-
-
-def _check_shares(**shares: float) -> None:
-    for name, share in shares.items():
-        if not 0.0 <= share <= 1.0:
-            raise ValueError(f"{name} is a share and must be 0 to 1, found {share:g}")

@@ -13,8 +13,8 @@ from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.sokoban.options import Difficulty
-from agent_system.workflows.sokoban.rules import Room, State, render, walk
-from agent_system.workflows.sokoban.solver import Solution, pulls_from, solve
+from agent_system.workflows.sokoban.rules import OPPOSITE, Room, State, render, walk
+from agent_system.workflows.sokoban.solver import Solution, least_pushes, pulls_from, reach, solve
 
 DATA_SOURCE = "verl_mas/sokoban"
 DRAWS_PER_ROOM = 20_000
@@ -78,19 +78,28 @@ def _parts(cells: set[int], width: int) -> list[set[int]]:
 
 
 def play_back(rng: random.Random, room: Room, difficulty: Difficulty) -> tuple[State, str] | None:
-    """Pull boxes off the goals at random; return where it ends and the moves that solve the room from there.
+    """Pull boxes off the goals at random; return a state on the way and the moves that solve the room from there.
 
-    None when a box cannot be pulled or stays on a goal.
+    It is one that surely needs `min_pushes`, drawn from those on the way, else the one with the highest lower bound; the player may
+    stand wherever it can walk to. None when no state has every box off the goals.
     """
-    state = State(rng.choice(sorted(room.floor - room.goals)), room.goals)
-    moves = ""
+    state, moves = State(rng.choice(sorted(room.floor - room.goals)), room.goals), ""
+    passed: list[tuple[int, State, str]] = []
     for _ in range(rng.randint(difficulty.min_pushes, difficulty.max_pushes)):
         pulls = pulls_from(room, state)
         if not pulls:
             break
         path, state = rng.choice(pulls)
         moves = path + moves
-    return (state, moves) if moves and not state.boxes & room.goals else None
+        if not state.boxes & room.goals:
+            passed.append((least_pushes(room, state.boxes), state, moves))
+    if not passed:
+        return None
+    farthest = max(bound for bound, *_ in passed)
+    _, chosen, way_back = rng.choice([one for one in passed if one[0] >= min(difficulty.min_pushes, farthest)])
+    paths = reach(room, chosen)
+    cell = rng.choice(sorted(paths))
+    return State(cell, chosen.boxes), "".join(OPPOSITE[letter] for letter in reversed(paths[cell])) + way_back
 
 
 def draw_puzzle(rng: random.Random, difficulty: Difficulty) -> Puzzle | None:

@@ -1,0 +1,183 @@
+import random
+import time
+
+import pytest
+
+from agent_system import AgentSystemError, Task
+from agent_system.options import build_options
+from agent_system.workflows.sokoban import EXECUTOR, TOOL, SokobanEnv, SokobanEnvOptions
+
+from .conftest import TOO_WIDE, TWO, UNSOLVABLE, UP
+
+HOSTILE = ["", " ", "XYZ", "U" * 100_000, "<moves>U</moves>", "\x00\uffff", "[" * 5000, "🙂", "-1", "U;rm", "None", "__import__('os')"]
+
+
+def start(text: str = UP, **options) -> SokobanEnv:
+    env = SokobanEnv(SokobanEnvOptions(**options))
+    env.reset(Task("t", text))
+    return env
+
+
+def test_reset_shows_the_room_and_anchors_its_state() -> None:
+    env = SokobanEnv(SokobanEnvOptions(spaced=True))
+    seen = env.reset(Task("t", UP))
+    assert seen.text.splitlines()[1] == "# - . - - #" and seen.info["anchor"] == UP
+    env.step("D")
+    back = env.step("U").observation
+    assert back.info["anchor"] == UP, "walking away and back is the same state"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (UNSOLVABLE, "cannot be solved"),
+        (TOO_WIDE, "equal length"),
+        ("#####\n#@*-#\n#---#\n#####", "solved before"),
+        ("Solve this", "at least 3 rows"),
+    ],
+)
+def test_a_room_that_cannot_be_played_is_refused(text: str, words: str) -> None:
+    with pytest.raises(AgentSystemError, match=words):
+        start(text)
+
+
+def test_solving_pays_one_and_ends() -> None:
+    outcome = start().act(EXECUTOR, "U")
+    assert outcome.done and outcome.team == pytest.approx(1.0) and outcome.local == 0.0
+    assert outcome.info["success"] == 1.0 and outcome.info["push_efficiency"] == 1.0
+
+
+def test_progress_is_paid_once_and_success_pays_the_rest() -> None:
+    env = start(TWO, progress_weight=0.4)
+    first = env.act(EXECUTOR, "LUR")
+    assert first.info["boxes_on_goals"] == 1 and first.team == pytest.approx(0.2) and not first.done
+    env.step("")
+    second = env.act(EXECUTOR, "U")
+    assert second.team == pytest.approx(0.2 + 0.6) and second.done
+
+
+def test_a_box_pushed_off_its_goal_and_on_again_in_circles_earns_nothing() -> None:
+    env = start(TWO)
+    assert env.act(EXECUTOR, "LUR").team == pytest.approx(0.25)
+    env.step("LUR")
+    circle = ["URRDL", "ULLDR"]
+    earned, seen = [], set()
+    for turn in range(12):
+        for agent in (TOOL, EXECUTOR):
+            outcome = env.act(agent, circle[turn % 2])
+            earned += [outcome.team, outcome.local]
+        ended = env.step(circle[turn % 2])
+        earned.append(ended.team)
+        seen.add(ended.info["boxes_on_goals"])
+    assert earned == [0.0] * len(earned) and seen == {0, 1} and ended.info["illegal"] == 0
+
+
+@pytest.mark.parametrize("kind", ["boxes", "distance"])
+def test_no_walk_is_paid_more_than_its_best_progress(kind: str) -> None:
+    rng = random.Random(0)
+    for _ in range(30):
+        env = start(TWO, progress=kind)
+        team = 0.0
+        for _ in range(20):
+            moves = "".join(rng.choices("UDLR", k=3))
+            team += env.act(EXECUTOR, moves).team
+            info = env.step(moves).info
+            assert team == pytest.approx(0.5 * info["progress"] + 0.5 * info["success"])
+            if info["success"]:
+                break
+
+
+def test_distance_pays_for_pushes_towards_a_goal() -> None:
+    text = "#######\n#-----#\n#@$--.#\n#-----#\n#######"
+    env = start(text, progress="distance")
+    assert env.act(EXECUTOR, "R").team == pytest.approx(0.5 / 3)
+    assert start(text).act(EXECUTOR, "R").team == 0.0
+
+
+def test_a_plan_is_tried_and_not_made() -> None:
+    env = start()
+    outcome = env.act(TOOL, "U")
+    assert outcome.team == 0.0 and outcome.local == pytest.approx(0.5) and not outcome.done
+    assert env.act(TOOL, "D").local == 0.0
+    assert env.act(EXECUTOR, "D").info["plan/followed"] == 0.5
+    assert env.step("D").info["plan/legal"] == 1.0
+
+
+def test_the_executors_moves_are_made_once() -> None:
+    env = start("######\n#----#\n#@$-.#\n######")
+    env.act(EXECUTOR, "R")
+    assert env.step("R").info["moves"] == 1
+    assert env.step("R").info["success"] == 1.0, "without an Executor the turn's action is made by step"
+
+
+def test_illegal_unreadable_and_surplus_moves_are_penalised_and_counted() -> None:
+    env = start(max_moves=3)
+    assert env.act(TOOL, "LLL").local == pytest.approx(-0.05)
+    assert env.act(EXECUTOR, "LLLL").local == pytest.approx(-0.05)
+    env.step("")
+    assert env.act(EXECUTOR, "what?").local == pytest.approx(-0.1)
+    env.step("")
+    assert env.act(EXECUTOR, "RLRLR").local == pytest.approx(-0.05)
+    info = env.step("").info
+    assert (info["illegal"], info["unparsable"], info["cut"], info["moves"]) == (1, 1, 2, 4)
+
+
+def test_a_corner_deadlock_is_reported_penalised_once_and_may_end_the_episode() -> None:
+    text = "######\n#.---#\n#-$--#\n#-@--#\n######"
+    env = start(text)
+    assert env.act(EXECUTOR, "RUULDRD").info["deadlock"] == 0.0
+    env.step("")
+    lost = env.act(EXECUTOR, "L")
+    assert lost.info["deadlock"] == 1.0 and lost.local == pytest.approx(-0.1) and not lost.done
+    env.step("")
+    assert env.act(EXECUTOR, "R").local == 0.0
+    assert start(text).act(TOOL, "RUULDRDL").local == pytest.approx(-0.1)
+    assert start(text, deadlock_ends=True).act(EXECUTOR, "RUULDRDL").done
+
+
+@pytest.mark.parametrize("action", HOSTILE)
+def test_hostile_actions_are_survived(action: str) -> None:
+    env = start()
+    for agent in (TOOL, EXECUTOR, "Nobody"):
+        outcome = env.act(agent, action)
+        assert -1.0 <= float(outcome.local) <= 1.0
+    assert env.step(action).info["progress"] in (0.0, 1.0)
+    assert env.step(None).info["unparsable"] >= 1  # type: ignore[arg-type]
+
+
+def test_forks_and_their_origin_go_their_own_ways() -> None:
+    env = start(TWO)
+    env.act(TOOL, "LUR")
+    fork, other = env.fork(), env.fork()
+    before = env._world
+    assert fork.act(EXECUTOR, "LUR").team == pytest.approx(0.25)
+    assert other.act(EXECUTOR, "zzz").local < 0
+    assert env._world is before and env.act(EXECUTOR, "L").info["moves"] == 1
+    assert fork.step("").info["boxes_on_goals"] == 1 and env.step("").info["unparsable"] == 0
+    assert fork.fork().act(EXECUTOR, "U").info["moves"] == 4
+
+
+def test_a_fork_costs_less_than_50_microseconds() -> None:
+    env = start(TWO)
+    timings = []
+    for _ in range(20):
+        began = time.perf_counter()
+        for _ in range(50):
+            env.fork()
+        timings.append((time.perf_counter() - began) / 50)
+    assert min(timings) < 50e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_moves": 0}, "max_moves must be 1"),
+        ({"progress": "box"}, "did you mean 'boxes'"),
+        ({"progress_weight": 1.5}, "progress_weight"),
+        ({"illegal_penalty": -0.1}, "illegal_penalty"),
+        ({"max_move": 3}, "did you mean 'max_moves'"),
+    ],
+)
+def test_bad_options_are_named(options: dict, words: str) -> None:
+    with pytest.raises(AgentSystemError, match=words):
+        build_options(SokobanEnvOptions, options, "env.params")
