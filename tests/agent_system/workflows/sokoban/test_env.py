@@ -52,7 +52,7 @@ def test_progress_is_paid_once_and_success_pays_the_rest() -> None:
     first = env.act(EXECUTOR, "LUR")
     assert first.info["boxes_on_goals"] == 1 and first.team == pytest.approx(0.2) and not first.done
     env.step("")
-    second = env.act(EXECUTOR, "U")
+    second = env.act(EXECUTOR, "UU")
     assert second.team == pytest.approx(0.2 + 0.6) and second.done
 
 

@@ -34,7 +34,7 @@ async def test_the_executor_reads_the_plan_and_may_act_otherwise(play) -> None:
 async def test_the_next_turn_starts_from_the_committed_state(play) -> None:
     result = await play(tool=["<moves>L</moves>"] * 2, executor=["<moves>L</moves>", "<moves>R U</moves>"])
     samples = result.episodes[0].samples
-    assert "#@---#" in samples[2].prompt_text or "#@$" in samples[2].prompt_text
+    assert "#-$--#\n#@---#" in samples[2].prompt_text and "#@---#" not in samples[1].prompt_text
     assert samples[2].anchor != samples[0].anchor and samples[1].anchor == samples[0].anchor
 
 
