@@ -60,13 +60,13 @@ def test_a_box_pushed_off_its_goal_and_on_again_in_circles_earns_nothing() -> No
     env = start(TWO)
     assert env.act(EXECUTOR, "LUR").team == pytest.approx(0.25)
     env.step("LUR")
-    circle = ["URRDL", "ULLDR"]
+    circle = ["URRD", "L", "ULLD", "R"]
     earned, seen = [], set()
     for turn in range(12):
         for agent in (TOOL, EXECUTOR):
-            outcome = env.act(agent, circle[turn % 2])
+            outcome = env.act(agent, circle[turn % 4])
             earned += [outcome.team, outcome.local]
-        ended = env.step(circle[turn % 2])
+        ended = env.step(circle[turn % 4])
         earned.append(ended.team)
         seen.add(ended.info["boxes_on_goals"])
     assert earned == [0.0] * len(earned) and seen == {0, 1} and ended.info["illegal"] == 0
