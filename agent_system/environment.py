@@ -103,12 +103,23 @@ class BaseEnv(ABC):
         """React to one agent's projected action inside the turn; return an `Outcome`. Without an override nothing happens."""
         raise NotImplementedError
 
+    def score(self, agent_id: str, action: str) -> Any:
+        """Return an `Outcome` whose `team` and `local` are added to what `act` paid a candidate of tree sampling.
+
+        For worlds that pay at `step`, or whose `act` pays nothing for a proposal: what the action is worth as the state stands. It is
+        called on the candidate's own fork after `act`, must leave the state as it is, and pays nothing to the episode.
+        """
+        raise NotImplementedError
+
     def fork(self) -> BaseEnv:
-        """Return a cheap independent copy (needed by tree sampling only)."""
+        """Return a cheap independent copy (needed by tree sampling only): of the state, not of the task, whose object is shared.
+
+        Forks of one state act alike, random numbers included; `close` is called on every one of them.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no fork(); tree sampling needs one")
 
     def close(self) -> Any:  # noqa: B027 - releasing nothing is the usual case
-        """Release what the episode held. Called once, also after a failure."""
+        """Release what this object held. Called once, also after a failure."""
 
     @classmethod
     def overrides(cls, method: str) -> bool:

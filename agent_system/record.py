@@ -43,7 +43,8 @@ class Sample:
         seed: of the request.
         max_tokens: the agent's longest reply.
         anchor: the state that the call acted on: `Observation.info["anchor"]`, else the text of the observation as this agent saw it.
-        act_reward: `Outcome.team` of the `act` that followed this call; None when the environment does not react to single calls.
+        act_reward: `Outcome.team` of the `act` that followed this call; None when the environment does not react to single calls, and for
+            a candidate that was not committed.
         local_reward: reward of this call alone, as the environment gave it.
         team_reward: the team reward credited to this call, by `reward.team_scope` or `reward.propagation`.
         step_reward: `alpha` * the team rewards that arrived between this call and the agent's next one, plus `local_reward`.
@@ -52,7 +53,9 @@ class Sample:
         overlong_penalty: subtracted because the reply came near the length limit.
         reward: `mixed_reward` shaped, less both penalties.
         heard: replies that the episode had when this call's prompt was built: those whose `order` is lower.
-        order: place of this reply among those of the episode, by when they were given, from 0.
+        order: place of this reply among those of the episode, by when they were given, from 0; the candidates of a call share it.
+        committed: the episode went on with this reply. False for the other candidates of a tree.
+        fork_reward: tree sampling: team reward that this candidate's own fork of the environment was paid by `act` and `score`, else None.
     """
 
     agent_id: str
@@ -83,6 +86,8 @@ class Sample:
     reward: float = 0.0
     heard: int = 0
     order: int = 0
+    committed: bool = True
+    fork_reward: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what a trajectory file says of this call."""
@@ -92,12 +97,14 @@ class Sample:
             "turn": self.turn,
             "call": self.call,
             "candidate": self.candidate,
+            "committed": self.committed,
             "prompt": self.prompt_text,
             "reply": self.text,
             "action": self.action,
             "valid": self.valid,
             "fields": plain(self.fields),
             "act_reward": self.act_reward,
+            "fork_reward": self.fork_reward,
             "local_reward": self.local_reward,
             "team_reward": self.team_reward,
             "step_reward": self.step_reward,
@@ -124,12 +131,13 @@ class EpisodeRecord:
         traj_uid: this episode.
         task_id, data_source: the task.
         index: number of the episode in its group, from 0.
-        samples: its calls, in order.
+        samples: its calls, in order; of a tree all candidates of each.
         team_reward: summed over the episode, in order of calls and turns.
         turns: turns played.
         info: what environment and orchestra reported; later turns overwrite earlier ones.
         failure: why the episode was left out, or None.
         turn_rewards: `Outcome.team` of `step`, one a turn; 0 for a turn that `act` ended.
+        left_out: candidates of a tree that could not be sampled or scored.
     """
 
     uid: str
@@ -143,6 +151,12 @@ class EpisodeRecord:
     info: Mapping[str, Any] = field(default_factory=dict)
     failure: str | None = None
     turn_rewards: tuple[float, ...] = ()
+    left_out: int = 0
+
+    @property
+    def committed(self) -> tuple[Sample, ...]:
+        """The samples that the episode consists of, one a call."""
+        return tuple(s for s in self.samples if s.committed)
 
     @property
     def failed(self) -> bool:
@@ -167,5 +181,6 @@ class EpisodeRecord:
             "turn_rewards": list(self.turn_rewards),
             "info": plain(self.info),
             "failure": self.failure,
+            "left_out": self.left_out,
             "calls": [s.to_json() for s in self.samples],
         }

@@ -71,8 +71,12 @@ def _places(played: Sequence[EpisodeRecord]) -> Places:
 
 
 def _hops(played: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
-    lengths = [len(r.samples) for r in played]
-    return np.concatenate([np.arange(1, n + 1) for n in lengths]), np.repeat(lengths, lengths)
+    """Number of each sample's call in its episode, from 1, and calls of the episode; candidates of one call share its number."""
+    hops = []
+    for record in played:
+        calls = [(s.turn, s.call) for s in record.samples]
+        hops.append(np.cumsum([before != call for before, call in zip([None, *calls], calls, strict=False)]))
+    return np.concatenate(hops), np.concatenate([np.full(len(hop), hop[-1]) for hop in hops])
 
 
 def _validity(samples: Sequence[Sample], settings: RewardSettings) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,12 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
     - `call`: what arrived right after the sample's own action (AT-GRPO, arXiv 2510.11062): its own `act`, and the `step` for the
       call whose action ended the turn, which is the turn's last one. An environment without `act` cannot tell calls of a turn
       apart: each gets the turn's `step`.
+
+    A tree is played with `call` only: each candidate, the committed one included, gets what its own fork was paid by `act` and `score`,
+    so that the candidates of a call are compared by the same measure. What `step` pays is the episode's and no candidate's.
     """
+    if any(s.fork_reward is not None for s in record.samples):
+        return [s.fork_reward or 0.0 for s in record.samples]
     if scope == "episode":
         return [record.team_reward] * len(record.samples)
     if scope == "turn":
@@ -43,8 +48,11 @@ def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
     Between two calls of an agent the world moves on: others act, the turn ends. What the team is paid in that time follows from
     the first of the two, so it belongs to it. A call counts from the moment its prompt was built: of calls made at the same time each
     comes before what the others are paid. A `step`'s reward goes to the last call of each agent in that turn (in an earlier
-    one for an agent that was silent); summed over an agent's calls no reward counts twice, and none is lost once it has spoken.
+    one for an agent that was silent); summed over an agent's calls no reward counts twice, and none is lost once it has spoken. A
+    candidate of a tree has no next call of its own: it gets `alpha` times what its fork was paid.
     """
+    if any(s.fork_reward is not None for s in record.samples):
+        return [alpha * (s.fork_reward or 0.0) + s.local_reward for s in record.samples]
     samples = record.samples
     arrived = [0.0] * len(samples)
     made = sorted(range(len(samples)), key=lambda i: (samples[i].turn, samples[i].heard, samples[i].call))

@@ -3,7 +3,7 @@
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult, EnvFactory, TooManyFailuresError
-from agent_system.rollout.settings import CollectorSettings
+from agent_system.rollout.settings import CollectorSettings, TreeSettings
 
 __all__ = [
     "AgentBinding",
@@ -14,4 +14,5 @@ __all__ = [
     "EpisodeRecord",
     "Sample",
     "TooManyFailuresError",
+    "TreeSettings",
 ]

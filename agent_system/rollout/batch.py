@@ -62,7 +62,7 @@ def _pack(rows: Iterable[Sequence[Any]], dtype: Any, pad: np.ndarray, *, left: b
 def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]:
     episode_fields = ("uid", "traj_uid", "task_id", "data_source")
     sample_fields = (
-        "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "team_reward", "local_reward", "step_reward",
+        "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "committed", "team_reward", "local_reward", "step_reward",
         "mixed_reward", "invalid_penalty", "overlong_penalty", "reward", "valid", "anchor",
     )  # fmt: skip
     columns = {name: [getattr(e, name) for e, _ in rows] for name in episode_fields}

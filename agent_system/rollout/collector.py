@@ -22,14 +22,16 @@ from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
 from agent_system.reward import RewardSettings, assign_rewards
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
+from agent_system.rollout.call import Plan, Seat
 from agent_system.rollout.env_caller import EnvCaller
 from agent_system.rollout.metrics import collect_metrics
 from agent_system.rollout.prompt import PromptBuilder
-from agent_system.rollout.runner import Episode, Plan, Seat
+from agent_system.rollout.runner import Episode
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.threads import DaemonExecutor
 from agent_system.rollout.transcript import joint_prompts
+from agent_system.rollout.tree import check_tree_env
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX, EngineGoneError
 
@@ -45,7 +47,7 @@ class CollectResult:
     """What one collection brought.
 
     Attributes:
-        batch: a row per sample, ordered by task, episode and call; None when no sample was made.
+        batch: a row per sample, ordered by task, episode, call and candidate; None when no sample was made.
         episodes: all episodes in the order of tasks, failed ones included.
         metrics: see `collect_metrics`.
     """
@@ -86,8 +88,10 @@ class Collector:
         """Seat the agents.
 
         Raises:
-            AgentSystemError: an agent of the orchestra has no binding.
+            AgentSystemError: an agent of the orchestra has no binding, or candidates cannot be tried in this environment.
         """
+        if settings.tree is not None:
+            check_tree_env(env.cls)
         missing = [a for a in orchestra.agents if a not in bindings]
         if missing:
             raise AgentSystemError(

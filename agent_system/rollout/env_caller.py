@@ -21,12 +21,14 @@ class EnvCaller:
         env: the environment.
         has_act: it reacts to single calls.
         has_observe: agents may see different things.
+        has_score: it has more to say of a candidate than `act` pays.
     """
 
     def __init__(self, env: BaseEnv, threads: Executor) -> None:
         self.env = env
         self.has_act = env.overrides("act")
         self.has_observe = env.overrides("observe")
+        self.has_score = env.overrides("score")
         self._threads = threads
 
     async def outcome(self, method: str, *args: Any) -> Outcome:
@@ -36,6 +38,13 @@ class EnvCaller:
     async def observation(self, method: str, *args: Any) -> Observation:
         """Call `method` and check that it returns an `Observation`."""
         return self._checked(method, await self.call(method, *args), Observation)
+
+    async def fork(self) -> EnvCaller:
+        """Return a caller of the environment's fork. Raises AgentSystemError when `fork` returns no other environment."""
+        env = self._checked("fork", await self.call("fork"), BaseEnv)
+        if env is self.env:
+            raise AgentSystemError(f"{type(self.env).__name__}.fork() returned the environment itself; return an independent copy")
+        return EnvCaller(env, self._threads)
 
     async def call(self, method: str, *args: Any) -> Any:
         """Await an async method; run a plain one in a thread, or in place when the class says it does not block."""

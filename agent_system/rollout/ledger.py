@@ -51,7 +51,7 @@ class Ledger:
     def act(self, outcome: Outcome, callers: Mapping[int, str], call: int, turn: int) -> None:
         """Book what the environment's `act` paid for a call of a turn, be it over or not; `callers` are its calls and their agents."""
         where = f"{self._env_name}.act() after call {call} of {callers[call]} in turn {turn}"
-        self.acts[(turn, call)] = _number(outcome.team, "team", where)
+        self.acts[(turn, call)] = finite(outcome.team, "team", where)
         if isinstance(outcome.local, Mapping):
             self._share(outcome.local, callers, turn, where)
         else:
@@ -64,7 +64,7 @@ class Ledger:
             AgentSystemError: a reward that is no finite number, or a local reward that belongs to no call of the turn.
         """
         where = f"{self._env_name}.step() at the end of turn {len(self.turns)}"
-        self.turns[-1] = _number(outcome.team, "team", where)
+        self.turns[-1] = finite(outcome.team, "team", where)
         if isinstance(outcome.local, Mapping):
             self._share(outcome.local, callers, len(self.turns), where)
         elif outcome.local:
@@ -86,10 +86,11 @@ class Ledger:
                 self._add((turn, call), value, where, f" for {callers[call]}")
 
     def _add(self, place: tuple[int, int], value: Any, where: str, whose: str = "") -> None:
-        self._local[place] = self._local.get(place, 0.0) + _number(value, f"local{whose}", where)
+        self._local[place] = self._local.get(place, 0.0) + finite(value, f"local{whose}", where)
 
 
-def _number(value: Any, name: str, where: str) -> float:
+def finite(value: Any, name: str, where: str) -> float:
+    """Return a reward as a float. Raises AgentSystemError saying `where` it came from when it is no finite number."""
     number = float(value) if isinstance(value, Real) or hasattr(value, "__float__") else math.nan
     if not math.isfinite(number):
         raise AgentSystemError(f"{where} gave {name}={value!r}; rewards must be finite numbers")

@@ -34,9 +34,9 @@ def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str])
         "episode/failure_rate": failed / len(episodes) if episodes else 0.0,
     }
     if played:
-        metrics["episode/calls/mean"] = _mean([len(e.samples) for e in played])
+        metrics["episode/calls/mean"] = _mean([len(e.committed) for e in played])
         metrics["episode/turns/mean"] = _mean([e.turns for e in played])
-        metrics |= _info_means(played)
+        metrics |= _info_means(played) | _tree_metrics(played)
     by_agent: dict[str, list[Sample]] = defaultdict(list)
     for episode in played:
         for sample in episode.samples:
@@ -44,7 +44,7 @@ def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str])
     for agent_id in agent_ids:
         prefix = f"agent/{metric_name(agent_id)}"
         samples = by_agent[agent_id]
-        metrics[f"{prefix}/calls"] = float(len(samples))
+        metrics[f"{prefix}/calls"] = float(sum(s.committed for s in samples))
         if samples:
             metrics |= {f"{prefix}/{k}": v for k, v in _agent_metrics(samples, len(played)).items()}
     return metrics
@@ -56,7 +56,7 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
     invalid = sum(not s.valid for s in samples)
     reward = np.array([s.reward for s in samples])
     return {
-        "calls_per_episode": len(samples) / episodes,
+        "calls_per_episode": sum(s.committed for s in samples) / episodes,
         "valid_rate": 1.0 - invalid / len(samples),
         "unparsable": float(invalid),
         "truncated_replies": _mean([s.generation.stop_reason == "length" for s in samples]),
@@ -69,6 +69,21 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
         "reward/mean": float(reward.mean()),
         "reward/std": float(reward.std()),
         **{f"{term}/mean": _mean([getattr(s, term) for s in samples]) for term in REWARD_TERMS},
+    }
+
+
+def _tree_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """How many candidates calls had, how many could not be scored, and the share of calls whose candidates' rewards differ."""
+    rewards: dict[tuple[str, int, int], set[float]] = defaultdict(set)
+    trees = [(e.traj_uid, s) for e in episodes for s in e.samples if s.fork_reward is not None]
+    for traj_uid, sample in trees:
+        rewards[(traj_uid, sample.turn, sample.call)].add(sample.mixed_reward)
+    if not trees:
+        return {}
+    return {
+        "tree/candidates/mean": len(trees) / len(rewards),
+        "tree/left_out": float(sum(e.left_out for e in episodes)),
+        "tree/signal_rate": _mean([len(values) > 1 for values in rewards.values()]),
     }
 
 

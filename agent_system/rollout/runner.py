@@ -4,71 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from agent_system.agent import BaseAgent, Entry
-from agent_system.environment import Observation, Task
+from agent_system.agent import Entry
+from agent_system.environment import Observation, Outcome
 from agent_system.errors import AgentSystemError, suggestion
 from agent_system.orchestra import BaseOrchestra
-from agent_system.projection import Projection, strip_thinking
+from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
-from agent_system.rollout.binding import AgentBinding
+from agent_system.rollout.call import Call, Plan, Reply, Seat
 from agent_system.rollout.env_caller import EnvCaller
 from agent_system.rollout.ledger import Ledger
-from agent_system.rollout.prompt import PromptBuilder
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
-from agent_system.rollout.tokens import decode
+from agent_system.rollout.tree import CLOSE_TIMEOUT_S, Block, Tree, Tried
 from agent_system.turn import Turn, TurnOver
-from verl.protocol.generate import GREEDY_SUFFIX, GenerateRequest, Generation, RolloutError, SamplingParams
-
-CLOSE_TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """An agent at the table: its role, its policy and its prompts."""
-
-    agent: BaseAgent
-    binding: AgentBinding
-    prompts: PromptBuilder
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Which episode to play.
-
-    Attributes:
-        task: the dataset row.
-        uid: the group.
-        index: number of the episode in its group.
-        step: training step.
-        validate: sample with `val_sampling`.
-        greedy: always take the likeliest token; `uid` then ends in `GREEDY_SUFFIX`.
-    """
-
-    task: Task
-    uid: str
-    index: int
-    step: int
-    validate: bool
-    greedy: bool = False
-
-    @property
-    def traj_uid(self) -> str:
-        """Name of the episode."""
-        return f"{self.uid}#{self.index}"
-
-    @property
-    def world_uid(self) -> str:
-        """Seeds the environment: a greedy episode plays in the world of the group that it is a baseline for."""
-        return self.uid.removesuffix(GREEDY_SUFFIX)
-
-    def sampling_of(self, binding: AgentBinding) -> SamplingParams:
-        """How an agent samples in this episode."""
-        sampling = binding.val_sampling if self.validate else binding.sampling
-        return replace(sampling, temperature=0.0, top_p=1.0, top_k=-1) if self.greedy else sampling
 
 
 class Episode:
@@ -89,6 +40,9 @@ class Episode:
         self._callers: dict[int, str] = {}
         self._over = False
         self._speakers: set[asyncio.Task[Any] | None] = set()
+        self._given = 0  # replies so far, of each call one
+        self._turn: Turn | None = None
+        self._tree = Tree(settings.tree, settings.reward.alpha) if settings.tree and not (plan.validate or plan.greedy) else None
 
     async def run(self) -> None:
         """Play until the environment is done or `max_steps` turns are over.
@@ -108,6 +62,8 @@ class Episode:
             for task in self._speakers - {asyncio.current_task()}:  # calls that an orchestra started and did not wait for
                 if task is not None:
                     task.cancel()
+            if self._tree is not None:
+                await self._tree.prune()
             await self._env.close(CLOSE_TIMEOUT_S)
 
     def record(self, failure: str | None = None) -> EpisodeRecord:
@@ -115,12 +71,18 @@ class Episode:
         ledger, task = self._ledger, self.plan.task
         samples = []
         for s in sorted(self._samples, key=lambda s: (s.turn, s.call, s.candidate)):
+            if not s.committed:
+                samples.append(s)
+                continue
             act, local = ledger.acts.get((s.turn, s.call)), ledger.local(s.turn, s.call)
+            if s.fork_reward is not None:
+                local = s.local_reward
             unpaid = act is None and local == 0.0  # the usual case, and copying a sample is what costs
             samples.append(s if unpaid else replace(s, act_reward=act, local_reward=local))
         return EpisodeRecord(
             self.plan.uid, self.plan.traj_uid, task.task_id, task.data_source, self.plan.index,
             tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, tuple(ledger.turns),
+            self._tree.left_out if self._tree else 0,
         )  # fmt: skip
 
     async def _play(self) -> None:
@@ -129,12 +91,15 @@ class Episode:
         for step in range(1, self._settings.max_steps + 1):
             self._callers = {}
             self._ledger.open_turn()
-            turn = Turn(observation, step, memory, self._sample)
+            turn = self._turn = Turn(observation, step, memory, self._branch if self._tree else self._sample)
             try:
                 action = await self._orchestra.run(turn)
             except TurnOver:
                 if not turn.done:
                     raise
+            if self._tree is not None:
+                await self._tree.idle()
+                self._turn = None
             self._info.update(turn.info)
             if turn.done:
                 return
@@ -149,79 +114,98 @@ class Episode:
 
     async def _sample(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply a call)."""
+        callers = self._callers
+        call = await self._ask(turn, agent_id, variables)
+        (generation,) = await call.generate(1, self._settings.call_timeout_s)
+        reply = call.read(generation)
+        self._refuse_late(call)
+        self._samples.append(call.sample(reply, self._given))
+        self._given += 1
+        turn.record(call.place, Entry(agent_id, reply.said, reply.projection.action))
+        if self._env.has_act:
+            outcome = await self._act(call, reply)
+            self._info.update(outcome.info)
+            self._ledger.act(outcome, callers, call.number, turn.step)
+            turn.done = turn.done or outcome.done
+        return reply.projection
+
+    async def _branch(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
+        """Sample K replies, try each on a fork and go on with one (tree sampling)."""
+        tree = self._tree
+        assert tree is not None
+        await tree.ready()
+        if turn.done:
+            raise TurnOver(f"{agent_id} was called while the environment ended the episode in turn {turn.step}")
+        if turn is not self._turn:
+            raise AgentSystemError(f"{agent_id} was called after turn {turn.step}; with rollout.sampling=tree a turn must await its calls")
+        block, tried = tree.enter(turn), None
+        try:
+            call = await self._ask(turn, agent_id, variables)
+            replies = await call.generate(tree.settings.k, self._settings.call_timeout_s)
+            self.waiting_for = f"the environment's reaction to the candidates of {agent_id} (turn {turn.step}, call {call.number})"
+            tried = await tree.grow(call, replies, self._env)
+        finally:
+            block.leave(tried)
+        await block.resolve(self._commit)
+        return tried.winner.reply.projection
+
+    async def _commit(self, block: Block) -> None:
+        """Go on with the chosen candidates of a block: adopt the fork of one, apply the actions of several in call order."""
+        tree = self._tree
+        assert tree is not None
+        self._speakers.add(asyncio.current_task())
+        try:
+            self._refuse_late(block.tried[0].call)
+            for tried in block.tried:
+                self._keep(tried, block.turn)
+            if len(block.tried) == 1:
+                winner = block.tried[0].winner
+                self._env = tree.adopt(winner.env, self._env)
+                self._pay(block.tried[0].call, winner.outcome, block.turn)
+            await tree.prune()
+            for tried in block.tried if len(block.tried) > 1 and self._env.has_act else ():
+                if not block.turn.done:
+                    self._pay(tried.call, await self._act(tried.call, tried.winner.reply), block.turn)
+        finally:
+            block.end()
+
+    def _keep(self, tried: Tried, turn: Turn) -> None:
+        call, chosen = tried.call, tried.winner
+        for c in tried.candidates:
+            sample = call.sample(c.reply, self._given, c.number)
+            self._samples.append(replace(sample, committed=c is chosen, fork_reward=c.team, local_reward=c.local))
+        self._given += 1
+        turn.record(call.place, Entry(call.agent_id, chosen.reply.said, chosen.reply.projection.action))
+
+    def _pay(self, call: Call, outcome: Outcome, turn: Turn) -> None:
+        if self._env.has_act:
+            self._info.update(outcome.info)
+            self._ledger.act(outcome, self._callers, call.number, turn.step)
+            turn.done = turn.done or outcome.done
+
+    async def _act(self, call: Call, reply: Reply) -> Outcome:
+        self.waiting_for = f"the environment's reaction to {call.agent_id} (turn {call.turn}, call {call.number})"
+        return await self._env.outcome("act", call.agent_id, reply.projection.action)
+
+    async def _ask(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Call:
+        """Take a number and build the prompt."""
         self._speakers.add(asyncio.current_task())
         seat = self._seat(agent_id)
-        call, callers = len(self._callers), self._callers
-        callers[call] = agent_id
+        number = len(self._callers)
+        self._callers[number] = agent_id
         place = turn.reserve()
-        entries, heard = turn.entries, len(self._samples)
+        entries, heard = turn.entries, self._given
         seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
         prompt = seat.prompts.build(_variables(seen, turn.step, variables), entries, turn.memory)
         await asyncio.sleep(0)  # calls started together build their prompts before any of them is answered
         p = self.plan
-        seed = stable_seed(self._settings.seed, p.step, p.validate, p.uid, p.index, agent_id, turn.step, call, 0)
-        self.waiting_for = f"the reply of {agent_id} (turn {turn.step}, call {call})"
-        generation = await self._generate(seat.binding, prompt.ids, seed, f"{p.traj_uid}/{turn.step}.{call}")
-        text = decode(seat.binding.tokenizer, generation.token_ids)
-        projection = seat.agent.project(text)
-        if self._over:
-            raise TurnOver(f"{agent_id} answered after the episode had ended")
-        b = seat.binding
-        self._samples.append(
-            Sample(
-                agent_id,
-                b.policy_id,
-                b.wg_id,
-                turn.step,
-                call,
-                0,
-                prompt.text,
-                prompt.ids,
-                generation,
-                text,
-                projection.action,
-                projection.valid,
-                projection.fields,
-                prompt.dropped,
-                b.pad_token_id,
-                seed,
-                p.sampling_of(b).max_tokens,
-                str(seen.info.get("anchor", seen.text)),
-                heard=heard,
-                order=len(self._samples),
-            )
-        )
-        turn.record(place, Entry(agent_id, projection.text or strip_thinking(text), projection.action))
-        if self._env.has_act:
-            self.waiting_for = f"the environment's reaction to {agent_id} (turn {turn.step}, call {call})"
-            outcome = await self._env.outcome("act", agent_id, projection.action)
-            self._info.update(outcome.info)
-            self._ledger.act(outcome, callers, call, turn.step)
-            turn.done = turn.done or outcome.done
-        return projection
+        seed = stable_seed(self._settings.seed, p.step, p.validate, p.uid, p.index, agent_id, turn.step, number, 0)
+        self.waiting_for = f"the reply of {agent_id} (turn {turn.step}, call {number})"
+        return Call(p, agent_id, seat, turn.step, number, place, seen, prompt, heard, seed)
 
-    async def _generate(self, binding: AgentBinding, prompt_ids: tuple[int, ...], seed: int, request_id: str) -> Generation:
-        request = GenerateRequest(prompt_ids, self.plan.sampling_of(binding), 1, binding.adapter, seed, request_id)
-        limit = self._settings.call_timeout_s
-        try:
-            async with asyncio.timeout(limit) as clock:
-                replies = await binding.client.generate(request)
-        except TimeoutError as error:
-            if not clock.expired():
-                raise
-            raise RolloutError(
-                f"no reply for {binding.agent_id} within rollout.call_timeout_s={limit:g} s (policy {binding.policy_id})"
-            ) from error
-        if len(replies) != 1:
-            raise RolloutError(f"asked the engine of {binding.policy_id} for 1 reply, got {len(replies)}")
-        reply = replies[0]
-        if reply.stop_reason == "abort" or not reply.token_ids:
-            raise RolloutError(f"the engine of {binding.policy_id} returned an aborted or empty reply for {binding.agent_id}")
-        if len(reply.log_probs) != len(reply.token_ids):
-            raise RolloutError(
-                f"the engine of {binding.policy_id} returned {len(reply.token_ids)} tokens but {len(reply.log_probs)} log-probs"
-            )
-        return reply
+    def _refuse_late(self, call: Call) -> None:
+        if self._over:
+            raise TurnOver(f"{call.agent_id} answered after the episode had ended")
 
     def _seat(self, agent_id: str) -> Seat:
         seat = self._seats.get(agent_id)

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from agent_system.errors import AgentSystemError
 from agent_system.reward.settings import RewardSettings
+
+SELECTIONS = ("greedy", "first", "random", "softmax")
+
+
+@dataclass(frozen=True)
+class TreeSettings:
+    """Keys under `rollout.tree`, which `rollout.sampling=tree` reads.
+
+    Attributes:
+        k: candidates of a call, 2 or more.
+        select: which candidate is committed: `greedy` (the highest reward, of equal ones the first), `first`, `random` or `softmax`.
+        temperature: `softmax`: candidates are drawn with weights `exp(reward / temperature)`.
+    """
+
+    k: int = 4
+    select: str = "greedy"
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.k < 2:
+            raise AgentSystemError(f"rollout.tree.k={self.k}: a tree needs 2 candidates or more; use rollout.sampling=parallel for one")
+        if self.select not in SELECTIONS:
+            raise AgentSystemError(f"rollout.tree.select={self.select!r}: expected one of {', '.join(SELECTIONS)}")
+        if not 0 < self.temperature < math.inf:
+            raise AgentSystemError(f"rollout.tree.temperature={self.temperature}: expected a finite number above 0")
 
 
 @dataclass(frozen=True)
@@ -23,6 +49,7 @@ class CollectorSettings:
         call_timeout_s: `rollout.call_timeout_s`.
         env_threads: threads for blocking environments.
         joint_prompt_length: `critic.joint_prompt_length` with `critic.view=joint`; 0 makes no prompts for critics.
+        tree: how to sample a tree (`rollout.sampling=tree`); None plays parallel episodes.
     """
 
     seed: int = 0
@@ -35,7 +62,15 @@ class CollectorSettings:
     call_timeout_s: float = 300.0
     env_threads: int = 16
     joint_prompt_length: int = 0
+    tree: TreeSettings | None = None
 
     def __post_init__(self) -> None:
         if self.max_concurrent_episodes < 1:
             raise AgentSystemError(f"rollout.max_concurrent_episodes must be 1 or more here, found {self.max_concurrent_episodes}")
+        scope, mode = self.reward.team_scope, self.reward.propagation.mode
+        if self.tree is not None and (scope != "call" or mode != "none"):
+            raise AgentSystemError(
+                f"rollout.sampling=tree pays a candidate what its own action earned, but reward.team_scope={scope} and "
+                f"reward.propagation.mode={mode} pay what came later, which one candidate of a call only has led to; "
+                "set reward.team_scope=call and reward.propagation.mode=none"
+            )

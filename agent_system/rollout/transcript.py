@@ -26,7 +26,11 @@ def joint_prompts(episodes: Sequence[EpisodeRecord], tokenizers: Mapping[str, An
     prompts, first = [], 0
     for episode in played:
         for sample in episode.samples:
-            blocks = [encoded[sample.wg_id][first + i] for i, other in enumerate(episode.samples) if other.order < sample.heard]
+            blocks = [
+                encoded[sample.wg_id][first + i]
+                for i, other in enumerate(episode.samples)
+                if other.committed and other.order < sample.heard
+            ]
             prompts.append(_end(blocks, limit - len(sample.prompt_ids)) + sample.prompt_ids)
         first += len(episode.samples)
     return prompts

@@ -12,6 +12,7 @@ from typing import Any
 from verl.models.loader import ATTENTION_NAMES, DTYPES
 from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, CriticConfig, RunConfig
 from verl.trainer.config.reward import PROPAGATIONS, SHAPINGS, TEAM_SCOPES
+from verl.trainer.config.run import SAMPLINGS, TREE_SELECTIONS
 from verl.trainer.placement import Placement, slug
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
@@ -58,6 +59,8 @@ RUN_NAMES: dict[str, Sequence[str]] = {
     "algorithm.kl_penalty": KL_ESTIMATORS,
     "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
     "algorithm.singleton": ("zero", "raw"),
+    "rollout.sampling": SAMPLINGS,
+    "rollout.tree.select": TREE_SELECTIONS,
     "reward.team_scope": TEAM_SCOPES,
     "reward.shaping": SHAPINGS,
     "reward.propagation.mode": PROPAGATIONS,
@@ -84,7 +87,7 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
         "data.train_max_samples", "data.val_max_samples", "trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq",
         "trainer.log_trajectories",
     ),
-    POSITIVE: ("rollout.episode_timeout_s", "rollout.call_timeout_s", "trainer.worker_timeout_s", "algorithm.kl_ctrl.horizon",
+    POSITIVE: ("rollout.tree.temperature", "rollout.episode_timeout_s", "rollout.call_timeout_s", "trainer.worker_timeout_s", "algorithm.kl_ctrl.horizon",
                "algorithm.kl_ctrl.target_kl", "critic.cliprange_value",
                "ray_init.object_store_memory_mb"),
     SHARE: (

@@ -28,7 +28,8 @@ from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry,
 from agent_system.reward import OverlongBuffer, PropagationSettings, RewardSettings
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult, TooManyFailuresError
-from agent_system.rollout.settings import CollectorSettings
+from agent_system.rollout.settings import CollectorSettings, TreeSettings
+from agent_system.rollout.tree import check_tree_env
 from agent_system.task import task_from_row
 from verl.models.loader import ModelPathError, load_tokenizer
 from verl.protocol.generate import EngineGoneError, SamplingParams
@@ -48,6 +49,7 @@ from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.sampling_check import check_filter_groups
 from verl.trainer.ppo.team import TeamError, TeamWorkers
+from verl.trainer.ppo.tree_check import check_sampling
 from verl.trainer.ppo.validation import rows_before_after
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
 from verl.utils.tracking import Tracking, check_backends
@@ -121,7 +123,9 @@ def check_team(config: RunConfig) -> None:
         raise AgentSystemError(
             f"orchestra '{config.agent.orchestra_type}' needs {missing}, which agent.agent_ids={config.agent.agent_ids} lacks"
         )
-    EnvRegistry.get(config.env.env_name)
+    env = EnvRegistry.get(config.env.env_name)
+    if config.rollout.sampling == "tree":
+        check_tree_env(env)
     unknown = [k for k in config.agent.orchestra if k != config.agent.orchestra_type]
     if unknown:
         raise AgentSystemError(
@@ -189,6 +193,7 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
         max_failure_rate=config.rollout.max_failure_rate,
         episode_timeout_s=config.rollout.episode_timeout_s,
         call_timeout_s=config.rollout.call_timeout_s,
+        tree=TreeSettings(**vars(config.rollout.tree)) if config.rollout.sampling == "tree" else None,
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
     )
     return TaskCollector(
@@ -242,6 +247,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     placement = build_placement(config.agent, config.actor_rollout_ref)
     check_config(config, placement)
     check_filter_groups(config)
+    check_sampling(config)
     check_rollout_correction(config, placement)
     check_effect(config, placement)
     try:

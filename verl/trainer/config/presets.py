@@ -8,8 +8,9 @@ config.yaml holds it. In Python: `apply_preset(config, "dapo")`, then whatever i
 - `dr_mas` (arXiv 2602.08847, equation 5): every agent's samples of a task are compared with that agent's samples of it, minus their
   mean, over their standard deviation; the team reward of an episode goes to all its samples. The paper trains with GRPO's clip 0.2, 8
   episodes a task, learning rate 1e-6 and no KL on mathematics.
-- `at_grpo` (arXiv 2510.11062): samples of the same task, agent and turn are compared; the reward of a call is alpha * team + local with
-  alpha = 1, both of its own turn. The paper samples a tree, K = 4 candidates a call; here episodes are independent.
+- `at_grpo` (arXiv 2510.11062): every call samples a tree of K = 4 candidates, which are compared with each other; the reward of a
+  candidate is alpha * team + local with alpha = 1, what its own action earned; the episode goes on with the best one. The environment
+  needs `fork()`. Its parallel sampling: `rollout.sampling=parallel algorithm.group_by=[uid,agent_id,turn] reward.team_scope=turn`.
 - `dr_grpo` (arXiv 2503.20783): advantages are not divided by a standard deviation, and a reply's loss is summed over its tokens and
   divided by a constant (the longest reply allowed), so that neither easy tasks nor long replies weigh more; no KL.
 - `dapo` (arXiv 2503.14476): clip range 0.2 below and 0.28 above (clip-higher), loss averaged over tokens, tasks that all episodes solve
@@ -39,10 +40,12 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     },
     "at_grpo": {
         "algorithm.adv_estimator": "grpo",
-        "algorithm.group_by": "[uid,agent_id,turn]",
+        "algorithm.group_by": "[traj_uid,agent_id,turn,call]",
         "algorithm.norm_adv_by_std_in_grpo": "true",
         "reward.alpha": "1.0",
-        "reward.team_scope": "turn",
+        "reward.team_scope": "call",
+        "rollout.sampling": "tree",
+        "rollout.tree.k": "4",
     },
     "dr_grpo": {
         "algorithm.adv_estimator": "grpo",

@@ -58,8 +58,24 @@ class EnvConfig:
     rollout: EnvRolloutConfig = section(EnvRolloutConfig)
 
 
+# Names that the agent side knows; it cannot be imported here.
+SAMPLINGS = ("parallel", "tree")
+TREE_SELECTIONS = ("greedy", "first", "random", "softmax")
+
+
+@dataclass
+class TreeConfig:
+    k: int = key(4, "sampling=tree: candidates of a call, 2 or more")
+    select: str = key(
+        "greedy", "sampling=tree: which candidate the episode goes on with: greedy (highest reward) | first | random | softmax"
+    )
+    temperature: float = key(1.0, "tree.select=softmax: weights exp(reward / temperature)")
+
+
 @dataclass
 class CollectConfig:
+    sampling: str = key("parallel", "training episodes: parallel (one reply a call) | tree (AT-GRPO: k candidates a call, one committed)")
+    tree: TreeConfig = section(TreeConfig)
     max_concurrent_episodes: int = key(
         0, "episodes in flight at the same time; 0 takes 4 * actor_rollout_ref.rollout.max_num_seqs for each rank of a worker group"
     )

@@ -1,0 +1,72 @@
+"""Keys that contradict `rollout.sampling`, found before anything is loaded."""
+
+from __future__ import annotations
+
+from inspect import signature
+
+from verl.trainer.config import RunConfig
+from verl.trainer.config_check import ConfigError
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.critic import needs_values
+from verl.trainer.ppo.greedy_baseline import needs_baselines
+from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields
+
+# Fields that together name one call of one episode: in parallel sampling, one sample.
+CALL_FIELDS = {"traj_uid", "turn", "call"}
+# Estimators that read an episode as a chain of samples, beside those with values or with a greedy episode's reward as baseline.
+CHAINED = {"gigpo": "follows the rewards of an episode's steps", "m_grpo": "counts the calls of an episode"}
+
+
+def check_sampling(config: RunConfig) -> None:
+    """Refuse what makes no sense beside `rollout.sampling`.
+
+    Raises ConfigError naming both keys.
+    """
+    tree = config.rollout.sampling == "tree"
+    if tree:
+        _check_tree(config)
+    for agent_id in config.agent.agent_ids:
+        settings = agent_config(config.algorithm, agent_id)
+        own = f" (agent '{agent_id}')" if config.algorithm.per_agent else ""
+        estimator, fields = str(settings.adv_estimator), group_fields(settings)
+        if tree:
+            _check_estimator(estimator, own)
+            if averages_trajectories(settings, estimator) and "traj_index" in signature(get_adv_estimator_fn(estimator)).parameters:
+                raise ConfigError(
+                    f"rollout.sampling=tree compares the candidates of a call, but the samples of an episode are averaged first by "
+                    f"algorithm.statistics_over={settings.statistics_over} with adv_estimator={estimator} and groups {fields}{own}; "
+                    "set algorithm.statistics_over=samples, algorithm.adv_estimator=grpo"
+                )
+        elif (
+            set(fields) >= CALL_FIELDS and settings.singleton == "zero" and "index" in signature(get_adv_estimator_fn(estimator)).parameters
+        ):
+            raise ConfigError(
+                f"algorithm.group_by={fields}{own} holds one sample a group with rollout.sampling=parallel, so every advantage is 0; "
+                "set rollout.sampling=tree, or algorithm.group_by=[uid,agent_id,turn]"
+            )
+
+
+def _check_tree(config: RunConfig) -> None:
+    if config.rollout.tree.k < 2:
+        raise ConfigError(f"rollout.tree.k={config.rollout.tree.k}: a tree needs 2 candidates or more; rollout.sampling=parallel has one")
+    scope, mode = config.reward.team_scope, config.reward.propagation.mode
+    if scope != "call" or mode != "none":
+        raise ConfigError(
+            f"rollout.sampling=tree pays a candidate what its own action earned, but reward.team_scope={scope} and "
+            f"reward.propagation.mode={mode} pay what came later; set reward.team_scope=call and reward.propagation.mode=none"
+        )
+
+
+def _check_estimator(estimator: str, own: str) -> None:
+    if needs_values(estimator):
+        why = "reads values along an episode's calls"
+    elif needs_baselines(estimator):
+        why = "takes the reward of a greedy episode as the baseline"
+    elif estimator in CHAINED:
+        why = CHAINED[estimator]
+    else:
+        return
+    raise ConfigError(
+        f"rollout.sampling=tree compares the candidates of a call, but algorithm.adv_estimator={estimator}{own} {why}; "
+        "use an estimator with a group baseline, such as grpo, or rollout.sampling=parallel"
+    )
