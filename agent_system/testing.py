@@ -1,4 +1,4 @@
-"""For tests of workflows: an engine that follows a script, and a small tokenizer."""
+"""For tests of workflows: an engine that follows a script, a small tokenizer, and `check_env` for an environment of one's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
+from agent_system.env_check import check_env
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError
+
+__all__ = ["CHAT_TEMPLATE", "Script", "ScriptedEngine", "check_env", "make_tokenizer"]
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

@@ -87,7 +87,8 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
         "data.train_max_samples", "data.val_max_samples", "trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq",
         "trainer.log_trajectories",
     ),
-    POSITIVE: ("rollout.tree.temperature", "rollout.episode_timeout_s", "rollout.call_timeout_s", "trainer.worker_timeout_s", "algorithm.kl_ctrl.horizon",
+    POSITIVE: ("rollout.tree.temperature", "rollout.episode_timeout_s", "rollout.call_timeout_s", "trainer.worker_timeout_s",
+               "algorithm.kl_ctrl.horizon",
                "algorithm.kl_ctrl.target_kl", "critic.cliprange_value",
                "ray_init.object_store_memory_mb"),
     SHARE: (
