@@ -32,10 +32,11 @@ def test_dapo_sets_what_the_paper_says() -> None:
     assert not actor.use_kl_loss and not config.algorithm.use_kl_in_reward
 
 
-def test_at_grpo_groups_by_task_agent_and_turn() -> None:
+def test_at_grpo_samples_a_tree_and_compares_the_candidates_of_a_call() -> None:
     config = resolved("algorithm.preset=at_grpo")
-    assert config.algorithm.group_by == ["uid", "agent_id", "turn"]
-    assert (config.reward.alpha, config.reward.team_scope) == (1.0, "turn")
+    assert (config.rollout.sampling, config.rollout.tree.k, config.rollout.tree.select) == ("tree", 4, "greedy")
+    assert config.algorithm.group_by == ["traj_uid", "agent_id", "turn", "call"]
+    assert (config.reward.alpha, config.reward.team_scope) == (1.0, "call")
 
 
 def test_dr_grpo_divides_neither_by_a_deviation_nor_by_a_length() -> None:

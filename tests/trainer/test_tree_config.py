@@ -1,0 +1,101 @@
+"""Keys of tree sampling that cannot be used, or contradict others, stop the run before anything is loaded."""
+
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_system import AgentSystemError, BaseEnv, EnvRegistry
+from verl.trainer.config import RunConfig, apply_preset
+from verl.trainer.config.run import TREE_SELECTIONS
+from verl.trainer.config_check import ConfigError, check_config
+from verl.trainer.config_effect import IneffectiveKeyError, check_effect
+from verl.trainer.main_ppo import check_team, resolve_defaults
+from verl.trainer.placement import build_placement
+from verl.trainer.ppo.tree_check import check_sampling
+
+
+def check(tiny_model_dir: Path, changes: dict[str, Any], preset: str | None = "at_grpo") -> RunConfig:
+    config = RunConfig()
+    config.actor_rollout_ref.model.path = str(tiny_model_dir)
+    config.data.train_files = "tasks.jsonl"
+    if preset is not None:
+        apply_preset(config, preset)
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        setattr(reduce(getattr, sections, config), name, value)
+    resolve_defaults(config)
+    placement = build_placement(config.agent, config.actor_rollout_ref)
+    check_config(config, placement)
+    check_sampling(config)
+    check_effect(config, placement)
+    return config
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"])
+def test_the_preset_fits_every_estimator_with_a_group_baseline(tiny_model_dir: Path, estimator: str) -> None:
+    check(tiny_model_dir, {"algorithm.adv_estimator": estimator})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rollout.sampling": "trees"}, "rollout.sampling='trees': expected one of parallel, tree; did you mean 'tree'"),
+        ({"rollout.tree.select": "best"}, "rollout.tree.select='best': expected one of greedy, first, random, softmax"),
+        ({"rollout.tree.k": 1}, "rollout.tree.k=1: a tree needs 2 candidates or more"),
+        ({"rollout.tree.temperature": 0.0}, "rollout.tree.temperature=0.0: expected above 0"),
+        ({"reward.team_scope": "episode"}, "set reward.team_scope=call and reward.propagation.mode=none"),
+        ({"algorithm.adv_estimator": "gae"}, "algorithm.adv_estimator=gae reads values"),
+        ({"algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax takes the reward of a greedy episode"),
+        ({"algorithm.adv_estimator": "gigpo"}, "algorithm.adv_estimator=gigpo follows the rewards of an episode's steps"),
+        ({"algorithm.statistics_over": "trajectories"}, "averaged first by algorithm.statistics_over=trajectories"),
+        ({"algorithm.group_by": ["uid"]}, "groups ['uid']"),
+        ({"rollout.sampling": "parallel"}, "holds one sample a group with rollout.sampling=parallel"),
+    ],
+)
+def test_what_makes_no_sense_is_named(tiny_model_dir: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check(tiny_model_dir, changes)
+    assert words in str(error.value)
+
+
+def test_groups_that_do_not_know_the_turn_can_be_compared_with(tiny_model_dir: Path) -> None:
+    check(tiny_model_dir, {"algorithm.group_by": ["uid", "agent_id"]})
+
+
+@pytest.mark.parametrize(("key", "value"), [("rollout.tree.k", 8), ("rollout.tree.select", "first")])
+def test_keys_of_the_tree_without_a_tree_are_refused(tiny_model_dir: Path, key: str, value: Any) -> None:
+    with pytest.raises(IneffectiveKeyError, match=r"rollout\.sampling=tree"):
+        check(tiny_model_dir, {key: value}, preset=None)
+
+
+def test_a_temperature_without_softmax_is_refused(tiny_model_dir: Path) -> None:
+    with pytest.raises(IneffectiveKeyError, match=r"rollout\.tree\.select=softmax"):
+        check(tiny_model_dir, {"rollout.tree.temperature": 0.5})
+
+
+def test_a_world_without_fork_is_refused_with_its_name() -> None:
+    config = RunConfig()
+    config.agent.agent_ids = ["Solver Agent", "Verifier Agent"]
+    apply_preset(config, "at_grpo")
+    check_team(config)
+
+    @EnvRegistry.register("without_fork")
+    class WithoutFork(BaseEnv):
+        def reset(self, task: Any) -> Any: ...
+
+        def step(self, action: Any) -> Any: ...
+
+    config.env.env_name = "without_fork"
+    try:
+        with pytest.raises(AgentSystemError, match=r"WithoutFork has no fork\(\)"):
+            check_team(config)
+    finally:
+        EnvRegistry.remove("without_fork")
+
+
+def test_both_halves_of_the_house_know_the_same_selections() -> None:
+    from agent_system.rollout.settings import SELECTIONS
+
+    assert TREE_SELECTIONS == SELECTIONS
