@@ -84,6 +84,10 @@ class MathEnv(BaseEnv):
         right = await self._is_right(action)
         return Outcome(team=float(right), done=True, info=self._info(right))
 
+    async def score(self, agent_id: str, action: str) -> Outcome:
+        """A proposed solution is worth 1 when it is right, as it would be handed in."""
+        return Outcome(team=float(await self._is_right(action)) if agent_id == SOLVER else 0.0)
+
     def fork(self) -> MathEnv:
         """Return a copy with its own record."""
         copy = MathEnv(self.config, seed=self.seed)

@@ -1,6 +1,7 @@
 import pytest
 
 from agent_system import AgentSystemError, Task
+from agent_system.testing import check_env
 from agent_system.workflows.math import SOLVER, VERIFIER, MathEnv, MathEnvOptions
 
 APPROVE, REJECT = "<verify>approve</verify>", "<verify>reject</verify>"
@@ -53,9 +54,23 @@ async def test_fork_keeps_its_own_record():
     assert (await fork.step("2")).info["solver/accuracy_loop_2"] == 0.0
 
 
+async def test_score_says_what_a_solution_would_earn_and_keeps_no_record_of_it():
+    env = MathEnv()
+    env.reset(Task("t", "q", "", "1"))
+    await env.act(SOLVER, "1")
+    worth = [(await env.score(agent, answer)).team for agent, answer in ((SOLVER, "1"), (SOLVER, "2"), (VERIFIER, "1"))]
+    assert worth == [1.0, 0.0, 0.0]
+    assert "solver/accuracy_loop_2" not in (await env.step("1")).info
+
+
 def test_task_without_ground_truth_is_refused():
     with pytest.raises(AgentSystemError, match="no ground truth"):
         MathEnv().reset(Task("t", "q"))
+
+
+def test_the_environment_passes_the_conformance_test():
+    actions = [(SOLVER, "1"), (VERIFIER, "approve"), (SOLVER, "2"), (VERIFIER, ""), "1"]
+    check_env(lambda seed: MathEnv(seed=seed), Task("t", "q", "", "1"), actions, team_range=(0, 1), local_range=(0, 1))
 
 
 def test_bad_env_option_is_refused():
