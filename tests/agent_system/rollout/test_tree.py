@@ -336,3 +336,22 @@ async def test_a_fork_that_is_the_world_itself_is_refused(play) -> None:
             return self
 
     assert "returned the environment itself" in (await play(numbers(), env=Same)).episodes[0].failure
+
+
+async def test_advantages_compare_the_candidates_of_a_call_and_favour_the_committed_one(play) -> None:
+    import torch
+
+    from verl.trainer.config import RunConfig, apply_preset
+    from verl.trainer.ppo.advantage import compute_advantage
+
+    config = RunConfig()
+    apply_preset(config, "at_grpo")
+    batch = (await play(numbers(3), tasks=TASKS, n=2, k=4)).batch
+    mask = batch.batch["response_mask"]
+    last = mask.cumsum(-1) == mask.sum(-1, keepdim=True)
+    rewards = torch.tensor(batch.non_tensor_batch["reward"].astype(float), dtype=torch.float32)
+    batch.batch["token_level_rewards"] = (last & mask.bool()).float() * rewards[:, None]
+    advantages = compute_advantage(batch, "grpo", config=config.algorithm).batch["advantages"][:, 0].reshape(-1, 4)
+    assert torch.allclose(advantages.sum(1), torch.zeros(len(advantages)), atol=1e-5)
+    committed = torch.tensor(batch.non_tensor_batch["committed"].astype(bool)).reshape(-1, 4)
+    assert torch.equal(advantages.argmax(1), committed.int().argmax(1))
