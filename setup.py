@@ -29,6 +29,7 @@ EXTRAS = {
     "gpu": ["flash-attn>=2.8", "liger-kernel>=0.6"],
     "search": ["bm25s>=0.2", "sentence-transformers>=5.0", "faiss-cpu>=1.10", "fastapi>=0.115", "uvicorn>=0.30"],
     "graph": ["langgraph>=1.0", "langchain-openai>=1.0"],
+    "render": ["pillow>=11"],
     "tensorboard": ["tensorboard>=2.20"],
     "dev": [
         "pytest>=9",
