@@ -71,6 +71,12 @@ class Lottery(MathEnv):
     def act(self, agent_id, action):
         return Outcome(local=drawn())
 
+    def score(self, agent_id, action):
+        return Outcome()
+
+    def fork(self):
+        return Lottery(self.config, seed=self.seed)
+
     def step(self, action):
         return Outcome(team=drawn(), done=True, info={"success": 0.0})
 

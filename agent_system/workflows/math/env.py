@@ -90,7 +90,7 @@ class MathEnv(BaseEnv):
 
     def fork(self) -> MathEnv:
         """Return a copy with its own record."""
-        copy = MathEnv(self.config, seed=self.seed)
+        copy = type(self)(self.config, seed=self.seed)
         copy._truth = self._truth
         copy._graded = dict(self._graded)
         copy._solutions = list(self._solutions)
