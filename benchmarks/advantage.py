@@ -5,8 +5,9 @@
 The batch is 1,024 tasks x 8 episodes x 2 agents, replies of up to 256 tokens; a call is `compute_advantage` from token rewards to
 advantages. The peer is what one would write by hand: a dict of lists filled row by row, then one tensor operation a group, as verl and
 Dr. MAS do it. The last line is one JSON object: `ms_16k` (the slowest key's median), `ms_1m` (the same with 1,000,000 rows of 8
-tokens, so that it fits memory), `gigpo_50k_ms` (grouping and advantages of 50,000 calls by GiGPO), all by the clock; `spread` has their
-lowest and highest repeat, `cpu` the median CPU time.
+tokens, so that it fits memory), `gigpo_50k_ms` (grouping and advantages of 50,000 calls by GiGPO), all by the clock; `pass_ms` is the
+limit, one pass over the 16,384 rows that writes a number a token into new memory; `spread` has the lowest and highest repeat of each,
+`cpu` the median CPU time.
 """
 
 from __future__ import annotations
@@ -139,6 +140,18 @@ def gigpo(rows: int, repeats: int) -> Spread:
     return measured
 
 
+def one_pass(rows: int, width: int, repeats: int) -> Spread:
+    """What any call must do at least: spread a number a row over the tokens of the mask, into memory of its own."""
+    mask, number, kept = make_batch(rows, width).batch["response_mask"], torch.rand(rows, 1), {}
+
+    def call() -> None:
+        kept["advantages"] = mask.to(torch.float32, copy=True).mul_(number)
+
+    measured = times(repeats, call)
+    write(f"one pass over {rows:,} rows: {measured.median:.2f} ms [{measured.low:.2f}, {measured.high:.2f}], cpu {measured.cpu:.2f}")
+    return measured
+
+
 def write(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
@@ -155,6 +168,7 @@ def main() -> None:
         "ms_16k": table(16_384 // cut, 256, args.repeats, with_peer=True),
         "ms_1m": table(1_000_000 // cut, 8, max(args.repeats // 3, 1), with_peer=False),
         "gigpo_50k_ms": gigpo(50_000 // cut, args.repeats),
+        "pass_ms": one_pass(16_384 // cut, 256, args.repeats),
     }
     result: dict[str, Any] = {name: round(spread.median, 2) for name, spread in measured.items()}
     result["spread"] = {name: [round(spread.low, 2), round(spread.high, 2)] for name, spread in measured.items()}

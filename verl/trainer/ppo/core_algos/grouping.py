@@ -13,6 +13,8 @@ import numpy as np
 
 # Column codes are multiplied into one int64; beyond this product they are numbered anew in between.
 MAX_CODE = 2**62
+# Numbers spread over at most this many times the rows are codes as they are.
+NARROW = 4
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,37 @@ def group_index(columns: Sequence[np.ndarray]) -> np.ndarray:
     arrays = [np.asarray(column) for column in columns]
     if len({len(array) for array in arrays}) > 1:
         raise ValueError(f"group key columns differ in length: {[len(array) for array in arrays]}")
-    code, size = _number(arrays[0])
+    code, size = _codes(arrays[0])
     for array in arrays[1:]:
-        other, other_size = _number(array)
+        other, other_size = _codes(array)
         if size > MAX_CODE // max(other_size, 1):
             code, size = _number(code)
         code, size = code * other_size + other, size * other_size
-    return code if len(arrays) == 1 else _number(code)[0]
+    return _in_order(code)
+
+
+def _codes(column: np.ndarray) -> tuple[np.ndarray, int]:
+    """Codes `[bsz]`, the same for equal values, and a bound that all are below; whole numbers in a narrow range are their own codes."""
+    import pandas as pd
+
+    if column.dtype.kind == "O" and len(column) and pd.api.types.infer_dtype(column, skipna=False) == "integer":
+        try:
+            column = column.astype(np.int64)
+        except OverflowError:
+            return _number(column)
+    if column.dtype.kind in "iu" and len(column):
+        lowest, highest = int(column.min()), int(column.max())
+        if highest - lowest < max(NARROW * len(column), 256) and highest < MAX_CODE:
+            return column.astype(np.int64, copy=False) - lowest if lowest else column.astype(np.int64, copy=False), highest - lowest + 1
+    return _number(column)
+
+
+def _in_order(code: np.ndarray) -> np.ndarray:
+    """Codes numbered from 0 in order of appearance; those that are already are returned as they are."""
+    highest = np.maximum.accumulate(code)
+    if len(code) == 0 or (code[0] == 0 and code.min() == 0 and np.diff(highest).max(initial=0) <= 1):
+        return code
+    return _number(code)[0]
 
 
 def _number(column: np.ndarray) -> tuple[np.ndarray, int]:
