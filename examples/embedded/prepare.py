@@ -1,12 +1,12 @@
-"""Makes what the embedded default of `examples/run_math.sh` needs, without any download: data, tokenizer, model, warm start.
+"""Makes what the embedded default of an example needs, without any download: data, tokenizer, model, warm start.
 
-    python -m examples.embedded.prepare --out outputs/embedded --seed 0
+    python -m examples.embedded.prepare --world math --out outputs/embedded --seed 0
 
 leaves, in the folder it prints last,
 
-    train.parquet, test.parquet     word problems in verl's schema, no question in both
+    train.parquet, test.parquet     tasks in verl's schema, none in both
     demos.jsonl                     the demonstrations of both roles
-    model/                          the warm-started Hugging Face folder that both agents start from, with metrics.jsonl
+    model/                          the warm-started Hugging Face folder that all agents start from, with metrics.jsonl
 
 The folder's name carries a hash of the recipe and of the code behind it: what is there is used again, what changed is made anew.
 """
@@ -23,15 +23,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from agent_system.workflows.math import demos, generate
-from agent_system.workflows.math.demos import Course, Messages, make_demos
-from agent_system.workflows.math.generate import Problem, generate_split, to_row
+from examples.embedded import worlds
+from examples.embedded.worlds import WORLDS, Messages, Row
 from verl.models import tiny
 from verl.models.tiny import TinyModelSize, make_tiny_model
-from verl.trainer.sft import data, loop, optim
+from verl.trainer.sft import data, loop, muon, optim
 from verl.trainer.sft.config import SFTConfig
 
 logger = logging.getLogger(__name__)
@@ -39,29 +39,41 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything the result depends on."""
+    """Everything the result depends on.
 
+    Attributes:
+        world: a name of `worlds.WORLDS`.
+        course: what the warm start shows; None for the world's own.
+    """
+
+    world: str = "math"
     seed: int = 0
     num_train: int = 2000
     num_test: int = 200
     size: TinyModelSize = field(default_factory=TinyModelSize)
-    course: Course = field(default_factory=Course)
+    course: Any = None
     batch_size: int = 32
     lr: float = 4e-3
     muon_lr: float = 0.03
+
+    def __post_init__(self) -> None:
+        if self.course is None:
+            object.__setattr__(self, "course", WORLDS[self.world].course)
 
 
 def recipe_hash(recipe: Recipe) -> str:
     """Return a short hash of the recipe and of the source files that carry it out."""
     digest = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode())
-    for module in (demos, generate, tiny, data, loop, optim, sys.modules[__name__]):
-        digest.update(Path(str(module.__file__)).read_bytes())
+    package = Path(str(WORLDS[recipe.world].package.__file__)).parent
+    modules = [Path(str(module.__file__)) for module in (worlds, tiny, data, loop, muon, optim, sys.modules[__name__])]
+    for path in (*sorted(package.glob("*.py")), *modules):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
 def prepare(out: Path, recipe: Recipe, num_threads: int = 0) -> Path:
     """Make the embedded default under `out`, or find it there; return its folder, which is complete whenever it exists."""
-    folder = out / f"seed{recipe.seed}-{recipe_hash(recipe)}"
+    folder = out / f"{recipe.world}-seed{recipe.seed}-{recipe_hash(recipe)}"
     if folder.is_dir():
         logger.info("embedded default: %s is there already", folder)
         return folder
@@ -69,10 +81,11 @@ def prepare(out: Path, recipe: Recipe, num_threads: int = 0) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".partial-", dir=out))
     try:
-        train, test = generate_split(recipe.num_train, recipe.num_test, recipe.seed)
-        _write_parquet(train, "train", aside / "train.parquet")
-        _write_parquet(test, "test", aside / "test.parquet")
-        conversations = make_demos(recipe.course, recipe.seed, exclude=frozenset(problem.question for problem in test))
+        world = WORLDS[recipe.world]
+        split = world.split(recipe.num_train, recipe.num_test, recipe.seed, recipe.course)
+        _write_parquet(split.train, aside / "train.parquet")
+        _write_parquet(split.test, aside / "test.parquet")
+        conversations = world.demos(recipe.course, recipe.seed, split.test_keys)
         _write_jsonl(conversations, aside / "demos.jsonl")
         corpus = ["\n".join(message["content"] for message in conversation) for conversation in conversations[::5]]
         make_tiny_model(aside / "untrained", corpus, size=recipe.size, seed=recipe.seed)
@@ -104,11 +117,11 @@ def _sft_config(recipe: Recipe, folder: Path, num_threads: int) -> SFTConfig:
     return config
 
 
-def _write_parquet(problems: Sequence[Problem], split: str, path: Path) -> None:
+def _write_parquet(rows: Sequence[Row], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pq.write_table(pa.Table.from_pylist([to_row(problem, index, split) for index, problem in enumerate(problems)]), path)
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
 
 
 def _write_jsonl(conversations: Sequence[Messages], path: Path) -> None:
@@ -120,13 +133,17 @@ def _write_jsonl(conversations: Sequence[Messages], path: Path) -> None:
 def main() -> None:
     """Parse the command line, make the folder, and write its path as the only line on standard output."""
     parser = argparse.ArgumentParser(description="Make data, model and warm start of the embedded default.")
+    parser.add_argument("--world", choices=sorted(WORLDS), default="math", help="which workflow's")
     parser.add_argument("--out", type=Path, default=Path("outputs/embedded"), help="folder that holds the prepared folders")
     parser.add_argument("--seed", type=int, default=0, help="seed of data, initialisation and demonstrations")
-    parser.add_argument("--demos", type=int, default=Course().count, help="demonstrations of the warm start; fewer teach less")
+    parser.add_argument("--demos", type=int, help="demonstrations of the warm start; fewer teach less")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's default")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    sys.stdout.write(f"{prepare(args.out, Recipe(seed=args.seed, course=Course(count=args.demos)), args.threads)}\n")
+    recipe = Recipe(world=args.world, seed=args.seed)
+    if args.demos is not None:
+        recipe = replace(recipe, course=replace(recipe.course, count=args.demos))
+    sys.stdout.write(f"{prepare(args.out, recipe, args.threads)}\n")
 
 
 if __name__ == "__main__":

@@ -11,35 +11,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from recipe.runs import ROOT, accuracy_key, overrides_of, read_metrics, run_module
+
 HERE = Path(__file__).parent
 AGENTS = ("solver_agent", "verifier_agent", "reviser_agent")
 SPIKE = 0.5  # half of the norm at which actor.grad_clip begins to cut
 COLOURS = {"global": ("tab:red", "one baseline for all agents"), "agent": ("tab:blue", "one per agent (Dr. MAS)")}
-
-
-def run_module(module: str, *arguments: str) -> list[str]:
-    """Run a module of the project; returns the lines of its standard output."""
-    command = [sys.executable, "-m", module, *arguments]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    return subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-
-
-def overrides_of(settings: dict[str, Any]) -> list[str]:
-    """`key=value` as Hydra reads it."""
-    return [
-        f"{k}=[{','.join(v)}]" if isinstance(v, list) else f"{k}={str(v).lower() if isinstance(v, bool) else v}"
-        for k, v in settings.items()
-    ]
 
 
 def train(seed: int, baseline: str, demos: list[str], more: list[str]) -> list[dict[str, Any]]:
@@ -58,7 +43,7 @@ def train(seed: int, baseline: str, demos: list[str], more: list[str]) -> list[d
         *overrides_of(config["common"] | config["baselines"][baseline]),
         *more,
     )
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return read_metrics(run_dir / "metrics.jsonl")
 
 
 def curves_of(lines: list[dict[str, Any]]) -> dict[str, list[float | None]]:
@@ -73,7 +58,7 @@ def summarise(seed: int, baseline: str, lines: list[dict[str, Any]]) -> dict[str
     curves = curves_of(lines)
     norms = {agent: [n for n in curves[agent] if n is not None] for agent in AGENTS}
     together = [n for values in norms.values() for n in values]
-    accuracy = next(k for k in lines[0] if k.startswith("val-core/") and "/acc/mean@" in k)
+    accuracy = accuracy_key(lines[0])
     row = {
         "seed": seed,
         "baseline": baseline,

@@ -20,7 +20,7 @@ ELSEWHERE = {
     "bash scripts/test.sh tests/agent_system -k prompt": ".ci/run",
     '.venv/bin/python -m pytest tests/trainer -m "not ray"': "scripts/test.sh",
 }
-RUN_MATH = "bash examples/run_math.sh"
+SCRIPT = "bash examples/run_"
 GSM8K = "python examples/data_preprocess/gsm8k.py"
 SFT = "python -m verl.trainer.sft_trainer"
 # Stands for the Python of `.venv`: prepares nothing, trains nothing, writes down what it was asked to train.
@@ -36,14 +36,14 @@ def having(text: str) -> list[str]:
 
 
 def test_every_command_is_run_by_some_test() -> None:
-    cheap = [*having(RUN_MATH), *having(GSM8K), *having(SFT)]
+    cheap = [*having(SCRIPT), *having(GSM8K), *having(SFT)]
     homeless = [(page, command) for page, command in commands() if command not in cheap and command not in ELSEWHERE]
     assert homeless == [], "run it in this file, or say in ELSEWHERE what does"
     assert [place for place in ELSEWHERE.values() if not (ROOT / place).is_file()] == []
 
 
-@pytest.mark.parametrize("command", having(RUN_MATH))
-def test_run_math_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", having(SCRIPT))
+def test_a_script_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Path) -> None:
     from hydra import compose, initialize
     from omegaconf import OmegaConf
 
@@ -51,7 +51,8 @@ def test_run_math_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Pa
 
     for name in ("examples", "scripts", ".venv/bin", "embedded", "data/gsm8k"):
         (tmp_path / name).mkdir(parents=True)
-    shutil.copy(ROOT / "examples" / "run_math.sh", tmp_path / "examples")
+    for script in (ROOT / "examples").glob("*.sh"):
+        shutil.copy(script, tmp_path / "examples")
     (tmp_path / "scripts" / "setup.sh").touch()
     (tmp_path / ".venv" / "bin" / "activate").write_text(f"PATH={shlex.quote(str(tmp_path))}/.venv/bin:$PATH\n")
     (tmp_path / ".venv" / "bin" / "python").write_text(STAND_IN)
@@ -63,10 +64,14 @@ def test_run_math_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Pa
     overrides = (tmp_path / "asked").read_text().split("\0")[:-1]
     with initialize(version_base=None, config_path=None):
         config = OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(overrides)))
-    assert config.agent.agent_ids == ["Solver Agent", "Verifier Agent"]
+    workflow = re.search(r"examples/run_(\w+)\.sh", command)[1]
+    assert config.agent.agent_ids == (["Solver Agent", "Verifier Agent"] if workflow == "math" else ["Tool Agent", "Executor Agent"])
+    assert (config.agent.orchestra_type, config.env.env_name) == (workflow, workflow)
+    assert config.algorithm.preset == (None if workflow == "math" else "at_grpo")
     assert config.trainer.val_only == (" eval" in command)
-    assert config.actor_rollout_ref.model.path == ("Qwen/Qwen3-4B" if "MODEL_PATH" in command else "embedded/model")
-    assert config.data.train_files == ("data/gsm8k/train.parquet" if "DATA" in command else "embedded/train.parquet")
+    given = dict(word.split("=", 1) for word in shlex.split(command) if re.match(r"(MODEL_PATH|DATA)=", word))
+    assert config.actor_rollout_ref.model.path == given.get("MODEL_PATH", "embedded/model")
+    assert config.data.train_files == f"{given.get('DATA', 'embedded')}/train.parquet"
     for override in shlex.split(command)[2:]:
         assert "=" not in override or override in overrides or override.startswith(("MODEL_PATH", "DATA"))
 
@@ -93,7 +98,7 @@ def test_sft_trains(command: str, tmp_path: Path, tiny_model_dir: Path, monkeypa
     assert Path("OUT", "config.json").is_file()
 
 
-def test_the_variables_of_run_math_are_those_it_reads() -> None:
-    script = (ROOT / "examples" / "run_math.sh").read_text()
+def test_the_variables_of_the_scripts_are_those_they_read() -> None:
+    scripts = "".join(path.read_text() for path in (ROOT / "examples").glob("*.sh"))
     named = first_column(pages()["examples/README.md"], "Examples")
-    assert sorted(named) == sorted(set(re.findall(r"\$\{([A-Z_]+):?[-+]", script)))
+    assert sorted(named) == sorted(set(re.findall(r"\$\{([A-Z_]+):?[-+]", scripts)) - {"EMBEDDED"})

@@ -77,6 +77,17 @@ def test_auto_resume_continues_the_same_experiment_and_a_finished_one_does_nothi
     assert [line["step"] for line in read_metrics(tmp_path / "run") if "actor/lr" in line] == [1, 2]
 
 
+def test_a_budget_of_generated_tokens_ends_the_run_and_survives_a_resume(train: Run, tmp_path: Path) -> None:
+    train({"trainer.total_training_steps": 1})
+    (spent,) = [line["training/generated_tokens"] for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
+    assert spent > 0
+    longer = {"trainer.total_training_steps": 9, "trainer.test_freq": -1}
+    trainer = train(longer | {"trainer.total_generated_tokens": int(spent) + 1})
+    assert (trainer.global_step, trainer.generated_tokens > spent) == (2, True)
+    assert (tmp_path / "run" / "checkpoints" / "global_step_2").is_dir()
+    assert train(longer | {"trainer.total_generated_tokens": int(spent) + 1}).global_step == 2
+
+
 @pytest.mark.ray
 def test_the_local_backend_equals_the_ray_backend(train: Run, tmp_path: Path) -> None:
     train()

@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_system.workflows.math.demos import Course
 from examples.embedded.prepare import Recipe, prepare, recipe_hash
+from examples.embedded.worlds import WORLDS
 from verl.models.tiny import TinyModelSize
 
 TINY = Recipe(
@@ -15,6 +16,20 @@ TINY = Recipe(
     course=Course(count=64),
     batch_size=16,
 )
+
+
+@pytest.mark.parametrize("world", sorted(WORLDS))
+def test_every_world_has_tasks_and_demonstrations_that_do_not_overlap(world):
+    ours = WORLDS[world]
+    course = replace(ours.course, count=40)
+    split = ours.split(30, 10, 3, course)
+    assert (len(split.train), len(split.test)) == (30, 10) and 0 < len(split.test_keys) <= 10
+    texts = [{row["prompt"][0]["content"] for row in rows} for rows in (split.train, split.test)]
+    assert not texts[0] & texts[1]
+    demos = ours.demos(course, 3, split.test_keys)
+    assert len(demos) == 40
+    assert demos == ours.demos(course, 3, split.test_keys) != ours.demos(course, 4, split.test_keys)
+    assert all([message["role"] for message in demo] == ["user", "assistant"] for demo in demos)
 
 
 @pytest.fixture(scope="module")

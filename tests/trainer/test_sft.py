@@ -9,6 +9,7 @@ from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.trainer.sft.config import SFTConfig
 from verl.trainer.sft.data import IGNORED_LABEL, Conversation, batches, collate, encode, read_messages
 from verl.trainer.sft.loop import assistant_loss, run_sft
+from verl.trainer.sft.muon import Muon, orthogonal
 from verl.trainer.sft.optim import build_optimizers
 from verl.trainer.sft_trainer import load_config, main
 
@@ -158,3 +159,29 @@ def test_overrides_reach_the_typed_configuration():
     assert isinstance(config, SFTConfig)
     assert config.optim.lr == 3e-4
     assert config.data.train_files == ["a.jsonl", "b.parquet"]
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
+def test_muon_steps_as_torch_does(shape):
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(w.clone()) for w in [torch.randn(shape)] * 2)
+    optimizers = Muon([ours], lr=0.02, weight_decay=0.1, ns_steps=4), torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, ns_steps=4)
+    for _ in range(4):
+        gradient = torch.randn(shape)
+        for parameter, optimizer in zip((ours, theirs), optimizers, strict=True):
+            parameter.grad = gradient.clone()
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0.0)  # torch iterates in bf16
+    assert (ours - theirs).abs().max() > 0
+
+
+def test_orthogonal_matrices_have_singular_values_near_one():
+    found = torch.linalg.svdvals(orthogonal(torch.randn(3, 16, 40), 5))
+    assert found.shape == (3, 16)
+    assert found.min() > 0.5
+    assert found.max() < 1.3
+
+
+def test_muon_refuses_what_is_no_matrix():
+    with pytest.raises(ValueError, match=r"matrices, found parameters of shape \[\(3,\)\]"):
+        Muon([torch.nn.Parameter(torch.zeros(3))])

@@ -85,7 +85,7 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
     NUMBER: ("reward.shaping_threshold",),
     LIMIT: (
         "data.train_max_samples", "data.val_max_samples", "trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq",
-        "trainer.log_trajectories",
+        "trainer.log_trajectories", "trainer.total_generated_tokens",
     ),
     POSITIVE: ("rollout.tree.temperature", "rollout.episode_timeout_s", "rollout.call_timeout_s", "trainer.worker_timeout_s",
                "algorithm.kl_ctrl.horizon",
@@ -153,6 +153,8 @@ def check_config(config: RunConfig, placement: Placement) -> None:
             f"trainer.resume_mode={config.trainer.resume_mode}; "
             "set trainer.resume_mode=resume_path"
         )
+    if config.trainer.total_generated_tokens == 0:
+        raise ConfigError("trainer.total_generated_tokens=0 trains nothing; use -1 for no limit, or trainer.val_only=true to evaluate")
     if config.trainer.total_training_steps == 0:
         raise ConfigError("trainer.total_training_steps=0 trains nothing; use -1 for all epochs, or trainer.val_only=true to evaluate")
     for agent in placement.agents:

@@ -91,6 +91,9 @@ class TrainerConfig:
     default_local_dir: Optional[str] = key(None, "where the run writes; default outputs/<project>/<experiment>")
     total_epochs: int = key(1, "passes over the training tasks")
     total_training_steps: int = key(-1, "training steps; -1 follows total_epochs")
+    total_generated_tokens: int = key(
+        -1, "stop after the step in which training episodes have this many reply tokens in all; -1 has no such limit"
+    )
     save_freq: int = key(-1, "checkpoint every so many steps; -1 only at the end")
     test_freq: int = key(-1, "validate every so many steps; -1 only at the end")
     val_before_train: bool = key(True, "validate before the first step")

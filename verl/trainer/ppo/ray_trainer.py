@@ -97,6 +97,7 @@ class RayPPOTrainer:
         self.after: ValidationResult | None = None
         self.timer = Timer()
         self.stopped_by: int | None = None
+        self.generated_tokens = 0
         self._loop = asyncio.new_event_loop()
         self._saved_step = -1
 
@@ -106,8 +107,14 @@ class RayPPOTrainer:
         wanted = self.config.trainer.total_training_steps
         return wanted if wanted > 0 else (len(self.loader) if self.loader else 0) * self.config.trainer.total_epochs
 
+    @property
+    def finished(self) -> bool:
+        """All steps are done, or the training episodes have used up `trainer.total_generated_tokens`."""
+        budget = self.config.trainer.total_generated_tokens
+        return self.global_step >= self.total_training_steps or 0 < budget <= self.generated_tokens
+
     def fit(self) -> None:
-        """Train until the total number of steps; a signal checkpoints and stops early, and is then `stopped_by`.
+        """Train until the total number of steps, or of tokens; a signal checkpoints and stops early, and is then `stopped_by`.
 
         Raises whatever a step raises; the last checkpoint stays as it was.
         """
@@ -141,14 +148,14 @@ class RayPPOTrainer:
             self.before = self._validate(stop)
         if trainer.val_only or self.loader is None:
             return
-        while self.global_step < self.total_training_steps:
+        while not self.finished:
             data_state = self.loader.state_dict()
             try:
                 metrics = self._train_step(self.loader, stop)
             except Interrupted:
                 self.loader.load_state_dict(data_state)
                 raise
-            last = self.global_step >= self.total_training_steps
+            last = self.finished
             try:
                 if last or (trainer.test_freq > 0 and self.global_step % trainer.test_freq == 0):
                     with self.timer("testing"):
@@ -199,11 +206,13 @@ class RayPPOTrainer:
             with self.timer("sync_weights"):
                 self.team.sync_weights(step)
         self.global_step = step
+        self.generated_tokens += result.generated_tokens
         metrics |= dict(result.metrics) | compute_data_metrics(batch, use_critic=False, fixed_width=False)
         metrics |= compute_agent_metrics(batch, self.config.algorithm)
         seconds = self.timer.seconds
         metrics |= compute_timing_metrics(batch, seconds) | compute_throughout_metrics(batch, seconds, self.team.n_devices)
         metrics["perf/generated_tokens"] = float(result.generated_tokens)
+        metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / max(result.generated_tokens, 1)
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
 
@@ -262,6 +271,7 @@ class RayPPOTrainer:
 
         state = {
             "global_step": self.global_step,
+            "generated_tokens": self.generated_tokens,
             "placement": self.placement.signature(),
             "critic": self._critics,
             "credit": self.credit.state_dict(),
@@ -279,6 +289,7 @@ class RayPPOTrainer:
         if self.loader is not None:
             self.loader.load_state_dict(torch.load(folder / "data.pt", weights_only=True))
         self.global_step = self._saved_step = int(state["global_step"])
+        self.generated_tokens = int(state["generated_tokens"])
         self.credit.load_state_dict(state["credit"])
         if state["before"] is not None and not self.config.trainer.val_only:
             self.before = ValidationResult.from_json(state["before"])

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from verl.trainer.sft.config import SFTOptimConfig
+from verl.trainer.sft.muon import Muon
 
 
 class OptimizerSet:
@@ -56,5 +57,5 @@ def build_optimizers(model: PreTrainedModel, config: SFTOptimConfig, total_steps
         torch.optim.AdamW(rest, lr=config.lr, betas=(beta1, beta2), weight_decay=config.weight_decay)
     ]
     if matrices:
-        optimizers.append(torch.optim.Muon(matrices, lr=config.muon_lr, weight_decay=config.weight_decay, ns_steps=4))
+        optimizers.append(Muon(matrices, lr=config.muon_lr, weight_decay=config.weight_decay, ns_steps=4))
     return OptimizerSet(optimizers, config, total_steps)

@@ -1,4 +1,4 @@
-"""`bash examples/run_math.sh` for real, made small: prepare, train two policies on Ray, evaluate, then evaluate the checkpoint."""
+"""The scripts of `examples/` for real, made small: prepare, train two policies, evaluate, then evaluate the checkpoint."""
 
 import json
 import os
@@ -11,43 +11,62 @@ from tests.house.source import ROOT
 
 SMALL = ["trainer.total_training_steps=2", "data.train_batch_size=2", "env.rollout.n=2", "data.val_max_samples=4", "env.rollout.val_n=1"]
 
-
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
+SCRIPTS = {
+    "math": ("solver_agent", "verifier_agent"),
+    "plan_path": ("executor_agent", "tool_agent"),
+    "sokoban": ("executor_agent", "tool_agent"),
+    "sudoku": ("executor_agent", "tool_agent"),
+}
 
 
-def run_math(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(name: str, tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     hidden = ("MODEL_PATH", "DATA", "EXPERIMENT", "SEED")
     small = {"EMBEDDED_DIR": str(tmp_path / "embedded"), "DEMOS": "320"}
     env = {k: v for k, v in os.environ.items() if k not in hidden} | small | variables
-    command = ["bash", "examples/run_math.sh", *arguments, f"trainer.default_local_dir={tmp_path / 'run'}"]
+    command = ["bash", f"examples/run_{name}.sh", *arguments, f"trainer.default_local_dir={tmp_path / 'run'}"]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
-def test_the_settings_for_a_real_model_turn_thinking_off_and_leave_time_for_long_replies() -> None:
+def arguments_of(block: str) -> list[str]:
+    """What stands between `ARGS+=(` and `)`."""
+    return block.split("ARGS+=(\n", 1)[1].split("\n  )\n", 1)[0].split()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_settings_for_a_real_model_turn_thinking_off_and_leave_time_for_long_replies(name: str) -> None:
     from hydra import compose, initialize
 
     from verl.trainer.config.entry import free_form_overrides, register_config
 
-    script = (ROOT / "examples" / "run_math.sh").read_text(encoding="utf-8")
-    real = script.split("\nelse\n  ARGS+=(\n", 1)[1].split("\n  )\n", 1)[0].split()
+    script, common = ((ROOT / "examples" / file).read_text(encoding="utf-8") for file in (f"run_{name}.sh", "common.sh"))
+    real = arguments_of(common.split("real_model() {", 1)[1]) + arguments_of(script.split("  real_model\n", 1)[1])
     with initialize(version_base=None, config_path=None):
         config = compose(register_config(), overrides=free_form_overrides(real))
     assert config.data.apply_chat_template_kwargs == {"enable_thinking": False}
     assert (config.rollout.call_timeout_s, config.rollout.episode_timeout_s) == (1800, 3600)
+    assert config.data.max_response_length == 1024
+
+
+def test_every_script_has_a_test() -> None:
+    assert {path.stem.removeprefix("run_") for path in (ROOT / "examples").glob("run_*.sh")} == set(SCRIPTS)
 
 
 @pytest.mark.ray
 @pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
-def test_the_script_trains_and_then_evaluates_what_it_trained(tmp_path: Path) -> None:
-    trained = run_math(tmp_path, *SMALL)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_path: Path) -> None:
+    # One whole run on Ray; the others are quicker without.
+    small = [*SMALL, *([] if name == "math" else ["trainer.controller=local"])]
+    trained = run(name, tmp_path, *small)
     assert trained.returncode == 0, trained.stderr[-2000:]
     assert "before" in trained.stdout
     assert "accuracy avg@1" in trained.stdout
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
     checkpoint = tmp_path / "run" / "checkpoints" / "global_step_2" / "actor"
-    assert sorted(p.name for p in checkpoint.iterdir()) == ["solver_agent", "verifier_agent"]
-    evaluated = run_math(tmp_path, "eval", *SMALL)
+    assert tuple(sorted(p.name for p in checkpoint.iterdir())) == SCRIPTS[name]
+    evaluated = run(name, tmp_path, "eval", *small)
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert "accuracy avg@1" in evaluated.stdout
     assert (tmp_path / "run" / "trajectories" / "val_000002.jsonl").is_file()
@@ -62,7 +81,7 @@ def test_five_steps_on_the_real_gsm8k_go_through(tmp_path: Path) -> None:
     convert = ["examples/data_preprocess/gsm8k.py", "--input", *files, "--output", str(tmp_path / "data")]
     subprocess.run([str(ROOT / ".venv" / "bin" / "python"), *convert], cwd=ROOT, check=True, capture_output=True, timeout=120)
     steps = [*SMALL, "trainer.total_training_steps=5", "trainer.val_before_train=false"]
-    trained = run_math(tmp_path, *steps, DATA=str(tmp_path / "data"))
+    trained = run("math", tmp_path, *steps, DATA=str(tmp_path / "data"))
     assert trained.returncode == 0, trained.stderr[-2000:]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]

@@ -1,0 +1,77 @@
+# shellcheck shell=bash
+# What the examples share; sourced by them, not run.
+#
+#   begin WORKFLOW [eval] [key=value ...]   sets up, fills ARGS with what every workflow needs, and MODE and OVERRIDES with the rest
+#   is_tiny                                 true when the embedded tiny model is trained
+#   real_model                              adds the settings of a real model on GPUs
+#   launch                                  starts the trainer
+set -euo pipefail
+
+begin() {
+  WORKFLOW=$1
+  shift
+  SEED=${SEED:-0}
+  EXPERIMENT=${EXPERIMENT:-${WORKFLOW}_seed${SEED}}
+  MODE=()
+  if [ "${1:-}" = eval ]; then
+    MODE=(trainer.val_only=true)
+    shift
+  fi
+  OVERRIDES=("$@")
+
+  bash scripts/setup.sh
+  # shellcheck disable=SC1091
+  source .venv/bin/activate
+  export TOKENIZERS_PARALLELISM=false RAY_USAGE_STATS_ENABLED=0
+
+  TINY=
+  EMBEDDED=
+  EMBEDDED_DATA=
+  if [ -z "${MODEL_PATH:-}" ]; then TINY=1; fi
+  if [ -z "${DATA:-}" ]; then EMBEDDED_DATA=1; fi
+  if [ "$TINY$EMBEDDED_DATA" ]; then
+    EMBEDDED=$(python -m examples.embedded.prepare --world "$WORKFLOW" --out "${EMBEDDED_DIR:-outputs/embedded}" --seed "$SEED" ${DEMOS:+--demos "$DEMOS"})
+  fi
+  if [ "$TINY" ]; then MODEL_PATH=$EMBEDDED/model; fi
+  DATA=${DATA:-$EMBEDDED}
+  local split
+  for split in train test; do
+    if [ ! -f "$DATA/$split.parquet" ]; then
+      echo "error: no $DATA/$split.parquet; DATA must be a folder with train.parquet and test.parquet (examples/README.md says how to make one)" >&2
+      exit 1
+    fi
+  done
+  ARGS=(
+    trainer.project_name=verl-mas
+    trainer.experiment_name="$EXPERIMENT"
+    data.seed="$SEED"
+    "actor_rollout_ref.model.path=$MODEL_PATH"
+    "data.train_files=$DATA/train.parquet"
+    "data.val_files=$DATA/test.parquet"
+    agent.orchestra_type="$WORKFLOW"
+    env.env_name="$WORKFLOW"
+    agent.model_sharing=false
+  )
+  if [ "$TINY" ]; then
+    ARGS+=(agent.orchestra."$WORKFLOW".prompt_style=short trainer.device=cpu trainer.total_epochs=100)
+  fi
+}
+
+is_tiny() { [ "$TINY" ]; }
+
+real_model() {
+  ARGS+=(
+    actor_rollout_ref.actor.optim.lr=1e-6
+    actor_rollout_ref.model.enable_gradient_checkpointing=true
+    actor_rollout_ref.actor.fsdp_config.param_offload=true
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=true
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192
+    data.apply_chat_template_kwargs.enable_thinking=false
+    rollout.call_timeout_s=1800
+    rollout.episode_timeout_s=3600
+    trainer.save_freq=20
+    trainer.test_freq=20
+  )
+}
+
+launch() { exec python -m verl.trainer.main_ppo "${ARGS[@]}" ${MODE[@]+"${MODE[@]}"} ${OVERRIDES[@]+"${OVERRIDES[@]}"}; }

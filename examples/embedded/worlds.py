@@ -1,0 +1,85 @@
+"""What the embedded default of each workflow is made of: tasks, demonstrations, and how hard they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from agent_system.workflows import math, plan_path, sokoban, sudoku
+from agent_system.workflows.math import demos as math_demos
+from agent_system.workflows.math import generate as math_generate
+from agent_system.workflows.plan_path import demos as plan_path_demos
+from agent_system.workflows.plan_path import generate as plan_path_generate
+from agent_system.workflows.sokoban import demos as sokoban_demos
+from agent_system.workflows.sokoban import generate as sokoban_generate
+from agent_system.workflows.sokoban.options import SokobanEnvOptions
+from agent_system.workflows.sudoku import demos as sudoku_demos
+from agent_system.workflows.sudoku import generate as sudoku_generate
+
+Row = dict[str, Any]
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows in verl's schema, and the keys of the test tasks, which no demonstration may be about."""
+
+    train: list[Row]
+    test: list[Row]
+    test_keys: frozenset[Any]
+
+
+@dataclass(frozen=True)
+class World:
+    """A workflow that can start from a tiny model.
+
+    Attributes:
+        course: what the warm start shows; has a `count` of demonstrations.
+        split: (training tasks, test tasks, seed, course) to rows.
+        demos: (course, seed, keys to leave out) to conversations.
+        package: the workflow's package; its code is part of what the result depends on.
+    """
+
+    course: Any
+    split: Callable[[int, int, int, Any], Split]
+    demos: Callable[[Any, int, Collection[Any]], list[Messages]] = field(repr=False)
+    package: ModuleType = field(repr=False)
+
+
+def _rows(generate: ModuleType, train: list[Any], test: list[Any], key: Callable[[Any], Any]) -> Split:
+    first, second = ([generate.to_row(task, i, name) for i, task in enumerate(tasks)] for name, tasks in (("train", train), ("test", test)))
+    return Split(first, second, frozenset(map(key, test)))
+
+
+def _math(num_train: int, num_test: int, seed: int, course: math_demos.Course) -> Split:
+    del course
+    return _rows(math_generate, *math_generate.generate_split(num_train, num_test, seed), key=lambda problem: problem.question)
+
+
+def _plan_path(num_train: int, num_test: int, seed: int, course: plan_path_demos.Course) -> Split:
+    tasks = plan_path_generate.generate_split(num_train, num_test, seed, course.difficulty)
+    return _rows(plan_path_generate, *tasks, key=lambda grid: grid.text)
+
+
+def _sudoku(num_train: int, num_test: int, seed: int, course: sudoku_demos.Course) -> Split:
+    tasks = sudoku_generate.generate_split(num_train, num_test, seed, course.kind)
+    return _rows(sudoku_generate, *tasks, key=lambda puzzle: sudoku_generate.canonical(puzzle.clues))
+
+
+def _sokoban(num_train: int, num_test: int, seed: int, course: sokoban_demos.Course) -> Split:
+    tasks = sokoban_generate.generate_split(num_train, num_test, seed, course.difficulty)
+    return _rows(sokoban_generate, *tasks, key=lambda puzzle: puzzle.key)
+
+
+def _sokoban_demos(course: sokoban_demos.Course, seed: int, exclude: Collection[Any]) -> list[Messages]:
+    return sokoban_demos.make_demos(course, seed, SokobanEnvOptions(spaced=True), frozenset(exclude))
+
+
+WORLDS = {
+    "math": World(math_demos.Course(), _math, math_demos.make_demos, math),
+    "plan_path": World(plan_path_demos.Course(), _plan_path, plan_path_demos.make_demos, plan_path),
+    "sudoku": World(sudoku_demos.Course(), _sudoku, sudoku_demos.make_demos, sudoku),
+    "sokoban": World(sokoban_demos.Course(), _sokoban, _sokoban_demos, sokoban),
+}

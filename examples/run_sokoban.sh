@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# A Tool and an Executor learn to push boxes onto goals, by AT-GRPO: every call tries four replies, the best one is made.
+#
+#   bash examples/run_sokoban.sh                   the embedded default: tiny models, generated rooms, CPU; nothing is downloaded
+#   MODEL_PATH=Qwen/Qwen3-1.7B bash examples/run_sokoban.sh                 the real job, on GPUs
+#   bash examples/run_sokoban.sh eval              evaluate the last checkpoint of the experiment
+#   bash examples/run_sokoban.sh key=value ...     any key of docs/config.md
+#
+# The variables are those of examples/README.md.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source examples/common.sh
+
+begin sokoban "$@"
+ARGS+=(
+  'agent.agent_ids=[Tool Agent,Executor Agent]'
+  algorithm.preset=at_grpo
+  env.max_steps=3
+)
+if is_tiny; then
+  ARGS+=(
+    env.params.spaced=true
+    actor_rollout_ref.actor.optim.lr=3e-4
+    data.train_batch_size=16
+    data.max_prompt_length=256
+    data.max_response_length=48
+    env.rollout.n=1
+    env.rollout.val_n=1
+    trainer.total_training_steps=60
+  )
+else
+  real_model
+  ARGS+=(
+    data.train_batch_size=32
+    data.max_prompt_length=4096
+    data.max_response_length=1024
+    env.rollout.n=1
+  )
+fi
+launch

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# A Tool and an Executor learn to solve 4x4 Sudoku, by AT-GRPO: every call tries four replies, the best one is written.
+#
+#   bash examples/run_sudoku.sh                   the embedded default: tiny models, generated puzzles, CPU; nothing is downloaded
+#   MODEL_PATH=Qwen/Qwen3-1.7B bash examples/run_sudoku.sh                 the real job, on GPUs
+#   bash examples/run_sudoku.sh eval              evaluate the last checkpoint of the experiment
+#   bash examples/run_sudoku.sh key=value ...     any key of docs/config.md
+#
+# The variables are those of examples/README.md.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source examples/common.sh
+
+begin sudoku "$@"
+ARGS+=(
+  'agent.agent_ids=[Tool Agent,Executor Agent]'
+  algorithm.preset=at_grpo
+  env.max_steps=2
+)
+if is_tiny; then
+  ARGS+=(
+    actor_rollout_ref.actor.optim.lr=3e-4
+    data.train_batch_size=16
+    data.max_prompt_length=384
+    data.max_response_length=256
+    env.rollout.n=1
+    env.rollout.val_n=1
+    trainer.total_training_steps=60
+  )
+else
+  real_model
+  ARGS+=(
+    data.train_batch_size=32
+    data.max_prompt_length=4096
+    data.max_response_length=1024
+    env.rollout.n=1
+  )
+fi
+launch

@@ -1,0 +1,156 @@
+"""AT-GRPO against parallel sampling and against turn-blind groups, with the same number of generated tokens, in three worlds.
+
+    python recipe/at_grpo/measure.py --tasks plan_path --seeds 0 1 2
+
+runs `examples/run_<task>.sh` with each variant of `config.yaml` and writes beside this file `results.json` (rows `{"task", "variant",
+"seed", "before", "after", "swapped", "train_seconds", "generated_tokens", ...}`), `curves.json` and `curves.svg`. `before` and `after` are
+the success on held-out tasks; `swapped` that of the trained team when each role speaks with the other role's policy. Rows of an earlier
+call are kept where they are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from recipe.runs import ROOT, accuracy_key, overrides_of, read_metrics
+
+HERE = Path(__file__).parent
+TASKS = ("plan_path", "sudoku", "sokoban")
+SWAP = "agent.role_policies={Tool Agent: executor_agent, Executor Agent: tool_agent}"
+COLOURS = {"at_grpo": "tab:blue", "parallel": "tab:orange", "turn_blind": "tab:green", "shared": "tab:purple"}
+LABELS = {
+    "at_grpo": "AT-GRPO: trees, a group for each call",
+    "parallel": "parallel episodes, a group for each task",
+    "turn_blind": "trees, a group for each agent",
+    "shared": "AT-GRPO, one policy for both roles",
+}
+
+
+def run_script(task: str, seed: int, arguments: list[str]) -> None:
+    """`bash examples/run_<task>.sh` with these arguments; its output goes to a file that is named when it fails."""
+    log = ROOT / "outputs" / "verl-mas" / "at_grpo.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    hidden = ("MODEL_PATH", "DATA", "EXPERIMENT")
+    env = {k: v for k, v in os.environ.items() if k not in hidden} | {"SEED": str(seed)}
+    with log.open("a") as out:
+        command = ["bash", f"examples/run_{task}.sh", *arguments]
+        ended = subprocess.run(command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, check=False)
+    if ended.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} (SEED={seed}) ended with status {ended.returncode}; its output is in {log}")
+
+
+def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[dict[str, Any], list[list[float]]]:
+    """Train one variant, then exchange the roles' policies; returns the row and the curve, [tokens, success] at every validation."""
+    config = yaml.safe_load((HERE / "config.yaml").read_text())
+    run_dir = ROOT / "outputs" / "verl-mas" / f"at_grpo_{task}_{variant}_seed{seed}"
+    (run_dir / "metrics.jsonl").unlink(missing_ok=True)
+    keys = config["common"] | {"trainer.total_generated_tokens": config["tokens"][task]} | config["variants"][variant]
+    overrides = [*overrides_of(keys), f"trainer.default_local_dir={run_dir}", *more]
+    run_script(task, seed, overrides)
+    lines = read_metrics(run_dir / "metrics.jsonl")
+    row = summarise(task, variant, seed, lines)
+    if not keys.get("agent.model_sharing", False):
+        row["swapped"] = swapped(task, seed, run_dir, [o for o in overrides if not o.startswith("trainer.resume_mode=")])
+    accuracy = accuracy_key(lines[0])
+    return row, [[line.get("training/generated_tokens", 0.0), line[accuracy]] for line in lines if accuracy in line]
+
+
+def swapped(task: str, seed: int, run_dir: Path, overrides: list[str]) -> float:
+    """Success of the last checkpoint when each role speaks with the other's policy."""
+    own = run_dir / "swapped"
+    (own / "metrics.jsonl").unlink(missing_ok=True)
+    last = max((run_dir / "checkpoints").glob("global_step_*"), key=lambda folder: int(folder.name.rsplit("_", 1)[1]))
+    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={last}", f"trainer.default_local_dir={own}"]
+    run_script(task, seed, ["eval", *overrides, *resume, SWAP])
+    (line,) = read_metrics(own / "metrics.jsonl")
+    return float(line[accuracy_key(line)])
+
+
+def summarise(task: str, variant: str, seed: int, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """One row of `results.json`, without the swap."""
+    first, last = lines[0], lines[-1]
+    accuracy = accuracy_key(first)
+    return {
+        "task": task,
+        "variant": variant,
+        "seed": seed,
+        "before": first[accuracy],
+        "after": last[accuracy],
+        "swapped": None,
+        "train_seconds": round(sum(line.get("timing_s/step", 0.0) for line in lines), 1),
+        "generated_tokens": int(last["training/generated_tokens"]),
+        "steps": last["step"],
+    }
+
+
+def plot(curves: dict[str, list[list[float]]], path: Path) -> None:
+    """One panel a task; a colour a variant, a line a seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "at_grpo"
+    from matplotlib import pyplot
+
+    tasks = [task for task in TASKS if any(run.startswith(f"{task}/") for run in curves)]
+    figure, panels = pyplot.subplots(1, len(tasks), figsize=(4.6 * len(tasks), 3.4), layout="constrained", squeeze=False)
+    for panel, task in zip(panels[0], tasks, strict=True):
+        named: set[str] = set()
+        for run, points in sorted(curves.items()):
+            where, variant, _ = run.split("/")
+            if where == task:
+                label = None if variant in named else LABELS[variant]
+                named.add(variant)
+                panel.plot([t / 1e6 for t, _ in points], [s for _, s in points], color=COLOURS[variant], linewidth=1.0, label=label)
+        panel.set_title(task, fontsize=10)
+        panel.set_xlabel("million generated tokens")
+        panel.set_ylim(0, 1)
+    panels[0][0].set_ylabel("success on held-out tasks")
+    panels[0][0].legend(fontsize=7)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def load(path: Path, empty: Any) -> Any:
+    """What an earlier call has written, or `empty`."""
+    return json.loads(path.read_text()) if path.exists() else empty
+
+
+def main() -> None:
+    """Measure every task, variant and seed that is asked for; results are written after each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--variants", nargs="+", choices=tuple(LABELS), default=list(LABELS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("overrides", nargs="*", help="more key=value for every run")
+    args = parser.parse_args()
+    rows = {(r["task"], r["variant"], r["seed"]): r for r in load(args.out / "results.json", [])}
+    curves = load(args.out / "curves.json", {})
+    with ThreadPoolExecutor(args.jobs) as pool:
+        wanted = product(args.tasks, args.seeds, args.variants)
+        runs = [pool.submit(measure, task, variant, seed, args.overrides) for task, seed, variant in wanted]
+        for done in as_completed(runs):
+            row, curve = done.result()
+            rows[row["task"], row["variant"], row["seed"]] = row
+            curves[f"{row['task']}/{row['variant']}/{row['seed']}"] = curve
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+            ordered = sorted(rows.values(), key=lambda r: (TASKS.index(r["task"]), list(LABELS).index(r["variant"]), r["seed"]))
+            (args.out / "results.json").write_text(json.dumps(ordered, indent=1) + "\n")
+            (args.out / "curves.json").write_text(json.dumps(curves, sort_keys=True) + "\n")
+    plot(curves, args.out / "curves.svg")
+
+
+if __name__ == "__main__":
+    main()

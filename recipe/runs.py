@@ -1,0 +1,41 @@
+"""Runs of the project as subprocesses, for the recipes' scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_module(module: str, *arguments: str) -> list[str]:
+    """Run a module of the project; returns the lines of its standard output."""
+    command = [sys.executable, "-m", module, *arguments]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    return subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+
+
+def overrides_of(settings: Mapping[str, Any]) -> list[str]:
+    """`key=value` as Hydra reads it."""
+    return [f"{key}={_value(value)}" for key, value in settings.items()]
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def accuracy_key(line: Mapping[str, Any]) -> str:
+    """Name of the team's success in a line with a validation."""
+    return next(k for k in line if k.startswith("val-core/") and "/acc/mean@" in k)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
