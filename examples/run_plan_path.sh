@@ -15,15 +15,17 @@ begin plan_path "$@"
 ARGS+=(
   'agent.agent_ids=[Tool Agent,Executor Agent]'
   algorithm.preset=at_grpo
-  env.max_steps=6
 )
 if is_tiny; then
   ARGS+=(
     env.params.view=compact
+    env.params.radius=2
+    env.params.max_moves=2
+    env.max_steps=16
     actor_rollout_ref.actor.optim.lr=3e-4
     data.train_batch_size=16
-    data.max_prompt_length=256
-    data.max_response_length=48
+    data.max_prompt_length=128
+    data.max_response_length=32
     env.rollout.n=1
     env.rollout.val_n=1
     trainer.total_training_steps=60
@@ -31,6 +33,7 @@ if is_tiny; then
 else
   real_model
   ARGS+=(
+    env.max_steps=6
     data.train_batch_size=32
     data.max_prompt_length=4096
     data.max_response_length=1024

@@ -96,6 +96,8 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
         "reward.propagation.theta_quantile", "reward.propagation.min_pass_rate",
     ),
 }  # fmt: skip
+# Losses that move a policy where the advantage is 0, or that look at the whole mini-batch.
+PULLS_WITHOUT_ADVANTAGE = ("bypass_mode", "clip_cov", "dro", "kl_cov")
 # Of what is trained: under `actor_rollout_ref.actor` and under `critic`.
 TRAINED_NAMES: dict[str, Sequence[str]] = {
     "loss_agg_mode": LOSS_AGG_MODES,
@@ -204,11 +206,27 @@ def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: st
     _check(config, MODEL_NAMES, MODEL_NUMBERS, "actor_rollout_ref.", where)
     loss_mode = config.actor.policy_loss.loss_mode
     _check_name("actor_rollout_ref.actor.policy_loss.loss_mode", loss_mode, sorted(POLICY_LOSS_REGISTRY), where)
+    _check_skipping(config.actor, where)
     for key in ("rollout.top_k", "rollout.val_kwargs.top_k"):
         value = _value(config, key)
         if value != -1 and value < 1:
             raise ConfigError(f"actor_rollout_ref.{key}={value}{where}: expected -1 (all tokens) or at least 1")
     _check_trained(config.actor, "actor_rollout_ref.actor.", train_batch_size, where)
+
+
+def _check_skipping(config: ActorConfig, where: str) -> None:
+    """Rows without advantage may be left out only where nothing pulls on them."""
+    loss_mode = config.policy_loss.loss_mode
+    pulls = {
+        "entropy_coeff": bool(config.entropy_coeff),
+        "use_kl_loss": config.use_kl_loss,
+        f"policy_loss.loss_mode={loss_mode}": loss_mode in PULLS_WITHOUT_ADVANTAGE,
+    }
+    if config.skip_zero_advantages and any(pulls.values()):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.skip_zero_advantages=true{where}: rows without advantage have a gradient by "
+            f"{', '.join(name for name, holds in pulls.items() if holds)}; leave one of them out"
+        )
 
 
 def _check_trained(config: ActorConfig | CriticConfig, prefix: str, train_batch_size: int, where: str = "") -> None:

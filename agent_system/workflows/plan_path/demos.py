@@ -62,10 +62,10 @@ class Course:
         difficulty: of the maps.
     """
 
-    count: int = 38_400
-    max_turns: int = 6
-    radius: int = 3
-    max_moves: int = 4
+    count: int = 30_000
+    max_turns: int = 16
+    radius: int = 2
+    max_moves: int = 2
     habits_from: float = 0.75
     habits_before: float = 0.15
     habits: Habits = Habits()

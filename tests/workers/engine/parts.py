@@ -122,6 +122,13 @@ def loss_settings(name: str, agg_mode: str = "token-mean") -> tuple[ActorConfig,
     )
 
 
+def settings_of(mode: str) -> tuple[ActorConfig, UpdatePlan] | tuple[ActorConfig]:
+    """What `mode` of the two-rank test stands for: a prepared loss, `skipping` rows without advantage, or a way to average all terms."""
+    if mode == "skipping":
+        return (ActorConfig(skip_zero_advantages=True, grad_clip=1e9),)
+    return loss_settings(mode) if mode in PREPARED else (full_loss(mode),)
+
+
 def largest_difference(a: Gradients, b: Gradients) -> float:
     """Largest absolute difference over all parameters."""
     assert a.keys() == b.keys() and a

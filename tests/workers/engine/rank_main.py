@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.workers.engine.parts import PREPARED, full_loss, gradients, loss_settings, make_engine, make_value_engine, value_gradients
+from tests.workers.engine.parts import gradients, make_engine, make_value_engine, settings_of, value_gradients
 from verl.workers.engine import MicroBatchRule
 from verl.workers.engine.state import save_engine
 
@@ -25,7 +25,7 @@ def main(folder: Path, model: Path, modes: list[str]) -> None:
             found, metrics = value_gradients(engine, mine, rule)
         else:
             engine = make_engine(model, rank=rank, ranks=ranks)
-            found, metrics = gradients(engine, mine, rule, *(loss_settings(mode) if mode in PREPARED else (full_loss(mode),)))
+            found, metrics = gradients(engine, mine, rule, *settings_of(mode))
         if rank == 0:
             torch.save({"gradients": found, "metrics": metrics}, folder / f"{mode}.pt")
     weights = {name: value.clone() for name, value in engine.weights()}

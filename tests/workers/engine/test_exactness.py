@@ -15,11 +15,11 @@ from tests.workers.engine.parts import (
     full_loss,
     gradients,
     largest_difference,
-    loss_settings,
     make_engine,
     make_rows,
     make_value_engine,
     save_value_model,
+    settings_of,
     value_gradients,
 )
 from verl.single_controller.base.worker import find_free_port
@@ -106,8 +106,9 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path) -> None:
     """Rank 1 has fewer real rows, so it also has to make up micro-batches, and a model folder without weights, which come from rank 0;
     a checkpoint of both opens on one rank.
     """
-    modes = ["values", *PREPARED, "token-mean", "seq-mean-token-mean"]
+    modes = ["values", *PREPARED, "skipping", "token-mean", "seq-mean-token-mean"]
     rows = make_rows(12)
+    rows["advantages"][[1, 6, 7]] = 0.0  # so that rank 1 has none to compute when these are skipped
     rows["response_mask"][8:] = 0
     rows["row_weights"] = torch.tensor([1.0, 0.5, 2.0]).repeat(4)
     torch.save(rows, tmp_path / "rows.pt")
@@ -131,8 +132,7 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path) -> None:
             expected, expected_metrics = value_gradients(make_value_engine(value_model), rows)
         else:
             one = make_engine(tiny_model_dir)
-            settings = loss_settings(mode) if mode in PREPARED else (full_loss(mode),)
-            expected, expected_metrics = gradients(one, rows, ONE_PIECE, *settings)
+            expected, expected_metrics = gradients(one, rows, ONE_PIECE, *settings_of(mode))
             assert expected_metrics.get("rollout_corr/rollout_rs_masked_fraction", 0.5) not in (0.0, 1.0), "nothing was chosen"
         found = torch.load(tmp_path / f"{mode}.pt", weights_only=True)
         assert largest_difference(found["gradients"], expected) < 1e-6

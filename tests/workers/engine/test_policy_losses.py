@@ -8,6 +8,7 @@ import torch
 
 from tests.workers.engine.parts import ONE_PIECE, gradients, largest_difference, loss_settings, make_engine, make_rows
 from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.config_check import PULLS_WITHOUT_ADVANTAGE
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.engine import MicroBatchRule, UpdatePlan
 
@@ -126,3 +127,32 @@ def test_the_bypass_loss_needs_bypass_mode(tiny_model_dir: Path) -> None:
     config = replace(config, policy_loss=replace(config.policy_loss, loss_mode="bypass_mode"))
     with pytest.raises(ValueError, match="needs algorithm"):
         gradients(make_engine(tiny_model_dir), make_rows(4), ONE_PIECE, config, replace(plan, rollout_correction=RolloutCorrectionConfig()))
+
+
+@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - set(PULLS_WITHOUT_ADVANTAGE)))
+def test_rows_without_advantage_may_be_left_out(tiny_model_dir: Path, name: str) -> None:
+    """They still count in the mean; what is left out is measured by the tokens of the micro-batches."""
+    rows, (config, plan) = rows_near_the_policy(tiny_model_dir), loss_settings(name)
+    rows["advantages"][[0, 3, 4, 7]] = 0.0
+    whole, _ = gradients(make_engine(tiny_model_dir), rows, ONE_PIECE, config, plan)
+    skipping = replace(config, skip_zero_advantages=True)
+    found, metrics = gradients(make_engine(tiny_model_dir), rows, ONE_PIECE, skipping, plan)
+    assert largest_difference(whole, found) < 1e-6
+    kept = {key: value[[1, 2, 5, 6, 8, 9]] for key, value in rows.items()}
+    _, expected = gradients(make_engine(tiny_model_dir), kept, ONE_PIECE, config, plan)
+    assert metrics["actor/entropy"] == pytest.approx(expected["actor/entropy"], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", PULLS_WITHOUT_ADVANTAGE)
+def test_losses_that_pull_without_advantage_are_not_among_these(name: str) -> None:
+    assert name in BUILT_IN
+
+
+def test_a_step_in_which_no_row_has_an_advantage_is_still_a_step(tiny_model_dir: Path) -> None:
+    rows, (config, plan) = make_rows(5), loss_settings("vanilla")
+    rows["advantages"] = torch.zeros_like(rows["advantages"])
+    engine = make_engine(tiny_model_dir)
+    found, metrics = gradients(engine, rows, ONE_PIECE, replace(config, skip_zero_advantages=True), plan)
+    assert not any(g.any() for g in found.values())
+    assert (metrics["actor/grad_norm"], metrics["actor/pg_loss"]) == (0.0, 0.0)
+    assert engine.steps == 1

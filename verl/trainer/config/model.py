@@ -65,6 +65,9 @@ class ActorConfig:
     ppo_max_token_len_per_gpu: int = key(16384, "token budget of one micro-batch (use_dynamic_bsz)")
     ppo_micro_batch_size_per_gpu: int = key(8, "rows of one micro-batch (when use_dynamic_bsz is off)")
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
+    skip_zero_advantages: bool = key(
+        False, "do not compute rows whose advantage is 0, which add nothing to the gradient; actor/* metrics are then of the other rows"
+    )
     grad_clip: float = key(1.0, "maximum gradient norm")
     clip_ratio: float = key(0.2, "PPO clip range; clip_ratio_low/high override one side each")
     clip_ratio_low: Optional[float] = key(None, "lower clip range")

@@ -73,7 +73,8 @@ def update_policy(engine: FSDPEngine, config: ActorConfig, rows: Rows, plan: Upd
     needed = _needed(config, rows, plan)
     unmeasured = plan.bypass or "old_log_probs" not in rows
     update = _PolicyLoss(engine, config, plan, measure_gap=unmeasured and "rollout_log_probs" in rows)
-    objective = Objective("actor", update.loss, summed=("actor/pg_loss", "actor/kl_loss"), prepare=update.prepare)
+    silent = _without_advantage if config.skip_zero_advantages else None
+    objective = Objective("actor", update.loss, summed=("actor/pg_loss", "actor/kl_loss"), prepare=update.prepare, silent=silent)
     metrics = take_steps(engine, config, rows, needed, plan, rule, objective)
     return metrics | update.correction_metrics(GroupRanks(engine.group, engine.device))
 
@@ -106,6 +107,10 @@ def _loss_name(config: ActorConfig, plan: UpdatePlan) -> str:
     if name == "bypass_mode" and not plan.bypass:
         raise ValueError("policy_loss.loss_mode=bypass_mode needs algorithm.rollout_correction.bypass_mode=true")
     return name
+
+
+def _without_advantage(rows: Rows) -> torch.Tensor:
+    return (rows["advantages"] * rows["response_mask"] == 0).all(dim=1)
 
 
 class _PolicyLoss:

@@ -47,12 +47,14 @@ class Objective:
         summed: metrics whose micro-batches add up; all others are means over tokens, or extremes (see `fold`).
         prepare: called before each step with this rank's micro-batches, on all ranks; it may add columns to them and take tokens
             out of their `response_mask`, which then enter neither loss nor counts.
+        silent: which rows of a mini-batch have loss 0 whatever the weights, `[bsz]` bool; they count in the mean, but are not computed.
     """
 
     prefix: str
     loss: MicroLoss
     summed: Sequence[str]
     prepare: Callable[[list[dict[str, torch.Tensor]], GroupRanks], list[dict[str, torch.Tensor]]] | None = None
+    silent: Callable[[Rows], torch.Tensor] | None = None
 
 
 def take_steps(
@@ -102,16 +104,18 @@ def _step(
     """One optimizer step; metrics are this rank's share, to be averaged over ranks. A step without a token is none."""
     if not float(ranks.sum(mini["response_mask"].sum().double())):
         return {}
-    micros = engine.micro_batches(mini, rule)
+    heard = mini if objective.silent is None else _heard(mini, objective.silent(mini), ranks)
+    micros = engine.micro_batches(heard, rule)
     if objective.prepare is not None:
         micros = objective.prepare(micros, ranks)
-    weighted_tokens, size, tokens = ranks.sum(torch.stack([_counts(micro) for micro in micros]).sum(dim=0)).tolist()
+    computed, silent = torch.stack([_counts(micro) for micro in micros]).sum(dim=0), _counts(mini) - _counts(heard)
+    (weighted_tokens, size, tokens), unheard = ranks.sum(torch.stack([computed, silent])).tolist()
     if not tokens:
         return {}
     info: dict[str, Any] = {
         "dp_size": ranks.size,
-        "batch_num_tokens": weighted_tokens,
-        "global_batch_size": size,
+        "batch_num_tokens": weighted_tokens + unheard[0],
+        "global_batch_size": size + unheard[1],
         "loss_scale_factor": plan.loss_scale_factor or float(mini["response_mask"].shape[1]),
     }
     metrics: dict[str, float] = {}
@@ -127,6 +131,13 @@ def _step(
     norm, updated = engine.step(grad_clip)
     made = {"grad_norm": norm, "lr": lr, "skipped_steps": float(not updated)}
     return metrics | {f"{objective.prefix}/{name}": value for name, value in made.items()}
+
+
+def _heard(mini: Rows, silent: torch.Tensor, ranks: GroupRanks) -> Rows:
+    """The rows that are computed: one of each rank where all ranks' are silent, so that their step is still a step."""
+    heard = (~silent).nonzero().squeeze(1)
+    some = float(ranks.sum(torch.tensor(float(len(heard)), dtype=torch.double)))
+    return select(mini, heard if some else torch.arange(min(1, len(silent)), device=silent.device))
 
 
 def _counts(micro: Rows) -> torch.Tensor:
