@@ -68,12 +68,10 @@ def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[dict[s
 
 def swapped(task: str, seed: int, run_dir: Path, overrides: list[str]) -> float:
     """Success of the last checkpoint when each role speaks with the other's policy."""
-    own = run_dir / "swapped"
-    (own / "metrics.jsonl").unlink(missing_ok=True)
-    last = max((run_dir / "checkpoints").glob("global_step_*"), key=lambda folder: int(folder.name.rsplit("_", 1)[1]))
-    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={last}", f"trainer.default_local_dir={own}"]
-    run_script(task, seed, ["eval", *overrides, *resume, SWAP])
-    (line,) = read_metrics(own / "metrics.jsonl")
+    metrics = run_dir / "swapped" / "tool_agent-executor_agent+executor_agent-tool_agent" / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    run_script(task, seed, ["eval", *overrides, SWAP])
+    (line,) = read_metrics(metrics)
     return float(line[accuracy_key(line)])
 
 

@@ -15,6 +15,8 @@ from verl.trainer import main_ppo
 
 Refuse = Callable[..., str]
 MODEL = "actor_rollout_ref"
+ROLES = "agent.role_policies"
+EVAL = {"trainer.val_only": True}
 
 
 @pytest.fixture
@@ -95,6 +97,17 @@ def write(path: Path, rows: list[dict]) -> str:
         ({"algorithm.adv_estimator": "gae", "critic.model.path": "/no/such/model"}, ["critic.model.path='/no/such/model'", "not exist"]),
         ({"critic.optim.lr": 0.1}, ["critic.optim.lr=0.1 has no effect", "gae"]),
         ({"trainer.critic_warmup": 2}, ["trainer.critic_warmup=2 has no effect", "critic.enable=true"]),
+        ({ROLES: "{Asker: verifier_agent}"}, ["{Asker: verifier_agent}", "trainer.val_only=true", "in training"]),
+        (
+            {ROLES: "{Asker: judge, Verifer Agent: asker}"} | EVAL,
+            ["no agent 'Verifer Agent'; did you mean 'Verifier Agent'?", "no policy 'judge'"],
+        ),
+        ({ROLES: "{Asker: asker_agent}", "agent.model_sharing": True} | EVAL, ["one policy", "agent.model_sharing=false"]),
+        ({ROLES: "{Asker: verifier_agent}", "trainer.resume_mode": "disable"} | EVAL, ["trainer.resume_mode=disable", "agent.model_ids"]),
+        ({ROLES: '{"Asker": "verifier_agent"}'} | EVAL, ['{"Asker": "verifier_agent"}', "without quotes"]),
+        ({f"{ROLES}.Verifier Agent": "asker"} | EVAL, ["Verifier Agent=asker", "slug"]),
+        ({ROLES: "asker"} | EVAL, [f"{ROLES}=asker"]),
+        ({f"{ROLES}.asker": "null"} | EVAL, [f"{ROLES}.asker=null"]),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )

@@ -66,10 +66,15 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     assert [line["step"] for line in lines] == [0, 1, 2]
     checkpoint = tmp_path / "run" / "checkpoints" / "global_step_2" / "actor"
     assert tuple(sorted(p.name for p in checkpoint.iterdir())) == SCRIPTS[name]
-    evaluated = run(name, tmp_path, "eval", *small)
+    swap = {} if name == "math" else {"Tool Agent": "executor_agent", "Executor Agent": "tool_agent"}
+    mapping = f"agent.role_policies={{{', '.join(f'{role}: {policy}' for role, policy in swap.items())}}}"
+    evaluated = run(name, tmp_path, "eval", *small, mapping)
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert "accuracy avg@1" in evaluated.stdout
-    assert (tmp_path / "run" / "trajectories" / "val_000002.jsonl").is_file()
+    folder = tmp_path / "run" / ("swapped/tool_agent-executor_agent+executor_agent-tool_agent" if swap else "")
+    episodes = [json.loads(line) for line in (folder / "trajectories" / "val_000002.jsonl").read_text().splitlines()]
+    spoke = {call["agent_id"]: call["policy_id"] for episode in episodes for call in episode["calls"]}
+    assert spoke == (swap or {"Solver Agent": "solver_agent", "Verifier Agent": "verifier_agent"})
 
 
 @pytest.mark.ray

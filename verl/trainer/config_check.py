@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
 from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
 from verl.trainer.ppo.critic import VIEWS
 from verl.trainer.ppo.per_agent import check_per_agent, own_keys
+from verl.utils.names import did_you_mean
 from verl.workers.engine.optimizer import SCHEDULES
 
 # Columns of a sample that name it; what `algorithm.group_by` may list.
@@ -261,9 +261,7 @@ def _check(config: Any, names: dict[str, Sequence[str]], numbers: dict[Range, Se
 def _check_name(key: str, value: str, known: Iterable[str], where: str = "") -> None:
     known = list(known)
     if value not in known:
-        near = difflib.get_close_matches(str(value), known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{key}={value!r}{where}: expected one of {', '.join(known)}{hint}")
+        raise ConfigError(f"{key}={value!r}{where}: expected one of {', '.join(known)}{did_you_mean(value, known)}")
 
 
 def _value(config: Any, key: str) -> Any:

@@ -51,6 +51,7 @@ from verl.trainer.ppo.sampling_check import check_filter_groups
 from verl.trainer.ppo.team import TeamError, TeamWorkers
 from verl.trainer.ppo.tree_check import check_sampling
 from verl.trainer.ppo.validation import rows_before_after
+from verl.trainer.role_policies import set_apart, speakers
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
 from verl.utils.tracking import Tracking, check_backends
 
@@ -168,19 +169,19 @@ def reward_settings(config: RunConfig, placement: Placement) -> RewardSettings:
 
 
 def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]) -> TaskCollector:
-    """Bind every agent to its policy's client and seat the team."""
+    """Bind every agent to the client of the policy that it speaks with, and seat the team."""
     bindings = {}
-    for agent in placement.agents:
-        tokenizer = tokenizers[agent.wg_id]
-        bindings[agent.agent_id] = AgentBinding(
-            agent_id=agent.agent_id,
-            policy_id=agent.policy_id,
-            wg_id=agent.wg_id,
-            client=clients[agent.wg_id],
+    for agent_id, row in speakers(config, placement).items():
+        tokenizer = tokenizers[row.wg_id]
+        bindings[agent_id] = AgentBinding(
+            agent_id=agent_id,
+            policy_id=row.policy_id,
+            wg_id=row.wg_id,
+            client=clients[row.wg_id],
             tokenizer=tokenizer,
-            sampling=sampling_of(agent, config, tokenizer, validate=False),
-            val_sampling=sampling_of(agent, config, tokenizer, validate=True),
-            max_prompt_length=agent.config.rollout.prompt_length or config.data.max_prompt_length,
+            sampling=sampling_of(row, config, tokenizer, validate=False),
+            val_sampling=sampling_of(row, config, tokenizer, validate=True),
+            max_prompt_length=row.config.rollout.prompt_length or config.data.max_prompt_length,
             template_kwargs=config.data.apply_chat_template_kwargs,
         )
     joint = config.critic.view == "joint" and bool(critic_agents(config, placement))
@@ -229,13 +230,14 @@ def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """What a config stands for once nothing is wrong with it."""
+    """What a config stands for once nothing is wrong with it; `run_dir` is where it writes, `name` what it is called in trackers."""
 
     placement: Placement
     tokenizers: Mapping[str, Any]
     train: RLHFDataset | None
     val: RLHFDataset | None
     run_dir: Path
+    name: str
 
 
 def check_run(config: RunConfig) -> CheckedRun:
@@ -246,6 +248,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
     check_config(config, placement)
+    speakers(config, placement)
     check_filter_groups(config)
     check_sampling(config)
     check_rollout_correction(config, placement)
@@ -255,10 +258,11 @@ def check_run(config: RunConfig) -> CheckedRun:
     except (ValueError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from error
     resolve_device(config.trainer.device)
-    run_dir = run_dir_of(config)
-    checkpoint = find_checkpoint(config.trainer, CheckpointStore(run_dir / "checkpoints"))
+    trained_in = run_dir_of(config)
+    checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
     if checkpoint is not None:
         read_state(checkpoint, placement, None if config.trainer.val_only else critic_signature(config, placement))
+    run_dir = set_apart(config, placement, trained_in, checkpoint)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
     check_critic(config, placement, tokenizers)
     collector = build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
@@ -267,7 +271,8 @@ def check_run(config: RunConfig) -> CheckedRun:
         loader = TaskLoader(train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
         if checkpoint is not None:
             loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))
-    return CheckedRun(placement, tokenizers, train, val, run_dir)
+    name = config.trainer.experiment_name if run_dir == trained_in else f"{config.trainer.experiment_name}/{run_dir.name}"
+    return CheckedRun(placement, tokenizers, train, val, run_dir, name)
 
 
 def run(config: RunConfig) -> RayPPOTrainer:
@@ -278,8 +283,9 @@ def run(config: RunConfig) -> RayPPOTrainer:
     placement, run_dir = checked.placement, checked.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(OmegaConf.structured(config), run_dir / ("config_eval.yaml" if config.trainer.val_only else "config.yaml"))
-    for agent_id, policy, wg, model in placement.rows():
-        logger.info("agent %s -> policy %s -> worker group %s (%s)", agent_id, policy, wg, model)
+    for agent_id, row in speakers(config, placement).items():
+        logger.info("agent %s -> policy %s -> worker group %s (%s)", agent_id, row.policy_id, row.wg_id, row.config.model.path)
+    logger.info("everything is written to %s", run_dir)
     with ExitStack() as started:
         controller = build_controller(config)
         started.callback(controller.shutdown)
@@ -289,7 +295,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         team.start()
         collector = build_collector(config, placement, checked.tokenizers, team.clients)
         plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(config)))
-        tracking = Tracking(config.trainer.project_name, config.trainer.experiment_name, config.trainer.logger, plain, run_dir)
+        tracking = Tracking(config.trainer.project_name, checked.name, config.trainer.logger, plain, run_dir)
         started.callback(tracking.finish)
         trainer = RayPPOTrainer(config, placement, team, collector, checked.train, checked.val, tracking, run_dir)
         trainer.fit()

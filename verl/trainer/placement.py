@@ -54,10 +54,6 @@ class Placement:
         """What a checkpoint must agree with: agent, policy and worker group of every row."""
         return [{"agent_id": a.agent_id, "policy_id": a.policy_id, "wg_id": a.wg_id} for a in self.agents]
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """(agent, policy, worker group, model) of every agent, for printing."""
-        return [(a.agent_id, a.policy_id, a.wg_id, a.config.model.path or "") for a in self.agents]
-
 
 def slug(name: str) -> str:
     """Lower-case letters, digits and underscores only: a name for folders, metrics and adapters."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 
 from verl.trainer.config.run import RunConfig
@@ -14,6 +15,7 @@ FREE_FORM = (
     "algorithm.per_agent.",
     "agent.orchestra.",
     "agent.agent_specific_parameters.",
+    "agent.role_policies.",
     "env.params.",
     "data.apply_chat_template_kwargs.",
 )
@@ -36,8 +38,8 @@ def register_config() -> str:
 
 
 def free_form_overrides(overrides: Sequence[str]) -> list[str]:
-    """Put `++` before overrides of free-form sections, which Hydra would refuse as unknown keys."""
-    return [f"++{o.lstrip('+')}" if o.lstrip("+").startswith(FREE_FORM) else o for o in overrides]
+    """Put `++` before overrides of free-form sections, given key by key or whole, which Hydra would refuse as unknown keys."""
+    return [f"++{o.lstrip('+')}" if o.lstrip("+").replace("=", ".", 1).startswith(FREE_FORM) else o for o in overrides]
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> str:
@@ -52,8 +54,11 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or [k for k in known if k.endswith(f".{key}")][:1]
         hint = f"did you mean {near[0]}?" if near else f"sections are {', '.join(sorted(s for s in sections if '.' not in s))}"
         return f"unknown key {key}; {hint} (all keys: docs/config.md)"
+    from hydra.errors import OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
 
+    if isinstance(error, OverrideParseException) and (misspelt := _misspelt_name(overrides)):
+        return misspelt
     cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
     said = str(cause).strip().splitlines()[0]
     key = str(cause.full_key or "") if isinstance(cause, OmegaConfBaseException) else ""
@@ -62,3 +67,13 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         whole = str(error).strip().splitlines()[0]
         return whole if said in whole else f"{whole}: {said}"
     return f"{about}: {said} (expected {known[key]})" if key in known else f"{about}: {said}"
+
+
+def _misspelt_name(overrides: Sequence[str]) -> str:
+    """What is wrong with the first override whose names Hydra cannot read; empty when there is none."""
+    for override in overrides:
+        if re.search(r"""=.*[{,]\s*(["'])[^"']*\1\s*:""", override):
+            return f"{override}: names in front of a colon stand without quotes, e.g. {{Solver Agent: verifier_agent}}"
+        if " " in override.split("=", 1)[0]:
+            return f"{override}: a name with spaces is written as its slug in front of '=', e.g. solver_agent for Solver Agent"
+    return ""

@@ -20,13 +20,13 @@ config.yaml holds it. In Python: `apply_preset(config, "dapo")`, then whatever i
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
 from verl.trainer.config.run import RunConfig
+from verl.utils.names import did_you_mean
 
 ACTOR = "actor_rollout_ref.actor"
 NO_KL = {"algorithm.use_kl_in_reward": "false", f"{ACTOR}.use_kl_loss": "false"}
@@ -82,9 +82,7 @@ def expansion(name: str, given: Mapping[str, str] = MappingProxyType({})) -> dic
     Raises PresetError listing the presets there are.
     """
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise PresetError(f"algorithm.preset='{name}': expected one of {', '.join(PRESETS)}{hint}")
+        raise PresetError(f"algorithm.preset='{name}': expected one of {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}")
     left_out = {*given, *(other for key, value in given.items() if value.lower() != "true" for other in SPEAKS_FOR.get(key, ()))}
     return {key: value for key, value in PRESETS[name].items() if key not in left_out}
 

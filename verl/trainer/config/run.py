@@ -38,6 +38,9 @@ class AgentConfig:
         {},
         "a list parallel to agent_ids for any key under actor_rollout_ref, e.g. agent.agent_specific_parameters.actor.optim.lr=[1e-6,2e-6]",
     )
+    role_policies: dict[str, str] = key(
+        {}, "with trainer.val_only=true: agents that speak with another policy than their own, agent -> policy (to swap roles)"
+    )
     plugins: list[str] = key(
         [], "modules to import before the registries are read (packages may use the entry point group verl_mas.plugins instead)"
     )

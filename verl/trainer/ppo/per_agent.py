@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from inspect import signature
@@ -14,6 +13,7 @@ from verl.trainer.config import AlgorithmConfig
 from verl.trainer.placement import slug
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, get_adv_estimator_fn
 from verl.trainer.ppo.core_algos.estimators.keys import check_estimator_keys
+from verl.utils.names import did_you_mean
 
 # What an advantage is computed from. The other keys of `algorithm` (KL in the reward, filters, corrections) hold for the whole team.
 PER_AGENT_KEYS = (
@@ -84,7 +84,7 @@ def check_per_agent(config: AlgorithmConfig, agent_ids: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for name in config.per_agent:
         if name not in names:
-            raise ValueError(f"algorithm.per_agent.{name}: no such agent{_hint(name, names)}; agents are {list(agent_ids)}")
+            raise ValueError(f"algorithm.per_agent.{name}: no such agent{did_you_mean(name, names)}; agents are {list(agent_ids)}")
         if names[name] in seen:
             raise ValueError(f"algorithm.per_agent names agent '{names[name]}' twice: {seen[names[name]]} and {name}; keep one")
         seen[names[name]] = name
@@ -101,9 +101,8 @@ def _check_settings(settings: AlgorithmConfig, agent_ids: Sequence[str], where: 
             raise ValueError(f"{where}.{key}={getattr(settings, key)!r}: expected one of {', '.join(choices)}")
     if settings.adv_estimator not in ADV_ESTIMATOR_REGISTRY:
         known = sorted(ADV_ESTIMATOR_REGISTRY)
-        raise ValueError(
-            f"{where}.adv_estimator={settings.adv_estimator!r}{_hint(settings.adv_estimator, known)}; expected one of {', '.join(known)}"
-        )
+        near = did_you_mean(settings.adv_estimator, known)
+        raise ValueError(f"{where}.adv_estimator={settings.adv_estimator!r}{near}; expected one of {', '.join(known)}")
     for key in ("gamma", "lam"):
         if not 0 <= getattr(settings, key) <= 1:
             raise ValueError(f"{where}.{key}={getattr(settings, key)}: expected a number from 0 to 1")
@@ -139,7 +138,8 @@ def _over(config: Any, own: Mapping[str, Any], where: str, allowed: Sequence[str
     changes: dict[str, Any] = {}
     for key, value in own.items():
         if key not in allowed:
-            raise ValueError(f"{where}.{key}: not a key that an agent has for itself{_hint(key, allowed)}; those are {', '.join(allowed)}")
+            near = did_you_mean(key, allowed)
+            raise ValueError(f"{where}.{key}: not a key that an agent has for itself{near}; those are {', '.join(allowed)}")
         section = getattr(config, key)
         if not is_dataclass(section):
             changes[key] = _typed(value, hints[key], f"{where}.{key}")
@@ -165,8 +165,3 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
     if not fits:
         raise ValueError(f"{where}={value!r}: expected {expected}")
     return value
-
-
-def _hint(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
