@@ -25,7 +25,7 @@ if is_tiny; then
     actor_rollout_ref.actor.optim.lr=3e-4
     data.train_batch_size=16
     data.max_prompt_length=128
-    data.max_response_length=32
+    data.max_response_length=40
     env.rollout.n=1
     env.rollout.val_n=1
     trainer.total_training_steps=60

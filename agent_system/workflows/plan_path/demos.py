@@ -1,9 +1,10 @@
 """Demonstrations of both roles for the warm start of a tiny model.
 
-They first teach mostly a skill and then a habit. The skill: walk around the walls in sight (`walkers.careful_moves`), and follow a
-proposal cell by cell before the decision. The habit of the last part: the Tool mostly goes straight for the goal and the Executor mostly
-does what it is told. So the warm-started team knows how to be careful but seldom is, and reinforcement learning, which sees no
-demonstration, can find out that care pays. `team_success` says how often demonstrators with given habits arrive.
+They first teach mostly a skill and then a habit. The skill: look at the cells around, walk around the walls in sight
+(`walkers.careful_moves`), and follow a proposal cell by cell before the decision. The habit of the last part: the Tool mostly guesses
+or goes straight for the goal, and the Executor mostly does what it is told. So the warm-started team knows how to be careful but seldom
+is, and reinforcement learning, which sees no demonstration, can find out that care pays. `team_success` says how often demonstrators
+with given habits arrive.
 
 The prompts are made by the agents and the rendering of the workflow, so they are what the team reads later.
 """
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from agent_system.agent import Entry
 from agent_system.workflows.plan_path.agents import TOOL, ExecutorAgent, ToolAgent
 from agent_system.workflows.plan_path.generate import generate
-from agent_system.workflows.plan_path.grid import GridMap
+from agent_system.workflows.plan_path.grid import MOVES, GridMap
 from agent_system.workflows.plan_path.options import Difficulty, PlanPathOptions
 from agent_system.workflows.plan_path.render import compact_text
 from agent_system.workflows.plan_path.rules import State, advance, initial_state, walk
@@ -39,7 +40,7 @@ class Habits:
     """
 
     tool_care: float = 0.1
-    guess: float = 0.6
+    guess: float = 0.8
     check: float = 0.1
     stray: float = 0.0
     executor: float = 0.5
@@ -110,13 +111,15 @@ class Demonstrators:
         state = initial_state(grid)
         conversations: list[Messages] = []
         for _ in range(course.max_turns):
-            plan = self._plan(grid, state, habits)
+            proposal, plan = self._plan(grid, state, habits)
             if rng.random() < habits.executor:
-                proposed = random_moves(rng, course.max_moves) if rng.random() < habits.stray else plan
-                reply, moves = self._decide(grid, state, proposed, habits)
-                conversations.append(self._conversation(self.executor, grid, state, [Entry(TOOL, tagged(proposed))], reply))
+                if rng.random() < habits.stray:
+                    plan = random_moves(rng, course.max_moves)
+                    proposal = tagged(plan)
+                reply, moves = self._decide(grid, state, plan, habits)
+                conversations.append(self._conversation(self.executor, grid, state, [Entry(TOOL, proposal)], reply))
             else:
-                conversations.append(self._conversation(self.tool, grid, state, [], tagged(plan)))
+                conversations.append(self._conversation(self.tool, grid, state, [], proposal))
                 moves = self._decide(grid, state, plan, habits)[1]
             if rng.random() < habits.stray:
                 moves = random_moves(rng, course.max_moves)
@@ -126,13 +129,15 @@ class Demonstrators:
                 return conversations, True
         return conversations, False
 
-    def _plan(self, grid: GridMap, state: State, habits: Habits) -> str:
+    def _plan(self, grid: GridMap, state: State, habits: Habits) -> tuple[str, str]:
+        """Return the Tool's reply and its moves."""
         course = self.course
         if self.rng.random() < habits.tool_care:
-            return careful_moves(grid, state, course.radius, course.max_moves)
-        if self.rng.random() < habits.guess:
-            return random_moves(self.rng, course.max_moves)
-        return habitual_moves(self.rng, grid, state, course.max_moves)
+            moves = careful_moves(grid, state, course.radius, course.max_moves)
+            return f"{around(grid, state)} {tagged(moves)}", moves
+        hasty = self.rng.random() < habits.guess
+        moves = random_moves(self.rng, course.max_moves) if hasty else habitual_moves(self.rng, grid, state, course.max_moves)
+        return tagged(moves), moves
 
     def _decide(self, grid: GridMap, state: State, plan: str, habits: Habits) -> tuple[str, str]:
         """Return the Executor's reply and its moves."""
@@ -155,6 +160,16 @@ class Demonstrators:
 def tagged(moves: str) -> str:
     """Return moves as a reply says them, each a word of its own: `<moves>R R D</moves>`."""
     return f"<moves>{' '.join(moves)}</moves>"
+
+
+def around(grid: GridMap, state: State) -> str:
+    """Return what each move would meet: a wall, a cell that was entered before, or a free one."""
+
+    def met(move: str) -> str:
+        there = grid.after(state.cell, move)
+        return "wall" if there is None else "seen" if state.visits[there] else "ok"
+
+    return " ".join(f"{move} {met(move)}" for move in MOVES)
 
 
 def checked(grid: GridMap, state: State, plan: str, radius: int, max_moves: int) -> tuple[str, str]:

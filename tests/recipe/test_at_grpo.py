@@ -1,0 +1,45 @@
+"""The AT-GRPO recipe runs, made small: two variants, the swap, rows kept from an earlier call, and the plot."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from recipe.at_grpo.measure import HERE, LABELS, TASKS, plot
+from tests.house.source import ROOT
+
+SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "data.val_max_samples=4", "env.max_steps=2"]
+
+
+def test_the_script_trains_swaps_and_keeps_what_was_measured_before(tmp_path: Path) -> None:
+    earlier = {"task": "sudoku", "variant": "at_grpo", "seed": 0, "before": 0.3, "after": 0.9}
+    (tmp_path / "results.json").write_text(json.dumps([earlier]))
+    arguments = ["--tasks", "plan_path", "--variants", "at_grpo", "shared", "--seeds", "7", "--jobs", "2", "--out", str(tmp_path)]
+    env = os.environ | {"DEMOS": "160", "EMBEDDED_DIR": str(tmp_path / "embedded")}
+    command = [sys.executable, "recipe/at_grpo/measure.py", *arguments, *SMALL]
+    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=400)
+    one, shared, kept = json.loads((tmp_path / "results.json").read_text())
+    assert (one["variant"], shared["variant"], kept) == ("at_grpo", "shared", earlier)
+    assert 0 <= one["before"] <= 1
+    assert 0 <= one["after"] <= 1
+    assert 0 <= one["swapped"] <= 1
+    assert shared["swapped"] is None
+    assert one["generated_tokens"] > 0 < one["train_seconds"]
+    curves = json.loads((tmp_path / "curves.json").read_text())
+    assert [tokens for tokens, _ in curves["plan_path/at_grpo/7"]] == [0, one["generated_tokens"]]
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+def test_every_variant_and_task_has_its_settings() -> None:
+    config = yaml.safe_load((HERE / "config.yaml").read_text())
+    assert set(config["variants"]) == set(LABELS)
+    assert set(config["tokens"]) == set(TASKS)
+
+
+def test_the_plot_has_a_panel_for_each_task(tmp_path: Path) -> None:
+    plot({"sudoku/at_grpo/0": [[0, 0.1], [5, 0.2]], "plan_path/parallel/0": [[0, 0.1], [5, 0.2]]}, tmp_path / "curves.svg")
+    text = (tmp_path / "curves.svg").read_text()
+    assert text.count("million generated tokens") == 2
