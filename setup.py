@@ -30,6 +30,7 @@ EXTRAS = {
     "search": ["bm25s>=0.2", "sentence-transformers>=5.0", "faiss-cpu>=1.10", "fastapi>=0.115", "uvicorn>=0.30"],
     "graph": ["langgraph>=1.0", "langchain-openai>=1.0"],
     "render": ["pillow>=11"],
+    "farama": ["gymnasium>=1.4", "pettingzoo>=1.27", "pygame-ce>=2.5"],
     "tensorboard": ["tensorboard>=2.20"],
     "dev": [
         "pytest>=9",
@@ -41,6 +42,9 @@ EXTRAS = {
         "pre-commit>=4.5",
         "tensorboard>=2.20",
         "matplotlib>=3.10",
+        "gymnasium>=1.4",
+        "pettingzoo>=1.27",
+        "pygame-ce>=2.5",
     ],
 }
 

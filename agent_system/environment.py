@@ -51,8 +51,8 @@ class Outcome:
         team: reward of the whole team. From `act` it belongs to the call just made, from `step` to the turn; `reward.team_scope` says
             whether a sample gets the episode's sum (Dr. MAS), its turn's, or what arrived right after its own action (AT-GRPO).
         local: rewards of single calls. From `act`: a number, for the call just made. From `step`: a mapping whose keys are call
-            numbers of this turn (int, from 0) or agent names (every call of that agent in this turn); both add up. All rewards
-            must be finite numbers: anything else fails the episode.
+            numbers of this turn (int, from 0) or agent names (every call of that agent in this turn, or its last call before when it
+            was silent in this one); both add up. All rewards must be finite numbers: anything else fails the episode.
         done: the episode ends.
         info: numbers (and truth values) become metrics, `success` among them; a later turn overwrites an earlier one.
         observation: what the next turn starts from; None keeps the present one.

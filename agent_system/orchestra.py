@@ -14,9 +14,10 @@ Branches, loops and `asyncio.gather` are ordinary Python: an agent that is not n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from agent_system.environment import BaseEnv
 from agent_system.memory import Memory, SimpleMemory
 from agent_system.options import NoOptions, build_options
 from agent_system.turn import Turn
@@ -26,13 +27,13 @@ class BaseOrchestra(ABC):
     """A workflow that a user subclasses. One object serves all episodes, so per-episode state lives in `run`.
 
     Attributes:
-        agents: names of the agents that may speak.
+        agents: names of the agents that may speak; an object may have others than its class, by its options.
         config_class: dataclass of the options under `agent.orchestra.<type>`.
         memory_class: what the team remembers across turns.
         config: the options of this run.
     """
 
-    agents: ClassVar[tuple[str, ...]] = ()
+    agents: tuple[str, ...] = ()
     config_class: ClassVar[type] = NoOptions
     memory_class: ClassVar[type[Memory]] = SimpleMemory
 
@@ -43,6 +44,18 @@ class BaseOrchestra(ABC):
     def from_options(cls, options: Mapping[str, Any] | None, name: str) -> BaseOrchestra:
         """Build the orchestra registered as `name` from the dict under `agent.orchestra.<name>`."""
         return cls(build_options(cls.config_class, options, f"agent.orchestra.{name}"))
+
+    def check(self, agent_ids: Sequence[str], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:  # noqa: B027 - nothing to refuse
+        """Refuse a team or an environment that this workflow cannot play with, before a model loads.
+
+        Args:
+            agent_ids: the team.
+            make_env: makes the run's environment for a seed.
+            forks: candidates will be tried on forks of it (`rollout.sampling=tree`).
+
+        Raises:
+            AgentSystemError: naming what does not fit.
+        """
 
     @abstractmethod
     async def run(self, turn: Turn) -> Any:

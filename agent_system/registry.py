@@ -20,6 +20,7 @@ from agent_system.errors import AgentSystemError, suggestion
 from agent_system.orchestra import BaseOrchestra
 
 PLUGIN_GROUP = "verl_mas.plugins"
+ANY = "*"
 _WORKFLOWS = "agent_system.workflows"
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class Registry(Generic[T]):
         """Return a class decorator that files the class under `name`.
 
         Args:
-            name: the name used in configs.
+            name: the name used in configs; `ANY` stands for every name that has no class of its own in this scope.
             orchestra: scope; the name is then only seen by lookups for that orchestra.
 
         Raises:
@@ -61,15 +62,15 @@ class Registry(Generic[T]):
         return decorate
 
     def get(self, name: str, *, orchestra: str | None = None) -> type[T]:
-        """Return the class of `name`, the one scoped to `orchestra` before the unscoped one.
+        """Return the class of `name`: the one scoped to `orchestra`, else the unscoped one, else that of `ANY` in the orchestra's scope.
 
         Raises:
             AgentSystemError: nothing has that name; the message lists what is registered and the nearest name.
         """
         import_workflow(orchestra or name)
-        for scope in (orchestra, None):
-            if (scope, name) in self._entries:
-                return self._entries[(scope, name)]
+        for place in ((orchestra, name), (None, name), (orchestra, ANY)):
+            if place in self._entries:
+                return self._entries[place]
         known = sorted({*self.names(orchestra=orchestra), *(built_in_workflows() if orchestra is None else ())})
         elsewhere = sorted({str(s) for s, n in self._entries if n == name and s is not None})
         hint = f" (it exists in the scope of orchestra {', '.join(elsewhere)})" if elsewhere else suggestion(name, known)
@@ -80,7 +81,7 @@ class Registry(Generic[T]):
 
     def names(self, *, orchestra: str | None = None) -> list[str]:
         """Return the names a lookup for `orchestra` can find, sorted."""
-        return sorted({n for s, n in self._entries if s is None or s == orchestra})
+        return sorted({n for s, n in self._entries if n != ANY and (s is None or s == orchestra)})
 
     def remove(self, name: str, *, orchestra: str | None = None) -> None:
         """Forget one entry, so that a notebook or a test can register the name again."""

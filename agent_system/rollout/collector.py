@@ -88,7 +88,8 @@ class Collector:
         """Seat the agents.
 
         Raises:
-            AgentSystemError: an agent of the orchestra has no binding, or candidates cannot be tried in this environment.
+            AgentSystemError: an agent of the orchestra has no binding, candidates cannot be tried in this environment, or the
+                orchestra refuses the team.
         """
         if settings.tree is not None:
             check_tree_env(env.cls)
@@ -98,6 +99,7 @@ class Collector:
                 f"{type(orchestra).__name__} needs the agents {missing}, which no policy serves; "
                 f"agent.agent_ids lists: {', '.join(bindings) or 'none'}"
             )
+        orchestra.check(tuple(bindings), env.make, forks=settings.tree is not None)
         self.orchestra = orchestra
         self.env = env
         self.settings = settings

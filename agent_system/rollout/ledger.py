@@ -29,6 +29,7 @@ class Ledger:
         self.turns: list[float] = []
         self.acts: dict[tuple[int, int], float] = {}
         self._local: dict[tuple[int, int], float] = {}
+        self._callers: list[Mapping[int, str]] = []
         self._env_name, self._known = env_name, known
 
     @property
@@ -44,9 +45,10 @@ class Ledger:
         """Sum of the local rewards of a call."""
         return self._local.get((turn, call), 0.0)
 
-    def open_turn(self) -> None:
-        """A turn begins."""
+    def open_turn(self, callers: Mapping[int, str]) -> None:
+        """A turn begins; `callers` will have its calls and their agents."""
         self.turns.append(0.0)
+        self._callers.append(callers)
 
     def act(self, outcome: Outcome, callers: Mapping[int, str], call: int, turn: int) -> None:
         """Book what the environment's `act` paid for a call of a turn, be it over or not; `callers` are its calls and their agents."""
@@ -77,13 +79,21 @@ class Ledger:
         for key, value in local.items():
             if isinstance(key, str):
                 self._known(key)
-                calls = [call for call, agent_id in callers.items() if agent_id == key]
+                places = [(turn, call) for call, agent_id in callers.items() if agent_id == key] or self._latest(key, turn)
             elif key in callers:
-                calls = [key]
+                places = [(turn, key)]
             else:
                 raise AgentSystemError(f"Outcome.local names call {key}, but turn {turn} had {len(callers)} calls (numbered from 0)")
-            for call in calls:
-                self._add((turn, call), value, where, f" for {callers[call]}")
+            for place in places:
+                self._add(place, value, where, f" for {self._callers[place[0] - 1][place[1]]}")
+
+    def _latest(self, agent_id: str, turn: int) -> list[tuple[int, int]]:
+        """The place of an agent's last call before a turn; none when it has not spoken yet."""
+        for earlier in range(turn - 1, 0, -1):
+            calls = [call for call, caller in self._callers[earlier - 1].items() if caller == agent_id]
+            if calls:
+                return [(earlier, max(calls))]
+        return []
 
     def _add(self, place: tuple[int, int], value: Any, where: str, whose: str = "") -> None:
         self._local[place] = self._local.get(place, 0.0) + finite(value, f"local{whose}", where)

@@ -13,7 +13,7 @@ from agent_system import AgentRegistry, AgentSystemError, BaseAgent, EnvRegistry
 from agent_system.environment import Task
 from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
-from agent_system.registry import Registry
+from agent_system.registry import ANY, Registry
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings
 from agent_system.testing import ScriptedEngine, make_tokenizer
 from verl.protocol.generate import SamplingParams
@@ -30,6 +30,17 @@ def test_two_orchestras_each_have_a_verifier_agent() -> None:
     assert registry.get("Verifier Agent", orchestra="code") is own
     assert registry.get("Verifier Agent", orchestra="plan") is common
     assert registry.get("Verifier Agent") is common
+
+
+def test_a_class_for_any_name_stands_in_for_those_without_one_in_its_scope() -> None:
+    registry = make_registry()
+    anyone = registry.register(ANY, orchestra="game")(type("Anyone", (BaseAgent,), {}))
+    own = registry.register("Queen", orchestra="game")(type("Queen", (BaseAgent,), {}))
+    common = registry.register("Judge")(type("Judge", (BaseAgent,), {}))
+    assert [registry.get(name, orchestra="game") for name in ("Pawn", "Queen", "Judge")] == [anyone, own, common]
+    assert registry.names(orchestra="game") == ["Judge", "Queen"]
+    with pytest.raises(AgentSystemError, match=r"no agent named 'Pawn'.*known: Judge"):
+        registry.get("Pawn", orchestra="plan")
 
 
 def test_a_taken_name_is_an_error_that_names_who_has_it() -> None:

@@ -81,22 +81,28 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
 
-@pytest.fixture(scope="module")
-def draft_run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Path:
-    """The folder in which the README's workflow was trained by the README's command."""
-    folder = tmp_path_factory.mktemp("draft")
-    [file] = [b for b in blocks("python") if b.marker.startswith("file:")]
-    [command] = [b for b in blocks("bash") if b.marker.startswith("run:")]
-    (folder / file.marker.removeprefix("file:").strip()).write_text(file.text)
+def run_block(name: str, folder: Path, model: Path) -> None:
+    """Run the bash block marked `run: name` in a folder, with the Python block marked `file: name.py` in it where there is one."""
+    for file in blocks("python"):
+        if file.marker == f"file: {name}.py":
+            (folder / f"{name}.py").write_text(file.text)
+    [command] = [b for b in blocks("bash") if b.marker == f"run: {name}"]
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command.text],
         cwd=folder,
-        env=environment(MODEL_PATH=str(tiny_model_dir)),
+        env=environment(MODEL_PATH=str(model)),
         capture_output=True,
         text=True,
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def draft_run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Path:
+    """The folder in which the README's workflow was trained by the README's command."""
+    folder = tmp_path_factory.mktemp("draft")
+    run_block("draft_team", folder, tiny_model_dir)
     return folder
 
 

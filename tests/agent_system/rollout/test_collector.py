@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from agent_system import AgentSystemError, BaseEnv, Observation, Outcome, Task
-from agent_system.rollout import CollectorSettings, TooManyFailuresError
+from agent_system.reward import RewardSettings
+from agent_system.rollout import CollectorSettings, TooManyFailuresError, TreeSettings
 from verl.protocol.generate import Generation, RolloutError
 
-from .conftest import OneTurn
+from .conftest import OneTurn, Pair
 
 
 def noisy_script(prompt: str, request: Any) -> str:
@@ -26,6 +27,25 @@ def noisy_script(prompt: str, request: Any) -> str:
 def test_no_episodes_at_all_in_flight_is_refused_instead_of_waiting_for_ever() -> None:
     with pytest.raises(AgentSystemError, match="max_concurrent_episodes must be 1 or more"):
         CollectorSettings(max_concurrent_episodes=0)
+
+
+@pytest.mark.parametrize("tree", [None, TreeSettings(k=2)])
+def test_an_orchestra_sees_team_and_world_before_anything_is_played(make_collector, scripted, tree) -> None:
+    seen = []
+
+    class Watches(Pair):
+        def check(self, agent_ids: Any, make_env: Any, *, forks: bool) -> None:
+            seen.append((agent_ids, type(make_env(3)), make_env(3).seed, forks))
+
+    class Forks(OneTurn):
+        def fork(self) -> Forks:
+            return Forks(self.config, seed=self.seed)
+
+        def act(self, agent_id: str, action: str) -> Outcome:
+            return Outcome()
+
+    make_collector(scripted(), orchestra=Watches(), env=Forks, tree=tree, reward=RewardSettings(team_scope="call"))
+    assert seen == [(("Solver", "Verifier"), Forks, 3, tree is not None)]
 
 
 async def test_batch_holds_one_row_per_call_padded_to_the_longest(make_collector, scripted, tasks, tokenizer) -> None:

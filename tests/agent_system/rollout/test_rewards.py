@@ -128,6 +128,36 @@ async def test_a_reward_that_is_no_finite_number_fails_the_episode_and_names_env
     assert result.batch is None
 
 
+class TakesTurns(BaseOrchestra):
+    """The Verifier speaks in turn 2 alone."""
+
+    agents = ("Solver", "Verifier")
+
+    async def run(self, turn: Turn) -> str:
+        return (await turn.act("Verifier" if turn.step == 2 else "Solver")).action
+
+
+async def test_a_silent_agent_is_paid_for_its_last_call_before(make_collector, scripted) -> None:
+    class Duel(BaseEnv):
+        """Each turn pays both by name, 1, 10 and 100 to the Solver and ten times as much less to the Verifier."""
+
+        blocking = False
+
+        def reset(self, task: Task) -> Observation:
+            self.pays = iter([1.0, 10.0, 100.0])
+            return Observation("start")
+
+        def step(self, action: str) -> Outcome:
+            paid = next(self.pays)
+            return Outcome(local={"Solver": paid, "Verifier": -10 * paid}, done=paid == 100.0)
+
+    result = await collect(make_collector(scripted(), env=Duel, orchestra=TakesTurns(), max_steps=3))
+    columns = result.batch.non_tensor_batch
+    assert columns["agent_id"].tolist() == ["Solver", "Verifier", "Solver"]
+    assert columns["local_reward"].tolist() == [1.0 + 10.0, -100.0 - 1000.0, 100.0]
+    assert columns["step_reward"].tolist() == columns["local_reward"].tolist()
+
+
 async def test_a_step_that_pays_nan_is_named_with_its_turn(make_collector, scripted) -> None:
     class Broken(OneTurn):
         def step(self, action: str) -> Outcome:

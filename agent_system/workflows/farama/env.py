@@ -1,0 +1,201 @@
+"""An environment of Gymnasium or PettingZoo, played by a team in words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from gymnasium import spaces
+
+from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.errors import AgentSystemError
+from agent_system.registry import EnvRegistry
+from agent_system.workflows.farama.game import Game, split
+from agent_system.workflows.farama.make import make_world
+from agent_system.workflows.farama.options import FaramaEnvOptions
+from agent_system.workflows.farama.snapshot import freeze, thaw
+from agent_system.workflows.farama.spaces import IllegalActionError, actions_text, read_action, text_of
+
+NOTHING_DONE = "The last answer held no legal action, so nothing was done."
+_COLOUR = re.compile(r"\x1b\[[\d;]*m(.*?)\x1b\[0m")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a player sees: the state, what it may do, and the mask of legal actions where there is one."""
+
+    text: str
+    actions: str
+    mask: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a reply said to do; `problem` is empty, `unparsed` (no action in it) or `illegal`."""
+
+    action: Any = None
+    problem: str = ""
+
+
+@EnvRegistry.register("farama")
+class FaramaEnv(BaseEnv):
+    """One move of the world a turn. Override `describe`, and `choices` and `parse`, to word what is seen and done.
+
+    `act` takes down what a reply decides; `step` makes the move, when all who act at the same time have spoken, and pays. The start is
+    that of `task.extra["seed"]`, or of `self.seed`; `task.extra["options"]` goes to the world's `reset`.
+
+    A reply without a legal action costs `illegal_penalty`. Where players act in turn no move is made then, and the player is asked again
+    in the next turn; where they act at the same time the world needs all actions, so a legal one is drawn.
+
+    `info`: `return` (of the team's players, not scaled; `return/<player>` where there are several), `moves` (random seats' included),
+    `unparsed` and `illegal` (replies without an action, and with one that is not legal), `truncated`, and `success` with `success_return`.
+    """
+
+    config_class = FaramaEnvOptions
+    needs_ground_truth = False
+
+    def __init__(self, config: Any = None, *, seed: int = 0) -> None:
+        super().__init__(config, seed=seed)
+        self._game: Game | None = None
+
+    def describe(self, seat: str, observation: Any) -> str:
+        """Return what a player reads of its observation, whose mask of legal actions has been taken out."""
+        picture = self.game.world.picture()
+        return text_of(observation) if picture is None else _COLOUR.sub(r"[\1]", picture).strip("\n")
+
+    def choices(self, seat: str, mask: Any) -> str:
+        """Return what a player may do, as text; `mask` is that of its observation or None."""
+        return actions_text(self.game.world.space(seat), self.config.actions, mask)
+
+    def parse(self, seat: str, text: str) -> Any:
+        """Return the action that `text` stands for; raises `IllegalActionError` when there is none."""
+        return read_action(self.game.world.space(seat), text, self.config.actions)
+
+    @property
+    def game(self) -> Game:
+        """What is played."""
+        assert self._game is not None, "reset() comes first"
+        return self._game
+
+    def reset(self, task: Task) -> Observation:
+        """Start a game. Raises AgentSystemError for a world that cannot be made, or a seed that is no number."""
+        if self._game is None:
+            self._game = Game(make_world(self.config), self.config.random_seats)
+        seed = task.extra.get("seed")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0):
+            raise AgentSystemError(f"task {task.task_id!r}: extra_info.seed must be a whole number, 0 or more, found {seed!r}")
+        self._question = task.prompt
+        self._said: dict[str, Choice] = {}
+        self._problems: Counter[str] = Counter()
+        self.game.start(self.seed if seed is None else int(seed), task.extra.get("options"))
+        self._look()
+        return self._observation(self.game.movers)
+
+    def observe(self, agent_id: str) -> Observation:
+        """What a player sees of the game; who is no player sees what those see who have to act."""
+        return self._observation([agent_id] if agent_id in self.game.players else self.game.movers, agent_id)
+
+    def act(self, agent_id: str, action: str) -> Outcome:
+        """Take down a decision, or judge the form of a proposal to the one player who has to act."""
+        seat = self._seat_of(agent_id)
+        if seat is None:
+            return Outcome()
+        choice = self._said[agent_id] = self._read(seat, action)
+        return Outcome(local=-self.config.illegal_penalty if choice.problem else 0.0)
+
+    def score(self, agent_id: str, action: str) -> Outcome:
+        """What the move would pay right away, made on a copy; for those who act at the same time, legal actions are drawn."""
+        seat = self._seat_of(agent_id)
+        choice = None if seat is None else self._read(seat, action)
+        if seat is None or choice is None or choice.problem:
+            return Outcome()
+        ahead = self.fork()
+        paid = ahead._pay(ahead.game.play({**ahead._decided(), seat: choice.action}))
+        ahead.close()
+        assert isinstance(paid.local, Mapping)
+        return Outcome(team=paid.team, local=paid.local.get(seat, 0.0))
+
+    def step(self, action: str) -> Outcome:
+        """Make the turn's move; `action` is the move where no player spoke, because the orchestra has other agents."""
+        movers, fine = self.game.movers, 0.0
+        if len(movers) == 1 and movers[0] not in self._said:
+            choice = self._said[movers[0]] = self._read(movers[0], str(action))
+            fine = self.config.illegal_penalty if choice.problem else 0.0
+        decided, before = self._decided(), self.game.moves
+        self._problems.update(choice.problem for choice in self._said.values() if choice.problem)
+        self._said = {}
+        made = self._pay(self.game.play(decided))
+        self._look("" if self.game.moves > before else f"\n\n{NOTHING_DONE}")
+        return Outcome(made.team - fine, made.local, self.game.over, self._info(), self._observation(self.game.movers))
+
+    def fork(self) -> FaramaEnv:
+        """Return a copy of the running game. Raises AgentSystemError for one that cannot be copied."""
+        twin = type(self).__new__(type(self))
+        twin.__setstate__(self.__getstate__())
+        return twin
+
+    def close(self) -> None:
+        if self._game is not None:
+            self._game.world.close()
+
+    def __getstate__(self) -> dict[str, bytes]:
+        return {"frozen": freeze(self.__dict__, f"env.params.env_id={self.config.env_id!r}")}
+
+    def __setstate__(self, state: dict[str, bytes]) -> None:
+        self.__dict__.update(thaw(state["frozen"]))
+
+    def _seat_of(self, agent_id: str) -> str | None:
+        """The seat that an agent's action is for: its own, or that of the only player who has to act."""
+        movers = self.game.movers
+        if agent_id in movers:
+            return agent_id
+        return movers[0] if len(movers) == 1 else None
+
+    def _read(self, seat: str, text: str) -> Choice:
+        if not text.strip():
+            return Choice(problem="unparsed")
+        try:
+            action = self.parse(seat, text)
+        except IllegalActionError:
+            return Choice(problem="illegal")
+        space, mask = self.game.world.space(seat), self._views[seat].mask
+        masked = isinstance(space, spaces.Discrete) and mask is not None and not mask[int(action) - int(space.start)]
+        return Choice(problem="illegal") if masked else Choice(action)
+
+    def _decided(self) -> dict[str, Any]:
+        return {seat: choice.action for seat, choice in self._said.items() if not choice.problem}
+
+    def _pay(self, earned: Mapping[str, float]) -> Outcome:
+        scaled = {seat: self.config.reward_scale * reward for seat, reward in earned.items()}
+        rewards = self.config.rewards
+        if rewards == "each" or (rewards == "auto" and len(scaled) > 1):
+            return Outcome(local={seat: reward for seat, reward in scaled.items() if reward})
+        return Outcome(team=sum(scaled.values()) / (len(scaled) if rewards == "mean" else 1), local={})
+
+    def _info(self) -> dict[str, float]:
+        game, total = self.game, sum(self.game.returns.values())
+        info = {"return": total, "moves": float(game.moves), "truncated": float(game.world.truncated)}
+        info |= {problem: float(self._problems[problem]) for problem in ("unparsed", "illegal")}
+        if len(game.players) > 1:
+            info |= {f"return/{seat}": value for seat, value in game.returns.items()}
+        if self.config.success_return is not None:
+            info["success"] = float(total >= self.config.success_return)
+        return info
+
+    def _look(self, note: str = "") -> None:
+        self._views = {}
+        for seat in [] if self.game.over else self.game.world.live:
+            observation, mask = split(*self.game.world.view(seat))
+            self._views[seat] = View(self.describe(seat, observation) + note, self.choices(seat, mask), mask)
+
+    def _observation(self, seats: Sequence[str], agent_id: str = "") -> Observation:
+        views = {seat: self._views[seat] for seat in seats if seat in self._views}
+        alone = len(views) == 1
+        seen = "\n\n".join(view.text if alone else f"{seat}:\n{view.text}" for seat, view in views.items()) or "The game is over."
+        actions = "; ".join(dict.fromkeys(view.actions for view in views.values()))
+        text = f"{self._question}\n\n{seen}" if self._question else seen
+        return Observation(text, {"agent": agent_id, "actions": actions, "to_act": self.game.movers})

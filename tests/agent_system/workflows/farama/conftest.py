@@ -1,0 +1,82 @@
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from agent_system import EnvRegistry, Task
+from agent_system.rollout import AgentBinding, Collector, CollectorSettings
+from agent_system.testing import ScriptedEngine, make_tokenizer
+from agent_system.workflows.farama import FaramaEnv, FaramaEnvOptions
+from tests.agent_system.workflows.farama.toys import HERE
+from verl.protocol.generate import SamplingParams
+
+TICTACTOE: Mapping[str, Any] = {"env_id": "classic/tictactoe-v3", "api": "aec"}
+RPS: Mapping[str, Any] = {"env_id": "classic/rps-v2", "api": "parallel", "actions": ["rock", "paper", "scissors"]}
+MEET: Mapping[str, Any] = {"env_id": f"{HERE}:Meet", "api": "parallel"}
+LAKE: Mapping[str, Any] = {
+    "env_id": "FrozenLake-v1",
+    "kwargs": {"render_mode": "ansi", "is_slippery": False},
+    "actions": ["left", "down", "right", "up"],
+    "success_return": 1,
+}
+
+
+@pytest.fixture
+def start() -> Callable[..., FaramaEnv]:
+    """An environment after its reset."""
+
+    def make(base: Mapping[str, Any], *, task: Task | None = None, seed: int = 0, **options: Any) -> FaramaEnv:
+        env = FaramaEnv(FaramaEnvOptions(**{**base, **options}), seed=seed)
+        env.reset(task or Task("t", ""))
+        return env
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return make_tokenizer()
+
+
+@pytest.fixture
+def seat(tokenizer: Any) -> Callable[..., Collector]:
+    """A collector whose agents answer from scripts."""
+
+    def make(
+        params: Mapping[str, Any],
+        scripts: Mapping[str, Any],
+        *,
+        advisers: tuple[str, ...] = (),
+        env_name: str = "farama",
+        orchestra: str = "farama",
+        **settings: Any,
+    ) -> Collector:
+        sampling = SamplingParams(max_tokens=400)
+        bindings = {
+            name: AgentBinding(name, "policy", "wg", ScriptedEngine(tokenizer, script), tokenizer, sampling, sampling, 4000)
+            for name, script in scripts.items()
+        }
+        return Collector.from_names(
+            orchestra_type=orchestra,
+            env_name=env_name,
+            bindings=bindings,
+            settings=CollectorSettings(**{"max_failure_rate": 0.0, "max_steps": 12, **settings}),
+            orchestra_options={"advisers": list(advisers)} if orchestra == "farama" else None,
+            env_params=params,
+        )
+
+    return make
+
+
+@pytest.fixture
+def registered() -> Any:
+    """Register an environment's class for one test."""
+    names = []
+
+    def add(name: str, cls: type[FaramaEnv]) -> None:
+        EnvRegistry.register(name)(cls)
+        names.append(name)
+
+    yield add
+    for name in names:
+        EnvRegistry.remove(name)
