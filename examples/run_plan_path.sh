@@ -15,6 +15,7 @@ begin plan_path "$@"
 ARGS+=(
   'agent.agent_ids=[Tool Agent,Executor Agent]'
   algorithm.preset=at_grpo
+  actor_rollout_ref.actor.skip_zero_advantages=true
 )
 if is_tiny; then
   ARGS+=(
@@ -22,7 +23,7 @@ if is_tiny; then
     env.params.radius=2
     env.params.max_moves=2
     env.max_steps=16
-    actor_rollout_ref.actor.optim.lr=3e-4
+    actor_rollout_ref.actor.optim.lr=5e-4
     data.train_batch_size=16
     data.max_prompt_length=128
     data.max_response_length=40

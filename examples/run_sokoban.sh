@@ -15,12 +15,14 @@ begin sokoban "$@"
 ARGS+=(
   'agent.agent_ids=[Tool Agent,Executor Agent]'
   algorithm.preset=at_grpo
+  actor_rollout_ref.actor.skip_zero_advantages=true
   env.max_steps=3
 )
 if is_tiny; then
   ARGS+=(
     env.params.spaced=true
-    actor_rollout_ref.actor.optim.lr=3e-4
+    env.params.progress=distance
+    actor_rollout_ref.actor.optim.lr=5e-4
     data.train_batch_size=16
     data.max_prompt_length=256
     data.max_response_length=48

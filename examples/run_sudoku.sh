@@ -15,11 +15,12 @@ begin sudoku "$@"
 ARGS+=(
   'agent.agent_ids=[Tool Agent,Executor Agent]'
   algorithm.preset=at_grpo
+  actor_rollout_ref.actor.skip_zero_advantages=true
   env.max_steps=2
 )
 if is_tiny; then
   ARGS+=(
-    actor_rollout_ref.actor.optim.lr=3e-4
+    actor_rollout_ref.actor.optim.lr=5e-4
     data.train_batch_size=16
     data.max_prompt_length=384
     data.max_response_length=256

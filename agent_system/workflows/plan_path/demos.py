@@ -40,7 +40,7 @@ class Habits:
     """
 
     tool_care: float = 0.1
-    guess: float = 0.8
+    guess: float = 0.65
     check: float = 0.1
     stray: float = 0.0
     executor: float = 0.5
