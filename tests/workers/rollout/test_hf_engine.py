@@ -77,6 +77,55 @@ async def test_n_replies_compute_the_prompt_once_and_differ(make_engine):
     assert (await make_engine(slots=8).generate(request(40, 10, n=3))) == replies[:3]
 
 
+@pytest.mark.parametrize("length", [1, 40, 130])
+async def test_every_copy_of_a_prompt_has_the_log_probs_of_a_plain_forward(make_engine, length):
+    req = request(length, 12, n=8)
+    for reply in await make_engine(slots=3).generate(req):
+        expected = plain_log_probs(req.prompt_ids, reply.token_ids, 1.0)
+        torch.testing.assert_close(torch.tensor(reply.log_probs), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("slots", [3, 8, 16])
+async def test_replies_of_few_slots_staggered_arrivals_and_aborts_keep_their_bits_and_each_prompt_is_computed_once(make_engine, slots):
+    generator = torch.Generator().manual_seed(slots)
+    lengths = torch.randint(1, 30, (20,), generator=generator).tolist()  # several are computed together
+    stops = {"stop_token_ids": tuple(range(40))}  # replies of a request end at different times
+    requests = [request(length, 4 + 5 * (i % 6), seed=i, n=8, request_id=str(i), **stops) for i, length in enumerate(lengths)]
+    engine = make_engine(slots=slots)
+
+    async def arrive(i: int) -> list[Generation]:
+        for _ in range(int(torch.randint(0, 20, (1,), generator=generator))):
+            await asyncio.sleep(0)
+        flight = asyncio.create_task(engine.generate(requests[i]))
+        if i % 5 == 0:  # given up somewhere on the way
+            for _ in range(20):
+                await asyncio.sleep(0)
+            engine.abort(str(i))
+        return await flight
+
+    together = await asyncio.gather(*(arrive(i) for i in range(len(requests))))
+    stats = engine.stats()
+    assert stats["prompt_tokens_computed"] <= sum(lengths)
+    assert stats["prompt_tokens_computed"] >= sum(n for i, n in enumerate(lengths) if i % 5)
+    alone = make_engine(slots=8)
+    for i, (req, shared) in enumerate(zip(requests, together, strict=True)):
+        for found, expected in zip(shared, await alone.generate(req), strict=True):
+            ended = len(found.token_ids) if found.stop_reason == "abort" else None
+            assert (found.token_ids, found.log_probs) == (expected.token_ids[:ended], expected.log_probs[:ended])
+            assert found.stop_reason == expected.stop_reason or (i % 5 == 0 and found.stop_reason == "abort")
+
+
+async def test_a_prompt_that_is_computed_again_for_the_later_replies_changes_none_of_them(make_engine):
+    engine = make_engine(slots=3)
+    flight = asyncio.create_task(engine.generate(request(40, 10, n=8)))
+    await until_running(engine, 4)
+    same = {name: tensor.detach() for name, tensor in tiny_model().named_parameters()}
+    engine.update_weights(same, version=0)
+    again = await flight
+    assert engine.stats()["prompt_tokens_computed"] == 80
+    assert again == await make_engine(slots=8).generate(request(40, 10, n=8))
+
+
 async def test_a_reply_ends_with_the_first_stop_token(make_engine):
     (free,) = await make_engine().generate(request(10, 30))
     stops = (free.token_ids[12], free.token_ids[20])
@@ -150,8 +199,10 @@ async def test_logits_that_are_not_numbers_fail_their_request_and_no_later_one(m
     failed = await asyncio.gather(*(engine.generate(request(10, 5, seed=i)) for i in range(9)), return_exceptions=True)
     assert all(isinstance(error, RolloutError) and "non-finite" in str(error) for error in failed)
     engine.update_weights({**good, "model.layers.0.self_attn.v_proj.weight": torch.full((32, 64), float("nan"))}, version=0)
-    with pytest.raises(RolloutError, match="non-finite"):
-        await engine.generate(request(10, 5))
+    several = [request(10, 5, n=12), request(10, 5, seed=1, n=2), request(90, 5)]  # the last one finds all slots taken
+    failed = await asyncio.gather(*(engine.generate(req) for req in several), return_exceptions=True)
+    assert all(isinstance(error, RolloutError) and "non-finite logits for request" in str(error) for error in failed)
+    assert engine.stats()["failed"] == 9 + 12 + 2 + 1
     engine.update_weights(good, version=0)
     assert await engine.generate(request(10, 70, n=8)) == await make_engine().generate(request(10, 70, n=8))
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tests.workers.rollout.conftest import request
-from verl.workers.rollout.scheduler import PATIENCE, Copies, Prefill, Reply, Scheduler, Ticket, prompt_bucket, rows_of
+from verl.workers.rollout.scheduler import PATIENCE, Copies, Prefill, Scheduler, prompt_bucket, rows_of
+from verl.workers.rollout.waiting import Reply, Ticket
 
 
 def replies(length: int, prompt_seed: int, n: int = 1) -> list[Reply]:
@@ -64,3 +67,77 @@ def test_prompts_are_forgotten_when_the_weights_change():
     scheduler.forget()
     scheduler.add(replies(10, 0))
     assert isinstance(scheduler.admit(), Prefill)
+
+
+def drive(scheduler: Scheduler, arrivals: list[list[Reply]], ends: random.Random) -> list[Prefill | Copies]:
+    """Admit all; a tick brings some of the arrivals and ends some of the replies, both at random. Checks every admission."""
+    log, running, holds = [], {}, {}
+    arrivals = list(arrivals)
+    while arrivals or scheduler.waiting or running:
+        if arrivals and (ends.random() < 0.5 or not running):
+            scheduler.add(arrivals.pop(0))
+        while (admission := scheduler.admit()) is not None:
+            log.append(admission)
+            copies = [(s, t, r) for s, t, r in admission.batch] if isinstance(admission, Copies) else []
+            assert all(holds[source] == reply.ticket.prompt_key for source, _, reply in copies)
+            assert not {s for s, t, _ in copies if s != t} & {t for s, t, _ in copies if s != t}
+            started = [(t, r) for _, t, r in copies] or list(admission.batch)
+            assert not {slot for slot, _ in started} & set(running)
+            running.update(started)
+            holds.update({slot: reply.ticket.prompt_key for slot, reply in started})
+        for slot in [slot for slot in running if ends.random() < 0.3]:
+            del running[slot]
+            scheduler.free(slot)
+        scheduler.tick()
+    return log
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 8, 20])
+@pytest.mark.parametrize("seed", range(6))
+def test_however_few_slots_there_are_every_prompt_is_computed_once_and_every_reply_is_served(slots, seed):
+    rng = random.Random(seed)
+    tickets = [replies(rng.randint(1, 100), prompt_seed=number, n=rng.randint(1, 8)) for number in range(25)]
+    log = drive(Scheduler(slots, token_budget=128), tickets, rng)
+    computed = [reply.ticket.prompt_key for admission in log if isinstance(admission, Prefill) for _, reply in admission.batch]
+    assert len(computed) == len(set(computed)) == 25
+    served = [entry[-1] for admission in log for entry in admission.batch]
+    assert sorted(map(id, served)) == sorted(id(reply) for ticket in tickets for reply in ticket)
+
+
+def test_the_last_slot_with_a_prompt_that_replies_wait_for_is_kept_for_them():
+    scheduler = Scheduler(slots=2, token_budget=64)
+    early, late = replies(10, 0, n=3), replies(10, 1, n=3)
+    scheduler.add(early + late)
+    first = scheduler.admit()
+    assert isinstance(first, Prefill) and [reply for _, reply in first.batch] == [early[0], late[0]]
+    scheduler.free(first.batch[1][0])
+    again = scheduler.admit()
+    assert isinstance(again, Copies) and again.batch == [(first.batch[1][0], first.batch[1][0], late[1])]
+
+
+def test_prompts_that_lost_their_slots_are_computed_again_in_order_of_arrival():
+    scheduler = Scheduler(slots=1, token_budget=32)
+    tickets = [replies(10, seed, n=2) for seed in range(3)]
+    scheduler.add(tickets[0] + tickets[1])
+    first = scheduler.admit()
+    scheduler.add(tickets[2])
+    scheduler.forget()
+    order = [first.batch[0][1].ticket]
+    scheduler.free(0)
+    for _ in range(2):
+        admission = scheduler.admit()
+        assert isinstance(admission, Prefill)
+        order.append(admission.batch[0][1].ticket)
+        scheduler.forget()
+        scheduler.free(0)
+    assert [id(ticket) for ticket in order] == [id(tickets[n][0].ticket) for n in (0, 0, 1)]
+
+
+def test_a_withdrawn_request_leaves_nothing_behind():
+    scheduler = Scheduler(slots=1, token_budget=32)
+    gone, stays = replies(10, 0, n=3), replies(40, 1, n=2)
+    scheduler.add(gone + stays)
+    assert scheduler.withdraw(gone[0].ticket) == gone and scheduler.withdraw(gone[0].ticket) == []
+    assert scheduler.waiting == 2
+    admission = scheduler.admit()
+    assert isinstance(admission, Prefill) and admission.batch == [(0, stays[0])]

@@ -66,16 +66,19 @@ class SlotModel:
         self._prompt_logits[target] = found
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Give the target slots the first `length` positions and the prompt's logits of the source slots."""
+        """Give the target slots the first `length` positions and the prompt's logits of the source slots; a slot may be its own source."""
+        moved = [pair for pair in zip(sources, targets, strict=True) if pair[0] != pair[1]]
+        if moved:
+            from_slots, to_slots = torch.as_tensor(moved, device=self.device).unbind(1)
+            self._cache.copy(from_slots, to_slots, length)
         source, target = torch.as_tensor(sources, device=self.device), torch.as_tensor(targets, device=self.device)
-        self._cache.copy(source, target, length)
         found = self._prompt_logits[source]
         self.logits[target] = found
         self._prompt_logits[target] = found
 
-    def clear(self, slot: int) -> None:
-        """Wipe a slot whose numbers are not finite."""
-        self._cache.clear(torch.as_tensor([slot], device=self.device))
+    def clear(self, slots: Sequence[int]) -> None:
+        """Wipe slots whose numbers are not finite."""
+        self._cache.clear(torch.as_tensor(slots, device=self.device))
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> None:
         """Append tokens [slots] at positions [slots], of which the furthest active one is below `length`."""

@@ -23,8 +23,9 @@ from transformers import PreTrainedModel
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, StopReason
 from verl.workers.rollout.forward import SlotModel
 from verl.workers.rollout.sampling import check_sampling, draw_uniforms
-from verl.workers.rollout.scheduler import Copies, Prefill, Reply, Scheduler, Ticket
+from verl.workers.rollout.scheduler import Copies, Prefill, Scheduler
 from verl.workers.rollout.slots import FAILED, STOP, SlotState
+from verl.workers.rollout.waiting import Reply, Ticket
 from verl.workers.rollout.weights import WeightLoader
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class EngineStats:
-    """Counters since the start; times in seconds."""
+    """Counters since the start; times in seconds.
+
+    Attributes:
+        prompt_tokens_computed: of prompts that went through the model; padding does not count.
+        prompt_tokens_copied: of replies that found their prompt in a slot, be it their own or one that was copied.
+        slot_steps: slots with a reply, summed over the decode steps.
+    """
 
     requests: int = 0
     replies: int = 0
@@ -207,7 +214,8 @@ class HFEngine:
         self._stats.steps += 1
         self._stats.slot_steps += len(self._running)
         for slot, how in self._slots.step(self._model.logits):
-            self._finish(slot, how)
+            if slot in self._running:  # it is not when another reply of its request has failed just now
+                self._finish(slot, how)
         if self._running:
             self._slots.advance()
             self._model.decode(self._slots.tokens, self._slots.positions, self._slots.longest + 1)
@@ -238,8 +246,9 @@ class HFEngine:
     def _finish(self, slot: int, how: int) -> None:
         ticket = self._running[slot].ticket
         if how == FAILED:
-            self._model.clear(slot)
-            self._scheduler.forget([slot])
+            bad = self._slots_of(ticket)  # the request's other replies have copies of the same keys
+            self._model.clear(bad)
+            self._scheduler.forget(bad)
             self._fail(ticket, f"the model gave non-finite logits for request {ticket.request.request_id or '(no id)'}")
             return
         self._hand_out(self._running[slot], slot, "stop" if how == STOP else "length")
@@ -261,19 +270,22 @@ class HFEngine:
     def _drop(self, ticket: Ticket) -> int:
         """Abort what is unfinished of a ticket."""
         ended: list[tuple[Reply, int | None]] = [(reply, None) for reply in self._scheduler.withdraw(ticket)]
-        ended += [(reply, slot) for slot, reply in self._running.items() if reply.ticket is ticket]
+        ended += [(self._running[slot], slot) for slot in self._slots_of(ticket)]
         for reply, slot in ended:
             self._hand_out(reply, slot, "abort")
         return len(ended)
 
     def _fail(self, ticket: Ticket, error: str) -> None:
         self._scheduler.withdraw(ticket)
-        for slot in [slot for slot, reply in self._running.items() if reply.ticket is ticket]:
+        for slot in self._slots_of(ticket):
             self._release(slot)
         self._stats.failed += ticket.open
         entry = self._pending.pop(id(ticket), None)
         if entry is not None and not entry.future.done():
             entry.future.set_exception(RolloutError(error))
+
+    def _slots_of(self, ticket: Ticket) -> list[int]:
+        return [slot for slot, reply in self._running.items() if reply.ticket is ticket]
 
     def _release(self, slot: int) -> None:
         reply = self._running.pop(slot)

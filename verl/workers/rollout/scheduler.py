@@ -1,18 +1,19 @@
 """Who gets a slot, and which prompts are computed together.
 
 Waiting replies are served in order of arrival. A prompt is computed once while its keys stay in some slot: further replies
-for it copy that slot. Prompts are computed in batches whose shape is a function of the prompt's own length (`prompt_bucket`
-times `rows_of`), so that the numbers of a prompt do not depend on who came with it; unused rows are padding. A batch that is
-not full waits a few steps for company, unless many slots stand empty.
+for it copy any such slot, or take it over once it is free. The last slot with a prompt that replies wait for goes to nobody else,
+so a request for many replies computes its prompt once, however few slots there are. Prompts are computed in batches whose shape
+is a function of the prompt's own length (`prompt_bucket` times `rows_of`), so that the numbers of a prompt do not depend on who
+came with it; unused rows are padding. A batch that is not full waits a few steps for company, unless many slots stand empty.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
 
-from verl.protocol.generate import GenerateRequest, Generation
+from verl.workers.rollout.waiting import Prompt, Reply, Ticket, WaitingPrompts
 
 PATIENCE = 16  # decode steps that a prompt waits for others of its bucket
 _FINE = 32
@@ -29,32 +30,6 @@ def prompt_bucket(length: int) -> int:
 def rows_of(bucket: int, token_budget: int) -> int:
     """Rows of a prefill batch of this bucket: as many as fit into the token budget, at least one."""
     return max(1, token_budget // bucket)
-
-
-@dataclass
-class Ticket:
-    """One request on its way: the replies that are done, or why there will be none."""
-
-    request: GenerateRequest
-    limit: int
-    replies: list[Generation | None]
-    error: str | None = None
-    open: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.open = len(self.replies)
-
-    @property
-    def prompt_key(self) -> Hashable:
-        return (self.request.adapter, self.request.prompt_ids)
-
-
-@dataclass(frozen=True)
-class Reply:
-    """Reply number `index` of a ticket."""
-
-    ticket: Ticket
-    index: int
 
 
 @dataclass(frozen=True)
@@ -74,104 +49,80 @@ class Copies:
 
 
 class Scheduler:
-    """Waiting queue, free slots, and which slot holds the keys of which prompt. Knows no tensors."""
+    """Waiting replies and free slots. Knows no tensors."""
 
     def __init__(self, slots: int, token_budget: int) -> None:
         self._token_budget = token_budget
-        self._waiting: deque[Reply] = deque()
-        self._free: deque[int] = deque(range(slots))
         self._slots = slots
-        self._holder: dict[Hashable, int] = {}
-        self._held: dict[int, Hashable] = {}
+        self._free: dict[int, None] = dict.fromkeys(range(slots))  # oldest first
+        self._prompts = WaitingPrompts(prompt_bucket)
         self._waited = 0
 
     @property
     def waiting(self) -> int:
         """Replies without a slot."""
-        return len(self._waiting)
+        return self._prompts.replies
 
     def add(self, replies: Iterable[Reply]) -> None:
         """Queue replies."""
-        self._waiting.extend(replies)
+        for reply in replies:
+            self._prompts.add(reply)
 
     def withdraw(self, ticket: Ticket) -> list[Reply]:
         """Take the ticket's waiting replies out of the queue."""
-        gone = [reply for reply in self._waiting if reply.ticket is ticket]
-        if gone:
-            self._waiting = deque(reply for reply in self._waiting if reply.ticket is not ticket)
-        return gone
+        return self._prompts.withdraw(ticket)
 
     def free(self, slot: int) -> None:
         """Give a slot back; it keeps its prompt's keys until it is reused, which happens oldest first."""
-        self._free.append(slot)
+        self._free[slot] = None
 
     def forget(self, slots: Iterable[int] | None = None) -> None:
         """Treat these slots (all, by default) as holding no prompt: the weights changed, or the keys are bad."""
-        for slot in list(self._held) if slots is None else slots:
-            self._release_prompt(slot)
+        for slot in list(self._prompts.held) if slots is None else slots:
+            self._prompts.release(slot)
 
     def admit(self) -> Prefill | Copies | None:
         """Choose what to admit now; call again until None."""
-        if not self._waiting or not self._free:
+        if not self.waiting or not self._free:
             return None
         return self._take_copies() or self._take_prefill()
 
     def tick(self) -> None:
         """Note that a decode step passed."""
-        self._waited = self._waited + 1 if self._waiting and self._free else 0
+        self._waited = self._waited + 1 if self.waiting and self._free else 0
 
     def _take_copies(self) -> Copies | None:
-        if not self._holder:
-            return None
         batch: list[tuple[int, int, Reply]] = []
-        left: deque[Reply] = deque()
-        sources: set[int] = set()
-        for reply in self._waiting:
-            source = self._holder.get(reply.ticket.prompt_key)
-            slot = None if source is None else self._slot_for_copy(source, sources)
-            if source is None or slot is None:
-                left.append(reply)
-                continue
-            sources.add(source)
-            batch.append((source, slot, reply))
-        self._waiting = left
+        for prompt in sorted({p for p in self._prompts.held.values() if p.waiting}, key=lambda p: p.arrival):
+            while prompt.waiting and (slot := self._slot_for_copy(prompt)) is not None:
+                source = slot if slot in prompt.holders else next(iter(prompt.holders))
+                batch.append((source, slot, self._give(slot, prompt)))
         return Copies(batch) if batch else None
 
-    def _slot_for_copy(self, source: int, sources: set[int]) -> int | None:
-        """Oldest free slot that no copy of this admission reads; else the source itself, when it is free."""
-        for slot in self._free:
-            if slot != source and slot not in sources:
-                self._free.remove(slot)
-                self._release_prompt(slot)
+    def _slot_for_copy(self, prompt: Prompt) -> int | None:
+        """A free slot with this prompt; else the oldest one that is not the last to hold a prompt that others wait for."""
+        for slot in prompt.holders:
+            if slot in self._free:
                 return slot
-        if source in self._free:
-            self._free.remove(source)
-            return source
+        for slot in self._free:
+            held = self._prompts.held.get(slot)
+            if held is None or not held.waiting or len(held.holders) > 1:
+                return slot
         return None
 
     def _take_prefill(self) -> Prefill | None:
-        bucket = prompt_bucket(len(self._waiting[0].ticket.request.prompt_ids))
+        """Compute the prompt that came first and others of its bucket. No free slot holds what replies wait for: they have been served."""
+        groups = self._prompts.to_compute
+        if not groups:
+            return None
+        bucket = min(groups, key=lambda bucket: next(iter(groups[bucket])).arrival)
         rows = rows_of(bucket, self._token_budget)
-        chosen: dict[Hashable, Reply] = {}
-        for reply in self._waiting:
-            if len(chosen) == min(rows, len(self._free)):
-                break
-            if prompt_bucket(len(reply.ticket.request.prompt_ids)) == bucket:
-                chosen.setdefault(reply.ticket.prompt_key, reply)
+        chosen = list(islice(groups[bucket], min(rows, len(self._free))))
         if len(chosen) < rows and self._waited < PATIENCE and 2 * len(self._free) < self._slots:
             return None
         self._waited = 0
-        taken = {id(reply) for reply in chosen.values()}
-        self._waiting = deque(reply for reply in self._waiting if id(reply) not in taken)
-        batch = []
-        for prompt_key, reply in chosen.items():
-            slot = self._free.popleft()
-            self._release_prompt(slot)
-            self._holder[prompt_key], self._held[slot] = slot, prompt_key
-            batch.append((slot, reply))
-        return Prefill(bucket, rows, batch)
+        return Prefill(bucket, rows, [(slot, self._give(slot, prompt)) for slot, prompt in zip(list(self._free), chosen, strict=False)])
 
-    def _release_prompt(self, slot: int) -> None:
-        prompt_key = self._held.pop(slot, None)
-        if prompt_key is not None:
-            del self._holder[prompt_key]
+    def _give(self, slot: int, prompt: Prompt) -> Reply:
+        del self._free[slot]
+        return self._prompts.give(slot, prompt)

@@ -1,0 +1,128 @@
+"""Replies that wait for a slot, by the prompt that they need, and the slots that hold the keys of which prompt."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from itertools import count
+
+from verl.protocol.generate import GenerateRequest, Generation
+
+
+@dataclass
+class Ticket:
+    """One request on its way: the replies that are done, or why there will be none."""
+
+    request: GenerateRequest
+    limit: int
+    replies: list[Generation | None]
+    error: str | None = None
+    open: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.open = len(self.replies)
+
+    @property
+    def prompt_key(self) -> Hashable:
+        """Equal for equal prompts."""
+        return (self.request.adapter, self.request.prompt_ids)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Reply number `index` of a ticket."""
+
+    ticket: Ticket
+    index: int
+
+
+@dataclass(eq=False)
+class Prompt:
+    """A prompt that replies wait for or slots hold.
+
+    Attributes:
+        key: see `Ticket.prompt_key`.
+        bucket: padded length.
+        arrival: when the first of those that wait came.
+        waiting: replies without a slot, oldest first.
+        holders: slots with its keys, free ones and busy ones, oldest first.
+    """
+
+    key: Hashable
+    bucket: int
+    arrival: int = 0
+    waiting: deque[Reply] = field(default_factory=deque)
+    holders: dict[int, None] = field(default_factory=dict)
+
+
+class WaitingPrompts:
+    """All prompts that replies wait for or slots hold.
+
+    Attributes:
+        replies: how many wait.
+        held: prompt by slot.
+        to_compute: prompts that wait and that no slot holds, by bucket, in order of arrival; no bucket is empty.
+    """
+
+    def __init__(self, bucket_of: Callable[[int], int]) -> None:
+        self.replies = 0
+        self.held: dict[int, Prompt] = {}
+        self.to_compute: dict[int, dict[Prompt, None]] = {}
+        self._bucket_of = bucket_of
+        self._by_key: dict[Hashable, Prompt] = {}
+        self._arrivals = count()
+
+    def add(self, reply: Reply) -> None:
+        """Queue a reply."""
+        key = reply.ticket.prompt_key
+        prompt = self._by_key.get(key)
+        if prompt is None:
+            prompt = self._by_key[key] = Prompt(key, self._bucket_of(len(reply.ticket.request.prompt_ids)))
+        if not prompt.waiting:
+            prompt.arrival = next(self._arrivals)
+        prompt.waiting.append(reply)
+        self.replies += 1
+        self._tidy(prompt)
+
+    def withdraw(self, ticket: Ticket) -> list[Reply]:
+        """Take the ticket's replies out of the queue."""
+        prompt = self._by_key.get(ticket.prompt_key)
+        gone = [reply for reply in prompt.waiting if reply.ticket is ticket] if prompt is not None else []
+        if prompt is not None and gone:
+            prompt.waiting = deque(reply for reply in prompt.waiting if reply.ticket is not ticket)
+            self.replies -= len(gone)
+            self._tidy(prompt)
+        return gone
+
+    def give(self, slot: int, prompt: Prompt) -> Reply:
+        """Let the prompt's oldest reply have the slot, which holds this prompt from now on."""
+        if slot not in prompt.holders:
+            self.release(slot)
+            self.held[slot], prompt.holders[slot] = prompt, None
+        reply = prompt.waiting.popleft()
+        self.replies -= 1
+        self._tidy(prompt)
+        return reply
+
+    def release(self, slot: int) -> None:
+        """The slot holds no prompt any more."""
+        prompt = self.held.pop(slot, None)
+        if prompt is not None:
+            del prompt.holders[slot]
+            self._tidy(prompt)
+
+    def _tidy(self, prompt: Prompt) -> None:
+        """Keep `to_compute` in order, and nothing that nobody needs."""
+        group = self.to_compute.setdefault(prompt.bucket, {})
+        if not prompt.waiting or prompt.holders:
+            group.pop(prompt, None)
+        elif prompt not in group:
+            late = bool(group) and next(reversed(group)).arrival > prompt.arrival
+            group[prompt] = None
+            if late:  # it had a slot and lost it
+                self.to_compute[prompt.bucket] = dict(sorted(group.items(), key=lambda item: item[0].arrival))
+        if not self.to_compute[prompt.bucket]:
+            del self.to_compute[prompt.bucket]
+        if not prompt.waiting and not prompt.holders:
+            del self._by_key[prompt.key]
