@@ -25,8 +25,9 @@ class Turn:
     """One environment step from the team's side.
 
     Calls may run at the same time (`asyncio.gather` of several `turn.act`); they then do not read each other, and their order is
-    the order in which they were started. Branches of several calls each are reproducible when nothing in a branch depends on how
-    far another one has come: give their agents what they need as variables instead of `{team_context}`.
+    the order in which they were started. Of branches of several calls each, the later calls are numbered and seeded in the order in
+    which they are made. With `rollout.sampling=tree` all branches go on together, so that order never changes; in parallel sampling it
+    follows from who is answered first, and a run is repeated exactly only where that is the same.
 
     Attributes:
         observation: what the environment showed at the start of the turn.

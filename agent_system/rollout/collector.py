@@ -30,6 +30,7 @@ from agent_system.rollout.runner import Episode
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.threads import DaemonExecutor
+from agent_system.rollout.ties import TieWatch
 from agent_system.rollout.transcript import joint_prompts
 from agent_system.rollout.tree import check_tree_env
 from verl.protocol import DataProto
@@ -103,6 +104,7 @@ class Collector:
         self.orchestra = orchestra
         self.env = env
         self.settings = settings
+        self._ties = TieWatch(env.cls.__name__)
         self.seats = {
             name: Seat(agent, b, PromptBuilder(agent, b.tokenizer, b.max_prompt_length, b.template_kwargs))
             for name, agent in agents.items()
@@ -162,7 +164,9 @@ class Collector:
             settings = self.settings.reward
             if validate:
                 return self._result(played, settings.without_penalties(), 0)
-            return self._result(played, settings, self.settings.joint_prompt_length)
+            result = self._result(played, settings, self.settings.joint_prompt_length)
+            self._ties.look(result.episodes)
+            return result
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
         """Return several training collections as one: rows and episodes in their order, rewards and metrics over all of them."""

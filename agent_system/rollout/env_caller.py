@@ -1,11 +1,13 @@
-"""Calls an environment's methods, plain or async, without stalling the event loop."""
+"""Calls an environment's methods, plain or async, without stalling the event loop and never from two threads at once."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import logging
+from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Any
 
 from agent_system.environment import BaseEnv, Observation, Outcome
@@ -22,6 +24,7 @@ class EnvCaller:
         has_act: it reacts to single calls.
         has_observe: agents may see different things.
         has_score: it has more to say of a candidate than `act` pays.
+        has_close: it holds something to be released.
     """
 
     def __init__(self, env: BaseEnv, threads: Executor) -> None:
@@ -29,7 +32,9 @@ class EnvCaller:
         self.has_act = env.overrides("act")
         self.has_observe = env.overrides("observe")
         self.has_score = env.overrides("score")
+        self.has_close = env.overrides("close")
         self._threads = threads
+        self._in_use = asyncio.Lock()
 
     async def outcome(self, method: str, *args: Any) -> Outcome:
         """Call `method` and check that it returns an `Outcome`."""
@@ -52,15 +57,30 @@ class EnvCaller:
         if not self.env.blocking or inspect.iscoroutinefunction(bound):
             result = bound(*args)
         else:
-            result = await asyncio.get_running_loop().run_in_executor(self._threads, bound, *args)
+            result = await self._in_thread(bound, *args)
         return await result if inspect.isawaitable(result) else result
 
+    async def _in_thread(self, bound: Callable[..., Any], *args: Any) -> Any:
+        """A thread that the caller no longer waits for keeps the environment in use until it comes back."""
+        await self._in_use.acquire()
+        loop = asyncio.get_running_loop()
+        future = self._threads.submit(_run, bound, args)
+
+        def release(_: object) -> None:
+            with suppress(RuntimeError):  # the loop may have been closed meanwhile
+                loop.call_soon_threadsafe(self._in_use.release)
+
+        future.add_done_callback(release)
+        return await asyncio.wrap_future(future)
+
     async def close(self, limit: float) -> None:
-        """Close the environment; one that does not come back within `limit` seconds is given up with a warning."""
-        if not self.env.overrides("close"):
+        """Close the environment once no thread is in it; one that does not come back within `limit` seconds is given up with a warning."""
+        if not self.has_close:
             return
         try:
             async with asyncio.timeout(limit) as clock:
+                async with self._in_use:
+                    pass
                 await self.call("close")
         except TimeoutError:
             if not clock.expired():
@@ -71,3 +91,10 @@ class EnvCaller:
         if not isinstance(value, expected):
             raise AgentSystemError(f"{type(self.env).__name__}.{method}() must return {expected.__name__}, found {type(value).__name__}")
         return value
+
+
+def _run(bound: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    try:
+        return bound(*args)
+    except StopIteration as error:  # asyncio cannot hand it on: whoever waits would wait for ever
+        raise RuntimeError(f"{getattr(bound, '__qualname__', bound)} raised StopIteration") from error

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
 from agent_system.environment import Outcome
 from agent_system.errors import AgentSystemError
+from agent_system.record import Sample
 
 
 class Ledger:
@@ -28,7 +30,7 @@ class Ledger:
         """
         self.turns: list[float] = []
         self.acts: dict[tuple[int, int], float] = {}
-        self._local: dict[tuple[int, int], float] = {}
+        self._local: dict[tuple[int, int], dict[tuple[int, float], float]] = {}
         self._callers: list[Mapping[int, str]] = []
         self._env_name, self._known = env_name, known
 
@@ -42,8 +44,19 @@ class Ledger:
         return total
 
     def local(self, turn: int, call: int) -> float:
-        """Sum of the local rewards of a call."""
-        return self._local.get((turn, call), 0.0)
+        """Sum of the local rewards of a call, added up like `team_reward`."""
+        return sum(paid for _, paid in sorted(self._local.get((turn, call), {}).items()))
+
+    def credit(self, sample: Sample) -> Sample:
+        """Return the sample with what its call was paid. A candidate of a tree keeps the local reward of its own fork."""
+        if not sample.committed:
+            return sample
+        act, local = self.acts.get((sample.turn, sample.call)), self.local(sample.turn, sample.call)
+        if sample.fork_reward is not None:
+            local = sample.local_reward
+        if act is None and local == 0.0:  # the usual case, and copying a sample is what costs
+            return sample
+        return replace(sample, act_reward=act, local_reward=local)
 
     def open_turn(self, callers: Mapping[int, str]) -> None:
         """A turn begins; `callers` will have its calls and their agents."""
@@ -55,9 +68,9 @@ class Ledger:
         where = f"{self._env_name}.act() after call {call} of {callers[call]} in turn {turn}"
         self.acts[(turn, call)] = finite(outcome.team, "team", where)
         if isinstance(outcome.local, Mapping):
-            self._share(outcome.local, callers, turn, where)
+            self._share(outcome.local, callers, (turn, call), where)
         else:
-            self._add((turn, call), outcome.local, where)
+            self._add((turn, call), (turn, call), outcome.local, where)
 
     def step(self, outcome: Outcome, callers: Mapping[int, str]) -> None:
         """Book what the environment's `step` paid at the end of the present turn.
@@ -68,14 +81,15 @@ class Ledger:
         where = f"{self._env_name}.step() at the end of turn {len(self.turns)}"
         self.turns[-1] = finite(outcome.team, "team", where)
         if isinstance(outcome.local, Mapping):
-            self._share(outcome.local, callers, len(self.turns), where)
+            self._share(outcome.local, callers, (len(self.turns), math.inf), where)
         elif outcome.local:
             raise AgentSystemError(
                 f"step() returned local={outcome.local!r}, which belongs to no call; use a mapping by agent name or call number: "
                 "{'Agent Name': 1.0} or {0: 1.0}"
             )
 
-    def _share(self, local: Mapping[int | str, float], callers: Mapping[int, str], turn: int, where: str) -> None:
+    def _share(self, local: Mapping[int | str, float], callers: Mapping[int, str], source: tuple[int, float], where: str) -> None:
+        turn = source[0]
         for key, value in local.items():
             if isinstance(key, str):
                 self._known(key)
@@ -85,7 +99,7 @@ class Ledger:
             else:
                 raise AgentSystemError(f"Outcome.local names call {key}, but turn {turn} had {len(callers)} calls (numbered from 0)")
             for place in places:
-                self._add(place, value, where, f" for {self._callers[place[0] - 1][place[1]]}")
+                self._add(place, source, value, where, f" for {self._callers[place[0] - 1][place[1]]}")
 
     def _latest(self, agent_id: str, turn: int) -> list[tuple[int, int]]:
         """The place of an agent's last call before a turn; none when it has not spoken yet."""
@@ -95,8 +109,9 @@ class Ledger:
                 return [(earlier, max(calls))]
         return []
 
-    def _add(self, place: tuple[int, int], value: Any, where: str, whose: str = "") -> None:
-        self._local[place] = self._local.get(place, 0.0) + finite(value, f"local{whose}", where)
+    def _add(self, place: tuple[int, int], source: tuple[int, float], value: Any, where: str, whose: str = "") -> None:
+        paid = self._local.setdefault(place, {})
+        paid[source] = paid.get(source, 0.0) + finite(value, f"local{whose}", where)
 
 
 def finite(value: Any, name: str, where: str) -> float:

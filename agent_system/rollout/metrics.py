@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agent_system.record import EpisodeRecord, Sample
+from agent_system.rollout.ties import candidates_of, tied, tied_shares
 
 # What the reward of a sample is made of, each a metric of its own.
 REWARD_TERMS = ("local_reward", "team_reward", "step_reward", "mixed_reward", "invalid_penalty", "overlong_penalty")
@@ -73,17 +74,15 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
 
 
 def _tree_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """How many candidates calls had, how many could not be scored, and the share of calls whose candidates' rewards differ."""
-    rewards: dict[tuple[str, int, int], set[float]] = defaultdict(set)
-    trees = [(e.traj_uid, s) for e in episodes for s in e.samples if s.fork_reward is not None]
-    for traj_uid, sample in trees:
-        rewards[(traj_uid, sample.turn, sample.call)].add(sample.mixed_reward)
-    if not trees:
+    """How many candidates calls had, how many could not be scored, and in which share of calls they earned different or equal rewards."""
+    calls = candidates_of(episodes)
+    if not calls:
         return {}
     return {
-        "tree/candidates/mean": len(trees) / len(rewards),
+        "tree/candidates/mean": _mean([len(candidates) for candidates in calls.values()]),
         "tree/left_out": float(sum(e.left_out for e in episodes)),
-        "tree/signal_rate": _mean([len(values) > 1 for values in rewards.values()]),
+        "tree/signal_rate": _mean([not tied(candidates) for candidates in calls.values()]),
+        **{f"agent/{metric_name(agent_id)}/tied_calls": share for agent_id, share in tied_shares(calls).items()},
     }
 
 

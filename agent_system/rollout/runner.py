@@ -13,12 +13,16 @@ from agent_system.errors import AgentSystemError, suggestion
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
+from agent_system.rollout.block import Block
 from agent_system.rollout.call import Call, Plan, Reply, Seat
+from agent_system.rollout.candidate import Tried
 from agent_system.rollout.env_caller import EnvCaller
+from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import Ledger
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
-from agent_system.rollout.tree import CLOSE_TIMEOUT_S, Block, Tree, Tried
+from agent_system.rollout.speakers import Speakers
+from agent_system.rollout.tree import Tree
 from agent_system.turn import Turn, TurnOver
 
 
@@ -39,10 +43,12 @@ class Episode:
         self._info: dict[str, Any] = {}
         self._callers: dict[int, str] = {}
         self._over = False
-        self._speakers: set[asyncio.Task[Any] | None] = set()
+        self._speakers = Speakers()
         self._given = 0  # replies so far, of each call one
         self._turn: Turn | None = None
-        self._tree = Tree(settings.tree, settings.reward.alpha) if settings.tree and not (plan.validate or plan.greedy) else None
+        self._forks = Forks()
+        grows = settings.tree is not None and not (plan.validate or plan.greedy)
+        self._tree = Tree(settings.tree, settings.reward.alpha, self._forks) if grows else None
 
     async def run(self) -> None:
         """Play until the environment is done or `max_steps` turns are over.
@@ -59,26 +65,15 @@ class Episode:
             raise TimeoutError(f"episode took longer than rollout.episode_timeout_s={limit:g} s, waiting for {self.waiting_for}") from error
         finally:
             self._over = True
-            for task in self._speakers - {asyncio.current_task()}:  # calls that an orchestra started and did not wait for
-                if task is not None:
-                    task.cancel()
-            if self._tree is not None:
-                await self._tree.prune()
-            await self._env.close(CLOSE_TIMEOUT_S)
+            try:
+                await self._speakers.silence(self.plan.traj_uid)
+            finally:
+                await self._forks.end(self._env)
 
     def record(self, failure: str | None = None) -> EpisodeRecord:
         """Return what happened, every reward where it arrived; `assign_rewards` makes the rewards of samples from it."""
         ledger, task = self._ledger, self.plan.task
-        samples = []
-        for s in sorted(self._samples, key=lambda s: (s.turn, s.call, s.candidate)):
-            if not s.committed:
-                samples.append(s)
-                continue
-            act, local = ledger.acts.get((s.turn, s.call)), ledger.local(s.turn, s.call)
-            if s.fork_reward is not None:
-                local = s.local_reward
-            unpaid = act is None and local == 0.0  # the usual case, and copying a sample is what costs
-            samples.append(s if unpaid else replace(s, act_reward=act, local_reward=local))
+        samples = [ledger.credit(s) for s in sorted(self._samples, key=lambda s: (s.turn, s.call, s.candidate))]
         return EpisodeRecord(
             self.plan.uid, self.plan.traj_uid, task.task_id, task.data_source, self.plan.index,
             tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, tuple(ledger.turns),
@@ -138,36 +133,36 @@ class Episode:
             raise TurnOver(f"{agent_id} was called while the environment ended the episode in turn {turn.step}")
         if turn is not self._turn:
             raise AgentSystemError(f"{agent_id} was called after turn {turn.step}; with rollout.sampling=tree a turn must await its calls")
-        block, tried = tree.enter(turn), None
+        block = tree.block(turn, lambda block: self._speakers.start(self._commit(block)))
+        place = block.enter()
         try:
             call = await self._ask(turn, agent_id, variables)
             replies = await call.generate(tree.settings.k, self._settings.call_timeout_s)
             self.waiting_for = f"the environment's reaction to the candidates of {agent_id} (turn {turn.step}, call {call.number})"
             tried = await tree.grow(call, replies, self._env)
-        finally:
-            block.leave(tried)
-        await block.resolve(self._commit)
+        except Exception:
+            await block.settle(place, None)
+            raise
+        except BaseException:
+            block.leave()
+            raise
+        await block.settle(place, tried)
         return tried.winner.reply.projection
 
     async def _commit(self, block: Block) -> None:
         """Go on with the chosen candidates of a block: adopt the fork of one, apply the actions of several in call order."""
-        tree = self._tree
-        assert tree is not None
-        self._speakers.add(asyncio.current_task())
-        try:
-            self._refuse_late(block.tried[0].call)
-            for tried in block.tried:
-                self._keep(tried, block.turn)
-            if len(block.tried) == 1:
-                winner = block.tried[0].winner
-                self._env = tree.adopt(winner.env, self._env)
-                self._pay(block.tried[0].call, winner.outcome, block.turn)
-            await tree.prune()
-            for tried in block.tried if len(block.tried) > 1 and self._env.has_act else ():
-                if not block.turn.done:
-                    self._pay(tried.call, await self._act(tried.call, tried.winner.reply), block.turn)
-        finally:
-            block.end()
+        chosen = block.take()
+        for tried in chosen:
+            self._refuse_late(tried.call)
+            self._keep(tried, block.turn)
+        if len(chosen) == 1:
+            winner = chosen[0].winner
+            self._env = self._forks.adopt(winner.env, self._env)
+            self._pay(chosen[0].call, winner.outcome, block.turn)
+        await self._forks.prune()
+        for tried in chosen if len(chosen) > 1 and self._env.has_act else ():
+            if not block.turn.done:
+                self._pay(tried.call, await self._act(tried.call, tried.winner.reply), block.turn)
 
     def _keep(self, tried: Tried, turn: Turn) -> None:
         call, chosen = tried.call, tried.winner
@@ -189,7 +184,7 @@ class Episode:
 
     async def _ask(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Call:
         """Take a number and build the prompt."""
-        self._speakers.add(asyncio.current_task())
+        self._speakers.enter()
         seat = self._seat(agent_id)
         number = len(self._callers)
         self._callers[number] = agent_id

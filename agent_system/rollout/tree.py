@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from random import Random
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.reward.mixing import mix
-from agent_system.rollout.call import Call, Reply
+from agent_system.rollout.block import Block
+from agent_system.rollout.call import Call
+from agent_system.rollout.candidate import Candidate, Tried, choose
 from agent_system.rollout.env_caller import EnvCaller
+from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import finite
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import TreeSettings
@@ -27,115 +26,36 @@ from agent_system.turn import Turn
 from verl.protocol.generate import Generation
 
 logger = logging.getLogger(__name__)
-CLOSE_TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A reply and what became of it on its own fork.
-
-    Attributes:
-        number: which of the call's K replies, from 0.
-        reply: what was said.
-        env: the fork, after `act`.
-        outcome: of `act`.
-        team, local: rewards of `act` and `score` together.
-    """
-
-    number: int
-    reply: Reply
-    env: EnvCaller
-    outcome: Outcome
-    team: float
-    local: float
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """A call, its candidates that could be scored, and the chosen one."""
-
-    call: Call
-    candidates: Sequence[Candidate]
-    winner: Candidate
-
-
-class Block:
-    """Calls of one turn that act on the same state.
-
-    Attributes:
-        turn: theirs.
-        tried: those that did not fail, in call order once the block has settled.
-    """
-
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
-        self.tried: list[Tried] = []
-        self._resolution: asyncio.Task[None] | None = None
-        self._running = 0
-        self._settled = asyncio.Event()
-        self._over = asyncio.Event()
-
-    @property
-    def settled(self) -> bool:
-        """All its calls have been tried or have failed."""
-        return self._settled.is_set()
-
-    def enter(self) -> None:
-        """One more call belongs to the block."""
-        self._running += 1
-
-    def leave(self, tried: Tried | None) -> None:
-        """A call has been tried; None when it failed, so that the others need not wait for it."""
-        self._running -= 1
-        if tried is not None:
-            self.tried.append(tried)
-        if self._running == 0:
-            self.tried.sort(key=lambda t: t.call.number)
-            self._settled.set()
-            if not self.tried:
-                self.end()
-
-    def end(self) -> None:
-        """Its choices have been committed, or there are none."""
-        self._over.set()
-
-    async def over(self) -> None:
-        """Wait for the end."""
-        await self._over.wait()
-
-    async def resolve(self, commit: Callable[[Block], Coroutine[Any, Any, None]]) -> None:
-        """Wait for all calls, then have the choice committed once, whoever comes first."""
-        await self._settled.wait()
-        if self._resolution is None:
-            self._resolution = asyncio.create_task(commit(self))
-        await asyncio.shield(self._resolution)
 
 
 class Tree:
-    """The forks of one episode."""
+    """The blocks of one episode.
 
-    def __init__(self, settings: TreeSettings, alpha: float) -> None:
+    Attributes:
+        settings: the keys under `rollout.tree`.
+        left_out: candidates that could not be sampled or scored.
+    """
+
+    def __init__(self, settings: TreeSettings, alpha: float, forks: Forks) -> None:
         self.settings = settings
         self.left_out = 0
-        self._block: Block | None = None
         self._alpha = alpha
-        self._forks: set[EnvCaller] = set()
-        self._forking = asyncio.Lock()
+        self._forks = forks
+        self._block: Block | None = None
 
     async def ready(self) -> None:
-        """Wait while choices are being committed."""
+        """Wait while choices are being committed. Raises what made a commitment fail: the state is then unknown."""
         while self._block is not None and self._block.settled:
-            await self._finish()
+            await self._finish(self._block)
 
     async def idle(self) -> None:
-        """Wait until no call runs."""
+        """Wait until no call runs. Raises as `ready` does."""
         while self._block is not None:
-            await self._finish()
+            await self._finish(self._block)
 
-    def enter(self, turn: Turn) -> Block:
-        """Return the block that a call starting now belongs to."""
-        self._block = self._block or Block(turn)
-        self._block.enter()
+    def block(self, turn: Turn, start: Callable[[Block], asyncio.Task[None]]) -> Block:
+        """Return the block that a call starting now belongs to; `start` commits the choices of a new one."""
+        self._block = self._block or Block(turn, start)
         return self._block
 
     async def grow(self, call: Call, replies: Sequence[Generation | None], world: EnvCaller) -> Tried:
@@ -165,30 +85,15 @@ class Tree:
         rewards = [mix(c.team, c.local, self._alpha) for c in candidates]
         return Tried(call, candidates, candidates[choose(self.settings, rewards, stable_seed(call.seed, "choice"))])
 
-    def adopt(self, fork: EnvCaller, before: EnvCaller) -> EnvCaller:
-        """Return `fork` as the environment of the episode, and drop the one it had before."""
-        self._forks = self._forks - {fork} | {before}
-        return fork
-
-    async def prune(self) -> None:
-        """Close everything but the environment of the episode; what cannot be closed is logged."""
-        while self._forks:
-            env = self._forks.pop()
-            (failure,) = await asyncio.gather(env.close(CLOSE_TIMEOUT_S), return_exceptions=True)
-            if failure is not None:
-                logger.warning("%s.close() failed on a fork: %s: %s", type(env.env).__name__, type(failure).__name__, failure)
-
-    async def _finish(self) -> None:
-        block = self._block
-        if block is not None:
-            await block.over()
-            if self._block is block:
-                self._block = None
+    async def _finish(self, block: Block) -> None:
+        await block.over()
+        if block.failure is not None:
+            raise block.failure
+        if self._block is block:
+            self._block = None
 
     async def _try(self, call: Call, number: int, generation: Generation, world: EnvCaller) -> Candidate:
-        async with self._forking:  # an environment need not bear being copied twice at the same time
-            env = await world.fork()
-        self._forks.add(env)
+        env = await self._forks.make(world)
         reply = call.read(generation)
         action = reply.projection.action
         outcome = await env.outcome("act", call.agent_id, action) if env.has_act else Outcome()
@@ -197,19 +102,6 @@ class Tree:
         team = finite(outcome.team, "team", where) + finite(more.team, "team", where)
         local = sum(_local(o, call, where) for o in (outcome, more))
         return Candidate(number, reply, env, outcome, team, local)
-
-
-def choose(settings: TreeSettings, rewards: Sequence[float], seed: int) -> int:
-    """Return which of the candidates is committed; `rewards` are theirs."""
-    everyone = range(len(rewards))
-    if settings.select == "first":
-        return 0
-    if settings.select == "greedy":
-        return max(everyone, key=lambda i: rewards[i])
-    if settings.select == "random":
-        return Random(seed).randrange(len(rewards))
-    best = max(rewards)
-    return Random(seed).choices(everyone, [math.exp((r - best) / settings.temperature) for r in rewards])[0]
 
 
 def check_tree_env(env: type[BaseEnv]) -> None:

@@ -218,6 +218,6 @@ async def test_an_environment_that_hangs_in_its_thread_fails_its_episode_and_not
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("agent_system.rollout.runner.CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("agent_system.rollout.forks.CLOSE_TIMEOUT_S", 0.05)
     episode = await one(make_collector(scripted(), env=Hangs, env_threads=1, episode_timeout_s=0.2, max_failure_rate=1.0))
     assert "waiting for the environment's step 1" in episode.failure

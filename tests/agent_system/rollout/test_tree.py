@@ -13,7 +13,7 @@ import pytest
 from agent_system import AgentSystemError, BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn
 from agent_system.reward import RewardSettings
 from agent_system.rollout import TreeSettings
-from agent_system.rollout.tree import choose
+from agent_system.rollout.candidate import choose
 from agent_system.testing import ScriptedEngine
 from verl.protocol.generate import GenerateRequest, Generation
 

@@ -1,0 +1,55 @@
+"""What a tree compares: replies of one call, each tried on a fork, and which of them the episode goes on with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from agent_system.environment import Outcome
+from agent_system.rollout.call import Call, Reply
+from agent_system.rollout.env_caller import EnvCaller
+from agent_system.rollout.settings import TreeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A reply and what became of it on its own fork.
+
+    Attributes:
+        number: which of the call's K replies, from 0.
+        reply: what was said.
+        env: the fork, after `act`.
+        outcome: of `act`.
+        team, local: rewards of `act` and `score` together.
+    """
+
+    number: int
+    reply: Reply
+    env: EnvCaller
+    outcome: Outcome
+    team: float
+    local: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A call, its candidates that could be scored, and the chosen one."""
+
+    call: Call
+    candidates: Sequence[Candidate]
+    winner: Candidate
+
+
+def choose(settings: TreeSettings, rewards: Sequence[float], seed: int) -> int:
+    """Return which of the candidates is committed; `rewards` are theirs."""
+    everyone = range(len(rewards))
+    if settings.select == "first":
+        return 0
+    if settings.select == "greedy":
+        return max(everyone, key=lambda i: rewards[i])
+    if settings.select == "random":
+        return Random(seed).randrange(len(rewards))
+    best = max(rewards)
+    return Random(seed).choices(everyone, [math.exp((r - best) / settings.temperature) for r in rewards])[0]

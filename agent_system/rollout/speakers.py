@@ -1,0 +1,40 @@
+"""The tasks in which an episode's calls run: none outlives the episode."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from agent_system.rollout.forks import CLOSE_TIMEOUT_S
+
+logger = logging.getLogger(__name__)
+
+
+class Speakers:
+    """Tasks of one episode, those that an orchestra made for its calls included."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any] | None] = set()
+
+    def enter(self) -> None:
+        """The running task makes a call."""
+        self._tasks.add(asyncio.current_task())
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` as a task of the episode."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        return task
+
+    async def silence(self, episode: str) -> None:
+        """Cancel all but the running task and wait for their ends; one that does not end is given up with a warning."""
+        me = asyncio.current_task()
+        while others := [task for task in self._tasks if task is not None and task is not me and not task.done()]:
+            for task in others:
+                task.cancel()
+            _, deaf = await asyncio.wait(others, timeout=CLOSE_TIMEOUT_S)
+            if deaf:
+                logger.warning("%d calls of episode %s did not end when they were cancelled; given up", len(deaf), episode)
+                return

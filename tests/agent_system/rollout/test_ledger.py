@@ -1,0 +1,22 @@
+"""Rewards are added up in the order of calls, whoever was answered first."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+from agent_system import Outcome
+from agent_system.rollout.ledger import Ledger
+
+
+def test_the_order_in_which_acts_are_booked_changes_no_bit() -> None:
+    sums = set()
+    for order in permutations(range(3)):
+        ledger = Ledger("World", lambda _: None)
+        ledger.open_turn()
+        callers = {0: "A", 1: "B", 2: "C"}
+        for call in order:
+            share = (0.1, 0.2, 0.7)[call]
+            ledger.act(Outcome(share, {"A": share, 1: share}), callers, call, 1)
+        ledger.step(Outcome(0.3, {0: 0.05, "A": 0.05}), callers)
+        sums.add((ledger.team_reward, ledger.local(1, 0), ledger.local(1, 1), ledger.local(1, 2)))
+    assert sums == {(0.1 + 0.2 + 0.7 + 0.3, 0.1 + 0.2 + 0.7 + 0.1, 0.1 + 0.2 + 0.7, 0)}
