@@ -12,8 +12,8 @@ def test_the_order_in_which_acts_are_booked_changes_no_bit() -> None:
     sums = set()
     for order in permutations(range(3)):
         ledger = Ledger("World", lambda _: None)
-        ledger.open_turn()
         callers = {0: "A", 1: "B", 2: "C"}
+        ledger.open_turn(callers)
         for call in order:
             share = (0.1, 0.2, 0.7)[call]
             ledger.act(Outcome(share, {"A": share, 1: share}), callers, call, 1)
