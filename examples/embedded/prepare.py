@@ -14,6 +14,7 @@ The folder's name carries a hash of the recipe and of the code behind it: what i
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import logging
@@ -74,11 +75,19 @@ def recipe_hash(recipe: Recipe) -> str:
 def prepare(out: Path, recipe: Recipe, num_threads: int = 0) -> Path:
     """Make the embedded default under `out`, or find it there; return its folder, which is complete whenever it exists."""
     folder = out / f"{recipe.world}-seed{recipe.seed}-{recipe_hash(recipe)}"
-    if folder.is_dir():
-        logger.info("embedded default: %s is there already", folder)
-        return folder
-    started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
+    # Who asks for the same folder at the same time waits for it.
+    with (out / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.is_dir():
+            logger.info("embedded default: %s is there already", folder)
+        else:
+            _make(folder, recipe, num_threads)
+    return folder
+
+
+def _make(folder: Path, recipe: Recipe, num_threads: int) -> None:
+    started, out = time.monotonic(), folder.parent
     aside = Path(tempfile.mkdtemp(prefix=".partial-", dir=out))
     try:
         world = WORLDS[recipe.world]
@@ -97,7 +106,6 @@ def prepare(out: Path, recipe: Recipe, num_threads: int = 0) -> Path:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     logger.info("embedded default: made in %.0f s, last loss %.3f: %s", time.monotonic() - started, metrics["loss"], folder)
-    return folder
 
 
 def _sft_config(recipe: Recipe, folder: Path, num_threads: int) -> SFTConfig:

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -7,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agent_system.workflows.math.demos import Course
 from examples.embedded.prepare import Recipe, prepare, recipe_hash
 from examples.embedded.worlds import WORLDS
+from tests.house.source import ROOT
 from verl.models.tiny import TinyModelSize
 
 TINY = Recipe(
@@ -54,7 +57,7 @@ def test_a_second_call_uses_what_is_there(prepared):
     before = (folder / "model" / "model.safetensors").stat().st_mtime_ns
     assert prepare(out, TINY, num_threads=1) == folder
     assert (folder / "model" / "model.safetensors").stat().st_mtime_ns == before
-    assert [path.name for path in out.iterdir()] == [folder.name]
+    assert [path.name for path in out.iterdir() if path.is_dir()] == [folder.name]
 
 
 def test_another_recipe_is_another_folder():
@@ -65,4 +68,12 @@ def test_another_recipe_is_another_folder():
 def test_an_interrupted_preparation_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="batch"):
         prepare(tmp_path, replace(TINY, batch_size=0), num_threads=1)
-    assert list(tmp_path.iterdir()) == []
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_two_that_ask_at_the_same_time_share_one_folder(tmp_path):
+    command = [sys.executable, "-m", "examples.embedded.prepare", "--world", "plan_path", "--demos", "64", "--threads", "1"]
+    both = [subprocess.Popen([*command, "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    printed = {process.communicate(timeout=200)[0] for process in both}
+    assert [process.returncode for process in both] == [0, 0]
+    assert len(printed) == 1
