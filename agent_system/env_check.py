@@ -31,7 +31,8 @@ def check_env(
     """Play `actions` in an environment again and again, and see that nothing but the seed decides what comes of them.
 
     - The same seed gives the same observations, rewards and info: in a second object, and in the first one after another `reset`.
-    - A fork (when the class has `fork`) taken before any action plays the rest as its origin does, whichever of the two plays first.
+    - A fork (when the class has `fork`) taken before any action is of the same class and plays the rest as its origin does, whichever of
+      the two plays first.
     - A pickled copy taken before any action plays the rest alike.
     - `score` (when the class has it) changes nothing.
     - Rewards are finite and inside their ranges; `done`, `info` and observations have their types.
@@ -91,6 +92,8 @@ class _Check:
         early = late = None
         if origin.env.overrides("fork"):
             early, late = await origin.fork(), await origin.fork()
+            if type(early.env) is not type(origin.env):
+                raise AgentSystemError(f"{self.name}.fork() returned a {type(early.env).__name__}; make the copy with type(self)(...)")
             self._same(rest, await self._play(early, start), f"in a fork, {where}", start)
         copy = EnvCaller(self._pickled(origin.env, start), self.threads)
         self._same(rest, await self._play(copy, start), f"in a pickled copy, {where}", start)

@@ -88,6 +88,13 @@ class ForksWithoutHistory(Walk):
         return twin
 
 
+class Special(Walk):
+    def fork(self) -> Walk:
+        twin = super().fork()
+        twin.__class__ = Walk
+        return twin
+
+
 class NoSeed(Walk):
     def reset(self, task: Task) -> Observation:
         return Observation(f"{super().reset(task).text} {random.random()}")
@@ -130,6 +137,7 @@ class NotDone(Walk):
         (SharesThePath, "in the origin after its copies had been played|in a pickled copy"),
         (SharesTheWind, "copied before action"),
         (ForksWithoutHistory, "in a fork, when copied before action"),
+        (Special, r"Special.fork\(\) returned a Walk; make the copy with type\(self\)"),
         (NoSeed, "reset led to something else after another reset"),
         (Remembers, "start 1.*start 2"),
         (Handle, "cannot be pickled before action 0"),

@@ -54,3 +54,10 @@ def test_train_step_counts_every_reply_of_both_teams_and_keeps_the_console_quiet
     assert 0 < result["peak_gib"] < 10
     for noise in ("Loading weights", "Writing model shards", "Token authentication"):
         assert noise not in console
+
+
+def test_tree_computes_a_prompt_once_whatever_k() -> None:
+    result, _ = run("tree.py", "--tasks", "4", "--k", "4", "--repeats", "1")
+    assert result["prompt_tokens_k4"] == pytest.approx(result["prompt_limit_k4"])
+    assert result["prompt_tokens_k1"] == pytest.approx(result["prompt_limit_k1"])
+    assert 0 < result["fork_us"] < result["deepcopy_us_plan_path"]

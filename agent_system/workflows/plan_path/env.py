@@ -73,7 +73,7 @@ class PlanPathEnv(BaseEnv):
 
     def fork(self) -> PlanPathEnv:
         """Return a copy that goes its own way; map and state are immutable and shared."""
-        copy = PlanPathEnv(self.config, seed=self.seed)
+        copy = type(self)(self.config, seed=self.seed)
         copy._grid, copy._state, copy._moved = self._grid, self._state, self._moved
         copy._counts = self._counts.copy()
         return copy

@@ -94,7 +94,7 @@ class SokobanEnv(BaseEnv):
 
     def fork(self) -> SokobanEnv:
         """Return an independent copy: the world is immutable, so both share it until one moves on."""
-        copy = SokobanEnv(self.config, seed=self.seed)
+        copy = type(self)(self.config, seed=self.seed)
         copy._world = self._world
         return copy
 

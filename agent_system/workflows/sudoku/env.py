@@ -76,7 +76,7 @@ class SudokuEnv(BaseEnv):
 
     def fork(self) -> SudokuEnv:
         """Return an independent copy: boards never change, so they are shared."""
-        copy = SudokuEnv(self.config, seed=self.seed)
+        copy = type(self)(self.config, seed=self.seed)
         copy.state = self.state
         copy._best, copy._plan, copy._acted = self._best, self._plan, self._acted
         copy._counts = dict(self._counts)

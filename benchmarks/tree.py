@@ -1,0 +1,205 @@
+"""What tree sampling costs: prompt tokens computed per committed call with one candidate and with K, and microseconds of a fork.
+
+    python benchmarks/tree.py [--tasks 32] [--k 8] [--select first] [--repeats 3]
+
+Prompts: a Tool and an Executor with one random tiny model play Plan-Path on the `hf` engine, one episode a task, by parallel sampling (one
+reply a call) and as a tree (K replies a call). With `--select first` the tree goes on with the reply that parallel sampling gets, so both
+make the same calls; `greedy` goes on with the best. Four episodes share a slot, so replies wait for slots and no prompt of an earlier
+turn is left in one. The limit is the mean length of the prompts: each is computed once. Without sharing, K times as many would be.
+A random model writes no `<moves>`; the agents take every U, D, L and R of a reply for a move, so candidates differ and the team walks.
+
+Forks: an environment in the middle of an episode, and of a turn (the Tool has spoken); the peer is `copy.deepcopy` of the same object.
+
+The last line is one JSON object: `prompt_tokens_k1` and `prompt_tokens_k<K>` (medians of the repeats, each with other maps),
+`prompt_limit_*` (mean prompt lengths), `fork_us` (Plan-Path), `fork_us_<world>`, `deepcopy_us_<world>` (medians), and `spread`, the lowest and highest
+repeat of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import json
+import logging
+import os
+import random
+import statistics
+import sys
+import tempfile
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from agent_system import BaseEnv, Projection, Task
+from agent_system.reward import RewardSettings
+from agent_system.rollout import AgentBinding, Collector, CollectorSettings, EnvFactory, TreeSettings
+from agent_system.workflows import plan_path, sokoban, sudoku
+from agent_system.workflows.plan_path.demos import Course, make_demos
+from agent_system.workflows.plan_path.generate import generate
+from agent_system.workflows.plan_path.orchestra import PlanPathOrchestra
+from agent_system.workflows.plan_path.walkers import careful_moves
+from agent_system.workflows.sokoban.generate import generate as generate_rooms
+from agent_system.workflows.sudoku.action import cells_text
+from agent_system.workflows.sudoku.generate import Kind
+from agent_system.workflows.sudoku.generate import generate as generate_puzzles
+from agent_system.workflows.sudoku.puzzle import to_text
+from verl.models.loader import load_causal_lm, load_tokenizer, without_progress_bars
+from verl.models.tiny import make_tiny_model
+from verl.protocol.generate import SamplingParams
+from verl.workers.rollout.hf_engine import HFEngine
+
+logger = logging.getLogger("tree")
+EPISODES_PER_SLOT = 4
+SHORT = plan_path.PlanPathOptions(prompt_style="short")
+
+
+def letters(text: str) -> Projection:
+    """Every letter of a move is one; the others read the moves only."""
+    moves = "".join(letter for letter in text.upper() if letter in "UDLR")[:4]
+    return Projection(moves, bool(moves), text=f"<moves>{' '.join(moves) or '-'}</moves>")
+
+
+class Tool(plan_path.ToolAgent):
+    """Proposes whatever moves a random model's reply happens to hold."""
+
+    def project(self, text: str) -> Projection:
+        return letters(text)
+
+
+class Executor(plan_path.ExecutorAgent):
+    """Makes whatever moves a random model's reply happens to hold."""
+
+    def project(self, text: str) -> Projection:
+        return letters(text)
+
+
+class Prompts:
+    """Counts what the engine computes for the same tasks with one candidate and with several."""
+
+    def __init__(self, folder: str, args: argparse.Namespace) -> None:
+        corpus = [message["content"] for demo in make_demos(Course(count=200), seed=0) for message in demo]
+        with without_progress_bars():
+            make_tiny_model(folder, corpus)
+            self.tokenizer, self.args = load_tokenizer(folder), args
+            self.model = load_causal_lm(folder, dtype=torch.float32, attn_implementation="sdpa")
+
+    def per_call(self, k: int, seed: int) -> tuple[float, float]:
+        """Prompt tokens computed, and the mean length of a prompt, per committed call."""
+        maps = generate(self.args.tasks, seed)
+        tasks = [Task(f"{seed}-{i}", grid.text, "plan_path", None, {"map": grid.text}) for i, grid in enumerate(maps)]
+        engine = HFEngine(self.model, max_num_seqs=max(1, self.args.tasks // EPISODES_PER_SLOT), max_model_len=512)
+        result = asyncio.run(self._collector(engine, k).collect(tasks, 1, step=seed))
+        committed = [sample for episode in result.episodes for sample in episode.committed]
+        assert not any(episode.failed for episode in result.episodes)
+        assert result.batch is not None and len(result.batch) == k * len(committed)
+        lengths = [len(sample.prompt_ids) for sample in committed]
+        return engine.stats()["prompt_tokens_computed"] / len(committed), statistics.mean(lengths)
+
+    def _collector(self, engine: HFEngine, k: int) -> Collector:
+        sampling = SamplingParams(self.args.tokens, stop_token_ids=(self.tokenizer.eos_token_id,))
+        agents = {plan_path.TOOL: Tool(config=SHORT), plan_path.EXECUTOR: Executor(config=SHORT)}
+        bindings = {name: AgentBinding(name, "policy", "wg", engine, self.tokenizer, sampling, sampling, 384) for name in agents}
+        tree = TreeSettings(k, self.args.select) if k > 1 else None
+        settings = CollectorSettings(max_steps=self.args.turns, max_failure_rate=0.0, reward=RewardSettings(team_scope="call"), tree=tree)
+        world = EnvFactory(plan_path.PlanPathEnv, plan_path.PlanPathEnvOptions(view="compact"))
+        return Collector(PlanPathOrchestra(SHORT), agents, world, bindings, settings)
+
+
+def walking(seed: int) -> BaseEnv:
+    """A Plan-Path world after two turns of four moves and the Tool's next proposal."""
+    (grid,) = generate(1, seed, plan_path.Difficulty(min_path=12))
+    env = plan_path.PlanPathEnv()
+    env.reset(Task("t", grid.text, extra={"map": grid.text}))
+    for _ in range(2):
+        moves = careful_moves(grid, env.state, 3, 4)
+        env.act(plan_path.TOOL, moves), env.act(plan_path.EXECUTOR, moves)
+        assert not env.step(moves).done
+    env.act(plan_path.TOOL, careful_moves(grid, env.state, 3, 4))
+    return env
+
+
+def half_filled(seed: int) -> BaseEnv:
+    """A 9x9 Sudoku with half of its cells written."""
+    (puzzle,) = generate_puzzles(1, seed, Kind(9, "easy"))
+    env = sudoku.SudokuEnv()
+    env.reset(Task("t", "", extra={"puzzle": to_text(puzzle.clues)}))
+    cells = [(cell, puzzle.solution[cell]) for cell in puzzle.empty]
+    half = cells_text(cells[: len(cells) // 2], 9)
+    env.act(sudoku.TOOL, half), env.act(sudoku.EXECUTOR, half)
+    assert not env.step(half).done
+    env.act(sudoku.TOOL, cells_text(cells, 9))
+    return env
+
+
+def pushing(seed: int) -> BaseEnv:
+    """A Sokoban room in the middle of its solution."""
+    (puzzle,) = generate_rooms(1, seed, sokoban.Difficulty(min_pushes=3))
+    moves = puzzle.solution.moves
+    half, rest = moves[: len(moves) // 2], moves[len(moves) // 2 :]
+    env = sokoban.SokobanEnv(sokoban.SokobanEnvOptions(max_moves=len(moves)))
+    env.reset(Task("t", puzzle.text))
+    env.act(sokoban.TOOL, half), env.act(sokoban.EXECUTOR, half)
+    assert not env.step(half).done
+    env.act(sokoban.TOOL, rest)
+    return env
+
+
+WORLDS: dict[str, Callable[[int], BaseEnv]] = {"plan_path": walking, "sudoku": half_filled, "sokoban": pushing}
+
+
+def microseconds(call: Callable[[], object], number: int) -> float:
+    """Mean of `number` calls, in microseconds, with the garbage collector off."""
+    return timeit.timeit(call, number=number) / number * 1e6
+
+
+def measure(args: argparse.Namespace) -> dict[str, list[float]]:
+    """All numbers by name, one a repeat."""
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = Prompts(folder, args)
+        for repeat in range(args.repeats):
+            for k in (1, args.k):
+                computed, limit = prompts.per_call(k, repeat)
+                found.setdefault(f"prompt_tokens_k{k}", []).append(computed)
+                found.setdefault(f"prompt_limit_k{k}", []).append(limit)
+                peer = f"; without sharing {k * limit:.1f}" if k > 1 else ""
+                logger.info("maps %d, K=%d: %.1f prompt tokens computed per committed call of %.1f%s", repeat, k, computed, limit, peer)
+    for repeat in range(args.repeats):
+        for name, make in random.Random(repeat).sample(list(WORLDS.items()), len(WORLDS)):
+            env = make(repeat)
+            key = "fork_us" if name == "plan_path" else f"fork_us_{name}"
+            found.setdefault(key, []).append(microseconds(env.fork, args.forks))
+            found.setdefault(f"deepcopy_us_{name}", []).append(microseconds(lambda env=env: copy.deepcopy(env), max(1, args.forks // 20)))
+    return found
+
+
+def main() -> None:
+    """Measure and write one line a number, then all of them as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=32)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=8, help="longest reply")
+    parser.add_argument("--k", type=int, default=8, help="candidates of a call of the tree, 2 or more")
+    parser.add_argument("--select", choices=("first", "greedy"), default="first", help="which candidate the tree goes on with")
+    parser.add_argument("--forks", type=int, default=2000, help="forks of one repeat")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    torch.set_num_threads(args.threads)
+    found = measure(args)
+    result: dict[str, Any] = {name: round(statistics.median(values), 2) for name, values in found.items()}
+    for name, values in found.items():
+        logger.info("%s: median %.2f [%.2f, %.2f]", name, statistics.median(values), min(values), max(values))
+    spread = {name: [round(min(values), 2), round(max(values), 2)] for name, values in found.items()}
+    logger.info(json.dumps(result | {"spread": spread, "load": round(os.getloadavg()[0], 1)}))
+
+
+if __name__ == "__main__":
+    main()

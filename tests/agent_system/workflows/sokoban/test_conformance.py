@@ -1,0 +1,35 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_system import Task
+from agent_system.testing import check_env
+from agent_system.workflows.sokoban import EXECUTOR, TOOL, Difficulty, SokobanEnv, SokobanEnvOptions
+from agent_system.workflows.sokoban.generate import generate
+from tests.agent_system.workflows.plays import ends, plays
+
+from .conftest import TWO
+
+ROOMS = [puzzle.text for puzzle in generate(4, 0, Difficulty())] + [TWO]
+RANGES = {"team_range": (0.0, 1.0), "local_range": (-0.25, 0.5)}
+
+
+class Own(SokobanEnv):
+    """A user's own kind: its forks are of the same kind."""
+
+
+def check(room: str, play: list, **options) -> None:
+    config = SokobanEnvOptions(**options)
+    check_env(lambda seed: Own(config, seed=seed), Task("t", room), play, **RANGES)
+
+
+def test_a_whole_episode_from_mistakes_to_the_solution_conforms() -> None:
+    mistakes = [(TOOL, "LLLL"), (EXECUTOR, "LLLL"), "LLLL", (TOOL, "north"), (EXECUTOR, ""), "", (TOOL, "RRR"), (EXECUTOR, "R" * 12), "R"]
+    play = [*mistakes, "D", (TOOL, "LUR"), (EXECUTOR, "LL"), "", (TOOL, "UR"), (EXECUTOR, "LUR"), "LUR", (EXECUTOR, "UU")]
+    assert ends(SokobanEnv(), Task("t", TWO), play)
+    check(TWO, play)
+
+
+@given(plays([TOOL, EXECUTOR], st.text("UDLR", min_size=1, max_size=12)), st.sampled_from(ROOMS), st.sampled_from(["boxes", "distance"]))
+@settings(max_examples=25, deadline=None)
+def test_any_play_in_any_room_conforms(play, room, progress) -> None:
+    check(room, play, progress=progress)
