@@ -11,8 +11,8 @@ A random model writes no `<moves>`; the agents take every U, D, L and R of a rep
 Forks: an environment in the middle of an episode, and of a turn (the Tool has spoken); the peer is `copy.deepcopy` of the same object.
 
 The last line is one JSON object: `prompt_tokens_k1` and `prompt_tokens_k<K>` (medians of the repeats, each with other maps),
-`prompt_limit_*` (mean prompt lengths), `fork_us` (Plan-Path), `fork_us_<world>`, `deepcopy_us_<world>` (medians), and `spread`, the lowest and highest
-repeat of each.
+`prompt_limit_*` (mean prompt lengths), `fork_us` (Plan-Path), `fork_us_<world>`, `deepcopy_us_<world>` (medians), and `spread`, the
+lowest and highest repeat of each.
 """
 
 from __future__ import annotations
