@@ -22,11 +22,11 @@ if is_tiny; then
     env.params.view=compact
     env.params.radius=2
     env.params.max_moves=2
-    env.max_steps=16
+    env.max_steps=24
     actor_rollout_ref.actor.optim.lr=5e-4
     data.train_batch_size=16
     data.max_prompt_length=128
-    data.max_response_length=40
+    data.max_response_length=32
     env.rollout.n=1
     env.rollout.val_n=1
     trainer.total_training_steps=60

@@ -1,6 +1,6 @@
 """Demonstrations of both roles for the warm start of a tiny model.
 
-They first teach mostly a skill and then a habit. The skill: look at the cells around, walk around the walls in sight
+They first teach mostly a skill and then a habit. The skill: look at the cells ahead and leave walls and worn ways
 (`walkers.careful_moves`), and follow a proposal cell by cell before the decision. The habit of the last part: the Tool mostly guesses
 or goes straight for the goal, and the Executor mostly does what it is told. So the warm-started team knows how to be careful but seldom
 is, and reinforcement learning, which sees no demonstration, can find out that care pays. `team_success` says how often demonstrators
@@ -22,7 +22,7 @@ from agent_system.workflows.plan_path.grid import MOVES, GridMap
 from agent_system.workflows.plan_path.options import Difficulty, PlanPathOptions
 from agent_system.workflows.plan_path.render import compact_text
 from agent_system.workflows.plan_path.rules import State, advance, initial_state, walk
-from agent_system.workflows.plan_path.walkers import careful_moves, habitual_moves, plan_cost, random_moves
+from agent_system.workflows.plan_path.walkers import careful_moves, cost, habitual_moves, in_sight, random_moves
 
 Messages = list[dict[str, str]]
 
@@ -32,16 +32,16 @@ class Habits:
     """How the demonstrators work.
 
     Attributes:
-        tool_care: share of the Tool's proposals that go around the walls in sight; the others go straight for the goal.
+        tool_care: share of the Tool's proposals that look at the cells ahead; the others go straight for the goal.
         guess: share of these others that are random moves instead.
         check: share of proposals that the Executor follows cell by cell; the others it takes as they are.
         stray: share of moves made at random instead, which show what to do off the way; they are never demonstrated.
         executor: share of demonstrations that are the Executor's.
     """
 
-    tool_care: float = 0.1
-    guess: float = 0.65
-    check: float = 0.1
+    tool_care: float = 0.05
+    guess: float = 0.8
+    check: float = 0.05
     stray: float = 0.0
     executor: float = 0.5
 
@@ -63,8 +63,8 @@ class Course:
         difficulty: of the maps.
     """
 
-    count: int = 30_000
-    max_turns: int = 16
+    count: int = 24_000
+    max_turns: int = 24
     radius: int = 2
     max_moves: int = 2
     habits_from: float = 0.75
@@ -167,29 +167,21 @@ def around(grid: GridMap, state: State) -> str:
 
     def met(move: str) -> str:
         there = grid.after(state.cell, move)
-        return "wall" if there is None else "seen" if state.visits[there] else "ok"
+        return "wall" if there is None else "been" if state.visits[there] else "ok"
 
     return " ".join(f"{move} {met(move)}" for move in MOVES)
 
 
 def checked(grid: GridMap, state: State, plan: str, radius: int, max_moves: int) -> tuple[str, str]:
-    """Follow a plan cell by cell; return what is found with the decision, and the moves decided on.
+    """Follow a plan cell by cell as far as it is in sight; return what is found with the decision, and the moves decided on.
 
-    A legal plan that costs no more than the careful way stays as it is; otherwise the careful way replaces it.
+    A legal plan that costs no more than the careful way stays, without what is out of sight; otherwise the careful way replaces it.
     """
     own = careful_moves(grid, state, radius, max_moves)
-    cell, steps = state.cell, []
-    for move in plan:
-        there = grid.after(cell, move)
-        steps.append(f"{move} {'wall' if there is None else 'ok'}")
-        if there is None:
-            break
-        cell = there
-        if cell == grid.goal:
-            break
-    cost, own_cost = plan_cost(grid, state, radius, plan), plan_cost(grid, state, radius, own)
-    if cost is None or own_cost is None or cost > own_cost:
-        verdict, moves = ("Wall." if cost is None else "Detour."), own
-    else:
-        verdict, moves = "Good.", plan
+    plan = in_sight(plan, radius)
+    found, own_cost = cost(grid, state, plan), cost(grid, state, own)
+    steps = [f"{move} {'wall' if cost(grid, state, plan[: i + 1]) is None else 'ok'}" for i, move in enumerate(plan)]
+    good = found is not None and own_cost is not None and found <= own_cost
+    verdict = "Good." if good else "Wall." if found is None else "Detour."
+    moves = plan if good else own
     return f"{' '.join(steps)} {verdict} {tagged(moves)}", moves

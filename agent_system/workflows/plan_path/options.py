@@ -30,8 +30,8 @@ class PlanPathEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        view: what the agents see: grid (the whole map) | compact (position, goal and the cells nearby).
-        radius: of the compact view, in cells.
+        view: what the agents see: grid (the whole map) | compact (the way to the goal and the cells straight ahead).
+        radius: cells that the compact view shows in each direction.
         max_moves: moves of one turn that are made; later ones are ignored and counted.
         success_reward: team reward for reaching the goal.
         progress_reward: team reward for the whole way from start to goal, paid as the shortest distance so far falls.
@@ -41,7 +41,7 @@ class PlanPathEnvOptions:
     """
 
     view: str = "grid"
-    radius: int = 3
+    radius: int = 2
     max_moves: int = 4
     success_reward: float = 1.0
     progress_reward: float = 0.5

@@ -1,4 +1,4 @@
-"""What a state looks like: as the whole grid, as the cells nearby, and as a GIF."""
+"""What a state looks like: as the whole grid, as what lies straight ahead, and as a GIF."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_system.workflows.plan_path.grid import GOAL, WALL, GridMap
+from agent_system.workflows.plan_path.grid import GOAL, MOVES, WALL, GridMap
 from agent_system.workflows.plan_path.rules import State
+from agent_system.workflows.plan_path.walkers import way_to_goal
 
 HERE = "@"
 COLOURS = {"free": (250, 250, 248), "wall": (60, 64, 72), "goal": (46, 160, 67), "seen": (198, 219, 239), "here": (214, 69, 65)}
@@ -23,25 +24,25 @@ def grid_text(grid: GridMap, state: State) -> str:
 
 
 def compact_text(grid: GridMap, state: State, radius: int) -> str:
-    """Return position, goal, the way to it, and the cells at most `radius` rows and columns away.
+    """Return the way to the goal and, for each move, the `radius` cells straight ahead, the next one first.
 
-    Every sign stands apart, and the layout is the same in every state, so that a tiny model finds each cell at a fixed place:
-    `@` here, `G` goal, `#` wall or outside, `.` free, `1` to `9` how often a free cell was entered.
+    Every sign stands apart, and the layout is the same in every state, so that a tiny model finds each cell at a fixed place: `G` goal,
+    `#` wall or outside, `.` free, `1` to `9` how often a free cell was entered.
     """
-    (row, column), (goal_row, goal_column) = grid.place(state.cell), grid.place(grid.goal)
-    down, right = goal_row - row, goal_column - column
+    down, right = way_to_goal(grid, state.cell)
     way = f"{'D' if down >= 0 else 'U'} {abs(down)} {'R' if right >= 0 else 'L'} {abs(right)}"
-    reach = range(-radius, radius + 1)
-    window = "\n".join(" ".join(_sign(grid, state, row + i, column + j) for j in reach) for i in reach)
-    return f"at {row} {column} goal {goal_row} {goal_column} go {way}\n{window}"
+    row, column = grid.place(state.cell)
+    lines = (
+        " ".join([move, *(_sign(grid, state, row + i * rows, column + i * columns) for i in range(1, radius + 1))])
+        for move, (rows, columns) in MOVES.items()
+    )
+    return f"go {way}\n{' '.join(lines)}"
 
 
 def _sign(grid: GridMap, state: State, row: int, column: int) -> str:
     cell = row * grid.width + column
     if not (0 <= row < grid.height and 0 <= column < grid.width) or cell in grid.walls:
         return WALL
-    if cell == state.cell:
-        return HERE
     if cell == grid.goal:
         return GOAL
     return str(state.visits[cell]) if state.visits[cell] else "."

@@ -1,14 +1,13 @@
 """Two ways to choose moves from what the compact view shows: with care, and by habit. They make demonstrations and tests.
 
-Both know the position, the goal and the size of the map. The careful walker also reads the cells nearby and how often each was
-entered; what it cannot see it takes for free. Entered cells cost more, so it leaves dead ends instead of going round in them.
+Both know the way to the goal. The careful walker also reads the cells that lie straight ahead in the four directions and how often each
+was entered: it is real-time search (LRTA*, Korf 1990) with the number of visits in the place of learned costs, so it leaves dead ends
+instead of going round in them.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections.abc import Iterator
 
 from agent_system.workflows.plan_path.grid import MOVES, GridMap
 from agent_system.workflows.plan_path.rules import State
@@ -16,72 +15,50 @@ from agent_system.workflows.plan_path.rules import State
 VISIT_COST = 2
 
 
-def visible(grid: GridMap, cell: int, radius: int) -> Iterator[int]:
-    """The cells at most `radius` rows and columns away from `cell`."""
-    row, column = grid.place(cell)
-    for i in range(max(0, row - radius), min(grid.height, row + radius + 1)):
-        for j in range(max(0, column - radius), min(grid.width, column + radius + 1)):
-            yield i * grid.width + j
+def in_sight(moves: str, radius: int) -> str:
+    """Return the first moves as far as their cells are shown: straight on, at most `radius` of them."""
+    straight = len(moves) - len(moves.lstrip(moves[:1])) if moves else 0
+    return moves[: min(straight, radius)]
 
 
-def costs_to_goal(grid: GridMap, state: State, radius: int) -> tuple[dict[int, int], dict[int, int]]:
-    """Return (cost to enter, cost to the goal) of every cell as far as `radius` tells; walls in sight are in neither."""
-    cells = range(grid.height * grid.width)
-    seen = set(visible(grid, state.cell, radius))
-    enter = {c: 1 + VISIT_COST * state.visits[c] * (c in seen) for c in cells if c not in seen or c not in grid.walls}
-    hidden = frozenset(c for c in cells if c not in enter)
-    guess = GridMap(grid.height, grid.width, hidden, grid.start, grid.goal, ())
-    found: dict[int, int] = {}
-    waiting = [(0, grid.goal)]
-    while waiting:
-        cost, cell = heapq.heappop(waiting)
-        if cell in found:
-            continue
-        found[cell] = cost
-        for move in MOVES:
-            there = guess.after(cell, move)
-            if there is not None and there not in found:
-                heapq.heappush(waiting, (cost + enter[cell], there))
-    return enter, found
+def cost(grid: GridMap, state: State, moves: str) -> int | None:
+    """Return what `moves` cost, entered cells more than new ones, and the rows and columns that are left; None when one is illegal.
+
+    Moves after the goal are not made and cost nothing.
+    """
+    cell, total = state.cell, 0
+    for move in moves:
+        if cell == grid.goal:
+            break
+        there = grid.after(cell, move)
+        if there is None:
+            return None
+        cell, total = there, total + 1 + VISIT_COST * state.visits[there]
+    return total + sum(abs(way) for way in way_to_goal(grid, cell))
 
 
 def careful_moves(grid: GridMap, state: State, radius: int, max_moves: int) -> str:
-    """Return the cheapest way as far as it is in sight, at most `max_moves` long and at least one move.
+    """Return the cheapest move, and the same again as long as it is in sight and costs nothing more; at most `max_moves`.
 
-    Ties go along the longer leg to the goal. Empty at the goal only.
+    Ties go along the longer leg to the goal. Empty at the goal, and where no move is legal.
     """
-    enter, to_goal = costs_to_goal(grid, state, radius)
-    seen = set(visible(grid, state.cell, radius))
-    cell, found = state.cell, ""
-    while cell != grid.goal and len(found) < max_moves:
-        options = [(enter[c] + to_goal[c], i, m, c) for i, m in enumerate(_preference(grid, cell)) if (c := grid.after(cell, m)) in to_goal]
-        if not options:
+    if state.cell == grid.goal:
+        return ""
+    priced = [(found, i, move) for i, move in enumerate(_preference(grid, state.cell)) if (found := cost(grid, state, move)) is not None]
+    if not priced:
+        return ""
+    price, _, move = min(priced)
+    moves = move
+    while len(moves) < min(radius, max_moves) and (further := cost(grid, state, moves + move)) is not None and further <= price:
+        if _end(grid, state.cell, moves) == grid.goal:
             break
-        _, _, move, there = min(options)
-        if there not in seen:
-            break
-        cell, found = there, found + move
-    return found
-
-
-def plan_cost(grid: GridMap, state: State, radius: int, moves: str) -> int | None:
-    """Return what `moves` and the rest of the way cost by `costs_to_goal`; None when a move is illegal."""
-    enter, to_goal = costs_to_goal(grid, state, radius)
-    cell, cost = state.cell, 0
-    for move in moves:
-        there = grid.after(cell, move)
-        if cell == grid.goal:
-            break
-        if there is None:
-            return None
-        cell, cost = there, cost + enter[there]
-    return cost + to_goal[cell]
+        moves += move
+    return moves
 
 
 def habitual_moves(rng: random.Random, grid: GridMap, state: State, max_moves: int) -> str:
     """Return moves straight towards the goal, one leg after the other, without a look at the walls; empty at the goal only."""
-    (row, column), (goal_row, goal_column) = grid.place(state.cell), grid.place(grid.goal)
-    down, right = goal_row - row, goal_column - column
+    down, right = way_to_goal(grid, state.cell)
     legs = [("D" if down > 0 else "U") * abs(down), ("R" if right > 0 else "L") * abs(right)]
     rng.shuffle(legs)
     return "".join(legs)[:max_moves]
@@ -92,8 +69,20 @@ def random_moves(rng: random.Random, max_moves: int) -> str:
     return "".join(rng.choices(tuple(MOVES), k=rng.randint(1, max_moves)))
 
 
-def _preference(grid: GridMap, cell: int) -> list[str]:
+def way_to_goal(grid: GridMap, cell: int) -> tuple[int, int]:
+    """Return how many rows down and columns right of `cell` the goal is."""
     (row, column), (goal_row, goal_column) = grid.place(cell), grid.place(grid.goal)
-    down, right = goal_row - row, goal_column - column
+    return goal_row - row, goal_column - column
+
+
+def _end(grid: GridMap, cell: int, moves: str) -> int | None:
+    there: int | None = cell
+    for move in moves:
+        there = None if there is None else grid.after(there, move)
+    return there
+
+
+def _preference(grid: GridMap, cell: int) -> list[str]:
+    down, right = way_to_goal(grid, cell)
     pulls = {"U": -down, "D": down, "L": -right, "R": right}
     return sorted(MOVES, key=lambda move: -pulls[move])

@@ -8,6 +8,7 @@ from agent_system.registry import EnvRegistry
 from agent_system.workflows.sudoku.action import parse_action
 from agent_system.workflows.sudoku.agents import EXECUTOR, TOOL
 from agent_system.workflows.sudoku.options import SudokuEnvOptions
+from agent_system.workflows.sudoku.pencil import marks_text
 from agent_system.workflows.sudoku.render import describe
 from agent_system.workflows.sudoku.reward import penalty, plan_reward, team_reward
 from agent_system.workflows.sudoku.solver import puzzle_from_text
@@ -52,8 +53,9 @@ class SudokuEnv(BaseEnv):
         return self.observe()
 
     def observe(self, agent_id: str = "") -> Observation:
-        """Return the puzzle and, once something is written, the board; every agent sees the same."""
-        return Observation(describe(self.state), {"anchor": self.state.key})
+        """Return the board as `env.params.view` shows it; every agent sees the same."""
+        text = marks_text(self.state) if self.config.view == "marks" else describe(self.state)
+        return Observation(text, {"anchor": self.state.key})
 
     def act(self, agent_id: str, action: str) -> Outcome:
         """Write what the Executor says; pay the Tool for its plan, which changes nothing."""

@@ -12,6 +12,7 @@ CLUES: dict[int, dict[str, tuple[int, int]]] = {
     4: {"easy": (9, 11), "medium": (7, 8), "hard": (5, 6)},
     9: {"easy": (40, 45), "medium": (32, 36), "hard": (26, 29)},
 }
+VIEWS = ("grid", "marks")
 
 
 def clue_range(size: int, difficulty: str) -> tuple[int, int]:
@@ -59,6 +60,8 @@ class SudokuEnvOptions:
     """Options under `env.params`; see `reward.py` for what each reward pays.
 
     Attributes:
+        view: what the agents see: grid (the clues, and the board below them once something is written) | marks (of every empty cell, the
+            digits that its row, column and box leave, and what is written).
         max_cells: most cells that one action may change; what follows them is left out and counted.
         success_reward: team reward for the solved puzzle, once.
         progress_reward: team reward for all cells right; each part of it is paid when it is reached for the first time.
@@ -67,6 +70,7 @@ class SudokuEnvOptions:
         clash_penalty: times the share of the action's cells that clash with a row, column or box, subtracted likewise.
     """
 
+    view: str = "grid"
     max_cells: int = 81
     success_reward: float = 1.0
     progress_reward: float = 0.5
@@ -75,8 +79,10 @@ class SudokuEnvOptions:
     clash_penalty: float = 0.1
 
     def __post_init__(self) -> None:
+        if self.view not in VIEWS:
+            raise AgentSystemError(f"env.params.view must be one of {', '.join(VIEWS)}, found {self.view!r}{suggestion(self.view, VIEWS)}")
         if self.max_cells < 1:
             raise AgentSystemError(f"env.params.max_cells must be 1 or more, found {self.max_cells}")
         for field in fields(self):
-            if not getattr(self, field.name) >= 0:
+            if isinstance(getattr(self, field.name), float) and not getattr(self, field.name) >= 0:
                 raise AgentSystemError(f"env.params.{field.name} must be 0 or more, found {getattr(self, field.name):g}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3ForCausalLM
 
 from tests.workers.rollout.conftest import VOCAB, request, tiny_model
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
@@ -39,14 +40,15 @@ async def test_greedy_takes_the_most_likely_token_at_every_step(make_engine):
     assert tuple(logits.argmax(-1).tolist()) == reply.token_ids
 
 
-async def test_random_arrivals_change_no_bit(make_engine):
+@pytest.mark.parametrize("slots", [12, 40])
+async def test_random_arrivals_change_no_bit(make_engine, slots):
     generator = torch.Generator().manual_seed(7)
     requests = []
     for i in range(30):
         length, tokens = (int(x) for x in torch.randint(1, 90, (2,), generator=generator))
         extra = [{}, {"top_p": 0.8}, {"top_k": 5}, {"temperature": 0.0}, {"temperature": 0.7, "stop_token_ids": (3, 9)}][i % 5]
         requests.append(request(length, tokens, seed=i, n=1 + i % 3, prompt_seed=i // 2, **extra))
-    engine = make_engine(slots=12)
+    engine = make_engine(slots=slots)
 
     async def arrive(i: int) -> list[Generation]:
         for _ in range(int(torch.randint(0, 120, (1,), generator=generator))):
@@ -54,9 +56,27 @@ async def test_random_arrivals_change_no_bit(make_engine):
         return await engine.generate(requests[i])
 
     together = await asyncio.gather(*(arrive(i) for i in range(len(requests))))
-    alone = make_engine(slots=12)
+    alone = make_engine(slots=slots)
     for i, (req, shared) in enumerate(zip(requests, together, strict=True)):
-        assert await (make_engine(slots=12) if i % 5 == 0 else alone).generate(req) == shared
+        assert await (make_engine(slots=slots) if i % 5 == 0 else alone).generate(req) == shared
+
+
+async def test_a_decode_step_runs_over_the_slots_in_use_alone(make_engine, monkeypatch):
+    rows: list[int] = []
+    forward = Qwen3ForCausalLM.forward
+
+    def spy(self: Qwen3ForCausalLM, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        if input_ids.shape[1] == 1:
+            rows.append(len(input_ids))
+        return forward(self, input_ids=input_ids, **kwargs)
+
+    monkeypatch.setattr(Qwen3ForCausalLM, "forward", spy)
+    engine = make_engine(slots=64)
+    await asyncio.gather(*(engine.generate(request(40, 5 if i else 30, seed=i)) for i in range(20)))
+    assert max(rows) == 24 and rows[-1] == 8  # twenty replies, then the first one alone
+    rows.clear()
+    await engine.generate(request(40, 5, seed=1))
+    assert set(rows) == {8}
 
 
 def test_engine_fits_the_protocol(make_engine):

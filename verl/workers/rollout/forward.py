@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from verl.workers.rollout.kv_cache import KV_BLOCK, SlotCache, round_up, use_slot_attention
 
-MIN_ROWS = 8  # below this, matrix kernels treat rows differently by their place in the batch
+MIN_ROWS = 8  # below this, and between its multiples, matrix kernels treat rows differently by their place in the batch
 TOKEN_BUDGET = {"cpu": 128, "cuda": 1024}
 
 
@@ -80,13 +80,17 @@ class SlotModel:
         """Wipe slots whose numbers are not finite."""
         self._cache.clear(torch.as_tensor(slots, device=self.device))
 
-    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> None:
-        """Append tokens [slots] at positions [slots], of which the furthest active one is below `length`."""
-        length = round_up(length, KV_BLOCK)
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int, used: int) -> None:
+        """Append tokens [slots] at positions [slots], of which the furthest active one is below `length`.
+
+        Only the first `used` slots are run, rounded up to a multiple of `MIN_ROWS`.
+        """
+        rows, length = round_up(used, MIN_ROWS), round_up(length, KV_BLOCK)
+        tokens, positions = tokens[:rows], positions[:rows]
         self._cache.reserve(length)
         self._cache.begin_decode(positions, length)
         hidden = self._places[:length] > positions.unsqueeze(1)
-        mask = torch.zeros(self.slots, length, device=self.device).masked_fill_(hidden, float("-inf"))
+        mask = torch.zeros(rows, length, device=self.device).masked_fill_(hidden, float("-inf"))
         out = self._model(
             input_ids=tokens.unsqueeze(1),
             position_ids=positions.unsqueeze(1),
@@ -94,4 +98,4 @@ class SlotModel:
             past_key_values=self._cache,
             use_cache=True,
         )
-        self.logits = out.logits[:, -1]
+        self.logits[:rows] = out.logits[:, -1]

@@ -1,9 +1,9 @@
 """The `hf` engine: continuous batching over a fixed number of slots, in plain torch and transformers.
 
 Replies come and go at any time; each holds one slot of the key-value cache. A step samples one token for every active slot,
-hands finished replies out, fills free slots, and runs the model once with the fixed shape [slots, 1]. Every shape is a constant
-or a function of the row's own prompt, random numbers belong to the reply, and masked cache blocks add nothing: on a CPU a
-reply is the same to the last bit whoever shares the batch.
+hands finished replies out, fills free slots, and runs the model once over the slots in use, [rows, 1] with rows a multiple of eight.
+Prompts are run in shapes that depend on themselves alone, random numbers belong to the reply, and masked cache blocks and further rows
+change nothing: on a CPU a reply is the same to the last bit whoever shares the batch.
 
 The loop is an asyncio task that exists while there is work and yields after every step, so everything between two steps
 (requests, aborts, new weights) happens with the model at rest and without a lock.
@@ -218,7 +218,7 @@ class HFEngine:
                 self._finish(slot, how)
         if self._running:
             self._slots.advance()
-            self._model.decode(self._slots.tokens, self._slots.positions, self._slots.longest + 1)
+            self._model.decode(self._slots.tokens, self._slots.positions, self._slots.longest + 1, self._slots.used)
         self._scheduler.tick()
 
     def _admit(self, admission: Prefill | Copies) -> None:

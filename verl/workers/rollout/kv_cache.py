@@ -39,9 +39,8 @@ class SlotCache(Cache):
         self._dtype, self._device = dtype, device
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
-        self._rows = torch.arange(slots, device=device)
+        self._all_rows = self._rows = self._positions = torch.arange(slots, device=device)
         self._prefill_slots: torch.Tensor | None = None
-        self._positions = self._rows
         self._length = 0
 
     @property
@@ -75,9 +74,9 @@ class SlotCache(Cache):
         self._prefill_slots = slots
 
     def begin_decode(self, positions: torch.Tensor, length: int) -> None:
-        """Write the coming forward's tokens at `positions` [slots] and attend to the first `length` positions."""
+        """In the coming forward, write the first `len(positions)` slots at `positions` and attend to the first `length` positions."""
         self._prefill_slots = None
-        self._positions, self._length = positions, length
+        self._rows, self._positions, self._length = self._all_rows[: len(positions)], positions, length
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, length: int) -> None:
         """Copy the first `length` positions of the source slots into the target slots."""
@@ -103,7 +102,8 @@ class SlotCache(Cache):
             return key_states, value_states
         keys[self._rows, :, self._positions] = key_states[:, :, 0]
         values[self._rows, :, self._positions] = value_states[:, :, 0]
-        return keys[:, :, : self._length], values[:, :, : self._length]
+        rows = len(self._positions)
+        return keys[:rows, :, : self._length], values[:rows, :, : self._length]
 
 
 def slot_attention(

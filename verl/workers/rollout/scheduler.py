@@ -54,7 +54,7 @@ class Scheduler:
     def __init__(self, slots: int, token_budget: int) -> None:
         self._token_budget = token_budget
         self._slots = slots
-        self._free: dict[int, None] = dict.fromkeys(range(slots))  # oldest first
+        self._free = set(range(slots))
         self._prompts = WaitingPrompts(prompt_bucket)
         self._waited = 0
 
@@ -73,8 +73,8 @@ class Scheduler:
         return self._prompts.withdraw(ticket)
 
     def free(self, slot: int) -> None:
-        """Give a slot back; it keeps its prompt's keys until it is reused, which happens oldest first."""
-        self._free[slot] = None
+        """Give a slot back; it keeps its prompt's keys until it is reused, lowest first."""
+        self._free.add(slot)
 
     def forget(self, slots: Iterable[int] | None = None) -> None:
         """Treat these slots (all, by default) as holding no prompt: the weights changed, or the keys are bad."""
@@ -100,11 +100,11 @@ class Scheduler:
         return Copies(batch) if batch else None
 
     def _slot_for_copy(self, prompt: Prompt) -> int | None:
-        """A free slot with this prompt; else the oldest one that is not the last to hold a prompt that others wait for."""
+        """A free slot with this prompt; else the lowest one that is not the last to hold a prompt that others wait for."""
         for slot in prompt.holders:
             if slot in self._free:
                 return slot
-        for slot in self._free:
+        for slot in sorted(self._free):
             held = self._prompts.held.get(slot)
             if held is None or not held.waiting or len(held.holders) > 1:
                 return slot
@@ -121,8 +121,8 @@ class Scheduler:
         if len(chosen) < rows and self._waited < PATIENCE and 2 * len(self._free) < self._slots:
             return None
         self._waited = 0
-        return Prefill(bucket, rows, [(slot, self._give(slot, prompt)) for slot, prompt in zip(list(self._free), chosen, strict=False)])
+        return Prefill(bucket, rows, [(slot, self._give(slot, prompt)) for slot, prompt in zip(sorted(self._free), chosen, strict=False)])
 
     def _give(self, slot: int, prompt: Prompt) -> Reply:
-        del self._free[slot]
+        self._free.remove(slot)
         return self._prompts.give(slot, prompt)

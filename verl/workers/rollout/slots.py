@@ -47,6 +47,11 @@ class SlotState:
         return int(self._host_active.sum())
 
     @property
+    def used(self) -> int:
+        """Number of the last active slot, from 1; 0 when none is."""
+        return int(self._host_active.nonzero()[0].max(initial=-1)) + 1
+
+    @property
     def longest(self) -> int:
         """Position of the furthest token of any active slot."""
         return int(self._host_positions.max(where=self._host_active, initial=0))

@@ -19,9 +19,10 @@ def test_grid_view_shows_the_map_the_position_and_the_goal():
     assert "row 2, column 0" in text and "row 0, column 2" in text
 
 
-def test_compact_view_shows_the_way_the_cells_nearby_and_where_the_team_was():
-    text = compact_text(parse_map(AROUND), after(parse_map(AROUND), "DDUDR"), 1)
-    assert text == "at 2 1 goal 0 2 go U 2 R 1\n2 # .\n2 @ .\n# # #"
+def test_compact_view_shows_the_way_the_cells_ahead_and_where_the_team_was():
+    text = compact_text(parse_map(AROUND), after(parse_map(AROUND), "DDUDR"), 2)
+    assert text == "go U 2 R 1\nU # # D # # L 2 # R . #"
+    assert compact_text(parse_map("S.G"), initial_state(parse_map("S.G")), 3) == "go D 0 R 2\nU # # # D # # # L # # # R . G #"
 
 
 def test_compact_view_has_the_same_length_wherever_the_team_is():
@@ -32,7 +33,7 @@ def test_compact_view_has_the_same_length_wherever_the_team_is():
 
 def test_env_shows_the_view_that_is_asked_for():
     views = [PlanPathEnv(PlanPathEnvOptions(view=view)).reset(Task("t", AROUND)).text for view in ("grid", "compact")]
-    assert views[0].startswith("@#G") and views[1].startswith("at 0 0 goal 0 2")
+    assert views[0].startswith("@#G") and views[1].startswith("go D 0 R 2")
 
 
 def test_gif_has_a_frame_for_every_cell(tmp_path):

@@ -4,8 +4,7 @@ from agent_system import AgentSystemError
 from agent_system.options import build_options
 from agent_system.task import task_from_row
 from agent_system.workflows.sudoku import EXECUTOR, TOOL, SudokuOptions
-from agent_system.workflows.sudoku.deduce import deduce
-from agent_system.workflows.sudoku.demos import worked
+from agent_system.workflows.sudoku.action import cells_text
 from agent_system.workflows.sudoku.generate import Kind, generate, to_row
 
 HOSTILE = [
@@ -36,11 +35,10 @@ async def test_a_scripted_team_solves_a_puzzle_over_several_turns(play):
 
 
 @pytest.mark.parametrize("kind", [Kind(4, "hard"), Kind(9, "medium")])
-async def test_working_a_generated_puzzle_out_solves_it(play, kind):
-    puzzle = next(p for p in generate(10, 0, kind) if all(step.certain for step in deduce(p)))
-    result = await play(
-        tool=[worked(puzzle, "plan", True)], executor=[worked(puzzle, "action", False)], tasks=[task_from_row(to_row(puzzle, 0, "test"))]
-    )
+async def test_writing_every_cell_of_a_generated_puzzle_solves_it(play, kind):
+    (puzzle,) = generate(1, 0, kind)
+    cells = cells_text([(cell, puzzle.solution[cell]) for cell in puzzle.empty], kind.size)
+    result = await play(tool=[f"<plan>{cells}</plan>"], executor=[action(cells)], tasks=[task_from_row(to_row(puzzle, 0, "test"))])
     assert result.metrics["episode/success_rate"] == 1.0
 
 
