@@ -16,15 +16,15 @@ ARGS+=(
   'agent.agent_ids=[Tool Agent,Executor Agent]'
   algorithm.preset=at_grpo
   actor_rollout_ref.actor.skip_zero_advantages=true
-  env.max_steps=6
+  env.max_steps=5
 )
 if is_tiny; then
   ARGS+=(
-    env.params.view=marks
+    env.params.view=digits
     actor_rollout_ref.actor.optim.lr=5e-4
     data.train_batch_size=16
-    data.max_prompt_length=256
-    data.max_response_length=96
+    data.max_prompt_length=128
+    data.max_response_length=48
     env.rollout.n=1
     env.rollout.val_n=1
     trainer.total_training_steps=60

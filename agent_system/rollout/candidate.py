@@ -45,11 +45,14 @@ class Tried:
 def choose(settings: TreeSettings, rewards: Sequence[float], seed: int) -> int:
     """Return which of the candidates is committed; `rewards` are theirs."""
     everyone = range(len(rewards))
+    draw = Random(seed)
+    if settings.epsilon and draw.random() < settings.epsilon:
+        return draw.randrange(len(rewards))
     if settings.select == "first":
         return 0
     if settings.select == "greedy":
         return max(everyone, key=lambda i: rewards[i])
     if settings.select == "random":
-        return Random(seed).randrange(len(rewards))
+        return draw.randrange(len(rewards))
     best = max(rewards)
-    return Random(seed).choices(everyone, [math.exp((r - best) / settings.temperature) for r in rewards])[0]
+    return draw.choices(everyone, [math.exp((r - best) / settings.temperature) for r in rewards])[0]

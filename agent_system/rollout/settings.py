@@ -19,11 +19,14 @@ class TreeSettings:
         k: candidates of a call, 2 or more.
         select: which candidate is committed: `greedy` (the highest reward, of equal ones the first), `first`, `random` or `softmax`.
         temperature: `softmax`: candidates are drawn with weights `exp(reward / temperature)`.
+        epsilon: share of calls in which any candidate is committed, whatever `select` says, so that training also sees the states
+            that a policy without a choice among candidates runs into.
     """
 
     k: int = 4
     select: str = "greedy"
     temperature: float = 1.0
+    epsilon: float = 0.0
 
     def __post_init__(self) -> None:
         if self.k < 2:
@@ -32,6 +35,8 @@ class TreeSettings:
             raise AgentSystemError(f"rollout.tree.select={self.select!r}: expected one of {', '.join(SELECTIONS)}")
         if not 0 < self.temperature < math.inf:
             raise AgentSystemError(f"rollout.tree.temperature={self.temperature}: expected a finite number above 0")
+        if not 0 <= self.epsilon <= 1:
+            raise AgentSystemError(f"rollout.tree.epsilon={self.epsilon}: expected a share, 0 to 1")
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ def test_the_preset_fits_every_estimator_with_a_group_baseline(tiny_model_dir: P
         ({"rollout.tree.select": "best"}, "rollout.tree.select='best': expected one of greedy, first, random, softmax"),
         ({"rollout.tree.k": 1}, "rollout.tree.k=1: a tree needs 2 candidates or more"),
         ({"rollout.tree.temperature": 0.0}, "rollout.tree.temperature=0.0: expected above 0"),
+        ({"rollout.tree.epsilon": 1.5}, "rollout.tree.epsilon=1.5: expected at least 0 and at most 1"),
         ({"reward.team_scope": "episode"}, "set reward.team_scope=call and reward.propagation.mode=none"),
         ({"algorithm.adv_estimator": "gae"}, "algorithm.adv_estimator=gae reads values"),
         ({"algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax takes the reward of a greedy episode"),

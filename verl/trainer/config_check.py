@@ -92,7 +92,7 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
                "algorithm.kl_ctrl.target_kl", "critic.cliprange_value",
                "ray_init.object_store_memory_mb"),
     SHARE: (
-        "rollout.max_failure_rate", "reward.shaping_gamma", "reward.propagation.gamma", "reward.propagation.theta",
+        "rollout.max_failure_rate", "rollout.tree.epsilon", "reward.shaping_gamma", "reward.propagation.gamma", "reward.propagation.theta",
         "reward.propagation.theta_quantile", "reward.propagation.min_pass_rate",
     ),
 }  # fmt: skip

@@ -128,7 +128,7 @@ RUN_NEEDS: Sequence[Need] = (
         "algorithm.rollout_correction.loss_type=ppo_clip (reinforce is a loss of its own, without a clip)",
         lambda c: not c.algorithm.rollout_correction.bypass_mode or c.algorithm.rollout_correction.loss_type != "reinforce",
     ),
-    Need(_all("rollout.tree", "k select temperature"), "rollout.sampling=tree", lambda c: c.rollout.sampling == "tree"),
+    Need(_all("rollout.tree", "k select temperature epsilon"), "rollout.sampling=tree", lambda c: c.rollout.sampling == "tree"),
     Need(("rollout.tree.temperature",), "rollout.tree.select=softmax", lambda c: c.rollout.tree.select == "softmax"),
     Need(
         _all("reward.overlong_buffer", "len penalty_factor"),

@@ -37,6 +37,7 @@ class Habits:
         check: share of proposals that the Executor follows cell by cell; the others it takes as they are.
         stray: share of moves made at random instead, which show what to do off the way; they are never demonstrated.
         executor: share of demonstrations that are the Executor's.
+        wander: most moves at random before an episode begins, which show ways that have been entered many times; half of the episodes.
     """
 
     tool_care: float = 0.05
@@ -44,9 +45,10 @@ class Habits:
     check: float = 0.05
     stray: float = 0.0
     executor: float = 0.5
+    wander: int = 0
 
 
-CAREFUL = Habits(tool_care=1.0, guess=0.0, check=1.0, stray=0.2)
+CAREFUL = Habits(tool_care=1.0, guess=0.0, check=1.0, stray=0.2, wander=60)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Demonstrators:
     def episode(self, grid: GridMap, habits: Habits) -> tuple[list[Messages], bool]:
         """Return the conversations of one episode, one a turn, and whether it reached the goal."""
         course, rng = self.course, self.rng
-        state = initial_state(grid)
+        state = self._wandered(grid, habits.wander) if habits.wander and rng.random() < 0.5 else initial_state(grid)
         conversations: list[Messages] = []
         for _ in range(course.max_turns):
             proposal, plan = self._plan(grid, state, habits)
@@ -128,6 +130,15 @@ class Demonstrators:
             if made.reached:
                 return conversations, True
         return conversations, False
+
+    def _wandered(self, grid: GridMap, most: int) -> State:
+        """Return a state after moves at random that kept away from the goal."""
+        state = initial_state(grid)
+        for _ in range(self.rng.randint(1, most)):
+            made = walk(grid, state.cell, self.rng.choice(tuple(MOVES)))
+            if not made.reached:
+                state = advance(grid, state, made)
+        return state
 
     def _plan(self, grid: GridMap, state: State, habits: Habits) -> tuple[str, str]:
         """Return the Tool's reply and its moves."""

@@ -1,9 +1,9 @@
-"""Demonstrations of both roles for the warm start of a tiny model, which reads pencil marks (`env.params.view=marks`).
+"""Demonstrations of both roles for the warm start of a tiny model, which reads and writes whole boards (`env.params.view=digits`).
 
-They first teach mostly a skill and then a habit. The skill: write the cells with one candidate, and start over when the board contradicts
-itself (`pencil.careful_cells`). The habit of the last part: the Tool mostly guesses, and the Executor mostly copies the plan. So the
-warm-started team knows how to be careful but seldom is, and reinforcement learning, which sees no demonstration, can find out that care
-pays. `team_success` says how often demonstrators with given habits solve their puzzles.
+They first teach mostly a skill and then a habit. The skill: fill the cells that can hold one digit only (`fill.careful`). The habit of the
+last part: the Tool mostly guesses, and the Executor mostly copies the plan. So the warm-started team knows how to be careful but often
+is not, and reinforcement learning, which sees no demonstration, can find out that care pays. `team_success` says how often demonstrators
+with given habits solve their puzzles.
 
 The prompts are made by the agents of the workflow in the short style, so they are what the team reads later.
 """
@@ -16,12 +16,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from agent_system.agent import Entry
-from agent_system.workflows.sudoku.action import cells_text, parse_action
+from agent_system.workflows.sudoku.action import parse_action
 from agent_system.workflows.sudoku.agents import TOOL, ExecutorAgent, SudokuAgent, ToolAgent
+from agent_system.workflows.sudoku.fill import careful, guessed
 from agent_system.workflows.sudoku.generate import Kind, generate
 from agent_system.workflows.sudoku.options import SudokuOptions
-from agent_system.workflows.sudoku.pencil import Cells, careful_cells, guessed_cells, marks_text
 from agent_system.workflows.sudoku.puzzle import Board, Puzzle
+from agent_system.workflows.sudoku.render import digits_text
 from agent_system.workflows.sudoku.state import State, apply_action
 
 Messages = list[dict[str, str]]
@@ -33,15 +34,15 @@ class Habits:
     """How often the demonstrators take care.
 
     Attributes:
-        work: share of the Tool's replies that read the marks; the others guess.
-        check: share of the Executor's replies that read the marks; the others copy the plan.
+        work: share of the Tool's replies that fill what is certain; the others guess.
+        check: share of the Executor's replies that fill what is certain; the others copy the plan.
         guesses: most cells of a guess.
         executor: share of demonstrations that are the Executor's.
-        stray: share of guesses that come up on the board and in plans all the same, which show how to mend them.
+        stray: share of the Executor's prompts that hold a guess all the same, which show how to mend it.
     """
 
-    work: float = 0.25
-    check: float = 0.25
+    work: float = 0.4
+    check: float = 0.4
     guesses: int = 3
     executor: float = 0.5
     stray: float = 0.0
@@ -65,7 +66,7 @@ class Course:
     """
 
     count: int = 16_000
-    max_turns: int = 6
+    max_turns: int = 5
     kind: Kind = field(default_factory=Kind)
     habits_from: float = 0.75
     habits_before: float = 0.15
@@ -104,7 +105,7 @@ def team_success(course: Course, habits: Habits, puzzles: Sequence[Puzzle], seed
 
 
 class Demonstrators:
-    """Plays both roles in the short prompt style on pencil marks."""
+    """Plays both roles in the short prompt style on boards of digits."""
 
     def __init__(self, course: Course, rng: random.Random) -> None:
         options = SudokuOptions(prompt_style="short")
@@ -115,43 +116,32 @@ class Demonstrators:
 
     def episode(self, puzzle: Puzzle, habits: Habits) -> tuple[list[Messages], bool]:
         """Return the conversations of one episode, one a turn, and whether the puzzle was solved."""
-        state = State.start(puzzle)
+        rng, state = self.rng, State.start(puzzle)
         conversations: list[Messages] = []
         for _ in range(self.course.max_turns):
-            plan, cells = self._plan(state, habits)
-            executor = self.rng.random() < habits.executor
-            if executor and self.rng.random() < habits.stray:
-                cells = guessed_cells(self.rng, state, habits.guesses)
-                plan = reply("Guess.", "plan", cells, puzzle.size)
-            said, made = self._decide(state, plan, cells, habits)
+            board = state.board
+            plan = careful(board) if (worked := rng.random() < habits.work) else guessed(rng, board, habits.guesses)
+            executor = rng.random() < habits.executor
+            if executor and rng.random() < habits.stray:
+                plan, worked = guessed(rng, board, habits.guesses), False
+            said = reply("Work." if worked else "Guess.", "plan", plan)
+            checked = rng.random() < habits.check
+            made = careful(board) if checked else plan
             if executor:
-                conversations.append(self._conversation(self.executor, state, [Entry(TOOL, plan)], said))
+                done = reply("Work." if checked else "Copy.", "action", made)
+                conversations.append(self._conversation(self.executor, state, [Entry(TOOL, said)], done))
             else:
-                conversations.append(self._conversation(self.tool, state, [], plan))
-            if self.rng.random() < habits.stray:
-                made = guessed_cells(self.rng, state, habits.guesses)
-            state = apply_action(state, parse_action(cells_text(made, puzzle.size), puzzle.size), MOST_CELLS).state
+                conversations.append(self._conversation(self.tool, state, [], said))
+            state = apply_action(state, parse_action(digits_text(made), puzzle.size), MOST_CELLS).state
             if state.solved:
                 return conversations, True
         return conversations, False
 
-    def _plan(self, state: State, habits: Habits) -> tuple[str, Cells]:
-        """Return the Tool's reply and its cells."""
-        worked = self.rng.random() < habits.work
-        cells = careful_cells(state) if worked else guessed_cells(self.rng, state, habits.guesses)
-        return reply("Work." if worked else "Guess.", "plan", cells, state.puzzle.size), cells
-
-    def _decide(self, state: State, plan: str, cells: Cells, habits: Habits) -> tuple[str, Cells]:
-        """Return the Executor's reply and its cells."""
-        checked = self.rng.random() < habits.check
-        made = careful_cells(state) if checked else cells
-        return reply("Work." if checked else "Copy.", "action", made, state.puzzle.size), made
-
     def _conversation(self, agent: SudokuAgent, state: State, entries: list[Entry], text: str) -> Messages:
-        variables = {"env_prompt": marks_text(state), "team_context": agent.team_context(entries), "step": 1, "memory": ""}
+        variables = {"env_prompt": digits_text(state.board), "team_context": agent.team_context(entries), "step": 1, "memory": ""}
         return [*agent.messages(variables), {"role": "assistant", "content": text}]
 
 
-def reply(word: str, tag: str, cells: Cells, size: int) -> str:
-    """Return a word that names the way of working, and cells: `Work. <plan>1 2 3; 4 1 2</plan>`."""
-    return f"{word} <{tag}>{cells_text(cells, size)}</{tag}>"
+def reply(word: str, tag: str, board: Board) -> str:
+    """Return a word that names the way of working, and a board: `Work. <plan>1 2 3 4 ...</plan>`, a line a row."""
+    return f"{word} <{tag}>{digits_text(board)}</{tag}>"

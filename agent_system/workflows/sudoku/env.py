@@ -8,8 +8,7 @@ from agent_system.registry import EnvRegistry
 from agent_system.workflows.sudoku.action import parse_action
 from agent_system.workflows.sudoku.agents import EXECUTOR, TOOL
 from agent_system.workflows.sudoku.options import SudokuEnvOptions
-from agent_system.workflows.sudoku.pencil import marks_text
-from agent_system.workflows.sudoku.render import describe
+from agent_system.workflows.sudoku.render import describe, digits_text
 from agent_system.workflows.sudoku.reward import penalty, plan_reward, team_reward
 from agent_system.workflows.sudoku.solver import puzzle_from_text
 from agent_system.workflows.sudoku.state import Applied, State, apply_action
@@ -54,7 +53,7 @@ class SudokuEnv(BaseEnv):
 
     def observe(self, agent_id: str = "") -> Observation:
         """Return the board as `env.params.view` shows it; every agent sees the same."""
-        text = marks_text(self.state) if self.config.view == "marks" else describe(self.state)
+        text = digits_text(self.state.board) if self.config.view == "digits" else describe(self.state)
         return Observation(text, {"anchor": self.state.key})
 
     def act(self, agent_id: str, action: str) -> Outcome:

@@ -12,7 +12,7 @@ CLUES: dict[int, dict[str, tuple[int, int]]] = {
     4: {"easy": (9, 11), "medium": (7, 8), "hard": (5, 6)},
     9: {"easy": (40, 45), "medium": (32, 36), "hard": (26, 29)},
 }
-VIEWS = ("grid", "marks")
+VIEWS = ("grid", "digits")
 
 
 def clue_range(size: int, difficulty: str) -> tuple[int, int]:
@@ -60,8 +60,8 @@ class SudokuEnvOptions:
     """Options under `env.params`; see `reward.py` for what each reward pays.
 
     Attributes:
-        view: what the agents see: grid (the clues, and the board below them once something is written) | marks (of every empty cell, the
-            digits that its row, column and box leave, and what is written).
+        view: what the agents see: grid (the clues, and the board below them once something is written) | digits (the board alone, 0 where
+            it is empty).
         max_cells: most cells that one action may change; what follows them is left out and counted.
         success_reward: team reward for the solved puzzle, once.
         progress_reward: team reward for all cells right; each part of it is paid when it is reached for the first time.

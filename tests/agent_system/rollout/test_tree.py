@@ -290,6 +290,12 @@ def test_each_selection_chooses_as_it_says() -> None:
     assert drawn["softmax"][1] + drawn["softmax"][2] > 330 > 300 > drawn["softmax"][3] > drawn["softmax"][0]
 
 
+def test_epsilon_commits_any_candidate_in_its_share_of_calls() -> None:
+    drawn = Counter(choose(TreeSettings(4, "greedy", epsilon=0.4), [1.0, 3.0, 3.0, 2.0], seed) for seed in range(2000))
+    assert all(abs(drawn[i] - 200) < 60 for i in (0, 2, 3)) and abs(drawn[1] - 1400) < 80
+    assert {choose(TreeSettings(2, "greedy", epsilon=0.0), [0.0, 1.0], seed) for seed in range(50)} == {1}
+
+
 async def test_a_call_that_outlives_its_turn_is_refused(play) -> None:
     class Leaves(BaseOrchestra):
         agents = ("A", "B")
@@ -310,6 +316,7 @@ async def test_a_call_that_outlives_its_turn_is_refused(play) -> None:
         ({"k": 1}, "rollout.tree.k=1"),
         ({"select": "best"}, "rollout.tree.select='best'"),
         ({"temperature": 0.0}, "rollout.tree.temperature"),
+        ({"epsilon": 1.5}, "rollout.tree.epsilon"),
     ],
 )
 def test_settings_that_cannot_be_are_named(settings: dict[str, Any], words: str) -> None:

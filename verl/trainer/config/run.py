@@ -73,6 +73,7 @@ class TreeConfig:
         "greedy", "sampling=tree: which candidate the episode goes on with: greedy (highest reward) | first | random | softmax"
     )
     temperature: float = key(1.0, "tree.select=softmax: weights exp(reward / temperature)")
+    epsilon: float = key(0.0, "sampling=tree: share of calls in which the episode goes on with any candidate, whatever tree.select says")
 
 
 @dataclass

@@ -63,7 +63,7 @@ def run_sft(config: SFTConfig) -> dict[str, float]:
 def train(
     model: PreTrainedModel, rows: list[Conversation], tokenizer: PreTrainedTokenizerBase, config: SFTConfig, metrics_path: Path
 ) -> dict[str, float]:
-    """Run the optimizer over `rows`, a line of metrics every `trainer.log_freq` steps; return the last line."""
+    """Run the optimizer over `rows`; return the last of the lines of metrics, one every `log_freq` steps (`loss`: mean since the last)."""
     data, total = config.data, _total_steps(config, len(rows))
     optimizers = build_optimizers(model, config.optim, total)
     rng = random.Random(config.trainer.seed)
@@ -71,6 +71,7 @@ def train(
     device = next(model.parameters()).device
     model.train()
     started, tokens, step, metrics = time.monotonic(), 0, 0, {}
+    losses: list[torch.Tensor] = []
     with metrics_path.open("w", encoding="utf-8") as log:
         while step < total:
             for batch in batches(rows, data.train_batch_size, shuffle=data.shuffle, bucket_batches=data.bucket_batches, rng=rng):
@@ -82,9 +83,12 @@ def train(
                 optimizers.step()
                 step += 1
                 tokens += input_ids.numel()
+                losses.append(loss.detach())
                 if step % config.trainer.log_freq == 0 or step == total:
                     seconds = time.monotonic() - started
-                    metrics = {"step": step, "loss": loss.item(), "grad_norm": float(norm), "lr": lr, "seconds": seconds, "tokens": tokens}
+                    mean = torch.stack(losses).mean().item()
+                    metrics = {"step": step, "loss": mean, "grad_norm": float(norm), "lr": lr, "seconds": seconds, "tokens": tokens}
+                    losses.clear()
                     log.write(json.dumps(metrics) + "\n")
                     log.flush()
                     logger.info("sft step %d/%d loss %.4f lr %.2e %.0f tokens/s", step, total, metrics["loss"], lr, tokens / seconds)

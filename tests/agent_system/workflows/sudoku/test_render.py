@@ -1,7 +1,7 @@
 import pytest
 
 from agent_system import AgentSystemError
-from agent_system.workflows.sudoku.render import CLUE, RIGHT, WRONG, describe, draw, replay, save_episode
+from agent_system.workflows.sudoku.render import CLUE, RIGHT, WRONG, describe, digits_text, draw, replay, save_episode
 from agent_system.workflows.sudoku.solver import puzzle_from_text
 
 CLUES = "1.3..4.22.4..3.1"
@@ -11,6 +11,13 @@ def test_text_shows_the_clues_and_then_the_board():
     start, after = replay(puzzle_from_text(CLUES), ["1 2 2"])
     assert describe(start) == "1 . 3 .\n. 4 . 2\n2 . 4 .\n. 3 . 1"
     assert describe(after) == describe(start) + "\nNow:\n1 2 3 .\n. 4 . 2\n2 . 4 .\n. 3 . 1"
+
+
+def test_the_view_of_digits_is_the_board_and_a_grid_that_can_be_written(make_env):
+    env = make_env(view="digits")
+    assert env.observe().text == "1 0 3 0\n0 4 0 2\n2 0 4 0\n0 3 0 1" == digits_text(env.state.board)
+    after = env.step(env.observe().text.replace("1 0 3 0", "1 2 3 0"))
+    assert after.observation.text.startswith("1 2 3 0\n") and after.info["illegal"] == 0.0
 
 
 def test_a_replay_is_what_the_environment_did(make_env):
