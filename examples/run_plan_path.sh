@@ -23,6 +23,7 @@ if is_tiny; then
     env.params.radius=2
     env.params.max_moves=2
     env.max_steps=24
+    rollout.tree.epsilon=0.1
     actor_rollout_ref.actor.optim.lr=5e-4
     data.train_batch_size=16
     data.max_prompt_length=128

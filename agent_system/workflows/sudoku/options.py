@@ -68,6 +68,7 @@ class SudokuEnvOptions:
         plan_reward: local reward of the Tool for a plan that makes all cells right; paid as the difference to its last plan.
         illegal_penalty: subtracted from the local reward of a call whose action cannot be read, touches a clue or leaves the board.
         clash_penalty: times the share of the action's cells that clash with a row, column or box, subtracted likewise.
+        wrong_penalty: times the share of the action's cells that are not the solution's, subtracted likewise.
     """
 
     view: str = "grid"
@@ -77,6 +78,7 @@ class SudokuEnvOptions:
     plan_reward: float = 0.5
     illegal_penalty: float = 0.1
     clash_penalty: float = 0.1
+    wrong_penalty: float = 0.3
 
     def __post_init__(self) -> None:
         if self.view not in VIEWS:

@@ -2,7 +2,8 @@
 
 Nothing can be earned by going in circles. The team is paid for the best board so far, so a cell that is emptied and filled again earns
 nothing. The Tool is paid the difference between its plans (potential-based, Ng et al. 1999), so over an episode it earns what its last
-plan was worth, however many plans there were. All else is a penalty.
+plan was worth, however many plans there were. All else is a penalty. A wrong digit costs the call that writes it, since the
+progress of an episode does not show what it spoils later.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ def team_reward(options: SudokuEnvOptions, best: float, after: State) -> float:
 
 
 def penalty(options: SudokuEnvOptions, applied: Applied) -> float:
-    """Return what a call of either role loses for an action that is unreadable, illegal, or clashes; at least 0."""
+    """Return what a call of either role loses for an action that is unreadable, illegal, clashes or is wrong; at least 0."""
     wrong_form = not applied.readable or applied.illegal
-    return options.illegal_penalty * wrong_form + options.clash_penalty * applied.clash_share
+    share = options.clash_penalty * applied.clash_share + options.wrong_penalty * applied.wrong_share
+    return options.illegal_penalty * wrong_form + share
 
 
 def plan_reward(options: SudokuEnvOptions, previous: float, applied: Applied) -> float:

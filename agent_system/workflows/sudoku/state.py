@@ -59,6 +59,7 @@ class Applied:
         written: cells that were written, over their present digit too.
         cut: moves beyond the most that an action may make.
         clashes: written cells that clash with their row, column or box afterwards.
+        wrong: written cells that hold another digit than the solution's afterwards; emptied ones do not count.
     """
 
     state: State
@@ -68,11 +69,17 @@ class Applied:
     written: int = 0
     cut: int = 0
     clashes: int = 0
+    wrong: int = 0
 
     @property
     def clash_share(self) -> float:
         """Share of the written cells that clash."""
         return self.clashes / self.written if self.written else 0.0
+
+    @property
+    def wrong_share(self) -> float:
+        """Share of the written cells that are wrong."""
+        return self.wrong / self.written if self.written else 0.0
 
 
 def apply_action(state: State, action: Action | None, max_cells: int) -> Applied:
@@ -104,7 +111,8 @@ def apply_action(state: State, action: Action | None, max_cells: int) -> Applied
             break
     after = replace(state, board=tuple(board)) if written else state
     clash = clashing(after.board) if written else set()
-    return Applied(after, True, illegal, touched, len(written), cut, sum(cell in clash for cell in written))
+    wrong = sum(after.board[cell] not in (0, state.puzzle.solution[cell]) for cell in written)
+    return Applied(after, True, illegal, touched, len(written), cut, sum(cell in clash for cell in written), wrong)
 
 
 def _cell(move: Move, size: int) -> int | None:

@@ -29,7 +29,9 @@ def test_both_roles_are_shown_and_every_reply_can_be_read():
 def test_the_last_part_is_habit():
     found = [reply for prompt, reply in pairs(Course(count=1200)) if prompt.startswith("Fill:")]
     early, late = found[: len(found) // 2], found[-len(found) // 5 :]
-    assert sum(reply.startswith("Copy.") for reply in early) / len(early) < 0.3 < 0.45 < sum(r.startswith("Copy.") for r in late) / len(late)
+    assert (
+        sum(reply.startswith("Copy.") for reply in early) / len(early) < 0.3 < 0.45 < sum(r.startswith("Copy.") for r in late) / len(late)
+    )
 
 
 def test_a_copy_is_a_copy():

@@ -38,7 +38,7 @@ def test_plans_in_circles_earn_what_the_last_one_is_worth(make_env):
 
 
 def test_a_plan_is_paid_by_the_cells_that_it_would_make_right(make_env):
-    paid = [make_env(clash_penalty=0.0).act(TOOL, plan).local for plan in ("1 2 4", "1 2 2", "1 2 2; 1 4 4", SOLVED)]
+    paid = [make_env(clash_penalty=0.0, wrong_penalty=0.0).act(TOOL, plan).local for plan in ("1 2 4", "1 2 2", "1 2 2; 1 4 4", SOLVED)]
     assert paid == pytest.approx([0.0, PLAN_WORTH / 8, PLAN_WORTH / 4, PLAN_WORTH])
 
 
@@ -51,8 +51,16 @@ def test_a_bad_plan_after_a_good_one_costs_what_the_good_one_earned(make_env):
 def test_wrong_form_clues_and_clashes_cost_either_role(make_env, role):
     assert make_env().act(role, "I do not know").local == pytest.approx(-0.1)
     assert make_env().act(role, "1 1 1").local == pytest.approx(-0.1)
-    assert make_env().act(role, "1 2 1").local == pytest.approx(-0.1)
+    assert make_env(wrong_penalty=0.0).act(role, "1 2 1").local == pytest.approx(-0.1)
     assert make_env(illegal_penalty=0.3, clash_penalty=0.0).act(role, "9 9 9").local == pytest.approx(-0.3)
+
+
+@pytest.mark.parametrize("role", [TOOL, EXECUTOR])
+def test_a_wrong_digit_costs_its_share_of_the_cells_written(make_env, role):
+    env = make_env(clash_penalty=0.0, plan_reward=0.0, wrong_penalty=0.4)
+    assert env.act(role, "1 2 4").local == pytest.approx(-0.4)
+    assert env.act(role, "1 2 2; 1 4 4; 2 1 3; 2 3 4").local == pytest.approx(-0.1)
+    assert env.act(role, "1 2 0; 1 4 0").local == 0.0  # an emptied cell is not wrong
 
 
 def test_no_sequence_of_actions_earns_the_team_more_than_progress_and_success(make_env):
