@@ -1,0 +1,160 @@
+"""The process that holds a worker's view of the world and starts an init in it for every job; it never sees a program."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from . import frames, init, kernel, preload, scratch, tree, view
+from .confine import Confinement, confine
+from .kernel import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
+
+WORLD = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+JOB = CLONE_NEWPID | CLONE_NEWNS
+# The user that a program is in a user namespace, and the one that prepares its view where the host's root started us.
+INSIDE, PREPARING = 1, 0
+# Descriptors of folders that a program's user cannot reach by name begin here.
+FIRST_FOLDER = 200
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the trainer asks of a worker.
+
+    Attributes:
+        level: `namespaces`, `landlock`, `seccomp` or `rlimits`.
+        stdlib: folder of the standard library.
+        packages: file or folder name to its path on the host.
+        imports: packages to import.
+        scratch: folder on the host for this worker; unused with namespaces.
+    """
+
+    level: str
+    stdlib: str
+    packages: dict[str, str]
+    imports: tuple[str, ...]
+    scratch: str
+
+    @property
+    def namespaces(self) -> bool:
+        return self.level == "namespaces"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What is measured before anything is taken away.
+
+    Attributes:
+        uid: user on the host that programs are, chosen where root started us; None leaves them ours.
+        overhead_bytes: address space of this process.
+    """
+
+    uid: int | None
+    overhead_bytes: int
+
+
+def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoReturn:
+    """Be the warden: wait for `go`, build the view, say that it is ready, then run jobs until the trainer closes the channel."""
+    try:
+        if not os.read(go, 1):
+            os._exit(1)
+        os.close(go)
+        kernel.die_with_parent()
+        place = _in_namespaces(settings, host, watch, alarm) if settings.namespaces else _on_the_host(settings, host, watch, alarm)
+        frames.write_frame(init.RESULTS, {"ready": True})
+    except Exception as error:
+        frames.write_frame(init.RESULTS, {"error": f"{type(error).__name__}: {error}"})
+        os._exit(1)
+    while True:
+        pid = kernel.clone(JOB if settings.namespaces else 0)
+        if pid == 0:
+            if not settings.namespaces:
+                kernel.prctl("PR_SET_CHILD_SUBREAPER", kernel.PR_SET_CHILD_SUBREAPER, 1)
+            init.serve(place)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status != init.JOB_DONE:
+            if not settings.namespaces:
+                init.kill_below()
+            os._exit(0 if status == init.NO_MORE_JOBS else 1)
+
+
+def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> init.Place:
+    view.build(settings.stdlib, settings.packages)
+    preload.relocate({settings.stdlib: view.STDLIB, **_moved(settings.packages, view.PACKAGES)}, (view.STDLIB, view.PACKAGES))
+    apart = os.getuid() == PREPARING
+    how = Confinement(
+        namespaces=True,
+        landlock=False,
+        seccomp=True,
+        uid=INSIDE if apart else None,
+        readable=(),
+        # The namespace counts its own processes: without a user apart, the warden and the init are among them.
+        counted=0 if apart else 2,
+        overhead_bytes=host.overhead_bytes,
+    )
+
+    def clean(size_bytes: int) -> str:
+        if os.path.ismount(view.TMP):
+            kernel.unmount(view.TMP)
+        view.fresh_tmp(size_bytes, INSIDE, INSIDE)
+        return view.TMP
+
+    return init.Place(watch, alarm, (), clean, functools.partial(confine, how), init.kill_namespace, disk_is_bounded=True)
+
+
+def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init.Place:
+    kernel.prctl("PR_SET_CHILD_SUBREAPER", kernel.PR_SET_CHILD_SUBREAPER, 1)
+    os.chmod(settings.scratch, 0o711)
+    named = _reachable(host.uid, {"": settings.stdlib, **settings.packages})
+    keep = tuple(int(path.rpartition("/")[2]) for path in named.values() if path.startswith("/proc/self/fd/"))
+    packages = os.path.join(settings.scratch, "packages")
+    os.mkdir(packages)
+    for name in settings.packages:
+        os.symlink(named[name], os.path.join(packages, name))
+    preload.relocate({settings.stdlib: named[""], **_moved(settings.packages, packages)}, (named[""], packages))
+    folder = os.path.join(settings.scratch, "run")
+    owner = os.getuid() if host.uid is None else host.uid
+    how = Confinement(
+        namespaces=False,
+        landlock=settings.level == "landlock",
+        seccomp=settings.level in ("landlock", "seccomp"),
+        uid=host.uid,
+        readable=(*named.values(), packages, *(f"/dev/{name}" for name in view.DEVICES)),
+        counted=tree.threads_of(owner),
+        overhead_bytes=host.overhead_bytes,
+    )
+
+    def clean(size_bytes: int) -> str:
+        scratch.remove(folder)
+        os.mkdir(folder, 0o700)
+        os.chown(folder, owner, -1)
+        return folder
+
+    return init.Place(watch, alarm, keep, clean, functools.partial(confine, how), init.kill_below, disk_is_bounded=False)
+
+
+def _moved(packages: dict[str, str], folder: str) -> dict[str, str]:
+    return {path: os.path.join(folder, name) for name, path in packages.items()}
+
+
+def _reachable(uid: int | None, paths: dict[str, str]) -> dict[str, str]:
+    """The same paths, those below a folder that the program's user may not enter by an open descriptor instead."""
+    found = {}
+    for name, path in paths.items():
+        found[name] = path
+        if uid is not None and not _is_open_to_others(path):
+            fd = os.open(path, os.O_PATH)
+            place = FIRST_FOLDER + len(found)
+            os.dup2(fd, place)
+            os.close(fd)
+            found[name] = f"/proc/self/fd/{place}"
+    return found
+
+
+def _is_open_to_others(path: str) -> bool:
+    parts = path.split(os.sep)
+    above: Sequence[str] = [os.sep.join(parts[:count]) or os.sep for count in range(1, len(parts))]
+    return all(os.stat(folder).st_mode & 0o001 for folder in above)
