@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
 import resource
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import kernel, landlock, seccomp
 
 STACK_BYTES = 64 << 20
-OPEN_FILES = 128
+OPEN_FILES = 256
 
 
-@dataclass(frozen=True)
-class Confinement:
+class Confinement(NamedTuple):
     """How the programs of one worker are held.
 
     Attributes:
         namespaces: the process is in namespaces of its own, with a view of its own.
         landlock: files are kept away by Landlock.
-        seccomp: system calls are filtered.
+        filter: of system calls, assembled; empty for none.
         uid: user to become; None stays.
         readable: with `landlock`, what can be read.
         counted: processes and threads of the same user that are not the program's, which the limit of processes counts too.
@@ -28,52 +28,61 @@ class Confinement:
 
     namespaces: bool
     landlock: bool
-    seccomp: bool
+    filter: bytes
     uid: int | None
     readable: tuple[str, ...]
     counted: int
     overhead_bytes: int
 
 
+def confine_worker() -> None:
+    """What is the same for every program and does not hinder those who start it."""
+    kernel.no_new_privileges()
+    kernel.never_gain_capabilities()
+    if os.geteuid() == 0:
+        os.setgroups([])
+    _set({
+        resource.RLIMIT_NOFILE: OPEN_FILES,
+        resource.RLIMIT_STACK: STACK_BYTES,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_CORE: 0,
+    })  # fmt: skip
+
+
+def limit_job(how: Confinement, limits: dict[str, Any]) -> None:
+    """Limits of a job that its init can live with."""
+    _set({resource.RLIMIT_FSIZE: limits["file_mb"] << 20, resource.RLIMIT_NPROC: how.counted + limits["processes"]})
+
+
 def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
-    """Confine this process. Raises OSError saying which step failed.
+    """Confine this process, which is to be the program. Raises OSError saying which step failed.
 
     Args:
         how: what is done.
         limits: the fields of `Limits`.
         folder: the one writable folder.
     """
-    _limit(how, limits)
+    cpu_s = math.ceil(limits["cpu_s"])
+    # The signal of the soft limit can be ignored, the hard one not.
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    _set({resource.RLIMIT_AS: how.overhead_bytes + (limits["memory_mb"] << 20)})
     if how.uid is not None:
-        kernel.become(how.uid, how.uid)
-    if how.namespaces or how.uid is not None:
+        os.setresgid(how.uid, how.uid, how.uid)
+        os.setresuid(how.uid, how.uid, how.uid)  # takes the capabilities with it
+    elif how.namespaces:
         kernel.drop_capabilities()
-    # Only now: a change of user takes it back.
-    kernel.die_with_parent()
-    kernel.no_new_privileges()
-    scoped = how.landlock and landlock.scopes_signals()
+    if not how.namespaces:
+        kernel.die_with_parent()  # only now: a change of user takes it back
     if how.landlock:
         landlock.restrict(how.readable, folder)
-    if how.seccomp:
-        seccomp.install(signals=how.namespaces or scoped)
+    if how.filter:
+        seccomp.install(how.filter)
 
 
-def _limit(how: Confinement, limits: dict[str, Any]) -> None:
-    cpu = int(-(-limits["cpu_s"] // 1))
-    memory = how.overhead_bytes + limits["memory_mb"] * (1 << 20)
-    wanted = {
-        resource.RLIMIT_CPU: (cpu, cpu + 1),
-        resource.RLIMIT_AS: (memory, memory),
-        resource.RLIMIT_FSIZE: (limits["file_mb"] * (1 << 20),) * 2,
-        resource.RLIMIT_NPROC: (how.counted + limits["processes"],) * 2,
-        resource.RLIMIT_NOFILE: (OPEN_FILES, OPEN_FILES),
-        resource.RLIMIT_STACK: (STACK_BYTES, STACK_BYTES),
-        resource.RLIMIT_MEMLOCK: (0, 0),
-        resource.RLIMIT_MSGQUEUE: (0, 0),
-        resource.RLIMIT_CORE: (0, 0),
-    }
-    for kind, (soft, hard) in wanted.items():
+def _set(wanted: dict[int, int]) -> None:
+    """Set limits for good, none above what we may have ourselves."""
+    for kind, value in wanted.items():
         most = resource.getrlimit(kind)[1]
-        if most != resource.RLIM_INFINITY:
-            soft, hard = min(soft, most), min(hard, most)
-        resource.setrlimit(kind, (soft, hard))
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(kind, (value, value))

@@ -2,6 +2,8 @@
 
 It is process 1 of the job's process namespace where there is one. It holds what a program must not reach: the channel to the trainer.
 Tests come one at a time, so that a program never has a later test in its memory.
+
+Everything that this process touches is copied once more for every program that it forks: it does little, with few modules.
 """
 
 from __future__ import annotations
@@ -12,10 +14,9 @@ import signal
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from . import frames, program, tree
+from . import frames, kernel, program, tree
 
 COMMANDS, RESULTS = 0, 1
 JOB_DONE, NO_MORE_JOBS = 0, 3
@@ -25,11 +26,11 @@ WATCH = struct.Struct("!QQQ")
 ALARM = struct.Struct("!Qc")
 ALARMS = {b"m": "memory", b"d": "disk"}
 CHUNK = 65536
-REAP_EVERY_S = 0.1
+LOOK_EVERY_S = 0.05
+WITHOUT_DESCRIPTOR_S = 0.005
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """What a job needs of its surroundings.
 
     Attributes:
@@ -37,6 +38,7 @@ class Place:
         alarm: descriptor from the watcher.
         keep: descriptors that programs may inherit.
         clean: empties the writable folder (its size in bytes is given) and returns its path.
+        limit: sets what limits of a job its init can live with.
         confine: confines the process of a test; takes the limits and the folder.
         kill_all: kills every process of the job but this one.
         disk_is_bounded: the folder cannot grow beyond its size.
@@ -46,185 +48,168 @@ class Place:
     alarm: int
     keep: tuple[int, ...]
     clean: Callable[[int], str]
+    limit: Callable[[dict[str, Any]], None]
     confine: Callable[[dict[str, Any], str], None]
     kill_all: Callable[[], None]
     disk_is_bounded: bool
 
 
-@dataclass
-class Ending:
-    """How the process of a test ended: `stopped` is why it was killed here, `status` what `wait` said, `cpu_s` its CPU time."""
-
-    stopped: str | None = None
-    status: int | None = None
-    cpu_s: float = 0.0
-    output: list[bytearray] = field(default_factory=lambda: [bytearray(), bytearray(), bytearray()])
-
-
 def serve(place: Place) -> NoReturn:
     """Run one job from the commands and end; with status `NO_MORE_JOBS` when the trainer has closed the channel."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    # Process 1 gets no signal from its own namespace that it has no handler for.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         job, (source,) = frames.read_frame(COMMANDS)
-        text, limits = source.decode("utf-8", "replace"), job["limits"]
-        number = 0
+        place.limit(job["limits"])
+        runner = _Runner(place, source.decode("utf-8", "replace"), job["limits"])
         while True:
             test, blobs = frames.read_frame(COMMANDS)
             if test["mode"] == "end":
                 os._exit(JOB_DONE)
-            number += 1
-            _report(_Run(place, text, test, blobs[0], limits, number))
+            runner.run(test, blobs[0])
     except (frames.ClosedError, BrokenPipeError):
         place.kill_all()
         os._exit(NO_MORE_JOBS)
 
 
-def _report(run: _Run) -> None:
-    began = time.monotonic()
-    ending = run.play()
-    seconds = time.monotonic() - began
-    out, err, said = (bytes(part) for part in ending.output)
-    ready = said.startswith(program.READY)
-    header = {"stopped": ending.stopped, "status": ending.status, "seconds": seconds, "cpu_s": ending.cpu_s, "ready": ready}
-    frames.write_frame(RESULTS, header, out, err, said[len(program.READY) :] if ready else said)
+class _Runner:
+    """Runs the tests of one job.
 
+    Attributes:
+        number: of the test, from 1.
+        stopped: why the test was ended here; None while it runs and when it ended by itself.
+        status: how its process ended, negative for a signal; None while it runs.
+        cpu_s: CPU time of its processes that have ended.
+    """
 
-class _Run:
-    """One test."""
-
-    def __init__(self, place: Place, source: str, test: dict[str, Any], stdin: bytes, limits: dict[str, Any], number: int) -> None:
-        self.place, self.source, self.test, self.limits, self.number = place, source, test, limits, number
-        self.stdin = memoryview(stdin)
+    def __init__(self, place: Place, source: str, limits: dict[str, Any]) -> None:
+        self.place, self.source, self.limits = place, source, limits
         self.most = limits["output_kb"] * 1024
-        self.feeding = True
-        self.ending = Ending()
+        self.number = 0
+        self.poller = select.poll()
+        self.poller.register(COMMANDS, 0)
+        self.poller.register(place.alarm, select.POLLIN)
 
-    def play(self) -> Ending:
-        """Start the program, wait for its end or end it, and leave no process of it."""
+    def run(self, test: dict[str, Any], stdin: bytes) -> None:
+        """Start the program, wait for its end or end it, leave no process of it, report."""
+        began = time.monotonic()
+        self.number += 1
+        self.stopped: str | None = None
+        self.status: int | None = None
+        self.cpu_s, self.watched = 0.0, False
         folder = self.place.clean(self.limits["disk_mb"] << 20)
-        disk = 0 if self.place.disk_is_bounded else self.limits["disk_mb"] << 20
-        os.write(self.place.watch, WATCH.pack(self.number, self.limits["memory_mb"] << 20, disk))
-        feed = os.pipe()
-        reads = [os.pipe() for _ in range(3)]
-        pid = os.fork()
+        (stdin_end, feed), (out, out_end), (err, err_end), (said, said_end), (setup, setup_end) = [os.pipe() for _ in range(5)]
+        os.set_blocking(feed, False)
+        self.stdin = memoryview(stdin)
+        feeding = feed if self._feed(feed) else None
+        pid = kernel.fork()
         if pid == 0:
-            ends = (feed[0], reads[0][1], reads[1][1], reads[2][1])
-            program.start(self.source, self.test, ends, self.place.keep, lambda: self._confine(folder))
-        self.deadline = time.monotonic() + self.limits["wall_s"]
-        for fd in (feed[0], *(write for _, write in reads)):
+            theirs = (stdin_end, out_end, err_end, said_end)
+            program.start(self.source, test, theirs, setup_end, self.place.keep, lambda: self._confine(folder))
+        for fd in (stdin_end, out_end, err_end, said_end, setup_end):
             os.close(fd)
-        sources = {read: index for index, (read, _) in enumerate(reads)}
-        for fd in (feed[1], *sources):
-            os.set_blocking(fd, False)
+        outputs = {out: bytearray(), err: bytearray(), said: bytearray()}
         try:
-            self._wait(pid, feed[1], sources)
+            self._wait(pid, began + self.limits["wall_s"], outputs, feeding)
         finally:
-            self._end(pid, sources)
-            for fd in (*sources, *([feed[1]] if self.feeding else [])):
-                os.close(fd)
+            self._end(pid)
+        for fd, kept in outputs.items():
+            while self._read(fd, kept):
+                pass
+        failure = os.read(setup, CHUNK) if self.status == program.SETUP_FAILED else b""
+        for fd in (feed, out, err, said, setup):
+            os.close(fd)
+        if self.watched:
             os.write(self.place.watch, WATCH.pack(0, 0, 0))
-        return self.ending
+        header = {"stopped": self.stopped, "status": self.status, "seconds": time.monotonic() - began, "cpu_s": self.cpu_s}
+        frames.write_frame(RESULTS, header, *outputs.values(), failure)
 
     def _confine(self, folder: str) -> None:
         os.chdir(folder)
         self.place.confine(self.limits, folder)
 
-    def _wait(self, pid: int, stdin: int, sources: dict[int, int]) -> None:
+    def _wait(self, pid: int, deadline: float, outputs: dict[int, bytearray], feeding: int | None) -> None:
         """Move bytes until the process has ended or has had its share."""
-        poller = select.poll()
-        poller.register(COMMANDS, 0)
-        poller.register(self.place.alarm, select.POLLIN)
         over = _exit_descriptor(pid)
-        if over is not None:
-            poller.register(over, select.POLLIN)
-        poller.register(stdin, select.POLLOUT)
-        for fd in sources:
-            poller.register(fd, select.POLLIN)
-        pause = REAP_EVERY_S if over is not None else 0.005
-        try:
-            while self.ending.status is None and self.ending.stopped is None:
-                left = self.deadline - time.monotonic()
-                if left <= 0:
-                    self.ending.stopped = "timeout"
-                    return
-                for fd, _ in poller.poll(1000 * min(left, pause)):
-                    if fd == COMMANDS:
-                        raise frames.ClosedError("the trainer is gone")
-                    if fd == self.place.alarm:
-                        self._alarm()
-                    elif fd == stdin:
-                        self._feed(fd, poller)
-                    elif fd in sources:
-                        self._read(fd, sources[fd], poller)
+        pause = WITHOUT_DESCRIPTOR_S if over is None else LOOK_EVERY_S
+        listening = {fd for fd in (*outputs, over, feeding) if fd is not None}
+        for fd in listening:
+            self.poller.register(fd, select.POLLOUT if fd == feeding else select.POLLIN)
+        look = time.monotonic() + pause
+        while self.status is None and self.stopped is None:
+            if (now := time.monotonic()) >= look:
+                look = now + pause
                 self._reap(pid)
-        finally:
-            if over is not None:
-                os.close(over)
+                self._ask_to_watch()
+            if now >= deadline:
+                self.stopped = "timeout"
+            for fd, _ in self.poller.poll(max(0.0, 1000 * (min(look, deadline) - now))):
+                if fd == over:
+                    self._reap(pid)
+                elif fd == COMMANDS:
+                    raise frames.ClosedError("the trainer is gone")
+                elif fd == self.place.alarm:
+                    self._alarm()
+                elif not (self._feed(fd) if fd == feeding else self._read(fd, outputs[fd])):
+                    self.poller.unregister(fd)
+                    listening.remove(fd)
+        for fd in listening:
+            self.poller.unregister(fd)
+        if over is not None:
+            os.close(over)
 
-    def _alarm(self) -> None:
-        number, what = ALARM.unpack(os.read(self.place.alarm, ALARM.size))
-        if number == self.number:
-            self.ending.stopped = ALARMS[what]
-
-    def _feed(self, fd: int, poller: select.poll) -> None:
+    def _feed(self, fd: int) -> bool:
+        """Write what the pipe takes; returns whether there is more."""
         try:
             while self.stdin:
                 self.stdin = self.stdin[os.write(fd, self.stdin[:CHUNK]) :]
         except BlockingIOError:
-            return
+            return True
         except BrokenPipeError:
             pass  # the program does not want to read it
-        poller.unregister(fd)
-        os.close(fd)
-        self.feeding = False
+        # The number stays taken, the pipe is closed: the program sees its end.
+        os.dup2(self.place.watch, fd)
+        return False
 
-    def _read(self, fd: int, index: int, poller: select.poll | None) -> bool:
-        """Take what is there; returns whether more may come."""
-        kept = self.ending.output[index]
-        try:
-            chunk = os.read(fd, min(CHUNK, self.most + 1 - len(kept)))
-        except BlockingIOError:
-            return False
-        if not chunk:
-            if poller is not None:
-                poller.unregister(fd)
-            return False
+    def _read(self, fd: int, kept: bytearray) -> bool:
+        """Take what is there and keep what a program may write; returns False at the end."""
+        chunk = os.read(fd, CHUNK)
         kept += chunk
         if len(kept) > self.most:
             del kept[self.most :]
-            self.ending.stopped = self.ending.stopped or "output"
-            return False
-        return True
+            self.stopped = self.stopped or "output"
+        return bool(chunk)
 
-    def _reap(self, main: int) -> None:
-        """Collect what has ended, orphans of the program included."""
+    def _ask_to_watch(self) -> None:
+        """Only once a program has run for a while: most are over before anyone could look."""
+        if not self.watched:
+            self.watched = True
+            disk = 0 if self.place.disk_is_bounded else self.limits["disk_mb"] << 20
+            os.write(self.place.watch, WATCH.pack(self.number, self.limits["memory_mb"] << 20, disk))
+
+    def _alarm(self) -> None:
+        number, what = ALARM.unpack(os.read(self.place.alarm, ALARM.size))
+        if number == self.number:
+            self.stopped = ALARMS[what]
+
+    def _reap(self, main: int) -> bool:
+        """Collect what has ended, orphans of the program included; returns whether a process is left."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return False
             if pid == 0:
-                return
-            self._ended(pid, status, usage.ru_utime + usage.ru_stime, main)
+                return True
+            self.cpu_s += usage.ru_utime + usage.ru_stime
+            if pid == main:
+                self.status = os.waitstatus_to_exitcode(status)
 
-    def _ended(self, pid: int, status: int, cpu_s: float, main: int) -> None:
-        self.ending.cpu_s += cpu_s
-        if pid == main:
-            self.ending.status = os.waitstatus_to_exitcode(status)
-
-    def _end(self, main: int, sources: dict[int, int]) -> None:
-        """Kill what is left, collect it, and read what is still in the pipes."""
-        while True:
+    def _end(self, main: int) -> None:
+        """Kill and collect until no process of the job is left but this one."""
+        while self._reap(main):
             self.place.kill_all()
-            try:
-                pid, status, usage = os.wait4(-1, 0)
-            except ChildProcessError:
-                break
-            self._ended(pid, status, usage.ru_utime + usage.ru_stime, main)
-        for fd, index in sources.items():
-            while self._read(fd, index, None):
-                pass
+            time.sleep(0.0005)
 
 
 def _exit_descriptor(pid: int) -> int | None:

@@ -6,7 +6,6 @@ import ctypes
 import os
 import platform
 import signal
-import sys
 
 MACHINE = platform.machine()
 CLONE_NUMBER = {"x86_64": 56, "aarch64": 220}
@@ -17,10 +16,11 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
-PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_CAPBSET_DROP, PR_CAP_AMBIENT = 1, 8, 24, 47
-PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT_CLEAR_ALL = 36, 38, 4
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
 CAPABILITY_VERSION_3 = 0x20080522
 LAST_CAPABILITY = 63
+_CAPSET_HEADER = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+_NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
 
 # PyDLL keeps the interpreter's lock during a call: a child that `clone` makes has one thread, which must hold it.
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -46,23 +46,24 @@ def prctl(what: str, option: int, *arguments: int) -> int:
     return _check(_libc.prctl(option, *(ctypes.c_ulong(a) for a in padded)), what)
 
 
-def clone(flags: int) -> int:
-    """Fork into new namespaces; like `os.fork`, returns 0 in the child. Without flags it is `os.fork`."""
-    if not flags:
+def fork() -> int:
+    """Fork a process that has one thread, without the handlers that Python's modules have put around it.
+
+    They would only find that there are no other threads, and touching what they look at costs more than the fork. A random generator
+    that must differ in the child is seeded by whoever forks.
+    """
+    if not hasattr(_libc, "_Fork"):  # glibc 2.34
         return os.fork()
+    return _check(_libc._Fork(), "fork")
+
+
+def clone(flags: int) -> int:
+    """`fork` into new namespaces. Raises OSError saying what the system refused."""
+    if not flags:
+        return fork()
     if MACHINE not in CLONE_NUMBER:
         raise OSError(f"namespaces are known here for {', '.join(CLONE_NUMBER)} and not for {MACHINE}")
-    python = ctypes.pythonapi
-    python.PyOS_BeforeFork()
-    pid = _libc.syscall(ctypes.c_long(CLONE_NUMBER[MACHINE]), ctypes.c_long(flags | signal.SIGCHLD), *[ctypes.c_long(0)] * 4)
-    number = ctypes.get_errno()
-    if pid == 0:
-        python.PyOS_AfterFork_Child()
-        return 0
-    python.PyOS_AfterFork_Parent()
-    if pid < 0:
-        raise OSError(number, f"clone into new namespaces (flags {flags:#x}): {os.strerror(number)}")
-    return pid
+    return syscall(f"clone into new namespaces (flags {flags:#x})", CLONE_NUMBER[MACHINE], flags | signal.SIGCHLD, 0, 0, 0, 0)
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
@@ -87,35 +88,18 @@ def die_with_parent() -> None:
     prctl("PR_SET_PDEATHSIG", PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def drop_capabilities() -> None:
-    """Give up every capability, now and for whatever is executed later."""
+def never_gain_capabilities() -> None:
+    """Whatever is executed later gains none, whoever it runs as; those held now stay."""
     for capability in range(LAST_CAPABILITY + 1):
         if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), *[ctypes.c_ulong(0)] * 3) < 0:
             break  # the kernel has no such capability, or we hold none that allows dropping
-    _libc.prctl(PR_CAP_AMBIENT, ctypes.c_ulong(PR_CAP_AMBIENT_CLEAR_ALL), *[ctypes.c_ulong(0)] * 3)
-    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    nothing = (ctypes.c_uint32 * 6)()
-    _check(_libc.capset(header, nothing), "capset")
 
 
-def become(uid: int, gid: int) -> None:
-    """Change user and group for good, without supplementary groups."""
-    os.setgroups([])
-    os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)
+def drop_capabilities() -> None:
+    """Give up every capability."""
+    _check(_libc.capset(_CAPSET_HEADER, _NO_CAPABILITIES), "capset")
 
 
 def no_new_privileges() -> None:
     """Nothing executed later gains rights; an unprivileged process needs this for seccomp and Landlock."""
     prctl("PR_SET_NO_NEW_PRIVS", PR_SET_NO_NEW_PRIVS, 1)
-
-
-def close_from(lowest: int) -> None:
-    """Close every descriptor from `lowest` on."""
-    os.closerange(lowest, os.sysconf("SC_OPEN_MAX") if sys.platform != "linux" else max(_open_limit(), lowest))
-
-
-def _open_limit() -> int:
-    import resource
-
-    return min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 20)

@@ -24,7 +24,7 @@ def main() -> None:
     settings = warden.Settings(**{**header["settings"], "imports": tuple(header["settings"]["imports"])})
     try:
         sys.path[:] = [*header["path"], *sys.path]
-        preload.preload(settings.stdlib, settings.imports)
+        preload.preload(settings.imports)
         os.environ.clear()
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
@@ -37,6 +37,7 @@ def main() -> None:
     os.dup2(nowhere, init.RESULTS)
     try:
         _watch(watch, alarm, settings)
+        os.wait()
     finally:
         if not settings.namespaces:
             init.kill_below()
@@ -56,7 +57,7 @@ def _start(settings: warden.Settings) -> tuple[int, int]:
     if pid == 0:
         for fd in (watch, alarm, go):
             os.close(fd)
-        warden.run(settings, host, watch_end, alarm_end, go_end)
+        warden.run(settings, host, watch_end, alarm_end, go_end)  # does not return
     for fd in (watch_end, alarm_end, go_end):
         os.close(fd)
     if settings.namespaces:

@@ -1,6 +1,8 @@
-"""What a program can import: the standard library and the packages that were asked for, loaded once and shared by every run.
+"""What a program can import: the standard library and the packages that were asked for; what is often used is loaded once for all runs.
 
-C modules are all loaded here, because the view of a program has neither the system's libraries nor a way to execute files.
+C modules that need a library of the system must be loaded here, because a program's view has no such library. Every mapped library and
+every page that is touched makes each run slower, so only what small programs use is loaded: `ssl`, `sqlite3`, `bz2` and `lzma` are not,
+and cannot be imported.
 """
 
 from __future__ import annotations
@@ -12,33 +14,25 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 
-# Not loaded: tests of Python itself, and what asks for a terminal, a display or a sound card.
-LEFT_OUT = ("_test", "_ctypes_test", "_xxtestfuzz", "xxlimited", "_tkinter", "_curses", "readline", "nis", "ossaudiodev", "_dbm", "_gdbm")
 OFTEN_USED = (
-    "abc", "argparse", "ast", "asyncio", "atexit", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy",
-    "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions", "functools", "hashlib", "heapq", "inspect",
-    "io", "itertools", "json", "linecache", "logging", "math", "multiprocessing", "numbers", "operator", "pickle", "pprint", "queue",
-    "random", "re", "signal", "statistics", "string", "struct", "subprocess", "tempfile", "textwrap", "threading", "time", "timeit",
-    "traceback", "types", "typing", "unittest", "uuid", "zlib",
+    "bisect", "collections", "copy", "datetime", "functools", "heapq", "io", "itertools", "json", "math", "operator", "random", "re",
+    "string", "time", "traceback", "typing", "zlib",
 )  # fmt: skip
+# Their libraries are large, and `hashlib` does without.
+LEFT_OUT = ("_hashlib", "_ssl")
 
 
-def preload(stdlib: str, packages: Sequence[str]) -> None:
-    """Import the standard library's C modules, what programs use most of the rest, and `packages`.
-
-    Raises ImportError when one of `packages` cannot be imported.
-    """
-    folder = os.path.join(stdlib, "lib-dynload")
-    compiled = sorted({name.partition(".")[0] for name in os.listdir(folder)}) if os.path.isdir(folder) else []
+def preload(packages: Sequence[str]) -> None:
+    """Import what programs often use, and `packages`. Raises ImportError when one of `packages` cannot be imported."""
+    hidden = {name: sys.modules.get(name) for name in LEFT_OUT}
+    sys.modules.update(dict.fromkeys(LEFT_OUT))  # type: ignore[arg-type]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in (*OFTEN_USED, *(name for name in compiled if not name.startswith(LEFT_OUT))):
-            try:
-                importlib.import_module(name)
-            except ImportError:
-                continue  # this Python was built without it; a program that imports it gets the same error
-        for name in packages:
+        for name in (*OFTEN_USED, *packages):
             importlib.import_module(name)
+    for name, module in hidden.items():
+        if module is None:
+            del sys.modules[name]
     from _sitebuiltins import Quitter
 
     # What `site` would add, and programs use.

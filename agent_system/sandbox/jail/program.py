@@ -5,12 +5,9 @@ from __future__ import annotations
 import atexit
 import io
 import json
-import linecache
 import os
-import signal
+import random
 import sys
-import threading
-import traceback
 from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
@@ -19,52 +16,61 @@ NAME = "program.py"
 SAY = 3
 # What a program may inherit: its three pipes and the one on which it says how it ended.
 PIPES = (0, 1, 2, SAY)
-READY = b"+"
 # Taken now: a program may put something else in its place.
 _exit = os._exit
 SETUP_FAILED = 125
+MOST_DESCRIPTORS = 1 << 16
 
 
-def start(source: str, test: dict[str, Any], pipes: tuple[int, int, int, int], keep: tuple[int, ...], confine: Callable[[], None]) -> NoReturn:
+def start(
+    source: str,
+    test: dict[str, Any],
+    pipes: tuple[int, int, int, int],
+    setup: int,
+    keep: tuple[int, ...],
+    confine: Callable[[], None],
+) -> NoReturn:
     """Become the program; called in a process made for it.
 
     Args:
         source: the program's text.
         test: `mode` (run | call | compile) and, for a call, `function`, `args` and `kwargs`.
-        pipes: ends for stdin, stdout, stderr, and for `READY` followed by a JSON object.
-        keep: other descriptors that stay open.
+        pipes: ends, all above `SAY`, for stdin, stdout, stderr, and for the JSON object that says how it ended.
+        setup: where an error goes that happens before the program runs; the program does not have it.
+        keep: other descriptors that stay open, ascending.
         confine: takes away what the program must not have.
     """
     try:
-        _take(pipes, keep)
+        _take(pipes)
         confine()
-        os.write(SAY, READY)
+        _close_others((setup, *keep))
+        os.close(setup)
+        random.seed()
     except BaseException as error:
-        os.write(SAY, f"{type(error).__name__}: {error}".encode()[:500])
+        os.write(setup, f"{type(error).__name__}: {error}".encode())
         _exit(SETUP_FAILED)
     _run(source, test)
 
 
-def _take(pipes: tuple[int, int, int, int], keep: tuple[int, ...]) -> None:
+def _take(pipes: tuple[int, int, int, int]) -> None:
     os.setsid()
-    high = [os.dup(fd) if fd > SAY else _above(fd) for fd in pipes]
-    for fd, place in zip(high, PIPES, strict=True):
-        os.dup2(fd, place, inheritable=True)
+    for fd, place in zip(pipes, PIPES, strict=True):
+        os.dup2(fd, place)
+
+
+def _close_others(keep: tuple[int, ...]) -> None:
     previous = SAY
-    for fd in (*sorted(keep), 1 << 16):
+    for fd in (*keep, MOST_DESCRIPTORS):
         os.closerange(previous + 1, fd)
         previous = fd
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def open_streams() -> None:
+    """Make `sys.stdin`, `stdout` and `stderr` anew over their descriptors, whatever these will be when a program begins."""
     sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8", errors="replace")
     sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), encoding="utf-8", errors="backslashreplace")
     sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), encoding="utf-8", errors="backslashreplace", line_buffering=True)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
-
-
-def _above(fd: int) -> int:
-    import fcntl
-
-    return fcntl.fcntl(fd, fcntl.F_DUPFD, SAY + 1)
 
 
 def _run(source: str, test: dict[str, Any]) -> NoReturn:
@@ -76,7 +82,7 @@ def _run(source: str, test: dict[str, Any]) -> NoReturn:
             compiled = compile(source, NAME, "exec", dont_inherit=True)
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             said = {"end": "compile", "type": type(error).__name__}
-            traceback.print_exception(error.with_traceback(None))
+            _explain(error, source)
         else:
             if test["mode"] != "compile":
                 _execute(compiled, module, test, said)
@@ -85,7 +91,7 @@ def _run(source: str, test: dict[str, Any]) -> NoReturn:
         said, code = {"end": "exit"}, _exit_code(error)
     except BaseException as error:
         said = {"end": "raised", "type": type(error).__name__}
-        _explain(error)
+        _explain(error, source)
     _leave(code, said)
 
 
@@ -94,7 +100,6 @@ def _new_main(source: str) -> ModuleType:
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]
     sys.modules["__main__"] = module
     sys.argv = [NAME]
-    linecache.cache[NAME] = (len(source), None, source.splitlines(keepends=True), NAME)
     return module
 
 
@@ -127,20 +132,29 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _explain(error: BaseException) -> None:
+def _explain(error: BaseException, source: str) -> None:
     """The traceback as Python prints it, without the frames of this file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     try:
+        import linecache  # these two are loaded for programs that fail only
+        import traceback
+
+        linecache.cache[NAME] = (len(source), None, source.splitlines(keepends=True), NAME)
         traceback.print_exception(error.with_traceback(trace))
     except BaseException:  # out of memory or of recursion, or an exception that cannot be printed
         os.write(2, f"{type(error).__name__}\n".encode())
 
 
+def _join_threads() -> None:
+    if (threading := sys.modules.get("threading")) is not None:
+        threading._shutdown()
+
+
 def _leave(code: int, said: dict[str, Any]) -> NoReturn:
     """End as an interpreter does (threads, exit handlers, buffers), then say how it ended."""
-    for last in (lambda: threading._shutdown(), atexit._run_exitfuncs, lambda: sys.stdout.flush(), lambda: sys.stderr.flush()):
+    for last in (_join_threads, atexit._run_exitfuncs, lambda: sys.stdout.flush(), lambda: sys.stderr.flush()):
         try:
             last()
         except BaseException as error:

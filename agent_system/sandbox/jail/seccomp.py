@@ -1,4 +1,8 @@
-"""The filter of system calls: a list of what is allowed, assembled as classic BPF."""
+"""The filter of system calls: a list of what is allowed, assembled as classic BPF.
+
+The kernel evaluates a new filter for every call number when it is installed, which happens before every program, so the numbers are found
+by binary search and not one after the other.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,18 @@ import ctypes
 import errno
 import struct
 from collections.abc import Iterable
+from itertools import groupby
 
 from . import syscalls
 from .kernel import CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS, MACHINE, prctl
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
-ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
-LOAD, JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
+LOAD, JUMP, JUMP_EQUAL, JUMP_FROM, JUMP_ANY_BIT, RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
-X32_BIT = 0x40000000
-NAMESPACES = (
-    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
-)  # CLONE_NEWTIME shares its bit with the exit signal of clone(2), which cannot ask for it
+REFUSED, UNKNOWN, NO_TERMINAL = FAIL | errno.EPERM, FAIL | errno.ENOSYS, FAIL | errno.ENOTTY
+NAMESPACES = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
 AF_UNIX = 1
 # FIONREAD, FIONBIO, FIOCLEX, FIONCLEX: what Python itself asks of a file. Terminals are none here.
 IOCTLS = (0x541B, 0x5421, 0x5451, 0x5450)
@@ -26,78 +29,68 @@ IOCTLS = (0x541B, 0x5421, 0x5451, 0x5450)
 PRCTLS = (15, 16, 3, 39)
 SIGNALLING = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 
-
-class Assembler:
-    """Instructions of a filter; every check begins with the number of the call loaded and falls through when it does not apply."""
-
-    def __init__(self) -> None:
-        self.code: list[tuple[int, int, int, int]] = []
-
-    def put(self, code: int, value: int, if_true: int = 0, if_false: int = 0) -> None:
-        self.code.append((code, if_true, if_false, value))
-
-    def answer(self, numbers: Iterable[int], verdict: int) -> None:
-        """Answer these calls whatever their arguments are."""
-        for number in sorted(numbers):
-            self.put(JUMP_EQUAL, number, 0, 1)
-            self.put(RETURN, verdict)
-
-    def answer_by_argument(self, number: int, index: int, values: Iterable[int], otherwise: int) -> None:
-        """Allow a call whose argument `index` (its low 32 bits) is one of `values`."""
-        values = tuple(values)
-        self.put(JUMP_EQUAL, number, 0, 2 * len(values) + 2)
-        self.put(LOAD, ARGUMENTS + 8 * index)
-        for value in values:
-            self.put(JUMP_EQUAL, value, 0, 1)
-            self.put(RETURN, ALLOW)
-        self.put(RETURN, otherwise)
-
-    def bytes(self) -> bytes:
-        return b"".join(struct.pack("=HBBI", *instruction) for instruction in self.code)
+# (operation, value, instructions to skip when true, when false)
+Code = list[tuple[int, int, int, int]]
 
 
 def assemble(machine: str, signals: bool) -> bytes:
     """The filter of a machine of `AUDIT_ARCH`.
 
     Args:
-        machine: `x86_64` or `aarch64`.
-        signals: programs may send signals; False where nothing else keeps them from those of others.
+        machine: `x86_64` or `aarch64`. The x32 and 32-bit calls of x86-64 end the process.
+        signals: programs may send signals; False where nothing else keeps them from the processes of others.
     """
     judged = syscalls.numbers(syscalls.JUDGED, machine)
-    refused = REFUSE | errno.EPERM
-    a = Assembler()
-    a.put(LOAD, ARCHITECTURE)
-    a.put(JUMP_EQUAL, AUDIT_ARCH[machine], 1, 0)
-    a.put(RETURN, KILL)
-    a.put(LOAD, NUMBER)
-    if machine == "x86_64":
-        a.put(JUMP_GREATER_EQUAL, X32_BIT, 0, 1)
-        a.put(RETURN, KILL)
-    a.answer(syscalls.numbers(syscalls.ALLOWED, machine).values(), ALLOW)
-    a.answer(syscalls.numbers(syscalls.REFUSED, machine).values(), refused)
-    a.answer((judged[name] for name in SIGNALLING), ALLOW if signals else refused)
-    a.put(JUMP_EQUAL, judged["clone"], 0, 4)
-    a.put(LOAD, ARGUMENTS)
-    a.put(JUMP_ANY_BIT, NAMESPACES, 0, 1)
-    a.put(RETURN, refused)
-    a.put(RETURN, ALLOW)
-    a.answer_by_argument(judged["socketpair"], 0, (AF_UNIX,), refused)
-    a.answer_by_argument(judged["ioctl"], 1, IOCTLS, REFUSE | errno.ENOTTY)
-    a.answer_by_argument(judged["prctl"], 0, PRCTLS, refused)
-    a.answer_by_argument(judged["prlimit64"], 0, (0,), refused)
-    a.answer_by_argument(judged["sched_setaffinity"], 0, (0,), refused)
-    a.put(RETURN, REFUSE | errno.ENOSYS)
-    return a.bytes()
+    answers: dict[int, Code] = {}
+    for table, verdict in ((syscalls.ALLOWED, ALLOW), (syscalls.REFUSED, REFUSED)):
+        answers |= dict.fromkeys(syscalls.numbers(table, machine).values(), _answer(verdict))
+    answers |= {judged[name]: _answer(ALLOW if signals else REFUSED) for name in SIGNALLING}
+    answers[judged["clone"]] = [(LOAD, ARGUMENTS, 0, 0), (JUMP_ANY_BIT, NAMESPACES, 0, 1), *_answer(REFUSED), *_answer(ALLOW)]
+    answers[judged["socketpair"]] = _answer_by(0, (AF_UNIX,), REFUSED)
+    answers[judged["ioctl"]] = _answer_by(1, IOCTLS, NO_TERMINAL)
+    answers[judged["prctl"]] = _answer_by(0, PRCTLS, REFUSED)
+    answers[judged["prlimit64"]] = answers[judged["sched_setaffinity"]] = _answer_by(0, (0,), REFUSED)
+    known = max(answers) + 1
+    numbered = [(number, answers.get(number, _answer(UNKNOWN))) for number in range(known)]
+    ranges = [(next(members)[0], answer) for answer, members in groupby(numbered, key=lambda pair: pair[1])]
+    search = _search([*ranges, (known, _answer(UNKNOWN)), (1 << 30, _answer(KILL))])
+    start: Code = [(LOAD, ARCHITECTURE, 0, 0), (JUMP_EQUAL, AUDIT_ARCH[machine], 1, 0), *_answer(KILL), (LOAD, NUMBER, 0, 0)]
+    return b"".join(struct.pack("=HBBI", code, yes, no, value) for code, value, yes, no in start + search)
+
+
+def _search(ranges: list[tuple[int, Code]]) -> Code:
+    """Find the last range that begins at the loaded number or below it."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    below, above = _search(ranges[:middle]), _search(ranges[middle:])
+    return [(JUMP_FROM, ranges[middle][0], 0, 1), (JUMP, len(below), 0, 0), *below, *above]
+
+
+def _answer(verdict: int) -> Code:
+    return [(RETURN, verdict, 0, 0)]
+
+
+def _answer_by(index: int, values: Iterable[int], otherwise: int) -> Code:
+    """Allow a call whose argument `index` (its low 32 bits) is one of `values`."""
+    code: Code = [(LOAD, ARGUMENTS + 8 * index, 0, 0)]
+    for value in values:
+        code += [(JUMP_EQUAL, value, 0, 1), *_answer(ALLOW)]
+    return code + _answer(otherwise)
 
 
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def install(signals: bool) -> None:
-    """Put the filter on this process and all it will start; it needs `no_new_privileges`. Raises OSError saying what is missing."""
-    if MACHINE not in AUDIT_ARCH:
-        raise OSError(f"the seccomp filter is written for {', '.join(AUDIT_ARCH)} and not for {MACHINE}")
-    code = assemble(MACHINE, signals)
+def install(code: bytes) -> None:
+    """Put a filter on this process and all it will start; it needs `no_new_privileges`. Raises OSError saying what is missing."""
     program = _Program(len(code) // 8, code)
     prctl("seccomp filter", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))
+
+
+def for_this_machine(signals: bool) -> bytes:
+    """`assemble` for the machine at hand. Raises OSError when it is none of those known."""
+    if MACHINE not in AUDIT_ARCH:
+        raise OSError(f"the seccomp filter is written for {', '.join(AUDIT_ARCH)} and not for {MACHINE}")
+    return assemble(MACHINE, signals)

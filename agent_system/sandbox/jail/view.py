@@ -31,12 +31,12 @@ def build(stdlib: str, packages: Mapping[str, str]) -> None:
     kernel.mount("tmpfs", STAGE, "tmpfs", PLAIN, "mode=0755,size=1m")
     for folder in (STDLIB, PACKAGES, TMP, "/dev", "/old"):
         os.makedirs(STAGE + folder)
-    _show(library, STAGE + STDLIB, MS_NOEXEC)
+    _show(library, STAGE + STDLIB)
     for name in FOREIGN:
         if os.path.isdir(hidden := f"{STAGE}{STDLIB}/{name}"):
             kernel.mount("tmpfs", hidden, "tmpfs", PLAIN | MS_RDONLY, "mode=0755,size=4k")
     for name, (source, is_folder) in sources.items():
-        _show(source, _place(f"{STAGE}{PACKAGES}/{name}", is_folder), 0)
+        _show(source, _place(f"{STAGE}{PACKAGES}/{name}", is_folder))
     for name, source in devices.items():
         kernel.mount(f"/proc/self/fd/{source}", _place(f"{STAGE}/dev/{name}", False), None, MS_BIND)
     os.symlink(TMP, f"{STAGE}/dev/shm")
@@ -50,7 +50,12 @@ def build(stdlib: str, packages: Mapping[str, str]) -> None:
 
 
 def fresh_tmp(size_bytes: int, uid: int, gid: int) -> None:
-    """Mount an empty /tmp of a limited size and number of files that belongs to a user."""
+    """Mount an empty /tmp of a limited size and number of files that belongs to a user; one that is still empty stays."""
+    if os.path.ismount(TMP):
+        state = os.statvfs(TMP)
+        if state.f_files - state.f_ffree == 1:  # its own folder
+            return
+        kernel.unmount(TMP)
     files = max(64, size_bytes // 4096)
     options = f"size={size_bytes},nr_inodes={files},mode=0700,uid={uid},gid={gid}"
     kernel.mount("tmpfs", TMP, "tmpfs", PLAIN | MS_NOEXEC, options)
@@ -64,8 +69,8 @@ def _place(path: str, is_folder: bool) -> str:
     return path
 
 
-def _show(source: int, target: str, more: int) -> None:
+def _show(source: int, target: str) -> None:
     """Bind read-only. A user namespace may not take away the restrictions that the host put on the mount, so they are kept."""
     kernel.mount(f"/proc/self/fd/{source}", target, None, MS_BIND)
     kept = os.statvfs(target).f_flag & (MS_NOEXEC | MS_NOSUID | MS_NODEV)
-    kernel.mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | PLAIN | kept | more)
+    kernel.mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | PLAIN | kept)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
-from . import frames, init, kernel, preload, scratch, tree, view
-from .confine import Confinement, confine
+from . import frames, init, kernel, landlock, preload, program, scratch, seccomp, tree, view
+from .confine import Confinement, confine, limit_job, confine_worker
 from .kernel import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
 
 WORLD = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
@@ -20,8 +19,7 @@ INSIDE, PREPARING = 1, 0
 FIRST_FOLDER = 200
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What the trainer asks of a worker.
 
     Attributes:
@@ -43,8 +41,7 @@ class Settings:
         return self.level == "namespaces"
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """What is measured before anything is taken away.
 
     Attributes:
@@ -63,6 +60,9 @@ def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoRe
             os._exit(1)
         os.close(go)
         kernel.die_with_parent()
+        program.open_streams()
+        confine_worker()
+        watch = os.dup2(watch, program.SAY)  # so that no pipe of a program gets this number
         place = _in_namespaces(settings, host, watch, alarm) if settings.namespaces else _on_the_host(settings, host, watch, alarm)
         frames.write_frame(init.RESULTS, {"ready": True})
     except Exception as error:
@@ -88,7 +88,7 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> in
     how = Confinement(
         namespaces=True,
         landlock=False,
-        seccomp=True,
+        filter=seccomp.for_this_machine(signals=True),
         uid=INSIDE if apart else None,
         readable=(),
         # The namespace counts its own processes: without a user apart, the warden and the init are among them.
@@ -97,12 +97,10 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> in
     )
 
     def clean(size_bytes: int) -> str:
-        if os.path.ismount(view.TMP):
-            kernel.unmount(view.TMP)
         view.fresh_tmp(size_bytes, INSIDE, INSIDE)
         return view.TMP
 
-    return init.Place(watch, alarm, (), clean, functools.partial(confine, how), init.kill_namespace, disk_is_bounded=True)
+    return init.Place(watch, alarm, (), clean, functools.partial(limit_job, how), functools.partial(confine, how), init.kill_namespace, disk_is_bounded=True)
 
 
 def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init.Place:
@@ -116,11 +114,12 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init
         os.symlink(named[name], os.path.join(packages, name))
     preload.relocate({settings.stdlib: named[""], **_moved(settings.packages, packages)}, (named[""], packages))
     folder = os.path.join(settings.scratch, "run")
+    landlocked, filtered = settings.level == "landlock", settings.level in ("landlock", "seccomp")
     owner = os.getuid() if host.uid is None else host.uid
     how = Confinement(
         namespaces=False,
-        landlock=settings.level == "landlock",
-        seccomp=settings.level in ("landlock", "seccomp"),
+        landlock=landlocked,
+        filter=seccomp.for_this_machine(signals=landlocked and landlock.scopes_signals()) if filtered else b"",
         uid=host.uid,
         readable=(*named.values(), packages, *(f"/dev/{name}" for name in view.DEVICES)),
         counted=tree.threads_of(owner),
@@ -133,7 +132,7 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init
         os.chown(folder, owner, -1)
         return folder
 
-    return init.Place(watch, alarm, keep, clean, functools.partial(confine, how), init.kill_below, disk_is_bounded=False)
+    return init.Place(watch, alarm, keep, clean, functools.partial(limit_job, how), functools.partial(confine, how), init.kill_below, disk_is_bounded=False)
 
 
 def _moved(packages: dict[str, str], folder: str) -> dict[str, str]:
