@@ -23,7 +23,7 @@ def main() -> None:
     header, _ = frames.read_frame(init.COMMANDS)
     settings = warden.Settings(**{**header["settings"], "imports": tuple(header["settings"]["imports"])})
     try:
-        sys.path[:] = [*header["path"], *sys.path]
+        sys.path.append(settings.shown)
         preload.preload(settings.imports)
         os.environ.clear()
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:

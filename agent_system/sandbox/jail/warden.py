@@ -27,6 +27,7 @@ class Settings(NamedTuple):
         stdlib: folder of the standard library.
         packages: file or folder name to its path on the host.
         imports: packages to import.
+        shown: folder on the host with a link to each of `packages`.
         scratch: folder on the host for this worker; unused with namespaces.
     """
 
@@ -34,6 +35,7 @@ class Settings(NamedTuple):
     stdlib: str
     packages: dict[str, str]
     imports: tuple[str, ...]
+    shown: str
     scratch: str
 
     @property
@@ -83,7 +85,7 @@ def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoRe
 
 def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> init.Place:
     view.build(settings.stdlib, settings.packages)
-    preload.relocate({settings.stdlib: view.STDLIB, **_moved(settings.packages, view.PACKAGES)}, (view.STDLIB, view.PACKAGES))
+    preload.relocate({settings.stdlib: view.STDLIB, settings.shown: view.PACKAGES}, (view.STDLIB, view.PACKAGES))
     apart = os.getuid() == PREPARING
     how = Confinement(
         namespaces=True,
@@ -112,7 +114,7 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init
     os.mkdir(packages)
     for name in settings.packages:
         os.symlink(named[name], os.path.join(packages, name))
-    preload.relocate({settings.stdlib: named[""], **_moved(settings.packages, packages)}, (named[""], packages))
+    preload.relocate({settings.stdlib: named[""], settings.shown: packages}, (named[""], packages))
     folder = os.path.join(settings.scratch, "run")
     landlocked, filtered = settings.level == "landlock", settings.level in ("landlock", "seccomp")
     owner = os.getuid() if host.uid is None else host.uid
@@ -133,10 +135,6 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init
         return folder
 
     return init.Place(watch, alarm, keep, clean, functools.partial(limit_job, how), functools.partial(confine, how), init.kill_below, disk_is_bounded=False)
-
-
-def _moved(packages: dict[str, str], folder: str) -> dict[str, str]:
-    return {path: os.path.join(folder, name) for name, path in packages.items()}
 
 
 def _reachable(uid: int | None, paths: dict[str, str]) -> dict[str, str]:
