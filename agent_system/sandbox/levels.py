@@ -44,6 +44,9 @@ def complaint(level: str | None, least: str, missing: dict[str, str]) -> str:
         least: `sandbox.min_level`.
         missing: level to the error it gave.
     """
-    causes = "\n".join(f"  {name}: {error}; {REMEDIES[name]}" if name in REMEDIES else f"  {name}: {error}" for name, error in missing.items())
+    causes = "\n".join(
+        f"  {name}: {error}; {REMEDIES[name]}" if name in REMEDIES else f"  {name}: {error}" for name, error in missing.items()
+    )
     found = f"this machine offers {level!r} only" if level else "no level works on this machine"
-    return f"sandbox.min_level={least}, but {found}:\n{causes}\n  or use sandbox.backend=http with a SandboxFusion server, or a lower sandbox.min_level"
+    way_out = "or use sandbox.backend=http with a SandboxFusion server, or a lower sandbox.min_level"
+    return f"sandbox.min_level={least}, but {found}:{causes}\n  {way_out}"

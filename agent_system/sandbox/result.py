@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from signal import SIGXCPU
@@ -79,10 +79,14 @@ def parse_json(text: str) -> Any:
         raise ValueError("JSON that is nested too deep") from error
     level: list[Any] = [value]
     for _ in range(MOST_NESTING):
-        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())]
+        level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return value
     raise ValueError(f"JSON that is nested more than {MOST_NESTING} deep")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def from_report(header: Mapping[str, Any], blobs: Sequence[bytes], limits: Limits) -> RunResult:

@@ -18,7 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 class Sandbox(ABC):
-    """Runs programs that nobody trusts. Event loops and threads may share one; no method blocks the loop, none raises for what a program does.
+    """Runs programs that nobody trusts.
+
+    Event loops and threads may share one. No method blocks the loop, and none raises for what a program does.
 
     Attributes:
         settings: the keys under `sandbox`.
@@ -69,6 +71,9 @@ class Sandbox(ABC):
     @abstractmethod
     def _submit(self, job: Job) -> Future[list[RunResult]]:
         """Queue a job; the future holds a result for each test."""
+
+    def check(self) -> None:  # noqa: B027 - a backend that could be made may have nothing left to find out
+        """Find out whether programs can be run at all. Raises SandboxError saying why not."""
 
     @abstractmethod
     def describe(self) -> str:

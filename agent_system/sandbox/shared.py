@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from agent_system.sandbox.limits import SandboxError
 from agent_system.sandbox.local import LocalSandbox
 from agent_system.sandbox.sandbox import Sandbox
 from agent_system.sandbox.settings import SandboxSettings
@@ -30,8 +31,14 @@ def configure(settings: SandboxSettings) -> Sandbox:
     global _settings, _sandbox
     close_shared()
     with _lock:
-        _settings, _sandbox = settings, make_sandbox(settings)
-        return _sandbox
+        sandbox = make_sandbox(settings)
+        try:
+            sandbox.check()
+        except SandboxError:
+            sandbox.close()
+            raise
+        _settings, _sandbox = settings, sandbox
+        return sandbox
 
 
 def shared_sandbox() -> Sandbox:

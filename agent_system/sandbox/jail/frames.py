@@ -20,7 +20,7 @@ class FrameError(ValueError):
     """What came is not a message."""
 
 
-def write_frame(fd: int, header: dict[str, Any], *blobs: bytes, wait: Callable[[int], None] = lambda fd: None) -> None:
+def write_frame(fd: int, header: dict[str, Any], *blobs: bytes | bytearray, wait: Callable[[int], None] = lambda fd: None) -> None:
     """Write a message; `wait` is called before each write and may raise to give up. Raises BrokenPipeError when the other end is gone."""
     text = json.dumps({**header, "blobs": [len(blob) for blob in blobs]}).encode()
     for part in (struct.pack("!I", len(text)) + text, *blobs):

@@ -1,6 +1,6 @@
 """The process that the trainer starts: it makes the warden, then watches from outside how much memory and disk its programs hold.
 
-    python -S -s -c "... from jail.main import main; main()"      # commands on stdin, results on stdout
+python -S -s -c "... from jail.main import main; main()"      # commands on stdin, results on stdout
 """
 
 from __future__ import annotations

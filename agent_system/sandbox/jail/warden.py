@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from . import frames, init, kernel, landlock, preload, program, scratch, seccomp, tree, view
-from .confine import Confinement, confine, limit_job, confine_worker
+from .confine import Confinement, confine, confine_worker, limit_job
 from .kernel import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
 
 WORLD = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
@@ -102,7 +102,16 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> in
         view.fresh_tmp(size_bytes, INSIDE, INSIDE)
         return view.TMP
 
-    return init.Place(watch, alarm, (), clean, functools.partial(limit_job, how), functools.partial(confine, how), init.kill_namespace, disk_is_bounded=True)
+    return init.Place(
+        watch,
+        alarm,
+        (),
+        clean,
+        functools.partial(limit_job, how),
+        functools.partial(confine, how),
+        init.kill_namespace,
+        disk_is_bounded=True,
+    )
 
 
 def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init.Place:
@@ -134,7 +143,16 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init
         os.chown(folder, owner, -1)
         return folder
 
-    return init.Place(watch, alarm, keep, clean, functools.partial(limit_job, how), functools.partial(confine, how), init.kill_below, disk_is_bounded=False)
+    return init.Place(
+        watch,
+        alarm,
+        keep,
+        clean,
+        functools.partial(limit_job, how),
+        functools.partial(confine, how),
+        init.kill_below,
+        disk_is_bounded=False,
+    )
 
 
 def _reachable(uid: int | None, paths: dict[str, str]) -> dict[str, str]:
