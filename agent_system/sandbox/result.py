@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from signal import SIGXCPU
+from signal import SIGKILL, SIGXCPU
 from typing import Any
 
 from agent_system.sandbox.limits import Limits
@@ -132,7 +132,8 @@ def _reason(header: Mapping[str, Any], story: Mapping[str, Any], failed: bool, l
         return Reason(header["stopped"])
     if status == 0:
         return Reason.OK
-    if status == -SIGXCPU or (status < 0 and header["cpu_s"] >= limits.cpu_s):
+    # The kernel counts in ticks, `wait` exactly.
+    if status == -SIGXCPU or (status == -SIGKILL and header["cpu_s"] >= 0.9 * limits.cpu_s):
         return Reason.CPU
     if status < 0:
         return Reason.SIGNAL

@@ -20,6 +20,8 @@ PIPES = (0, 1, 2, SAY)
 _exit = os._exit
 SETUP_FAILED = 125
 MOST_DESCRIPTORS = 1 << 16
+# Characters: a line of the program can be as long as the program.
+MOST_TRACEBACK = 8000
 
 
 def start(
@@ -67,11 +69,10 @@ def _close_others(keep: tuple[int, ...]) -> None:
 
 def open_streams() -> None:
     """Make `sys.stdin`, `stdout` and `stderr` anew over their descriptors, whatever these will be when a program begins."""
+    out, err = (io.BufferedWriter(io.FileIO(fd, "wb", closefd=False)) for fd in (1, 2))
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "rb", closefd=False)), encoding="utf-8", errors="replace")
-    sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "wb", closefd=False)), encoding="utf-8", errors="backslashreplace")
-    sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(io.FileIO(2, "wb", closefd=False)), encoding="utf-8", errors="backslashreplace", line_buffering=True
-    )
+    sys.stdout = io.TextIOWrapper(out, encoding="utf-8", errors="backslashreplace")
+    sys.stderr = io.TextIOWrapper(err, encoding="utf-8", errors="backslashreplace", line_buffering=True)
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, f"__{name}__", getattr(sys, name))
 
@@ -145,7 +146,10 @@ def _explain(error: BaseException, source: str) -> None:
         import traceback
 
         linecache.cache[NAME] = (len(source), None, source.splitlines(keepends=True), NAME)
-        traceback.print_exception(error.with_traceback(trace))
+        text = "".join(traceback.format_exception(error.with_traceback(trace)))
+        if len(text) > MOST_TRACEBACK:
+            text = f"{text[: MOST_TRACEBACK // 2]}\n...\n{text[-MOST_TRACEBACK // 2 :]}"
+        sys.stderr.write(text)
     except BaseException:  # out of memory or of recursion, or an exception that cannot be printed
         os.write(2, f"{type(error).__name__}\n".encode())
 

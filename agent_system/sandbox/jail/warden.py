@@ -85,7 +85,7 @@ def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoRe
 
 def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> init.Place:
     view.build(settings.stdlib, settings.packages)
-    preload.relocate({settings.stdlib: view.STDLIB, settings.shown: view.PACKAGES}, (view.STDLIB, view.PACKAGES))
+    preload.relocate({settings.stdlib: view.STDLIB, settings.shown: view.PACKAGES}, _path(view.STDLIB, view.PACKAGES))
     apart = os.getuid() == PREPARING
     how = Confinement(
         namespaces=True,
@@ -123,7 +123,7 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init
     os.mkdir(packages)
     for name in settings.packages:
         os.symlink(named[name], os.path.join(packages, name))
-    preload.relocate({settings.stdlib: named[""], settings.shown: packages}, (named[""], packages))
+    preload.relocate({settings.stdlib: named[""], settings.shown: packages}, _path(named[""], packages))
     folder = os.path.join(settings.scratch, "run")
     landlocked, filtered = settings.level == "landlock", settings.level in ("landlock", "seccomp")
     owner = os.getuid() if host.uid is None else host.uid
@@ -153,6 +153,10 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init
         init.kill_below,
         disk_is_bounded=False,
     )
+
+
+def _path(stdlib: str, packages: str) -> tuple[str, ...]:
+    return (stdlib, f"{stdlib}/lib-dynload", packages)
 
 
 def _reachable(uid: int | None, paths: dict[str, str]) -> dict[str, str]:
