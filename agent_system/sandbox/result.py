@@ -132,8 +132,8 @@ def _reason(header: Mapping[str, Any], story: Mapping[str, Any], failed: bool, l
         return Reason(header["stopped"])
     if status == 0:
         return Reason.OK
-    # The kernel counts in ticks, `wait` exactly.
-    if status == -SIGXCPU or (status == -SIGKILL and header["cpu_s"] >= 0.9 * limits.cpu_s):
+    # A program can ignore the first signal of its CPU limit, and is then killed. The kernel's count for limits runs ahead of the real one.
+    if status == -SIGXCPU or (status == -SIGKILL and header["cpu_s"] >= limits.cpu_s / 2):
         return Reason.CPU
     if status < 0:
         return Reason.SIGNAL

@@ -167,7 +167,13 @@ print("made")
 
 
 async def test_imports_work_and_packages_of_the_trainer_are_not_there(arena: Arena) -> None:
-    program = "import concurrent.futures, xml.etree.ElementTree, decimal, threading, hashlib, statistics, csv\ntry:\n    import torch\nexcept ImportError:\n    print('none')"
+    program = """
+import concurrent.futures, xml.etree.ElementTree, decimal, threading, hashlib, statistics, csv
+try:
+    import torch
+except ImportError:
+    print('none')
+"""
     result = await arena.attack(program)
     assert (result.stdout, result.stderr) == ("none\n", "")
     assert sys.executable not in (await arena.sandbox.run("import sys; print(sys.path, sys.executable)")).stdout

@@ -22,7 +22,10 @@ NAMES = [
 
 
 async def test_refused_calls(arena: Arena) -> None:
-    program = f"{C}for number in {[NUMBERS[name] for name in NAMES]}:\n    print(c.syscall(number, 0, 0, 0, 0, 0), errno.errorcode[ctypes.get_errno()])"
+    program = f"""
+{C}for number in {[NUMBERS[name] for name in NAMES]}:
+    print(c.syscall(number, 0, 0, 0, 0, 0), errno.errorcode[ctypes.get_errno()])
+"""
     result = await arena.attack(program)
     assert result.stdout.splitlines() == ["-1 EPERM"] * len(NAMES)
 

@@ -63,7 +63,10 @@ def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
         limits: the fields of `Limits`.
         folder: the one writable folder.
     """
-    _set({resource.RLIMIT_CPU: math.ceil(limits["cpu_s"]), resource.RLIMIT_AS: how.overhead_bytes + (limits["memory_mb"] << 20)})
+    cpu_s = math.ceil(limits["cpu_s"])
+    # The signal of the soft limit says what happened, that of the hard limit cannot be ignored.
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    _set({resource.RLIMIT_AS: how.overhead_bytes + (limits["memory_mb"] << 20)})
     if how.uid is not None:
         os.setresgid(how.uid, how.uid, how.uid)
         os.setresuid(how.uid, how.uid, how.uid)  # takes the capabilities with it
