@@ -1,4 +1,4 @@
-"""How fast programs are judged: tests a second with warm workers beside a fresh `python` for every test, and what waiting costs the event loop.
+"""How fast programs are judged: tests a second with warm workers beside a fresh `python` for each, and what waiting costs the event loop.
 
     python benchmarks/sandbox.py [--programs 20] [--tests 20] [--workers 2] [--repeats 3]
 

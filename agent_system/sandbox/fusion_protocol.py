@@ -47,9 +47,9 @@ def request(job: Job, test: Test) -> tuple[dict[str, Any], str]:
     header, stdin = job.message(test)
     mark = ""
     program = job.program.encode("utf-8", "replace").decode()
-    if header["mode"] == "compile":
+    if header.get("mode") == "compile":
         code = f"compile({program!r}, 'program.py', 'exec')"
-    elif header["mode"] == "call":
+    elif header:
         mark = f"\n{secrets.token_hex(16)}:"
         code = f"{AROUND}\n_run({program!r}, {json.dumps(header)!r}, {mark!r})\n"
     else:

@@ -62,7 +62,7 @@ class Job:
         if self.compile_only:
             return {"mode": "compile"}, b""
         if isinstance(test, str):
-            return {"mode": "run"}, encode(test)
+            return {}, encode(test)
         call = {"mode": "call", "function": test.function, "args": list(test.args), "kwargs": dict(test.kwargs)}
         try:
             json.dumps(call)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from signal import SIGKILL, SIGXCPU
 from typing import Any
 
+from agent_system.sandbox.jail.init import REPORT, STOPPED
 from agent_system.sandbox.limits import Limits
 
 MOST_NESTING = 200
@@ -89,27 +90,26 @@ def _inside(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def from_report(header: Mapping[str, Any], blobs: Sequence[bytes], limits: Limits) -> RunResult:
+def from_report(blobs: Sequence[bytes], limits: Limits) -> RunResult:
     """The result of a test as a job's init reports it.
 
     Args:
-        header: `stopped`, `status`, `seconds`, `cpu_s`.
-        blobs: stdout, stderr, what the program said of its end, and the error of a program that could not be confined.
+        blobs: `init.REPORT`, stdout, stderr, what the program said of its end, and the error of a program that could not be confined.
         limits: of the run.
     """
-    out, err, said, failure = blobs
-    story = _story(said)
-    status = header["status"]
-    reason = _reason(header, story, bool(failure), limits)
+    report, out, err, said, failure = blobs
+    place, status, seconds, cpu_s = REPORT.unpack(report)
+    stopped, story = STOPPED[place], _story(said)
+    reason = Reason.SANDBOX if failure else Reason(stopped) if stopped is not None else _reason(status, cpu_s, story, limits)
     value = story.get("value")
     return RunResult(
         reason=reason,
-        exit_code=status if header["stopped"] is None else None,
+        exit_code=status if stopped is None else None,
         stdout=out.decode("utf-8", "replace"),
         stderr=err.decode("utf-8", "replace"),
-        seconds=header["seconds"],
-        cpu_seconds=header["cpu_s"],
-        finished=header["stopped"] is None and story.get("end") in ("returned", "exit"),
+        seconds=seconds,
+        cpu_seconds=cpu_s,
+        finished=stopped is None and story.get("end") in ("returned", "exit"),
         value=value if reason is Reason.OK and isinstance(value, str) else None,
         message=failure.decode("utf-8", "replace"),
     )
@@ -124,16 +124,12 @@ def _story(said: bytes) -> dict[str, Any]:
     return story if isinstance(story, dict) else {}
 
 
-def _reason(header: Mapping[str, Any], story: Mapping[str, Any], failed: bool, limits: Limits) -> Reason:
-    status = header["status"]
-    if failed:
-        return Reason.SANDBOX
-    if header["stopped"] is not None:
-        return Reason(header["stopped"])
+def _reason(status: int, cpu_s: float, story: Mapping[str, Any], limits: Limits) -> Reason:
+    """Of a program that ended by itself."""
     if status == 0:
         return Reason.OK
     # A program can ignore the first signal of its CPU limit, and is then killed. The kernel's count for limits runs ahead of the real one.
-    if status == -SIGXCPU or (status == -SIGKILL and header["cpu_s"] >= limits.cpu_s / 2):
+    if status == -SIGXCPU or (status == -SIGKILL and cpu_s >= limits.cpu_s / 2):
         return Reason.CPU
     if status < 0:
         return Reason.SIGNAL

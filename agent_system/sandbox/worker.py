@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -106,7 +107,7 @@ class Worker:
                 if 0 < job.max_timeouts <= late:
                     break
             frames.write_frame(self._commands, {"mode": "end"}, wait=_waiting(GRACE_S)(select.POLLOUT))
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError, ValueError, struct.error) as error:
             raise WorkerError(f"{type(error).__name__}: {error}") from error
 
     def _test(self, job: Job, test: Test) -> RunResult:
@@ -116,8 +117,8 @@ class Worker:
         header, stdin = job.message(test)
         wait = _waiting(job.limits.wall_s + GRACE_S, job)
         frames.write_frame(self._commands, header, stdin, wait=wait(select.POLLOUT))
-        answer, blobs = frames.read_frame(self._results, wait(select.POLLIN))
-        return from_report(answer, blobs, job.limits)
+        _, blobs = frames.read_frame(self._results, wait(select.POLLIN))
+        return from_report(blobs, job.limits)
 
     def kill(self) -> None:
         """End the process with all its programs: by closing its channel, and by force when that does not help in time."""

@@ -134,8 +134,9 @@ print(all(fd >= 200 for fd in found))
 async def test_the_view_is_small(arena: Arena) -> None:
     program = """
 import os
-print(sorted(os.listdir("/")), sorted(os.listdir("/usr/lib")), sorted(os.listdir("/dev")), os.listdir("/tmp"), os.getcwd(), os.getpid() < 100)
-print([name for name in ("site-packages", "dist-packages") if os.path.exists(f"/usr/lib/python/{name}") and os.listdir(f"/usr/lib/python/{name}")])
+print(*(sorted(os.listdir(place)) for place in ("/", "/usr/lib", "/dev", "/tmp")), os.getcwd(), os.getpid() < 100)
+foreign = [f"/usr/lib/python/{name}" for name in ("site-packages", "dist-packages")]
+print([name for name in foreign if os.path.exists(name) and os.listdir(name)])
 """
     view = "['dev', 'tmp', 'usr'] ['packages', 'python'] ['null', 'random', 'shm', 'urandom', 'zero'] [] /tmp True\n[]\n"
     assert (await arena.attack(program)).stdout == view

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import resource
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import kernel, landlock, seccomp
+from . import kernel, landlock
 
 STACK_BYTES = 64 << 20
 OPEN_FILES = 256
@@ -19,7 +20,7 @@ class Confinement(NamedTuple):
     Attributes:
         namespaces: the process is in namespaces of its own, with a view of its own.
         landlock: files are kept away by Landlock.
-        filter: of system calls, assembled; empty for none.
+        filter: puts the filter of system calls in place; None for none.
         uid: user to become; None stays.
         readable: with `landlock`, what can be read.
         counted: processes and threads of the same user that are not the program's, which the limit of processes counts too.
@@ -28,7 +29,7 @@ class Confinement(NamedTuple):
 
     namespaces: bool
     landlock: bool
-    filter: bytes
+    filter: Callable[[], None] | None
     uid: int | None
     readable: tuple[str, ...]
     counted: int
@@ -76,8 +77,8 @@ def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
         kernel.die_with_parent()  # only now: a change of user takes it back
     if how.landlock:
         landlock.restrict(how.readable, folder)
-    if how.filter:
-        seccomp.install(how.filter)
+    if how.filter is not None:
+        how.filter()
 
 
 def _set(wanted: dict[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Messages on a pipe: four bytes of length, a JSON object, then as many bytes as its `blobs` say. Both ends use this file."""
+"""Messages on a pipe: a JSON object (nothing for an empty one) and some bytes, behind their lengths. Both ends use this file."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ class FrameError(ValueError):
     """What came is not a message."""
 
 
+LENGTHS = struct.Struct("!IB")
+LENGTH = struct.Struct("!I")
+
+
 def write_frame(fd: int, header: dict[str, Any], *blobs: bytes | bytearray, wait: Callable[[int], None] = lambda fd: None) -> None:
     """Write a message; `wait` is called before each write and may raise to give up. Raises BrokenPipeError when the other end is gone."""
-    text = json.dumps({**header, "blobs": [len(blob) for blob in blobs]}).encode()
-    for part in (struct.pack("!I", len(text)) + text, *blobs):
-        view = memoryview(part)
-        while view:
-            wait(fd)
-            view = view[os.write(fd, view) :]
+    text = json.dumps(header).encode() if header else b""
+    lengths = b"".join([LENGTHS.pack(len(text), len(blobs)), *[LENGTH.pack(len(blob)) for blob in blobs]])
+    view = memoryview(b"".join((lengths, text, *blobs)))
+    while view:
+        wait(fd)
+        view = view[os.write(fd, view) :]
 
 
 def read_frame(fd: int, wait: Callable[[int], None] = lambda fd: None) -> tuple[dict[str, Any], list[bytes]]:
-    """Read a message.
+    """Read a message, and no byte more.
 
     Args:
         fd: where from.
@@ -41,26 +45,36 @@ def read_frame(fd: int, wait: Callable[[int], None] = lambda fd: None) -> tuple[
         ClosedError: the other end was closed.
         FrameError: the bytes are no message, or a length is beyond the limits.
     """
-    (length,) = struct.unpack("!I", _exactly(fd, 4, wait))
-    if length > MOST_HEADER_BYTES:
-        raise FrameError(f"a message with a header of {length} bytes; the limit is {MOST_HEADER_BYTES}")
-    text = _exactly(fd, length, wait)
+    length, count = LENGTHS.unpack(_exactly(fd, LENGTHS.size, wait))
+    sizes = [size for (size,) in LENGTH.iter_unpack(_exactly(fd, LENGTH.size * count, wait))] if count else []
+    if length > MOST_HEADER_BYTES or sum(sizes) > MOST_BLOB_BYTES:
+        raise FrameError(f"a message of {length} and {sizes} bytes; the limits are {MOST_HEADER_BYTES} and {MOST_BLOB_BYTES} in all")
+    body = _exactly(fd, length + sum(sizes), wait)
     try:
-        header = json.loads(text)
-        sizes = [int(size) for size in header["blobs"]]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FrameError(f"a message that is not readable: {text[:80]!r}") from error
-    if min(sizes, default=0) < 0 or sum(sizes) > MOST_BLOB_BYTES:
-        raise FrameError(f"a message with blobs of {sizes} bytes; the limit is {MOST_BLOB_BYTES}")
-    return header, [_exactly(fd, size, wait) for size in sizes]
+        header = json.loads(body[:length]) if length else {}
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"a message that is not readable: {body[:80]!r}") from error
+    if not isinstance(header, dict):
+        raise FrameError(f"a message whose header is {type(header).__name__}, expected an object")
+    blobs, at = [], length
+    for size in sizes:
+        blobs.append(body[at : at + size])
+        at += size
+    return header, blobs
 
 
 def _exactly(fd: int, count: int, wait: Callable[[int], None]) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
+    if not count:
+        return b""
+    wait(fd)
+    chunk = os.read(fd, min(count, 1 << 20))
+    if len(chunk) == count:
+        return chunk
+    parts = bytearray(chunk)
+    while len(parts) < count and chunk:
         wait(fd)
         chunk = os.read(fd, min(count - len(parts), 1 << 20))
-        if not chunk:
-            raise ClosedError("the pipe was closed")
         parts += chunk
+    if not chunk:
+        raise ClosedError("the pipe was closed")
     return bytes(parts)

@@ -25,6 +25,9 @@ WATCH = struct.Struct("!QQQ")
 # From the watcher: number of the test, what it has too much of.
 ALARM = struct.Struct("!Qc")
 ALARMS = {b"m": "memory", b"d": "disk"}
+# To the trainer, before what the program wrote: place in `STOPPED`, exit status, seconds on the clock, seconds of CPU.
+REPORT = struct.Struct("!bidd")
+STOPPED = (None, "timeout", "output", "memory", "disk")
 CHUNK = 65536
 LOOK_EVERY_S = 0.05
 WITHOUT_DESCRIPTOR_S = 0.005
@@ -64,7 +67,7 @@ def serve(place: Place) -> NoReturn:
         runner = _Runner(place, source.decode("utf-8", "replace"), job["limits"])
         while True:
             test, blobs = frames.read_frame(COMMANDS)
-            if test["mode"] == "end":
+            if test.get("mode") == "end":
                 if not place.disk_is_bounded:
                     place.clean(0)  # elsewhere the folder is gone with its namespace
                 os._exit(JOB_DONE)
@@ -123,8 +126,8 @@ class _Runner:
             os.close(fd)
         if self.watched:
             os.write(self.place.watch, WATCH.pack(0, 0, 0))
-        header = {"stopped": self.stopped, "status": self.status, "seconds": time.monotonic() - began, "cpu_s": self.cpu_s}
-        frames.write_frame(RESULTS, header, *outputs.values(), failure)
+        report = REPORT.pack(STOPPED.index(self.stopped), self.status or 0, time.monotonic() - began, self.cpu_s)
+        frames.write_frame(RESULTS, {}, report, *outputs.values(), failure)
 
     def _confine(self, folder: str) -> None:
         os.chdir(folder)

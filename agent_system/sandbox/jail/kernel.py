@@ -25,6 +25,7 @@ _NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
 # PyDLL keeps the interpreter's lock during a call: a child that `clone` makes has one thread, which must hold it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_ZERO = ctypes.c_ulong(0)
 
 
 def _check(result: int, what: str) -> int:
@@ -40,10 +41,9 @@ def syscall(what: str, number: int, *arguments: int | bytes | ctypes.Array | cty
     return _check(_libc.syscall(ctypes.c_long(number), *typed), what)
 
 
-def prctl(what: str, option: int, *arguments: int) -> int:
+def prctl(what: str, option: int, argument: int = 0, pointer: ctypes.c_ulong = _ZERO) -> int:
     """Call prctl. Raises OSError that begins with `what`."""
-    padded = (*arguments, 0, 0, 0, 0)[:4]
-    return _check(_libc.prctl(option, *(ctypes.c_ulong(a) for a in padded)), what)
+    return _check(_libc.prctl(option, argument, pointer, _ZERO, _ZERO), what)
 
 
 def fork() -> int:

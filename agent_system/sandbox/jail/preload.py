@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 OFTEN_USED = (
-    "bisect", "collections", "copy", "datetime", "functools", "heapq", "io", "itertools", "json", "math", "operator", "random", "re",
+    "bisect", "collections", "copy", "datetime", "functools", "heapq", "io", "itertools", "json", "math", "operator", "re",
     "string", "time", "traceback", "typing", "zlib",
 )  # fmt: skip
 # Their libraries are large, and `hashlib` does without.

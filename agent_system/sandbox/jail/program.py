@@ -6,7 +6,6 @@ import atexit
 import io
 import json
 import os
-import random
 import sys
 from collections.abc import Callable
 from types import CodeType, ModuleType
@@ -22,6 +21,7 @@ SETUP_FAILED = 125
 MOST_DESCRIPTORS = 1 << 16
 # Characters: a line of the program can be as long as the program.
 MOST_TRACEBACK = 8000
+RETURNED = b'{"end": "returned"}'
 
 
 def start(
@@ -36,7 +36,7 @@ def start(
 
     Args:
         source: the program's text.
-        test: `mode` (run | call | compile) and, for a call, `function`, `args` and `kwargs`.
+        test: `mode` (call | compile; empty just runs) and, for a call, `function`, `args` and `kwargs`.
         pipes: ends, all above `SAY`, for stdin, stdout, stderr, and for the JSON object that says how it ended.
         setup: where an error goes that happens before the program runs; the program does not have it.
         keep: other descriptors that stay open, ascending.
@@ -47,7 +47,7 @@ def start(
         confine()
         _close_others((setup, *keep))
         os.close(setup)
-        random.seed()
+        _reseed()
     except BaseException as error:
         os.write(setup, f"{type(error).__name__}: {error}".encode())
         _exit(SETUP_FAILED)
@@ -65,6 +65,13 @@ def _close_others(keep: tuple[int, ...]) -> None:
     for fd in (*keep, MOST_DESCRIPTORS):
         os.closerange(previous + 1, fd)
         previous = fd
+
+
+def _reseed() -> None:
+    """Generators that were seeded when they were loaded would draw the same in every run."""
+    for name in ("random", "numpy.random"):
+        if (module := sys.modules.get(name)) is not None:
+            module.seed()
 
 
 def open_streams() -> None:
@@ -88,7 +95,7 @@ def _run(source: str, test: dict[str, Any]) -> NoReturn:
             said = {"end": "compile", "type": type(error).__name__}
             _explain(error, source)
         else:
-            if test["mode"] != "compile":
+            if test.get("mode") != "compile":
                 _execute(compiled, module, test, said)
             code = 0
     except SystemExit as error:
@@ -109,7 +116,7 @@ def _new_main(source: str) -> ModuleType:
 
 def _execute(compiled: CodeType, module: ModuleType, test: dict[str, Any], said: dict[str, Any]) -> None:
     exec(compiled, module.__dict__)
-    if test["mode"] == "call":
+    if test:
         found: Any = module.__dict__
         first, *rest = test["function"].split(".")
         if first not in found:
@@ -167,7 +174,7 @@ def _leave(code: int, said: dict[str, Any]) -> NoReturn:
         except BaseException as error:
             code = code or (1 if not isinstance(error, SystemExit) else _exit_code(error))
     try:
-        data = json.dumps(said).encode()
+        data = RETURNED if said == {"end": "returned"} else json.dumps(said).encode()
         while data:
             data = data[os.write(SAY, data) :]
     finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 
 from . import syscalls
@@ -83,10 +83,18 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def install(code: bytes) -> None:
-    """Put a filter on this process and all it will start; it needs `no_new_privileges`. Raises OSError saying what is missing."""
+def prepare(code: bytes) -> Callable[[], None]:
+    """A function that puts a filter on the calling process and all it will start; it needs `no_new_privileges`.
+
+    The function raises OSError where the kernel has no filters.
+    """
     program = _Program(len(code) // 8, code)
-    prctl("seccomp filter", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))
+    address = ctypes.c_ulong(ctypes.addressof(program))
+
+    def install(program: _Program = program) -> None:  # the default keeps alive what the address is of
+        prctl("seccomp filter", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, address)
+
+    return install
 
 
 def for_this_machine(signals: bool) -> bytes:

@@ -49,13 +49,14 @@ def build(stdlib: str, packages: Mapping[str, str]) -> None:
     kernel.mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | PLAIN)
 
 
-def fresh_tmp(size_bytes: int, uid: int, gid: int) -> None:
-    """Mount an empty /tmp of a limited size and number of files that belongs to a user; one that is still empty stays."""
-    if os.path.ismount(TMP):
-        state = os.statvfs(TMP)
-        if state.f_files - state.f_ffree == 1:  # its own folder
-            return
-        kernel.unmount(TMP)
+def tmp_is_untouched() -> bool:
+    """Whether nothing is in /tmp, which costs less to find out than mounting it anew."""
+    state = os.statvfs(TMP)
+    return state.f_files - state.f_ffree == 1  # the folder itself
+
+
+def mount_tmp(size_bytes: int, uid: int, gid: int) -> None:
+    """Mount an empty /tmp of a limited size and number of files that belongs to a user."""
     files = max(64, size_bytes // 4096)
     options = f"size={size_bytes},nr_inodes={files},mode=0700,uid={uid},gid={gid}"
     kernel.mount("tmpfs", TMP, "tmpfs", PLAIN | MS_NOEXEC, options)

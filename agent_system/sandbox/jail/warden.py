@@ -70,12 +70,22 @@ def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoRe
     except Exception as error:
         frames.write_frame(init.RESULTS, {"error": f"{type(error).__name__}: {error}"})
         os._exit(1)
+    try:
+        _run_jobs(settings, place)
+    finally:
+        os._exit(1)
+
+
+def _run_jobs(settings: Settings, place: init.Place) -> NoReturn:
     while True:
         pid = kernel.clone(JOB if settings.namespaces else 0)
         if pid == 0:
-            if not settings.namespaces:
-                kernel.prctl("PR_SET_CHILD_SUBREAPER", kernel.PR_SET_CHILD_SUBREAPER, 1)
-            init.serve(place)
+            try:
+                if not settings.namespaces:
+                    kernel.prctl("PR_SET_CHILD_SUBREAPER", kernel.PR_SET_CHILD_SUBREAPER, 1)
+                init.serve(place)
+            finally:
+                os._exit(1)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status != init.JOB_DONE:
             if not settings.namespaces:
@@ -90,7 +100,7 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> in
     how = Confinement(
         namespaces=True,
         landlock=False,
-        filter=seccomp.for_this_machine(signals=True),
+        filter=seccomp.prepare(seccomp.for_this_machine(signals=True)),
         uid=INSIDE if apart else None,
         readable=(),
         # The namespace counts its own processes: without a user apart, the warden and the init are among them.
@@ -98,8 +108,16 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> in
         overhead_bytes=host.overhead_bytes,
     )
 
+    mounted = False  # of each job, which has a copy of this process
+
     def clean(size_bytes: int) -> str:
-        view.fresh_tmp(size_bytes, INSIDE, INSIDE)
+        nonlocal mounted
+        if mounted and view.tmp_is_untouched():
+            return view.TMP
+        if mounted:
+            kernel.unmount(view.TMP)
+        view.mount_tmp(size_bytes, INSIDE, INSIDE)
+        mounted = True
         return view.TMP
 
     return init.Place(
@@ -130,7 +148,7 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init
     how = Confinement(
         namespaces=False,
         landlock=landlocked,
-        filter=seccomp.for_this_machine(signals=landlocked and landlock.scopes_signals()) if filtered else b"",
+        filter=seccomp.prepare(seccomp.for_this_machine(signals=landlocked and landlock.scopes_signals())) if filtered else None,
         uid=host.uid,
         readable=(*named.values(), packages, *(f"/dev/{name}" for name in view.DEVICES)),
         counted=tree.threads_of(owner),
