@@ -85,7 +85,7 @@ async def test_waiting_runs_do_not_block_the_event_loop(arena: Arena) -> None:
 
 
 async def test_a_worker_that_dies_is_replaced_and_its_run_says_so(pool: LocalSandbox) -> None:
-    slow = asyncio.create_task(pool.run("import time\ntime.sleep(30)\n", limits=Limits(wall_s=60)))
+    slow = asyncio.create_task(pool.run("import time\ntime.sleep(3)"))
     other = asyncio.create_task(pool.run("import time\ntime.sleep(0.3)\nprint('right')"))
     await asyncio.sleep(0.3)
     victim = next(pid for pid in pool.pids if len(tree.descendants(pid)) > 2)
@@ -169,7 +169,7 @@ async def test_packages_can_be_imported_where_they_are_listed() -> None:
 def test_packages_that_are_missing_are_named() -> None:
     with pytest.raises(SandboxError, match="'no_such_package', which is no installed package"):
         find_packages(["no_such_package"])
-    with pytest.raises(SandboxError, match="No module named 'mpmath'"):
+    with pytest.raises(SandboxError, match=r"ImportError: .*mpmath"):
         LocalSandbox(SandboxSettings(level=offered()[0], min_level="rlimits", packages=("sympy",)))
 
 
