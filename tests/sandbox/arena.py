@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from functools import cache
-from pathlib import Path
 
 from agent_system.sandbox import Limits, RunResult, SandboxError, SandboxSettings
 from agent_system.sandbox.jail import tree
@@ -64,6 +64,14 @@ class Arena:
 
     def _extra(self) -> list[object]:
         processes = [pid for worker in self.sandbox.pids for pid in tree.descendants(worker)[IDLE:]]
-        ours = {"imports", "packages", "run"}
-        files = [path for worker in self.sandbox._alive for path in Path(worker.scratch).glob("*/*") if worker.alive]
-        return [*processes, *files, *(p for w in self.sandbox._alive for p in Path(w.scratch).iterdir() if p.name not in ours)]
+        places = [worker.scratch for worker in self.sandbox._alive if worker.alive]
+        return [*processes, *(file for place in places for file in _files(place))]
+
+
+def _files(scratch: str) -> list[str]:
+    """What lies in a worker's folder but the three folders that belong there; it may be emptied meanwhile."""
+    found = []
+    for folder, folders, files in os.walk(scratch):
+        ours = {"imports", "packages", "run"} if folder == scratch else set()
+        found += [os.path.join(folder, name) for name in {*folders, *files} - ours]
+    return found

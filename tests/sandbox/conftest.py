@@ -12,11 +12,19 @@ from tests.sandbox.arena import Arena, offered, sandbox_at
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with an `arena` runs at every level from the one its marker `promised_by` names (default: all); `strongest` is one."""
+    """A test with an `arena` runs at the strongest level of this machine and at the weakest that promises what is tested.
+
+    The marker `promised_by` names that weakest level (default: `rlimits`); `strongest` takes the strongest alone, `every` all.
+    """
     if "arena" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("promised_by")
         least = marker.args[0] if marker else "rlimits"
-        metafunc.parametrize("arena", offered()[:1] if least == "strongest" else offered(least), indirect=True)
+        levels = offered("rlimits" if least in ("every", "strongest") else least)
+        if least == "strongest":
+            levels = levels[:1]
+        elif least != "every":
+            levels = list(dict.fromkeys([*levels[:1], *levels[-1:]]))
+        metafunc.parametrize("arena", levels, indirect=True)
 
 
 @pytest.fixture

@@ -71,6 +71,7 @@ async def test_other_processes_are_out_of_reach(call: str, arena: Arena) -> None
     assert result.stdout == "-1 EPERM\n"
 
 
+@pytest.mark.promised_by("every")
 async def test_fork_bomb(arena: Arena) -> None:
     program = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
     began = time.monotonic()
@@ -111,6 +112,7 @@ except RuntimeError as error:
     assert (await arena.attack(program)).stdout == "can't start new thread True\n"
 
 
+@pytest.mark.promised_by("every")
 async def test_orphan_in_its_own_session_dies_with_the_run(arena: Arena, tmp_path: Path) -> None:
     program = """
 import os, signal, time

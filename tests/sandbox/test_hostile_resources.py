@@ -10,7 +10,7 @@ import pytest
 from agent_system.sandbox import Limits
 from tests.sandbox.arena import LIMITS, Arena
 
-SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.6})
+SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.4})
 LONG = Limits(**{**vars(LIMITS), "wall_s": 30, "cpu_s": 20})
 
 
@@ -32,6 +32,7 @@ async def test_memory_bomb(program: str, arena: Arena) -> None:
     assert "MemoryError" in result.stderr or "Cannot allocate memory" in result.stderr or result.reason == "signal"
 
 
+@pytest.mark.promised_by("every")
 async def test_memory_of_many_processes_is_added_up(arena: Arena) -> None:
     program = """
 import os, time

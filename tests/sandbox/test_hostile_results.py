@@ -89,6 +89,7 @@ async def test_a_program_cannot_blame_the_sandbox(arena: Arena) -> None:
     assert (result.reason, result.exit_code, result.message) == ("error", 125, "")
 
 
+@pytest.mark.promised_by("every")
 async def test_leaving_early_is_seen(arena: Arena) -> None:
     result = await arena.attack("import os\nprint('half', end='', flush=True)\nos._exit(0)\nprint('rest')")
     assert (result.stdout, result.exit_code, result.ok, result.finished) == ("half", 0, True, False)
