@@ -17,6 +17,7 @@ SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.6})
 C = "import ctypes, errno, os\nc = ctypes.CDLL(None, use_errno=True)\n"
 
 
+@pytest.mark.promised_by("seccomp")  # below it, and unprivileged, this kills whoever runs the tests
 async def test_killing_everyone_kills_nobody(arena: Arena) -> None:
     program = """
 import os, signal

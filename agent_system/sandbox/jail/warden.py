@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
@@ -94,17 +95,18 @@ def _run_jobs(settings: Settings, place: init.Place) -> NoReturn:
 
 
 def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> init.Place:
+    apart = os.getuid() == PREPARING
+    # A user of its own has no other processes. Else the warden and the init are counted, before Linux 5.14 all of the user's on the host.
+    others = 0 if apart else 2 if _release() >= (5, 14) else 2 + tree.threads_of(os.getuid())
     view.build(settings.stdlib, settings.packages)
     preload.relocate({settings.stdlib: view.STDLIB, settings.shown: view.PACKAGES}, _path(view.STDLIB, view.PACKAGES))
-    apart = os.getuid() == PREPARING
     how = Confinement(
         namespaces=True,
         landlock=False,
         filter=seccomp.prepare(seccomp.for_this_machine(signals=True)),
         uid=INSIDE if apart else None,
         readable=(),
-        # The namespace counts its own processes: without a user apart, the warden and the init are among them.
-        counted=0 if apart else 2,
+        counted=others,
         overhead_bytes=host.overhead_bytes,
     )
 
@@ -171,6 +173,10 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init
         init.kill_below,
         disk_is_bounded=False,
     )
+
+
+def _release() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
 
 
 def _path(stdlib: str, packages: str) -> tuple[str, ...]:
