@@ -9,7 +9,7 @@ from enum import StrEnum
 from signal import SIGKILL, SIGXCPU
 from typing import Any
 
-from agent_system.sandbox.jail.init import REPORT, STOPPED
+from agent_system.sandbox.jail.runner import REPORT, STOPPED
 from agent_system.sandbox.limits import Limits
 
 MOST_NESTING = 200
@@ -94,7 +94,7 @@ def from_report(blobs: Sequence[bytes], limits: Limits) -> RunResult:
     """The result of a test as a job's init reports it.
 
     Args:
-        blobs: `init.REPORT`, stdout, stderr, what the program said of its end, and the error of a program that could not be confined.
+        blobs: `runner.REPORT`, stdout, stderr, what the program said of its end, and the error of a program that could not be confined.
         limits: of the run.
     """
     report, out, err, said, failure = blobs

@@ -2,5 +2,5 @@
 
 `main.py` is started in a clean interpreter as the package `jail`, so imports inside are relative. The chain of processes, each the parent
 of the next: the watcher (`main.py`: sees the host, measures), the warden (`warden.py`: builds the view), an init for every job
-(`init.py`: runs the tests one after the other, judges nothing), the program (`program.py`).
+(`init.py`, `runner.py`: run the tests one after the other, judge nothing), the program (`program.py`).
 """

@@ -11,7 +11,8 @@ import select
 import sys
 from contextlib import suppress
 
-from . import frames, init, kernel, preload, scratch, tree, warden
+from . import frames, kernel, preload, scratch, tree, warden
+from .place import ALARM, COMMANDS, RESULTS, WATCH, kill_below
 
 LOOK_EVERY_S = 0.05
 # Users that no system gives to anyone: one for each worker, so that the processes of one are not counted with another's.
@@ -20,7 +21,7 @@ FIRST_UID = 1_500_000_000
 
 def main() -> None:
     """Run a worker until the trainer closes its stdin or ends."""
-    header, _ = frames.read_frame(init.COMMANDS)
+    header, _ = frames.read_frame(COMMANDS)
     settings = warden.Settings(**{**header["settings"], "imports": tuple(header["settings"]["imports"])})
     try:
         sys.path.append(settings.shown)
@@ -30,17 +31,17 @@ def main() -> None:
             file.write("1000")
         watch, alarm = _start(settings)
     except Exception as error:
-        frames.write_frame(init.RESULTS, {"error": f"{type(error).__name__}: {error}"})
+        frames.write_frame(RESULTS, {"error": f"{type(error).__name__}: {error}"})
         return
     nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, init.COMMANDS)
-    os.dup2(nowhere, init.RESULTS)
+    os.dup2(nowhere, COMMANDS)
+    os.dup2(nowhere, RESULTS)
     try:
         _watch(watch, alarm, settings)
         os.wait()
     finally:
         if not settings.namespaces:
-            init.kill_below()
+            kill_below()
             scratch.remove(settings.scratch)
 
 
@@ -94,13 +95,13 @@ def _watch(watch: int, alarm: int, settings: warden.Settings) -> None:
     folder = os.path.join(settings.scratch, "run")
     while True:
         if poller.poll(LOOK_EVERY_S * 1000 if number else None):
-            data = os.read(watch, init.WATCH.size)
+            data = os.read(watch, WATCH.size)
             if not data:
                 return
-            number, memory, disk = init.WATCH.unpack(data)
+            number, memory, disk = WATCH.unpack(data)
         elif what := b"m" if _memory_bytes() > memory else b"d" if disk and scratch.used_bytes(folder) > disk else b"":
             with suppress(BlockingIOError, BrokenPipeError):
-                os.write(alarm, init.ALARM.pack(number, what))
+                os.write(alarm, ALARM.pack(number, what))
 
 
 def _memory_bytes() -> int:

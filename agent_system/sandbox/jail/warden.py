@@ -5,19 +5,18 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from . import frames, init, kernel, landlock, preload, program, scratch, seccomp, tree, view
 from .confine import Confinement, confine, confine_worker, limit_job
 from .kernel import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
+from .paths import reachable, search_path
+from .place import RESULTS, Place, kill_below, kill_namespace
 
 WORLD = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 JOB = CLONE_NEWPID | CLONE_NEWNS
 # The user that a program is in a user namespace, and the one that prepares its view where the host's root started us.
 INSIDE, PREPARING = 1, 0
-# Descriptors of folders that a program's user cannot reach by name begin here.
-FIRST_FOLDER = 200
 
 
 class Settings(NamedTuple):
@@ -67,9 +66,9 @@ def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoRe
         confine_worker()
         watch = os.dup2(watch, program.SAY)  # so that no pipe of a program gets this number
         place = _in_namespaces(settings, host, watch, alarm) if settings.namespaces else _on_the_host(settings, host, watch, alarm)
-        frames.write_frame(init.RESULTS, {"ready": True})
+        frames.write_frame(RESULTS, {"ready": True})
     except Exception as error:
-        frames.write_frame(init.RESULTS, {"error": f"{type(error).__name__}: {error}"})
+        frames.write_frame(RESULTS, {"error": f"{type(error).__name__}: {error}"})
         os._exit(1)
     try:
         _run_jobs(settings, place)
@@ -77,7 +76,7 @@ def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoRe
         os._exit(1)
 
 
-def _run_jobs(settings: Settings, place: init.Place) -> NoReturn:
+def _run_jobs(settings: Settings, place: Place) -> NoReturn:
     while True:
         pid = kernel.clone(JOB if settings.namespaces else 0)
         if pid == 0:
@@ -90,16 +89,16 @@ def _run_jobs(settings: Settings, place: init.Place) -> NoReturn:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status != init.JOB_DONE:
             if not settings.namespaces:
-                init.kill_below()
+                kill_below()
             os._exit(0 if status == init.NO_MORE_JOBS else 1)
 
 
-def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> init.Place:
+def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Place:
     apart = os.getuid() == PREPARING
     # A user of its own has no other processes. Else the warden and the init are counted, before Linux 5.14 all of the user's on the host.
     others = 0 if apart else 2 if _release() >= (5, 14) else 2 + tree.threads_of(os.getuid())
     view.build(settings.stdlib, settings.packages)
-    preload.relocate({settings.stdlib: view.STDLIB, settings.shown: view.PACKAGES}, _path(view.STDLIB, view.PACKAGES))
+    preload.relocate({settings.stdlib: view.STDLIB, settings.shown: view.PACKAGES}, search_path(view.STDLIB, view.PACKAGES))
     how = Confinement(
         namespaces=True,
         landlock=False,
@@ -122,28 +121,28 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> in
         mounted = True
         return view.TMP
 
-    return init.Place(
+    return Place(
         watch,
         alarm,
         (),
         clean,
         functools.partial(limit_job, how),
         functools.partial(confine, how),
-        init.kill_namespace,
+        kill_namespace,
         disk_is_bounded=True,
     )
 
 
-def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init.Place:
+def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> Place:
     kernel.prctl("PR_SET_CHILD_SUBREAPER", kernel.PR_SET_CHILD_SUBREAPER, 1)
     os.chmod(settings.scratch, 0o711)
-    named = _reachable(host.uid, {"": settings.stdlib, **settings.packages})
+    named = reachable(host.uid, {"": settings.stdlib, **settings.packages})
     keep = tuple(int(path.rpartition("/")[2]) for path in named.values() if path.startswith("/proc/self/fd/"))
     packages = os.path.join(settings.scratch, "packages")
     os.mkdir(packages)
     for name in settings.packages:
         os.symlink(named[name], os.path.join(packages, name))
-    preload.relocate({settings.stdlib: named[""], settings.shown: packages}, _path(named[""], packages))
+    preload.relocate({settings.stdlib: named[""], settings.shown: packages}, search_path(named[""], packages))
     folder = os.path.join(settings.scratch, "run")
     landlocked, filtered = settings.level == "landlock", settings.level in ("landlock", "seccomp")
     owner = os.getuid() if host.uid is None else host.uid
@@ -163,41 +162,17 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> init
         os.chown(folder, owner, -1)
         return folder
 
-    return init.Place(
+    return Place(
         watch,
         alarm,
         keep,
         clean,
         functools.partial(limit_job, how),
         functools.partial(confine, how),
-        init.kill_below,
+        kill_below,
         disk_is_bounded=False,
     )
 
 
 def _release() -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
-
-
-def _path(stdlib: str, packages: str) -> tuple[str, ...]:
-    return (stdlib, f"{stdlib}/lib-dynload", packages)
-
-
-def _reachable(uid: int | None, paths: dict[str, str]) -> dict[str, str]:
-    """The same paths, those below a folder that the program's user may not enter by an open descriptor instead."""
-    found = {}
-    for name, path in paths.items():
-        found[name] = path
-        if uid is not None and not _is_open_to_others(path):
-            fd = os.open(path, os.O_PATH)
-            place = FIRST_FOLDER + len(found)
-            os.dup2(fd, place)
-            os.close(fd)
-            found[name] = f"/proc/self/fd/{place}"
-    return found
-
-
-def _is_open_to_others(path: str) -> bool:
-    parts = path.split(os.sep)
-    above: Sequence[str] = [os.sep.join(parts[:count]) or os.sep for count in range(1, len(parts))]
-    return all(os.stat(folder).st_mode & 0o001 for folder in above)
