@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_system.sandbox.jail import scratch
 from tests.house.source import ROOT
 from tests.sandbox.arena import Arena, offered
 from tests.sandbox.outside import run_outside
@@ -181,3 +182,18 @@ except ImportError:
     result = await arena.attack(program)
     assert (result.stdout, result.stderr) == ("none\n", "")
     assert sys.executable not in (await arena.sandbox.run("import sys; print(sys.path, sys.executable)")).stdout
+
+
+def test_a_link_in_place_of_the_folder_is_removed_and_not_followed(tmp_path: Path) -> None:
+    kept = tmp_path / "home"
+    (kept / "documents").mkdir(parents=True)
+    (kept / "documents" / "thesis").write_text("x")
+    (tmp_path / "run").symlink_to(kept)
+    scratch.remove(str(tmp_path / "run"))
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "link").symlink_to(kept)
+    (inside / "deep").mkdir()
+    (inside / "deep" / "link").symlink_to(kept / "documents")
+    scratch.remove(str(inside))
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["documents", "home", "thesis"]

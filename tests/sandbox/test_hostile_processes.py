@@ -12,6 +12,7 @@ import pytest
 
 from agent_system.sandbox import Limits
 from tests.sandbox.arena import LIMITS, Arena
+from tests.sandbox.outside import run_outside
 
 SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.6})
 C = "import ctypes, errno, os\nc = ctypes.CDLL(None, use_errno=True)\n"
@@ -48,6 +49,30 @@ for number in (9, 19, 15):
         result = await arena.attack(program)
         assert (result.stdout, other.poll()) == ("refused\n" * 3, None)
         other.kill()
+
+
+@pytest.mark.promised_by("seccomp")
+async def test_a_pipe_cannot_send_signals_for_its_owner(arena: Arena, tmp_path: Path) -> None:
+    # The kernel sends the signal of F_SETSIG to the process of F_SETOWN when the pipe becomes readable: kill(2) by another name.
+    program = """
+import fcntl, os
+r, w = os.pipe()
+try:
+    fcntl.fcntl(r, 8, {pid})
+    fcntl.fcntl(r, 10, 9)
+    fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)
+    os.write(w, b"x")
+    print("sent", end="")
+except OSError as error:
+    print("refused", error.errno, end="")
+"""
+    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as victim:
+        assert run_outside(program.format(pid=victim.pid), tmp_path) == "sent"
+        assert victim.wait(10) == -signal.SIGKILL
+    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as victim:
+        assert (await arena.attack(program.format(pid=victim.pid))).stdout == "refused 1"
+        assert victim.poll() is None
+        victim.kill()
 
 
 @pytest.mark.promised_by("seccomp")

@@ -34,8 +34,11 @@ def empty(folder: str) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder with everything in it; one that is gone already is fine."""
+    """Remove a folder with everything in it; one that is gone already is fine, a link that was put in its place goes alone."""
     with suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            os.unlink(folder)
+            return
         empty(folder)
         os.rmdir(folder)
 

@@ -25,6 +25,8 @@ NAMESPACES = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE
 AF_UNIX = 1
 # FIONREAD, FIONBIO, FIOCLEX, FIONCLEX: what Python itself asks of a file. Terminals are none here.
 IOCTLS = (0x541B, 0x5421, 0x5451, 0x5450)
+# Duplicating, flags, locks, sizes of pipes. F_SETOWN with F_SETSIG would send any signal to any process of the same user.
+FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032)
 # PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_GET_NO_NEW_PRIVS
 PRCTLS = (15, 16, 3, 39)
 SIGNALLING = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
@@ -48,6 +50,7 @@ def assemble(machine: str, signals: bool) -> bytes:
     answers[judged["clone"]] = [(LOAD, ARGUMENTS, 0, 0), (JUMP_ANY_BIT, NAMESPACES, 0, 1), *_answer(REFUSED), *_answer(ALLOW)]
     answers[judged["socketpair"]] = _answer_by(0, (AF_UNIX,), REFUSED)
     answers[judged["ioctl"]] = _answer_by(1, IOCTLS, NO_TERMINAL)
+    answers[judged["fcntl"]] = _answer_by(1, FCNTLS, REFUSED)
     answers[judged["prctl"]] = _answer_by(0, PRCTLS, REFUSED)
     answers[judged["prlimit64"]] = answers[judged["sched_setaffinity"]] = _answer_by(0, (0,), REFUSED)
     known = max(answers) + 1
