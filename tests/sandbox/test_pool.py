@@ -128,19 +128,21 @@ def test_a_killed_trainer_leaves_nothing_behind() -> None:
     code = (
         "import asyncio, os, sys\nfrom agent_system.sandbox import *\n"
         "s = make_sandbox(SandboxSettings(min_level='rlimits', workers=1))\n"
-        "asyncio.run(s.run('print(1)'))\nprint(*s.pids, flush=True)\n"
+        "asyncio.run(s.run('print(1)'))\nprint(*s.pids, *[w.scratch for w in s._alive], flush=True)\n"
         "asyncio.run(s.run('import time\\ntime.sleep(60)', limits=Limits(wall_s=90)))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env) as trainer:
         assert trainer.stdout is not None
-        worker = int(trainer.stdout.readline())
+        pid, folder = trainer.stdout.readline().split()
+        worker = int(pid)
         until = time.monotonic() + 20
         while len(held := tree.descendants(worker)) < 3 and time.monotonic() < until:
             time.sleep(0.02)
         assert len(held) >= 3
         trainer.kill()
     wait_until_dead([worker, *held])
+    assert not os.path.exists(folder)
 
 
 def test_several_threads_and_loops_share_one_sandbox(pool: LocalSandbox) -> None:
