@@ -17,6 +17,7 @@ INSTALL_REQUIRES = [
     "pandas>=2.3",
     "pyarrow>=22",
     "math-verify>=0.9,<0.10",
+    "aiohttp>=3.11",
     "safetensors>=0.7",
     "tokenizers>=0.22",
     "wandb>=0.25",

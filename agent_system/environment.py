@@ -75,6 +75,7 @@ class BaseEnv(ABC):
         config_class: dataclass of the options under `env.params`.
         blocking: plain methods may take long.
         needs_ground_truth: tasks must have a ground truth; False for a world that judges by itself.
+        uses_sandbox: it runs programs, in `agent_system.sandbox.shared_sandbox()`; a run then starts with a sandbox or not at all.
         config: the options of this run.
         seed: the same for all episodes of a group, so that they start from the same state.
     """
@@ -82,6 +83,7 @@ class BaseEnv(ABC):
     config_class: ClassVar[type] = NoOptions
     blocking: ClassVar[bool] = True
     needs_ground_truth: ClassVar[bool] = True
+    uses_sandbox: ClassVar[bool] = False
 
     def __init__(self, config: Any = None, *, seed: int = 0) -> None:
         self.config = self.config_class() if config is None else config

@@ -61,3 +61,10 @@ def test_tree_computes_a_prompt_once_whatever_k() -> None:
     assert result["prompt_tokens_k4"] == pytest.approx(result["prompt_limit_k4"])
     assert result["prompt_tokens_k1"] == pytest.approx(result["prompt_limit_k1"])
     assert 0 < result["fork_us"] < result["deepcopy_us_plan_path"]
+
+
+def test_sandbox_is_faster_than_fresh_interpreters_and_keeps_the_event_loop_free() -> None:
+    result, _ = run("sandbox.py", "--programs", "4", "--tests", "10", "--waiting", "20", "--repeats", "1")
+    assert result["speedup"] > 1
+    assert 0 < result["loop_delay_ms_p99"] < 1000
+    assert result["level"] in ("namespaces", "landlock", "seccomp", "rlimits")

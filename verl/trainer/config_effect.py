@@ -130,6 +130,13 @@ RUN_NEEDS: Sequence[Need] = (
     ),
     Need(_all("rollout.tree", "k select temperature epsilon"), "rollout.sampling=tree", lambda c: c.rollout.sampling == "tree"),
     Need(("rollout.tree.temperature",), "rollout.tree.select=softmax", lambda c: c.rollout.tree.select == "softmax"),
+    Need(_all("sandbox", "level min_level packages"), "sandbox.backend=local", lambda c: c.sandbox.backend == "local"),
+    Need(_all("sandbox", "url request_timeout_s"), "sandbox.backend=http", lambda c: c.sandbox.backend == "http"),
+    Need(
+        _all("sandbox.limits", "processes file_mb disk_mb cpu_s"),
+        "sandbox.backend=local (a SandboxFusion server has limits of its own)",
+        lambda c: c.sandbox.backend == "local",
+    ),
     Need(
         _all("reward.overlong_buffer", "len penalty_factor"),
         "reward.overlong_buffer.enable=true",

@@ -30,11 +30,12 @@ from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult, TooManyFailuresError
 from agent_system.rollout.settings import CollectorSettings, TreeSettings
 from agent_system.rollout.tree import check_tree_env
+from agent_system.sandbox import Limits, SandboxSettings, close_shared, configure
 from agent_system.task import task_from_row
 from verl.models.loader import ModelPathError, load_tokenizer
 from verl.protocol.generate import EngineGoneError, SamplingParams
 from verl.single_controller.base.worker_group import WorkerDiedError
-from verl.trainer.config import RunConfig
+from verl.trainer.config import RunConfig, SandboxConfig
 from verl.trainer.config.entry import explain, free_form_overrides, register_config
 from verl.trainer.config.presets import PresetError, describe_preset, expand_presets
 from verl.trainer.config_check import ConfigError, check_config
@@ -133,6 +134,20 @@ def check_team(config: RunConfig) -> None:
             f"agent.orchestra.{unknown[0]} has no effect: agent.orchestra_type is '{config.agent.orchestra_type}', "
             f"whose options are agent.orchestra.{config.agent.orchestra_type}.<option>"
         )
+
+
+def start_sandbox(config: RunConfig) -> None:
+    """Start the sandbox of a run whose environment runs programs, and say how well it holds them.
+
+    Raises AgentSystemError when it holds them less well than `sandbox.min_level`, and for keys under `sandbox` that nothing would read.
+    """
+    sandbox = config.sandbox
+    if EnvRegistry.get(config.env.env_name).uses_sandbox:
+        limits = Limits(**vars(sandbox.limits))
+        configure(SandboxSettings(**vars(sandbox) | {"limits": limits, "packages": tuple(sandbox.packages)}))
+    elif sandbox != SandboxConfig():
+        changed = [f"sandbox.{name}" for name, value in vars(sandbox).items() if value != getattr(SandboxConfig(), name)]
+        raise AgentSystemError(f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no programs")
 
 
 def sampling_of(agent: AgentPlacement, config: RunConfig, tokenizer: Any, validate: bool) -> SamplingParams:
@@ -253,6 +268,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     check_sampling(config)
     check_rollout_correction(config, placement)
     check_effect(config, placement)
+    start_sandbox(config)
     try:
         check_backends(config.trainer.logger)
     except (ValueError, ModuleNotFoundError) as error:
@@ -287,6 +303,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         logger.info("agent %s -> policy %s -> worker group %s (%s)", agent_id, row.policy_id, row.wg_id, row.config.model.path)
     logger.info("everything is written to %s", run_dir)
     with ExitStack() as started:
+        started.callback(close_shared)
         controller = build_controller(config)
         started.callback(controller.shutdown)
         started.enter_context(stopping_at_once())

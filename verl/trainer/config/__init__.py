@@ -23,9 +23,11 @@ from verl.trainer.config.run import (
     RunConfig,
     TrainerConfig,
 )
+from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
 __all__ = [
     "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "CollectConfig", "CriticConfig", "DataConfig",
     "EnvConfig", "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "PresetError", "RayInitConfig", "RefConfig", "RewardConfig",
-    "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "TrainerConfig", "ValSamplingConfig", "apply_preset",
+    "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "SandboxConfig", "SandboxLimitsConfig", "TrainerConfig",
+    "ValSamplingConfig", "apply_preset",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from verl.trainer.config.algorithm import AlgorithmConfig
 from verl.trainer.config.critic import CriticConfig
 from verl.trainer.config.model import ActorRolloutRefConfig
 from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.sandbox import SandboxConfig
 from verl.trainer.config.spec import key, section
 
 
@@ -135,5 +136,6 @@ class RunConfig:
     agent: AgentConfig = section(AgentConfig)
     env: EnvConfig = section(EnvConfig)
     rollout: CollectConfig = section(CollectConfig)
+    sandbox: SandboxConfig = section(SandboxConfig)
     trainer: TrainerConfig = section(TrainerConfig)
     ray_init: RayInitConfig = section(RayInitConfig)

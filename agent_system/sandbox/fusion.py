@@ -1,0 +1,114 @@
+"""Programs on a SandboxFusion server. How they are held there is the server's affair."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import logging
+import threading
+from concurrent.futures import Future
+
+import aiohttp
+
+from agent_system.sandbox.fusion_protocol import PATH, read_answer, request
+from agent_system.sandbox.job import Job, Test
+from agent_system.sandbox.limits import SandboxError
+from agent_system.sandbox.result import Reason, RunResult, parse_json
+from agent_system.sandbox.sandbox import Sandbox, padded
+from agent_system.sandbox.settings import SandboxSettings
+
+logger = logging.getLogger(__name__)
+
+REQUESTS = 32
+# JSON writes a byte with up to six characters; the rest is for everything around the output.
+BYTES_OF_A_BYTE, BYTES_AROUND = 6, 1 << 16
+
+
+class HttpSandbox(Sandbox):
+    """Sends each run to a server, `settings.workers` requests at a time; a server that fails costs the run a result with the reason.
+
+    Requests are made by one event loop of its own, so that connections outlive the loops of those who wait.
+    """
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        super().__init__(settings)
+        self._url = settings.url.rstrip("/").removesuffix(PATH) + PATH
+        self._loop = asyncio.new_event_loop()
+        self._session: aiohttp.ClientSession | None = None
+        self._slots = asyncio.Semaphore(settings.workers or REQUESTS)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sandbox-http", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+        logger.info("sandbox: %s", self.describe())
+
+    def describe(self) -> str:
+        return f"SandboxFusion at {self._url}, {self.settings.workers or REQUESTS} requests at a time; what holds programs is the server's"
+
+    def check(self) -> None:
+        (result,) = self._submit(Job("print(6 * 7)", [""], self.settings.limits)).result()
+        if result.stdout.strip() != "42":
+            raise SandboxError(
+                f"sandbox.url={self.settings.url}: a program that prints 42 ended with {result.reason}: "
+                f"{result.message or result.stderr[-500:]}; is this a SandboxFusion server?"
+            )
+
+    def close(self) -> None:
+        if self._loop.is_running():
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+        atexit.unregister(self.close)
+
+    def _submit(self, job: Job) -> Future[list[RunResult]]:
+        if not self._loop.is_running():
+            raise SandboxError("this sandbox is closed; make another one")
+        return asyncio.run_coroutine_threadsafe(self._all(job), self._loop)
+
+    async def _end(self) -> None:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _all(self, job: Job) -> list[RunResult]:
+        results: list[RunResult] = []
+        late = 0
+        for test in job.tests:
+            async with self._slots:
+                results.append(job.refusal(test) or await self._one(job, test))
+            late += results[-1].reason is Reason.TIMEOUT
+            if 0 < job.max_timeouts <= late:
+                break
+        return padded(job, results, RunResult(Reason.SKIPPED))
+
+    async def _one(self, job: Job, test: Test) -> RunResult:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None))
+        body, mark = request(job, test)
+        seconds = 2 * job.limits.wall_s + self.settings.request_timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                return read_answer(await self._post(self._session, body, job), mark, job)
+        except TimeoutError:
+            message = f"{self._url} gave no answer within {seconds:g} s"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            message = f"{self._url}: {type(error).__name__}: {error}"
+        logger.warning("sandbox: %s", message)
+        return RunResult(Reason.SANDBOX, message=message)
+
+    async def _post(self, session: aiohttp.ClientSession, body: dict[str, object], job: Job) -> object:
+        """The answer's JSON. Raises ValueError for one that is too long, has another status than 200 or is no JSON."""
+        most = 3 * BYTES_OF_A_BYTE * job.limits.output_kb * 1024 + BYTES_AROUND
+        async with session.post(
+            self._url, data=json.dumps(body), headers={"Content-Type": "application/json"}, allow_redirects=False
+        ) as answer:
+            text = bytearray()
+            async for chunk in answer.content.iter_chunked(1 << 16):
+                text += chunk
+                if len(text) > most:
+                    raise ValueError(f"an answer of more than {most} bytes")
+        if answer.status != 200:
+            raise ValueError(f"HTTP status {answer.status}: {bytes(text[:200])!r}")
+        return parse_json(text.decode("utf-8", "replace"))

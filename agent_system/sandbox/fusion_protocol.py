@@ -1,0 +1,119 @@
+"""SandboxFusion's `POST /run_code`: what is sent for a test, and what an answer means.
+
+A call is a program that runs ours and prints the value after a mark that no test knows; what is read back is JSON and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from agent_system.sandbox.job import Job, Test
+from agent_system.sandbox.result import Reason, RunResult
+
+PATH = "/run_code"
+SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
+# Everything of ours is inside one function, so that a program finds its own names only.
+AROUND = """\
+def _run(source, call, mark):
+    import json, sys
+    main = sys.modules["__main__"].__dict__
+    for name in [name for name in main if not name.startswith("__")]:
+        del main[name]
+    exec(compile(source, "program.py", "exec"), main)
+    if call is None:
+        return
+    call = json.loads(call)
+    first, *rest = call["function"].split(".")
+    found = main[first]
+    for name in rest:
+        found = getattr(found() if isinstance(found, type) else found, name)
+    def plain(value):
+        if isinstance(value, (set, frozenset, range)) or hasattr(value, "popleft"):
+            return list(value)
+        if hasattr(value, "tolist"):
+            return value.tolist()
+        raise TypeError("a %s has no JSON form" % type(value).__name__)
+    value = json.dumps(found(*call["args"], **call["kwargs"]), default=plain)
+    sys.stdout.flush()
+    sys.stdout.write(mark + value)
+"""
+
+
+def request(job: Job, test: Test) -> tuple[dict[str, Any], str]:
+    """The body of the request for a test, and the mark behind which a value is; the mark is empty where there is no call."""
+    header, stdin = job.message(test)
+    mark = ""
+    program = job.program.encode("utf-8", "replace").decode()
+    if header.get("mode") == "compile":
+        code = f"compile({program!r}, 'program.py', 'exec')"
+    elif header:
+        mark = f"\n{secrets.token_hex(16)}:"
+        code = f"{AROUND}\n_run({program!r}, {json.dumps(header)!r}, {mark!r})\n"
+    else:
+        code = program
+    limits = job.limits
+    body = {
+        "code": code,
+        "language": "python",
+        "stdin": stdin.decode(),
+        "compile_timeout": limits.wall_s,
+        "run_timeout": limits.wall_s,
+        "memory_limit_MB": limits.memory_mb,
+        "files": {},
+        "fetch_files": [],
+    }
+    return body, mark
+
+
+def read_answer(answer: object, mark: str, job: Job) -> RunResult:
+    """The result that an answer stands for. Raises ValueError for what is no answer of this protocol."""
+    if not isinstance(answer, Mapping) or "status" not in answer:
+        raise ValueError(f"an answer without status: {str(answer)[:200]}")
+    if answer["status"] == "SandboxError":
+        return RunResult(Reason.SANDBOX, message=f"the server's sandbox failed: {str(answer.get('message', ''))[:500]}")
+    compiled, ran = answer.get("compile_result"), answer.get("run_result")
+    if isinstance(compiled, Mapping) and (compiled.get("status") != "Finished" or compiled.get("return_code") not in (0, None)):
+        return RunResult(Reason.COMPILE, stdout=_text(compiled, "stdout"), stderr=_text(compiled, "stderr"))
+    if not isinstance(ran, Mapping):
+        raise ValueError(f"an answer without run_result: {str(answer)[:200]}")
+    status, code = ran.get("status"), ran.get("return_code")
+    if status not in ("Finished", "TimeLimitExceeded") or (status == "Finished" and not isinstance(code, int)):
+        raise ValueError(f"run_result has status {status!r} and return_code {code!r}")
+    out, err = _text(ran, "stdout"), _text(ran, "stderr")
+    value = None
+    if mark and mark in out:
+        out, _, value = out.rpartition(mark)
+    reason = Reason.TIMEOUT if status == "TimeLimitExceeded" else _reason(int(code), err)
+    most = job.limits.output_kb * 1024
+    if max(len(out), len(err), len(value or "")) > most:
+        reason, out, err = Reason.OUTPUT, out[:most], err[:most]
+    return RunResult(
+        reason=reason,
+        exit_code=code if status == "Finished" else None,
+        stdout=out,
+        stderr=err,
+        seconds=float(ran.get("execution_time") or 0.0),
+        finished=reason is Reason.OK and (not mark or value is not None),
+        value=value if reason is Reason.OK else None,
+    )
+
+
+def _reason(code: int, err: str) -> Reason:
+    last = err.rstrip().rpartition("\n")[2]
+    if code == 0:
+        return Reason.OK
+    if code < 0:
+        return Reason.SIGNAL
+    if last.startswith(SYNTAX_ERRORS):
+        return Reason.COMPILE
+    return Reason.MEMORY if last.startswith("MemoryError") else Reason.ERROR
+
+
+def _text(part: Mapping[str, Any], name: str) -> str:
+    value = part.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} is {type(value).__name__}, expected text")
+    return value or ""

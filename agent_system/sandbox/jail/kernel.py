@@ -1,0 +1,105 @@
+"""System calls that Python 3.11 has no function for, through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+
+MACHINE = platform.machine()
+CLONE_NUMBER = {"x86_64": 56, "aarch64": 220}
+PIVOT_ROOT_NUMBER = {"x86_64": 155, "aarch64": 41}
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
+CAPABILITY_VERSION_3 = 0x20080522
+LAST_CAPABILITY = 63
+_CAPSET_HEADER = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+_NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
+
+# PyDLL keeps the interpreter's lock during a call: a child that `clone` makes has one thread, which must hold it.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+_ZERO = ctypes.c_ulong(0)
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def syscall(what: str, number: int, *arguments: int | bytes | ctypes.Array | ctypes._CData | None) -> int:
+    """Make a system call. Raises OSError that begins with `what`."""
+    typed = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    return _check(_libc.syscall(ctypes.c_long(number), *typed), what)
+
+
+def prctl(what: str, option: int, argument: int = 0, pointer: ctypes.c_ulong = _ZERO) -> int:
+    """Call prctl. Raises OSError that begins with `what`."""
+    return _check(_libc.prctl(option, argument, pointer, _ZERO, _ZERO), what)
+
+
+def fork() -> int:
+    """Fork a process that has one thread, without the handlers that Python's modules have put around it.
+
+    They would only find that there are no other threads, and touching what they look at costs more than the fork. A random generator
+    that must differ in the child is seeded by whoever forks.
+    """
+    if not hasattr(_libc, "_Fork"):  # glibc 2.34
+        return os.fork()
+    return _check(_libc._Fork(), "fork")
+
+
+def clone(flags: int) -> int:
+    """`fork` into new namespaces. Raises OSError saying what the system refused."""
+    if not flags:
+        return fork()
+    if MACHINE not in CLONE_NUMBER:
+        raise OSError(f"namespaces are known here for {', '.join(CLONE_NUMBER)} and not for {MACHINE}")
+    return syscall(f"clone into new namespaces (flags {flags:#x})", CLONE_NUMBER[MACHINE], flags | signal.SIGCHLD, 0, 0, 0, 0)
+
+
+def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
+    """Mount. Raises OSError that names the target."""
+    words = [source.encode(), target.encode(), kind.encode() if kind else None]
+    result = _libc.mount(*words, ctypes.c_ulong(flags), options.encode() if options else None)
+    _check(result, f"mount {kind or source} on {target}")
+
+
+def unmount(target: str) -> None:
+    """Take a mount away, also when it is in use."""
+    _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    """Make `new` the root; the old one is then at `old`."""
+    syscall(f"pivot_root {new}", PIVOT_ROOT_NUMBER[MACHINE], new.encode(), old.encode())
+
+
+def die_with_parent() -> None:
+    """SIGKILL when the parent ends. A change of user or capabilities takes this back."""
+    prctl("PR_SET_PDEATHSIG", PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def never_gain_capabilities() -> None:
+    """Whatever is executed later gains none, whoever it runs as; those held now stay."""
+    for capability in range(LAST_CAPABILITY + 1):
+        if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), *[ctypes.c_ulong(0)] * 3) < 0:
+            break  # the kernel has no such capability, or we hold none that allows dropping
+
+
+def drop_capabilities() -> None:
+    """Give up every capability."""
+    _check(_libc.capset(_CAPSET_HEADER, _NO_CAPABILITIES), "capset")
+
+
+def no_new_privileges() -> None:
+    """Nothing executed later gains rights; an unprivileged process needs this for seccomp and Landlock."""
+    prctl("PR_SET_NO_NEW_PRIVS", PR_SET_NO_NEW_PRIVS, 1)

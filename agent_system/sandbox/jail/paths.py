@@ -1,0 +1,34 @@
+"""How programs reach the standard library and their packages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+# Descriptors of folders that a program's user cannot reach by name begin here.
+FIRST_FOLDER = 200
+
+
+def search_path(stdlib: str, packages: str) -> tuple[str, ...]:
+    """What `sys.path` is for programs."""
+    return (stdlib, f"{stdlib}/lib-dynload", packages)
+
+
+def reachable(uid: int | None, paths: dict[str, str]) -> dict[str, str]:
+    """The same paths, those below a folder that the program's user may not enter by an open descriptor instead."""
+    found = {}
+    for name, path in paths.items():
+        found[name] = path
+        if uid is not None and not _is_open_to_others(path):
+            fd = os.open(path, os.O_PATH)
+            place = FIRST_FOLDER + len(found)
+            os.dup2(fd, place)
+            os.close(fd)
+            found[name] = f"/proc/self/fd/{place}"
+    return found
+
+
+def _is_open_to_others(path: str) -> bool:
+    parts = path.split(os.sep)
+    above: Sequence[str] = [os.sep.join(parts[:count]) or os.sep for count in range(1, len(parts))]
+    return all(os.stat(folder).st_mode & 0o001 for folder in above)

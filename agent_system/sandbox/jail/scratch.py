@@ -1,0 +1,58 @@
+"""The folder that a program writes to, where it is a folder of the host: emptied and measured whatever was left in it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+ENTRY_BYTES = 4096
+MOST_ENTRIES = 200_000
+
+
+def empty(folder: str) -> None:
+    """Remove everything in a folder. Folders inside are moved up before they are emptied, so depth does not matter."""
+    number = 0
+    while names := os.listdir(folder):
+        for name in names:
+            path = os.path.join(folder, name)
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                os.unlink(path)
+                continue
+            os.chmod(path, 0o700)
+            for inner in os.listdir(path):
+                source = os.path.join(path, inner)
+                if stat.S_ISDIR(os.lstat(source).st_mode):
+                    os.chmod(source, 0o700)
+                    number += 1
+                    while os.path.lexists(target := os.path.join(folder, f"moved-{number}")):
+                        number += 1
+                    os.rename(source, target)
+                else:
+                    os.unlink(source)
+            os.rmdir(path)
+
+
+def remove(folder: str) -> None:
+    """Remove a folder with everything in it; one that is gone already is fine, a link that was put in its place goes alone."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            os.unlink(folder)
+            return
+        empty(folder)
+        os.rmdir(folder)
+
+
+def used_bytes(folder: str) -> int:
+    """Space taken below a folder, at least `ENTRY_BYTES` an entry; counting ends at `MOST_ENTRIES`."""
+    total = entries = 0
+    folders = [folder]
+    while folders and entries < MOST_ENTRIES:
+        with suppress(OSError), os.scandir(folders.pop()) as listed:
+            for entry in listed:
+                entries += 1
+                with suppress(OSError):
+                    total += max(ENTRY_BYTES, entry.stat(follow_symlinks=False).st_blocks * 512)
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+    return total

@@ -1,0 +1,77 @@
+"""The file system that a program sees in a mount namespace: the standard library, the packages, four devices and an empty /tmp."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from . import kernel
+from .kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
+
+STDLIB, PACKAGES, TMP = "/usr/lib/python", "/usr/lib/packages", "/tmp"
+DEVICES = ("null", "zero", "random", "urandom")
+STAGE = "/tmp"
+# Where an installation keeps packages inside its standard library; they are hidden.
+FOREIGN = ("site-packages", "dist-packages")
+PLAIN = MS_NOSUID | MS_NODEV
+
+
+def build(stdlib: str, packages: Mapping[str, str]) -> None:
+    """Replace the root of this mount namespace; everything but /tmp is read-only afterwards, and nothing of the host is left.
+
+    Args:
+        stdlib: the standard library's folder on the host.
+        packages: name in `PACKAGES` to file or folder on the host.
+    """
+    kernel.mount("none", "/", None, MS_REC | MS_PRIVATE)
+    # Opened now: once the stage is mounted, what lies below its place cannot be reached by name.
+    library = os.open(stdlib, os.O_PATH)
+    sources = {name: (os.open(path, os.O_PATH), os.path.isdir(path)) for name, path in packages.items()}
+    devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in DEVICES}
+    kernel.mount("tmpfs", STAGE, "tmpfs", PLAIN, "mode=0755,size=1m")
+    for folder in (STDLIB, PACKAGES, TMP, "/dev", "/old"):
+        os.makedirs(STAGE + folder)
+    _show(library, STAGE + STDLIB)
+    for name in FOREIGN:
+        if os.path.isdir(hidden := f"{STAGE}{STDLIB}/{name}"):
+            kernel.mount("tmpfs", hidden, "tmpfs", PLAIN | MS_RDONLY, "mode=0755,size=4k")
+    for name, (source, is_folder) in sources.items():
+        _show(source, _place(f"{STAGE}{PACKAGES}/{name}", is_folder))
+    for name, source in devices.items():
+        kernel.mount(f"/proc/self/fd/{source}", _place(f"{STAGE}/dev/{name}", False), None, MS_BIND)
+    os.symlink(TMP, f"{STAGE}/dev/shm")
+    for fd in (library, *(fd for fd, _ in sources.values()), *devices.values()):
+        os.close(fd)
+    kernel.pivot_root(STAGE, STAGE + "/old")
+    os.chdir("/")
+    kernel.unmount("/old")
+    os.rmdir("/old")
+    kernel.mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | PLAIN)
+
+
+def tmp_is_untouched() -> bool:
+    """Whether nothing is in /tmp, which costs less to find out than mounting it anew."""
+    state = os.statvfs(TMP)
+    return state.f_files - state.f_ffree == 1  # the folder itself
+
+
+def mount_tmp(size_bytes: int, uid: int, gid: int) -> None:
+    """Mount an empty /tmp of a limited size and number of files that belongs to a user."""
+    files = max(64, size_bytes // 4096)
+    options = f"size={size_bytes},nr_inodes={files},mode=0700,uid={uid},gid={gid}"
+    kernel.mount("tmpfs", TMP, "tmpfs", PLAIN | MS_NOEXEC, options)
+
+
+def _place(path: str, is_folder: bool) -> str:
+    if is_folder:
+        os.mkdir(path)
+    else:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
+    return path
+
+
+def _show(source: int, target: str) -> None:
+    """Bind read-only. A user namespace may not take away the restrictions that the host put on the mount, so they are kept."""
+    kernel.mount(f"/proc/self/fd/{source}", target, None, MS_BIND)
+    kept = os.statvfs(target).f_flag & (MS_NOEXEC | MS_NOSUID | MS_NODEV)
+    kernel.mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | PLAIN | kept)

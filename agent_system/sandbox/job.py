@@ -1,0 +1,88 @@
+"""What is to be run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_system.sandbox.limits import Limits
+from agent_system.sandbox.result import Reason, RunResult
+
+MOST_PROGRAM_BYTES = 1 << 20
+MOST_STDIN_BYTES = 64 << 20
+MOST_ARGUMENT_BYTES = 2 << 20
+
+
+@dataclass(frozen=True)
+class Call:
+    """A test by a function call.
+
+    Attributes:
+        function: a name that the program defines, or `Class.method` (the class is made without arguments).
+        args: positional arguments, all JSON.
+        kwargs: keyword arguments, all JSON.
+        stdin: what the program can read.
+    """
+
+    function: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    stdin: str = ""
+
+
+# Text is what the program reads on stdin.
+Test = str | Call
+
+
+@dataclass
+class Job:
+    """A program and what to do with it.
+
+    Attributes:
+        program: Python source.
+        tests: one run each, in order.
+        limits: of each run.
+        max_timeouts: after so many runs that ended with `timeout` or `cpu` the rest is `skipped`; 0 runs all.
+        compile_only: do not run, say whether it compiles.
+        abandoned: set when nobody waits any more.
+    """
+
+    program: str
+    tests: Sequence[Test]
+    limits: Limits
+    max_timeouts: int = 0
+    compile_only: bool = False
+    abandoned: threading.Event = field(default_factory=threading.Event)
+
+    def message(self, test: Test) -> tuple[dict[str, Any], bytes]:
+        """What the sandbox is told of one test. Raises ValueError for a call whose arguments are no JSON."""
+        if self.compile_only:
+            return {"mode": "compile"}, b""
+        if isinstance(test, str):
+            return {}, encode(test)
+        call = {"mode": "call", "function": test.function, "args": list(test.args), "kwargs": dict(test.kwargs)}
+        try:
+            json.dumps(call)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"arguments of {test.function} are no JSON: {error}") from error
+        return call, encode(test.stdin)
+
+    def refusal(self, test: Test) -> RunResult | None:
+        """The result of a test that is not worth sending; None for the others."""
+        if len(encode(self.program)) > MOST_PROGRAM_BYTES:
+            return RunResult(Reason.REFUSED, message=f"a program of more than {MOST_PROGRAM_BYTES} bytes")
+        try:
+            header, stdin = self.message(test)
+        except ValueError as error:
+            return RunResult(Reason.REFUSED, message=str(error))
+        if len(stdin) > MOST_STDIN_BYTES or len(json.dumps(header)) > MOST_ARGUMENT_BYTES:
+            return RunResult(Reason.REFUSED, message=f"more than {MOST_STDIN_BYTES} bytes of stdin or {MOST_ARGUMENT_BYTES} of arguments")
+        return None
+
+
+def encode(text: str) -> bytes:
+    """UTF-8; what has no UTF-8 form (half a surrogate pair that a model wrote) becomes a question mark."""
+    return text.encode("utf-8", "replace")

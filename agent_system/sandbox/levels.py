@@ -1,0 +1,52 @@
+"""How well a machine can hold a program: four levels, each with what it promises."""
+
+from __future__ import annotations
+
+from agent_system.errors import suggestion
+from agent_system.sandbox.limits import SandboxError
+
+# Weakest first; each keeps what those before it promise.
+LEVELS = ("rlimits", "seccomp", "landlock", "namespaces")
+PROMISES = {
+    "rlimits": "limits of CPU, memory, processes and files; its processes are killed at the end",
+    "seccomp": "no network, no other programs, no signals to others, no tracing, no kernel interfaces beyond files, memory and threads",
+    "landlock": "no files but the standard library and a private folder",
+    "namespaces": "a file system, process table, network and users of its own; the private folder cannot grow beyond its limit",
+}
+REMEDIES = {
+    "seccomp": "needs Linux on x86-64 or aarch64 with CONFIG_SECCOMP_FILTER",
+    "landlock": "needs Linux 5.13 or newer with landlock in the boot option lsm=",
+    "namespaces": (
+        "needs unprivileged user namespaces: sysctl user.max_user_namespaces above 0; on Ubuntu also "
+        "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined --security-opt apparmor=unconfined, "
+        "in Kubernetes a pod with seccompProfile Unconfined"
+    ),
+}
+
+
+def rank(level: str) -> int:
+    """Place of a level, the weakest 0. Raises SandboxError for a name that is none."""
+    if level not in LEVELS:
+        raise SandboxError(f"sandbox level {level!r} does not exist{suggestion(level, LEVELS)}; known: {', '.join(LEVELS)}")
+    return LEVELS.index(level)
+
+
+def describe(level: str) -> str:
+    """All that a level promises, in one line."""
+    return "; ".join(PROMISES[name] for name in LEVELS[: rank(level) + 1])
+
+
+def complaint(level: str | None, least: str, missing: dict[str, str]) -> str:
+    """Why a machine is not good enough: what was found, what was asked for, what is missing and how to get it.
+
+    Args:
+        level: the best that works; None for none.
+        least: `sandbox.min_level`.
+        missing: level to the error it gave.
+    """
+    causes = "\n".join(
+        f"  {name}: {error}; {REMEDIES[name]}" if name in REMEDIES else f"  {name}: {error}" for name, error in missing.items()
+    )
+    found = f"this machine offers {level!r} only" if level else "no level works on this machine"
+    way_out = "or use sandbox.backend=http with a SandboxFusion server, or a lower sandbox.min_level"
+    return f"sandbox.min_level={least}, but {found}:{causes}\n  {way_out}"

@@ -1,0 +1,144 @@
+"""Programs on this machine: a pool of warm processes, the strongest level that works."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import threading
+from concurrent.futures import Future
+
+from agent_system.rollout.threads import DaemonExecutor
+from agent_system.sandbox.job import Job
+from agent_system.sandbox.levels import LEVELS, complaint, describe, rank
+from agent_system.sandbox.limits import Limits, SandboxError
+from agent_system.sandbox.packages import find_packages
+from agent_system.sandbox.result import Reason, RunResult
+from agent_system.sandbox.sandbox import Sandbox, padded
+from agent_system.sandbox.settings import SandboxSettings
+from agent_system.sandbox.worker import Worker, WorkerError, ended_by_sandbox
+
+logger = logging.getLogger(__name__)
+
+PROBE = Limits(cpu_s=10, wall_s=60, memory_mb=256)
+
+
+class LocalSandbox(Sandbox):
+    """Runs programs in processes of this machine, `settings.workers` at a time.
+
+    Attributes:
+        level: how the programs are held; see `levels`.
+
+    Raises:
+        SandboxError: no level of `sandbox.min_level` or better works here, or a package is missing.
+    """
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        super().__init__(settings)
+        self.workers = settings.workers or os.cpu_count() or 1
+        self.restarts = 0
+        self._packages = find_packages(settings.packages)
+        self._lock = threading.Lock()
+        self._alive: set[Worker] = set()
+        self._places: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        self._threads = DaemonExecutor(self.workers)
+        self._closed = False
+        self.level, first = self._strongest()
+        for _ in range(self.workers - 1):
+            self._places.put(None)  # started when the place is first taken
+        self._places.put(first)
+        atexit.register(self.close)
+        logger.info("sandbox: %s", self.describe())
+
+    def describe(self) -> str:
+        return f"level {self.level}, {self.workers} workers; programs have {describe(self.level)}"
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        with self._lock:
+            return [worker.pid for worker in self._alive if worker.alive]
+
+    def close(self) -> None:
+        with self._lock:
+            workers, self._alive, self._closed = self._alive, set(), True
+        for worker in workers:
+            worker.kill()
+        self._threads.shutdown()
+        atexit.unregister(self.close)
+
+    def stats(self) -> dict[str, float]:
+        return super().stats() | {"restarts": float(self.restarts)}
+
+    def _submit(self, job: Job) -> Future[list[RunResult]]:
+        if self._closed:
+            raise SandboxError("this sandbox is closed; make another one")
+        return self._threads.submit(self._run_now, job)
+
+    def _run_now(self, job: Job) -> list[RunResult]:
+        results: list[RunResult] = []
+        if not job.tests:
+            return results
+        worker = self._places.get()
+        try:
+            if worker is None or not worker.alive:
+                self._retire(worker)
+                worker = self._start(self.level)
+            for result in worker.run(job):
+                results.append(result)
+        except (WorkerError, SandboxError) as error:
+            if not self._closed and not job.abandoned.is_set():
+                logger.warning("a sandbox process is replaced: %s", error)
+            self._retire(worker)
+            worker = None
+            return padded(job, results, ended_by_sandbox(error))
+        finally:
+            self._places.put(worker)
+        return padded(job, results, RunResult(Reason.SKIPPED))
+
+    def _start(self, level: str) -> Worker:
+        worker = Worker(level, self._packages, self.settings.packages)
+        with self._lock:
+            closed = self._closed
+            self._alive.add(worker)
+        if closed:
+            worker.kill()
+            raise SandboxError("this sandbox was closed")
+        return worker
+
+    def _retire(self, worker: Worker | None) -> None:
+        if worker is not None:
+            self.restarts += 1
+            worker.kill()
+            with self._lock:
+                self._alive.discard(worker)
+
+    def _strongest(self) -> tuple[str, Worker]:
+        """The level to use, with a worker that has shown that it works; a weaker one that works is named in the error."""
+        settings = self.settings
+        missing: dict[str, str] = {}
+        for level in reversed(LEVELS) if settings.level == "auto" else [settings.level]:
+            try:
+                worker = self._probe(level)
+            except SandboxError as error:
+                missing[level] = str(error)
+                continue
+            if rank(level) >= rank(settings.min_level):
+                return level, worker
+            worker.kill()
+            raise SandboxError(complaint(level, settings.min_level, missing))
+        raise SandboxError(complaint(None, settings.min_level, missing))
+
+    def _probe(self, level: str) -> Worker:
+        """Start a worker and let it run a program. Raises SandboxError saying what does not work."""
+        worker = self._start(level)
+        try:
+            (result,) = worker.run(Job("print(6 * 7)", [""], PROBE))
+        except WorkerError as error:
+            self._retire(worker)
+            raise SandboxError(str(error)) from error
+        if result.stdout != "42\n" or not result.ok:
+            self._retire(worker)
+            raise SandboxError(result.message or f"a program that prints 42 ended with {result.reason}: {result.stderr[-500:]}")
+        return worker

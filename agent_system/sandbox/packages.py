@@ -1,0 +1,28 @@
+"""Where the packages are that programs may import."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterable
+
+from agent_system.sandbox.limits import SandboxError
+
+
+def find_packages(names: Iterable[str]) -> dict[str, str]:
+    """File or folder name to path of each package, with the folder of shared libraries that a wheel may bring (`numpy.libs`).
+
+    Raises:
+        SandboxError: a package is not installed, or is no top-level name.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+        if spec is None or not (spec.submodule_search_locations or spec.has_location):
+            raise SandboxError(f"sandbox.packages names {name!r}, which is no installed package; install it or take it out of the list")
+        path = os.path.realpath(spec.submodule_search_locations[0] if spec.submodule_search_locations else str(spec.origin))
+        found[os.path.basename(path)] = path
+        libraries = os.path.join(os.path.dirname(path), f"{name}.libs")
+        if os.path.isdir(libraries):
+            found[f"{name}.libs"] = libraries
+    return found

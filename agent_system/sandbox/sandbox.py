@@ -1,0 +1,94 @@
+"""What every backend offers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from agent_system.sandbox.job import Job, Test
+from agent_system.sandbox.limits import Limits
+from agent_system.sandbox.result import Reason, RunResult
+from agent_system.sandbox.settings import SandboxSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Sandbox(ABC):
+    """Runs programs that nobody trusts.
+
+    Event loops and threads may share one. No method blocks the loop, and none raises for what a program does.
+
+    Attributes:
+        settings: the keys under `sandbox`.
+        counts: runs by the value of their reason, since the start.
+    """
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self.settings = settings
+        self.counts: Counter[str] = Counter()
+
+    async def run(self, program: str, stdin: str = "", *, limits: Limits | None = None) -> RunResult:
+        """Run a program once.
+
+        Args:
+            program: Python source.
+            stdin: what it can read.
+            limits: instead of `sandbox.limits`.
+        """
+        return (await self.run_tests(program, [stdin], limits=limits))[0]
+
+    async def run_tests(self, program: str, tests: Sequence[Test], *, limits: Limits | None = None) -> list[RunResult]:
+        """Run a program once for every test; each run is alone, in a process and a folder of its own.
+
+        Args:
+            program: Python source.
+            tests: text for stdin, or a `Call`.
+            limits: of each run, instead of `sandbox.limits`.
+
+        Returns:
+            The results in the order of the tests. Comparing them with what is right is the caller's: a program never sees that.
+        """
+        return await self._run(Job(program, list(tests), limits or self.settings.limits, self.settings.max_timeouts))
+
+    async def compile(self, program: str, *, limits: Limits | None = None) -> RunResult:
+        """Say whether a program compiles, without running it: `Reason.OK` or `Reason.COMPILE` (or a limit: compiling can take for ever)."""
+        return (await self._run(Job(program, [""], limits or self.settings.limits, compile_only=True)))[0]
+
+    async def _run(self, job: Job) -> list[RunResult]:
+        future = self._submit(job)
+        try:
+            results = await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            job.abandoned.set()
+            raise
+        self.counts.update(result.reason.value for result in results)
+        return results
+
+    @abstractmethod
+    def _submit(self, job: Job) -> Future[list[RunResult]]:
+        """Queue a job; the future holds a result for each test."""
+
+    def check(self) -> None:  # noqa: B027 - a backend that could be made may have nothing left to find out
+        """Find out whether programs can be run at all. Raises SandboxError saying why not."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What holds the programs, in one line."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all runs and processes."""
+
+    def stats(self) -> dict[str, float]:
+        """Runs by reason, as `runs` and `runs/<reason>`."""
+        counts = dict(self.counts)
+        return {"runs": float(sum(counts.values())), **{f"runs/{reason}": float(counts.get(reason, 0)) for reason in Reason}}
+
+
+def padded(job: Job, results: list[RunResult], rest: RunResult) -> list[RunResult]:
+    """`results` with `rest` for each test that has none."""
+    return results + [rest] * (len(job.tests) - len(results))

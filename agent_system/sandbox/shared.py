@@ -1,0 +1,59 @@
+"""The sandbox of this process: set up once from the keys under `sandbox`, used by every workflow."""
+
+from __future__ import annotations
+
+import threading
+
+from agent_system.sandbox.limits import SandboxError
+from agent_system.sandbox.local import LocalSandbox
+from agent_system.sandbox.sandbox import Sandbox
+from agent_system.sandbox.settings import SandboxSettings
+
+_lock = threading.Lock()
+_settings = SandboxSettings()
+_sandbox: Sandbox | None = None
+
+
+def make_sandbox(settings: SandboxSettings) -> Sandbox:
+    """Start a sandbox of one's own. Raises SandboxError when it cannot be what the settings ask for."""
+    if settings.backend == "http":
+        from agent_system.sandbox.fusion import HttpSandbox  # aiohttp, which the others do not need
+
+        return HttpSandbox(settings)
+    return LocalSandbox(settings)
+
+
+def configure(settings: SandboxSettings) -> Sandbox:
+    """Replace the sandbox of this process and start it, so that one that cannot work is found before anything expensive.
+
+    Raises SandboxError when it cannot be what the settings ask for.
+    """
+    global _settings, _sandbox
+    close_shared()
+    with _lock:
+        sandbox = make_sandbox(settings)
+        try:
+            sandbox.check()
+        except SandboxError:
+            sandbox.close()
+            raise
+        _settings, _sandbox = settings, sandbox
+        return sandbox
+
+
+def shared_sandbox() -> Sandbox:
+    """The sandbox of this process, started with the last settings (or the defaults) if it is not running."""
+    global _sandbox
+    with _lock:
+        if _sandbox is None:
+            _sandbox = make_sandbox(_settings)
+        return _sandbox
+
+
+def close_shared() -> None:
+    """End the sandbox of this process, if there is one."""
+    global _sandbox
+    with _lock:
+        sandbox, _sandbox = _sandbox, None
+    if sandbox is not None:
+        sandbox.close()

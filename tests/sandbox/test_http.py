@@ -1,0 +1,205 @@
+"""The backend for SandboxFusion, against servers that are right, slow, gone or talk rubbish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from agent_system.sandbox import Call, Limits, Sandbox, SandboxError, SandboxSettings, close_shared, configure, make_sandbox
+
+LIMITS = Limits(wall_s=2, output_kb=16)
+
+
+def run_code(body: dict[str, Any]) -> dict[str, Any]:
+    """What SandboxFusion does for Python: run the code, report on it."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", body["code"]], input=body["stdin"], capture_output=True, text=True, timeout=body["run_timeout"]
+        )
+    except subprocess.TimeoutExpired:
+        ran = {"status": "TimeLimitExceeded", "execution_time": body["run_timeout"], "return_code": None, "stdout": "", "stderr": ""}
+        return {"status": "Failed", "message": "", "compile_result": None, "run_result": ran}
+    ran = {"status": "Finished", "execution_time": 0.1, "return_code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+    return {
+        "status": "Success" if done.returncode == 0 else "Failed",
+        "message": "",
+        "compile_result": None,
+        "run_result": ran,
+        "files": {},
+    }
+
+
+class Server:
+    """A real server whose answers are made by `answer`: an object for JSON, bytes as they are, a number for that HTTP status."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[dict[str, Any]], Any] = run_code
+        self.bodies: list[dict[str, Any]] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.bodies.append(body)
+                found = server.answer(body) if self.path == "/run_code" else 404
+                data = found if isinstance(found, bytes) else json.dumps(found).encode()
+                self.send_response(found if isinstance(found, int) else 200)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args: object) -> None:
+                """Quiet."""
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+
+
+def client(url: str, timeout_s: float = 5.0) -> Sandbox:
+    return make_sandbox(SandboxSettings(backend="http", url=url, request_timeout_s=timeout_s, limits=LIMITS, workers=4))
+
+
+@pytest.fixture
+def sandbox(server: Server) -> Iterator[Sandbox]:
+    sandbox = client(server.url + "/")
+    yield sandbox
+    sandbox.close()
+
+
+async def test_runs_calls_and_compiling(sandbox: Sandbox, server: Server) -> None:
+    results = await sandbox.run_tests("print(int(input()) + 1)", ["1", "x", "3"])
+    assert [(r.stdout, r.reason.value) for r in results] == [("2\n", "ok"), ("", "error"), ("4\n", "ok")]
+    body = server.bodies[0]
+    assert (body["language"], body["run_timeout"], body["memory_limit_MB"], body["stdin"]) == ("python", 2, 512, "1")
+    program = "print('noise', end='')\nclass S:\n    def f(self, x, *, y='\\n\"'):\n        return {x, 1}, y\n"
+    called, missing = await sandbox.run_tests(program, [Call("S.f", [1], {"y": "%s'\\"}), Call("g")])
+    assert (called.stdout, called.returned()) == ("noise", [[1], "%s'\\"])
+    assert (missing.reason, missing.value) == ("error", None)
+    assert (await sandbox.compile("def f(")).reason == "compile"
+    assert (await sandbox.compile("1 / 0")).ok
+    assert sandbox.stats()["runs"] == 7
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("while True: pass", "timeout"),
+        ("import os; os.kill(os.getpid(), 9)", "signal"),
+        ("raise MemoryError", "memory"),
+        ("x = (", "compile"),
+        ("print('x' * 20000)", "output"),
+        ("raise SystemExit(4)", "error"),
+    ],
+)
+async def test_reasons(program: str, reason: str, sandbox: Sandbox) -> None:
+    assert (await sandbox.run(program)).reason == reason
+
+
+RUBBISH = {
+    "status 500": 500,
+    "status 404": 404,
+    "no json": b"<html>busy</html>",
+    "list": [1],
+    "empty": {},
+    "no result": {"status": "Success", "message": ""},
+    "wrong types": {"status": "Success", "run_result": {"status": "Finished", "return_code": "0", "stdout": ""}},
+    "number for text": {"status": "Success", "run_result": {"status": "Finished", "return_code": 0, "stdout": 1}},
+    "other status": {"status": "Success", "run_result": {"status": "Done", "return_code": 0}},
+    "sandbox error": {"status": "SandboxError", "message": "no free slot", "run_result": None},
+    "nested": b"[" * 100_000,
+    "endless": b'{"status": "' + b"x" * 3_000_000,
+    "no bytes": b"",
+}
+
+
+@pytest.mark.parametrize("name", RUBBISH)
+async def test_rubbish_is_a_counted_failure(name: str, sandbox: Sandbox, server: Server) -> None:
+    server.answer = lambda body: RUBBISH[name]
+    result = await sandbox.run("print(1)")
+    assert (result.reason, result.ok, bool(result.message)) == ("sandbox", False, True)
+    assert sandbox.stats()["runs/sandbox"] == 1
+    server.answer = run_code
+    assert (await sandbox.run("print(1)")).stdout == "1\n"
+
+
+async def test_a_server_that_is_down_is_a_counted_failure() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    sandbox = client(f"http://127.0.0.1:{port}")
+    try:
+        results = await sandbox.run_tests("print(1)", ["", ""])
+        assert [r.reason.value for r in results] == ["sandbox", "sandbox"]
+        assert str(port) in results[0].message
+    finally:
+        sandbox.close()
+
+
+async def test_a_slow_answer_costs_its_own_run_and_no_other() -> None:
+    def drip(listening: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=feed, args=(connection,), daemon=True).start()
+
+    def feed(connection: socket.socket) -> None:
+        try:
+            while True:
+                connection.sendall(b"H")
+                time.sleep(0.05)
+        except OSError:
+            return
+
+    limits = Limits(wall_s=0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=drip, args=(listening,), daemon=True).start()
+        sandbox = client(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=0.5)
+        began = time.monotonic()
+        try:
+            slow = asyncio.create_task(sandbox.run("print(1)", limits=limits))
+            await asyncio.sleep(0.05)
+            result = await slow
+            assert result.reason == "sandbox"
+            assert time.monotonic() - began < 5
+        finally:
+            sandbox.close()
+
+
+async def test_a_slow_server_delays_no_other_run(sandbox: Sandbox, server: Server) -> None:
+    server.answer = lambda body: time.sleep(1.5) or run_code(body) if "slow" in body["code"] else run_code(body)
+    slow = asyncio.create_task(sandbox.run("print('slow')"))
+    began = time.monotonic()
+    assert (await sandbox.run("print(1)")).ok
+    assert time.monotonic() - began < 1.4
+    slow.cancel()
+
+
+def test_a_server_that_cannot_run_programs_is_found_at_the_start(server: Server) -> None:
+    server.answer = lambda body: {"status": "SandboxError", "message": "no free slot"}
+    with pytest.raises(SandboxError, match="no free slot"):
+        configure(SandboxSettings(backend="http", url=server.url, limits=LIMITS))
+    server.answer = run_code
+    try:
+        assert "SandboxFusion at" in configure(SandboxSettings(backend="http", url=server.url, limits=LIMITS)).describe()
+    finally:
+        close_shared()

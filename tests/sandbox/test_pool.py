@@ -1,0 +1,240 @@
+"""The pool of the local sandbox: order, repair, waiting, ending."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_system.sandbox import Limits, SandboxError, SandboxSettings, close_shared, configure, make_sandbox, shared_sandbox
+from agent_system.sandbox.jail import tree
+from agent_system.sandbox.levels import LEVELS, complaint, rank
+from agent_system.sandbox.local import LocalSandbox
+from agent_system.sandbox.packages import find_packages
+from tests.house.source import ROOT
+from tests.sandbox.arena import LIMITS, Arena, offered
+
+SETTINGS = SandboxSettings(min_level="rlimits", workers=2, limits=LIMITS)
+
+
+@pytest.fixture
+def pool() -> Iterator[LocalSandbox]:
+    sandbox = LocalSandbox(SETTINGS)
+    yield sandbox
+    sandbox.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_dead(pids: list[int]) -> None:
+    until = time.monotonic() + 10
+    while any(alive(pid) for pid in pids) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+async def test_results_are_in_the_order_of_the_tests(arena: Arena) -> None:
+    program = "n = int(input())\nif n == 2:\n    raise SystemExit(3)\nif n == 3:\n    while True: pass\nprint(n * n)"
+    tests = [str(n) for n in range(6)]
+    limits = Limits(**{**vars(LIMITS), "wall_s": 0.5})
+    several = await asyncio.gather(*[arena.sandbox.run_tests(program, tests, limits=limits) for _ in range(3)])
+    for results in several:
+        assert [(r.stdout, r.reason.value) for r in results] == [
+            ("0\n", "ok"), ("1\n", "ok"), ("", "error"), ("", "timeout"), ("16\n", "ok"), ("25\n", "ok"),
+        ]  # fmt: skip
+
+
+@pytest.mark.promised_by("strongest")
+async def test_after_two_slow_tests_the_rest_is_skipped(arena: Arena) -> None:
+    limits = Limits(**{**vars(LIMITS), "wall_s": 0.4})
+    results = await arena.sandbox.run_tests("if input(): \n    while True: pass\nprint(1)", ["", "x", "", "x", "", ""], limits=limits)
+    assert [r.reason.value for r in results] == ["error", "timeout", "error", "timeout", "skipped", "skipped"]
+    assert await arena.sandbox.run_tests("print(1)", []) == []
+
+
+@pytest.mark.promised_by("strongest")
+async def test_waiting_runs_do_not_block_the_event_loop(arena: Arena) -> None:
+    worst, done = 0.0, False
+
+    async def watch() -> None:
+        nonlocal worst
+        while not done:
+            began = time.perf_counter()
+            await asyncio.sleep(0.005)
+            worst = max(worst, time.perf_counter() - began)
+
+    watching = asyncio.create_task(watch())
+    results = await asyncio.gather(*[arena.sandbox.run(f"print({n})") for n in range(60)])
+    done = True
+    await watching
+    assert [r.stdout for r in results] == [f"{n}\n" for n in range(60)]
+    assert worst < 0.5
+
+
+async def test_a_worker_that_dies_is_replaced_and_its_run_says_so(pool: LocalSandbox) -> None:
+    slow = asyncio.create_task(pool.run("import time\ntime.sleep(3)"))
+    other = asyncio.create_task(pool.run("import time\ntime.sleep(0.3)\nprint('right')"))
+    await asyncio.sleep(0.3)
+    victim = next(pid for pid in pool.pids if len(tree.descendants(pid)) > 2)
+    held = tree.descendants(victim)
+    os.kill(victim, signal.SIGKILL)
+    results = {(await slow).reason.value, (await other).reason.value}
+    assert "sandbox" in results
+    again = await asyncio.gather(*[pool.run("print(1)") for _ in range(4)])
+    assert [r.stdout for r in again] == ["1\n"] * 4
+    assert pool.restarts >= 1
+    if pool.level == "namespaces":
+        wait_until_dead(held)
+
+
+async def test_an_abandoned_run_ends_and_frees_its_worker(pool: LocalSandbox) -> None:
+    runs = [asyncio.create_task(pool.run("import time\ntime.sleep(60)", limits=Limits(wall_s=90))) for _ in range(2)]
+    await asyncio.sleep(0.3)
+    held = [pid for worker in pool.pids for pid in tree.descendants(worker)]
+    began = time.monotonic()
+    for run in runs:
+        run.cancel()
+    assert (await pool.run("print(1)")).stdout == "1\n"
+    assert time.monotonic() - began < 15
+    wait_until_dead(held)
+
+
+async def test_closing_ends_all_processes_and_folders() -> None:
+    sandbox = LocalSandbox(SETTINGS)
+    await asyncio.gather(*[sandbox.run("print(1)") for _ in range(4)])
+    processes = [*sandbox.pids, *(pid for worker in sandbox.pids for pid in tree.descendants(worker))]
+    folders = [worker.scratch for worker in sandbox._alive]
+    sandbox.close()
+    wait_until_dead(processes)
+    assert [folder for folder in folders if os.path.exists(folder)] == []
+    with pytest.raises(SandboxError, match="closed"):
+        await sandbox.run("print(1)")
+
+
+def test_a_killed_trainer_leaves_nothing_behind() -> None:
+    code = (
+        "import asyncio, os, sys\nfrom agent_system.sandbox import *\n"
+        "s = make_sandbox(SandboxSettings(min_level='rlimits', workers=1))\n"
+        "asyncio.run(s.run('print(1)'))\nprint(*s.pids, *[w.scratch for w in s._alive], flush=True)\n"
+        "asyncio.run(s.run('import time\\ntime.sleep(60)', limits=Limits(wall_s=90)))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env) as trainer:
+        assert trainer.stdout is not None
+        pid, folder = trainer.stdout.readline().split()
+        worker = int(pid)
+        until = time.monotonic() + 20
+        while len(held := tree.descendants(worker)) < 3 and time.monotonic() < until:
+            time.sleep(0.02)
+        assert len(held) >= 3
+        trainer.kill()
+    wait_until_dead([worker, *held])
+    assert not os.path.exists(folder)
+
+
+def test_several_threads_and_loops_share_one_sandbox(pool: LocalSandbox) -> None:
+    got: list[str] = []
+    threads = [threading.Thread(target=lambda n=n: got.append(asyncio.run(pool.run(f"print({n})")).stdout)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == [f"{n}\n" for n in range(6)]
+    assert pool.stats()["runs"] == pool.stats()["runs/ok"] == 6
+
+
+async def test_packages_can_be_imported_where_they_are_listed() -> None:
+    for level in offered():
+        sandbox = LocalSandbox(SandboxSettings(level=level, min_level="rlimits", workers=1, packages=("mpmath", "six")))
+        try:
+            result = await sandbox.run(
+                "import mpmath, six\nfrom mpmath.calculus import odes\nprint(mpmath.sqrt(16), six.PY3)\nimport sympy"
+            )
+            assert (result.stdout, "No module named 'sympy'" in result.stderr) == ("4.0 True\n", True)
+        finally:
+            sandbox.close()
+
+
+def test_packages_that_are_missing_are_named() -> None:
+    with pytest.raises(SandboxError, match="'no_such_package', which is no installed package"):
+        find_packages(["no_such_package"])
+    with pytest.raises(SandboxError, match=r"ImportError: .*mpmath"):
+        LocalSandbox(SandboxSettings(level=offered()[0], min_level="rlimits", packages=("sympy",)))
+
+
+def test_every_level_below_the_least_is_refused() -> None:
+    assert offered(), "no level works on this machine"
+    least = LEVELS[-1]
+    with pytest.raises(SandboxError, match=f"sandbox.level=rlimits is weaker than sandbox.min_level={least}"):
+        SandboxSettings(level="rlimits", min_level=least)
+    message = complaint("seccomp", "namespaces", {"namespaces": "OSError: clone: not permitted", "landlock": "OSError: no Landlock"})
+    for part in (
+        "sandbox.min_level=namespaces",
+        "'seccomp' only",
+        "clone: not permitted",
+        "user.max_user_namespaces",
+        "sandbox.backend=http",
+    ):
+        assert part in message
+
+
+def test_a_machine_without_the_level_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agent_system.sandbox import local
+
+    def worker(level: str, *rest: object) -> object:
+        if rank(level) > rank("rlimits"):
+            raise SandboxError(f"OSError: no {level} here")
+        return start(level, *rest)
+
+    start = local.Worker
+    monkeypatch.setattr(local, "Worker", worker)
+    with pytest.raises(SandboxError, match="min_level=landlock, but this machine offers 'rlimits' only") as error:
+        make_sandbox(SandboxSettings(workers=1))
+    for level in ("namespaces", "landlock", "seccomp"):
+        assert f"no {level} here" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"backend": "docker"}, "sandbox.backend='docker': expected one of local, http"),
+        ({"level": "namespace"}, "did you mean 'namespaces'"),
+        ({"min_level": "none"}, "known: rlimits, seccomp, landlock, namespaces"),
+        ({"workers": -1}, "sandbox.workers"),
+        ({"backend": "http"}, "sandbox.url=''"),
+    ],
+)
+def test_wrong_settings_are_refused(changed: dict[str, object], says: str) -> None:
+    with pytest.raises(SandboxError) as error:
+        SandboxSettings(**changed)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("changed", [{"cpu_s": 0}, {"wall_s": float("inf")}, {"memory_mb": 1.5}, {"processes": True}, {"output_kb": -1}])
+def test_wrong_limits_are_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(SandboxError, match=f"sandbox limit {next(iter(changed))}="):
+        Limits(**changed)
+
+
+async def test_the_shared_sandbox_is_one() -> None:
+    try:
+        configured = configure(SETTINGS)
+        assert shared_sandbox() is configured
+        assert (await shared_sandbox().run("print(1)")).ok
+        close_shared()
+        assert shared_sandbox() is not configured
+    finally:
+        close_shared()
