@@ -18,6 +18,7 @@ from agent_system.workflows.sokoban import generate as sokoban_generate
 from agent_system.workflows.sokoban.options import SokobanEnvOptions
 from agent_system.workflows.sudoku import demos as sudoku_demos
 from agent_system.workflows.sudoku import generate as sudoku_generate
+from agent_system.workflows.sudoku.generate import Kind
 
 Row = dict[str, Any]
 Messages = list[dict[str, str]]
@@ -81,6 +82,6 @@ def _sokoban_demos(course: sokoban_demos.Course, seed: int, exclude: Collection[
 WORLDS = {
     "math": World(math_demos.Course(), _math, math_demos.make_demos, math),
     "plan_path": World(plan_path_demos.Course(difficulty=Difficulty(wall_share=0.15)), _plan_path, plan_path_demos.make_demos, plan_path),
-    "sudoku": World(sudoku_demos.Course(), _sudoku, sudoku_demos.make_demos, sudoku),
+    "sudoku": World(sudoku_demos.Course(count=24_000, kind=Kind(4, "easy")), _sudoku, sudoku_demos.make_demos, sudoku),
     "sokoban": World(sokoban_demos.Course(), _sokoban, _sokoban_demos, sokoban),
 }
