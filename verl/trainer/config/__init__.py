@@ -10,6 +10,7 @@ from verl.trainer.config.model import (
     OptimConfig,
     RefConfig,
     RolloutConfig,
+    TrainedModelConfig,
     ValSamplingConfig,
 )
 from verl.trainer.config.presets import PresetError, apply_preset
@@ -27,5 +28,5 @@ from verl.trainer.config.run import (
 __all__ = [
     "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "CollectConfig", "CriticConfig", "DataConfig",
     "EnvConfig", "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "PresetError", "RayInitConfig", "RefConfig", "RewardConfig",
-    "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "TrainerConfig", "ValSamplingConfig", "apply_preset",
+    "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "TrainedModelConfig", "TrainerConfig", "ValSamplingConfig", "apply_preset",
 ]  # fmt: skip
