@@ -15,6 +15,7 @@ from typing import Any
 from zlib import crc32
 
 import torch
+from transformers import PreTrainedModel
 
 ALL_LINEAR = "all-linear"
 PARTS = ("lora_A", "lora_B")
@@ -62,7 +63,7 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.L
     """
     layers = {name: module for name, module in model.named_modules() if name}
     linear = {name: module for name, module in layers.items() if isinstance(module, torch.nn.Linear)}
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     targets: str | Sequence[str] = spec.target_modules
     if targets == ALL_LINEAR:
         targets = [name for name, module in linear.items() if module is not head]
@@ -103,7 +104,7 @@ def lora_size(model: torch.nn.Module, spec: LoraSpec) -> int:
 
 
 def peft_config(model: torch.nn.Module, spec: LoraSpec, base: str | None) -> Any:
-    """The `LoraConfig` of an adapter on a model without adapters, with its layers spelled out, by the ends of their names if that says it."""
+    """The `LoraConfig` of an adapter on a model that has none, with its layers spelled out: by the ends of their names if that says it."""
     from peft import LoraConfig
 
     names = list(lora_targets(model, spec))

@@ -178,6 +178,7 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
             policy_id=row.policy_id,
             wg_id=row.wg_id,
             client=clients[row.wg_id],
+            adapter=row.adapter,
             tokenizer=tokenizer,
             sampling=sampling_of(row, config, tokenizer, validate=False),
             val_sampling=sampling_of(row, config, tokenizer, validate=True),

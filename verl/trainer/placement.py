@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
+from verl.trainer.agent_overrides import PlacementError, config_of
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig
 from verl.utils.names import did_you_mean
 
@@ -24,10 +24,6 @@ OF_THE_BASE = (
     "model.attn_implementation", "actor.fsdp_config", "rollout.name", "rollout.max_num_seqs", "rollout.dtype", "rollout.free_cache_engine",
     "rollout.num_threads", "rollout.update_bucket_mb",
 )  # fmt: skip
-
-
-class PlacementError(ValueError):
-    """A team that cannot be placed as configured."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +102,10 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
         raise PlacementError(f"agent.agent_ids={names} names an agent twice; every agent needs its own name")
     _check_slugs(names)
     models, levels = _model_paths(agent, base), _levels(agent)
-    configs = [_config_of(i, names, models[i], agent.agent_specific_parameters, base) for i in range(len(names))]
+    configs = [config_of(i, names, models[i], agent.agent_specific_parameters, base) for i in range(len(names))]
     adapters = _adapters(agent, levels, models)
     wg_ids = _worker_group_ids(names, models, levels, {a for a in adapters if a is not None})
-    rows = tuple(
-        AgentPlacement(n, a or wg, wg, c, a) for n, wg, c, a in zip(names, wg_ids, configs, adapters, strict=True)
-    )
+    rows = tuple(AgentPlacement(n, a or wg, wg, c, a) for n, wg, c, a in zip(names, wg_ids, configs, adapters, strict=True))
     return Placement(rows, tuple(_group(wg_id, [r for r in rows if r.wg_id == wg_id]) for wg_id in dict.fromkeys(wg_ids)))
 
 
@@ -171,7 +165,9 @@ def _levels(agent: AgentConfig) -> list[str]:
         if level not in LEVELS:
             raise PlacementError(f"agent.specialization={given}: {level!r} is not one of {LEVELS}{did_you_mean(str(level), LEVELS)}")
     if len(levels) != count:
-        raise PlacementError(f"agent.specialization has {len(levels)} entries, agent.agent_ids has {count}; give one value, or one for each")
+        raise PlacementError(
+            f"agent.specialization has {len(levels)} entries, agent.agent_ids has {count}; give one value, or one for each"
+        )
     if agent.model_sharing and set(levels) != {"prompt"}:
         raise PlacementError(f"agent.model_sharing=true contradicts agent.specialization={given}; leave agent.model_sharing out")
     return levels
@@ -186,7 +182,7 @@ def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str]) 
     for name, level, wanted in zip(names, levels, given, strict=True):
         if wanted is not None and level != "lora":
             raise PlacementError(
-                f"agent.adapter_ids names adapter '{wanted}' for agent '{name}', whose agent.specialization is {level}; make it lora, or null"
+                f"agent.adapter_ids gives agent '{name}', whose specialization is {level}, adapter '{wanted}'; make that lora, or the name null"
             )
         if wanted is not None and not slug(wanted):
             raise PlacementError(f"agent.adapter_ids: {wanted!r} (agent '{name}') becomes an empty name; only a-z and 0-9 count")
@@ -225,56 +221,6 @@ def _worker_group_ids(names: Sequence[str], models: Sequence[str], levels: Seque
     return [by_key[k] for k in keys]
 
 
-def _config_of(
-    index: int, names: Sequence[str], model: str, overrides: Mapping[str, Any], base: ActorRolloutRefConfig
-) -> ActorRolloutRefConfig:
-    config = copy.deepcopy(base)
-    config.model.path = model
-    for path, values in _leaves(overrides, base):
-        dotted = ".".join(path)
-        if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(names):
-            raise PlacementError(
-                f"agent.agent_specific_parameters.{dotted}={values!r}: expected a list of {len(names)} values, "
-                f"one for each of {list(names)}"
-            )
-        section: Any = config
-        for part in path[:-1]:
-            section = getattr(section, part)
-        if values[index] is not None:
-            setattr(section, path[-1], _checked(dotted, values[index], section, path[-1]))
-    return config
-
-
-def _leaves(tree: Mapping[str, Any], section: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Walk overrides along the config's own tree: (path, list of values) at every key that is not a section."""
-    known = {f.name for f in fields(section)}
-    for name, value in tree.items():
-        here = (*path, name)
-        if name not in known:
-            raise PlacementError(
-                f"agent.agent_specific_parameters.{'.'.join(here)}: no such key under actor_rollout_ref; known there: {sorted(known)}"
-            )
-        child = getattr(section, name)
-        if is_dataclass(child):
-            if not isinstance(value, Mapping):
-                raise PlacementError(f"agent.agent_specific_parameters.{'.'.join(here)} is a section; set one of its keys")
-            yield from _leaves(value, child, here)
-        else:
-            yield here, value
-
-
-def _checked(dotted: str, value: Any, section: Any, name: str) -> Any:
-    """`value` if its type fits the key `name` of `section`; integers pass for floats, anything for an optional key or one of any type."""
-    default = getattr(section, name)
-    if isinstance(default, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if default is None or type(value) is type(default) or get_type_hints(type(section))[name] is Any:
-        return value
-    raise PlacementError(
-        f"agent.agent_specific_parameters.{dotted}: {value!r} is {type(value).__name__}, expected {type(default).__name__}"
-    )
-
-
 def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
     first = members[0]
     sections = {name: getattr(first.config, name) for name in ("model", "actor", "ref", "rollout")}
@@ -283,8 +229,8 @@ def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
         if differing := _differing(first.config, other.config, keys):
             if first.adapter is not None:
                 raise PlacementError(
-                    f"agents '{first.agent_id}' and '{other.agent_id}' claim adapter '{first.adapter}' but differ in {differing}; give them "
-                    "one value, or each an adapter of its own under agent.adapter_ids"
+                    f"agents '{first.agent_id}' and '{other.agent_id}' claim adapter '{first.adapter}' but differ in {differing}; give "
+                    "them one value, or each an adapter of its own under agent.adapter_ids"
                 )
             raise PlacementError(
                 f"agents '{first.agent_id}' and '{other.agent_id}' share policy '{first.policy_id}' but differ in {differing}; "

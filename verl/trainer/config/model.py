@@ -23,9 +23,10 @@ class ModelConfig(TrainedModelConfig):
     lora_rank: int = key(32, "agent.specialization=lora: rank of the agent's adapter")
     lora_alpha: int = key(32, "agent.specialization=lora: the adapter's output is scaled by lora_alpha / lora_rank")
     target_modules: Any = key(
-        "all-linear", "agent.specialization=lora: all-linear (all linear layers but the head) | a list of layer names, or ends of them | a regex"
+        "all-linear",
+        "agent.specialization=lora: all-linear (all linear layers but the head) | a list of layer names or their ends | a regex",
     )
-    exclude_modules: Any = key(None, "agent.specialization=lora: layers that target_modules names and that get no adapter, a list or a regex")
+    exclude_modules: Any = key(None, "agent.specialization=lora: layers of target_modules that get no adapter, a list or a regex")
 
 
 @dataclass

@@ -34,11 +34,12 @@ class AgentConfig:
     model_sharing: bool = key(False, "agents with the same model share one policy; off gives every agent its own")
     specialization: Any = key(
         None,
-        "prompt (agents with the same model share one policy) | lora (they share a frozen base, each has its own adapter) | full (each agent "
-        "has its own model); one value or a list parallel to agent_ids; null follows model_sharing",
+        "prompt (agents with the same model share one policy) | lora (they share a frozen base, each has its own adapter) | full (each "
+        "agent has its own model); one value or a list parallel to agent_ids; null follows model_sharing",
     )
     adapter_ids: list[Optional[str]] = key(
-        [], "adapter of each agent with specialization=lora, parallel to agent_ids; agents with one name share it; empty or null: the agent's own"
+        [],
+        "specialization=lora: adapter of each agent, parallel to agent_ids; agents with one name share it; null: the agent's own",
     )
     orchestra_type: str = key("math", "registered name of the workflow")
     orchestra: dict[str, Any] = key({}, "options of a workflow: agent.orchestra.<type>.<option>")

@@ -27,8 +27,13 @@ class SubBatch:
 
 def split_batch_by_wg_ids(batch: DataProto) -> dict[str, SubBatch]:
     """One sub-batch a worker group, in order of first appearance; rows keep their order."""
-    wg_ids = batch.non_tensor_batch["wg_id"]
-    return {str(wg): SubBatch(batch.select_idxs(rows), rows) for wg in dict.fromkeys(wg_ids) for rows in [np.flatnonzero(wg_ids == wg)]}
+    return split_batch(batch, "wg_id")
+
+
+def split_batch(batch: DataProto, column: str) -> dict[str, SubBatch]:
+    """One sub-batch for each value of a column, in order of first appearance; rows keep their order."""
+    ids = batch.non_tensor_batch[column]
+    return {str(name): SubBatch(batch.select_idxs(rows), rows) for name in dict.fromkeys(ids) for rows in [np.flatnonzero(ids == name)]}
 
 
 def combine_batches(parts: Mapping[str, SubBatch]) -> DataProto:

@@ -126,8 +126,8 @@ class HFEngine:
     ) -> None:
         """Copy one bucket of weights in place.
 
-        Of the model's own, sampling stands still from the first bucket to the final one. An adapter's tensors, named as PEFT names them, are
-        put in use together at the final one; nothing stands still, and replies under other adapters notice nothing.
+        Of the model's own, sampling stands still from the first bucket to the final one. An adapter's tensors, named as PEFT names them,
+        are put in use together at the final one; nothing stands still, and replies under other adapters notice nothing.
 
         Replies in flight go on with the new weights and the keys they have. Raises `RolloutError` as `WeightLoader.load` and
         `RowAdapters.load` do.

@@ -45,8 +45,8 @@ def build_engine(
 ) -> RolloutEngine:
     """Load the model and make the engine that `rollout.name` asks for, with room for the adapters.
 
-    Raises ValueError for an unknown name, `ModelPathError` for a path that is no model, `LoraTargetError` for an adapter that does not fit. `seed` makes weights that the
-    checkpoint lacks the same in every engine.
+    Raises ValueError for an unknown name, `ModelPathError` for a path that is no model, `LoraTargetError` for an adapter that does not fit.
+    `seed` makes weights that the checkpoint lacks the same in every engine.
     """
     rollout = config.rollout
     if rollout.name != "hf":

@@ -80,9 +80,7 @@ class WaitingPrompts:
         key = reply.ticket.prompt_key
         prompt = self._by_key.get(key)
         if prompt is None:
-            prompt = self._by_key[key] = Prompt(
-                key, reply.ticket.request.adapter, self._bucket_of(len(reply.ticket.request.prompt_ids))
-            )
+            prompt = self._by_key[key] = Prompt(key, reply.ticket.request.adapter, self._bucket_of(len(reply.ticket.request.prompt_ids)))
         if not prompt.waiting:
             prompt.arrival = next(self._arrivals)
         prompt.waiting.append(reply)
