@@ -182,7 +182,7 @@ def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str]) 
     for name, level, wanted in zip(names, levels, given, strict=True):
         if wanted is not None and level != "lora":
             raise PlacementError(
-                f"agent.adapter_ids gives agent '{name}', whose specialization is {level}, adapter '{wanted}'; make that lora, or the name null"
+                f"agent.adapter_ids gives agent '{name}', whose specialization is {level}, adapter '{wanted}'; make it lora, or give null"
             )
         if wanted is not None and not slug(wanted):
             raise PlacementError(f"agent.adapter_ids: {wanted!r} (agent '{name}') becomes an empty name; only a-z and 0-9 count")
