@@ -126,7 +126,10 @@ async def test_what_is_no_adapter_or_not_loaded_yet_is_refused() -> None:
     engine = make_engine(loaded=("a",))
     good = tensors_of(peft_model(), "b")
     first = next(iter(good))
-    for req, message in ((ask("planner"), r"request planner-0: there is no adapter 'planner'.*\['a', 'b', 'c'\]"), (ask("b"), "no weights")):
+    for req, message in (
+        (ask("planner"), r"request planner-0: there is no adapter 'planner'.*\['a', 'b', 'c'\]"),
+        (ask("b"), "no weights"),
+    ):
         with pytest.raises(RolloutError, match=message):
             await engine.generate(req)
     for name, tensors, message in (
