@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.test_training import without_clock
@@ -91,20 +90,12 @@ def test_a_run_of_adapters_resumes_to_the_last_bit(train: Run, tmp_path: Path) -
 
 
 @pytest.mark.ray
-def test_adapters_on_two_ray_ranks_train_as_on_one(train: Run, tmp_path: Path) -> None:
-    from safetensors.torch import load
-
-    level = {"agent.specialization": "lora"} | ADAPTER
+def test_adapters_on_ray_are_those_of_the_local_controller(train: Run, tmp_path: Path) -> None:
+    level = {"agent.specialization": "lora"} | ADAPTER | KL
     train(level)
-    train(level | {"trainer.controller": "ray", "trainer.n_gpus_per_node": 2, "trainer.default_local_dir": tmp_path / "two"})
-    one, two = policies(tmp_path / "run", 2), policies(tmp_path / "two", 2)
-    assert set(one) == set(two) == {"asker", "verifier_agent"}
-    for policy in one:
-        expected = load(one[policy])
-        assert all(torch.allclose(tensor, expected[name], atol=1e-4) for name, tensor in load(two[policy]).items())
-    for a, b in zip(read_metrics(tmp_path / "run"), read_metrics(tmp_path / "two"), strict=True):
-        for name in ("wg/asker/actor/grad_norm", "wg/verifier_agent/actor/pg_loss", "critic/score/mean"):
-            assert b.get(name, 0.0) == pytest.approx(a.get(name, 0.0), abs=1e-5)
+    train(level | {"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "ray"})
+    assert policies(tmp_path / "ray", 2) == policies(tmp_path / "run", 2)
+    assert without_clock(read_metrics(tmp_path / "ray")) == without_clock(read_metrics(tmp_path / "run"))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from verl.protocol import DataProto
 from verl.protocol.serialization import SerializedTensor, serialize_single_tensor
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.config import ActorRolloutRefConfig
+from verl.utils.memory import peak_memory
 from verl.workers.engine import AdapterPlan, FSDPEngine, UpdatePlan, update_policy
 from verl.workers.engine_worker import EngineWorker, rows_of
 
@@ -107,7 +108,7 @@ class PolicyWorker(EngineWorker):
         `meta_info` holds `temperature` and optionally the other fields of `UpdatePlan`.
 
         Returns:
-            no rows, and `meta_info["metrics"]`, over all ranks.
+            no rows, and `meta_info["metrics"]`, over all ranks; the memory is this rank's.
         """
         adapter, config = self._of(data)
         cfg, meta = config.actor, data.meta_info
@@ -123,7 +124,7 @@ class PolicyWorker(EngineWorker):
         rule = self._rule(cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu)
         with self.engine.using(adapter):
             metrics = update_policy(self.engine, cfg, rows_of(data), plan, rule)
-        return DataProto(meta_info={"metrics": metrics})
+        return DataProto(meta_info={"metrics": metrics | peak_memory(self._device)})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def next_weights(self, restart: bool, adapter: str | None = None) -> dict[str, SerializedTensor]:

@@ -22,7 +22,8 @@ from verl.trainer.ppo.batching import (
     balance_order,
     combine_batches,
     pad_zero_weight,
-    split_batch,
+    split_batch_by_policies,
+    split_batch_by_wg_ids,
     trim_padding,
     with_tokens,
 )
@@ -135,7 +136,7 @@ class TeamWorkers:
     def compute_values(self, batch: DataProto) -> DataProto:
         """Values under the critics as they are: `values` `[bsz, response_len]`; zero for agents without one."""
         learners = {wg: self._critic_learners[wg] for wg in self.critics}
-        return self._score(self._read_by_critics(batch), learners, self.critics, "compute_values", "values", column="wg_id")
+        return self._score(self._read_by_critics(batch), learners, self.critics, "compute_values", "values", split=split_batch_by_wg_ids)
 
     def _read_by_critics(self, batch: DataProto) -> DataProto:
         return critic_rows(batch, {agent for agents in self.critic_agents.values() for agent in agents})
@@ -148,10 +149,10 @@ class TeamWorkers:
         method: str,
         else_zero: str = "",
         meta: Mapping[str, Any] | None = None,
-        column: str = "policy_id",
+        split: Callable[[DataProto], dict[str, SubBatch]] = split_batch_by_policies,
     ) -> DataProto:
-        """Call `method` for every learner on the rows that name it in `column`; for other rows the column `else_zero` is zero."""
-        parts = split_batch(batch, column)
+        """Call `method` for every learner on the rows that `split` gives it; for other rows the column `else_zero` is zero."""
+        parts = split(batch)
 
         def compute(name: str) -> SubBatch:
             sub, order, padding = self._for_ranks(parts[name].batch, LOG_PROB_COLUMNS)
@@ -188,7 +189,7 @@ class TeamWorkers:
         """One training step of every critic on the rows of its agents; arguments and metrics are those of `update_actor`."""
         meta = {"num_mini_batches": num_mini_batches, "first_update": first_update}
         learners, rows = {wg: self._critic_learners[wg] for wg in self.critics}, self._read_by_critics(batch)
-        per_group = self._update(rows, learners, self.critics, "update_critic", CRITIC_COLUMNS, meta, seed, "wg_id")
+        per_group = self._update(rows, learners, self.critics, "update_critic", CRITIC_COLUMNS, meta, seed, split_batch_by_wg_ids)
         for metrics in per_group.values():
             del metrics["perf/tokens"]  # means the policy's
         return _team_metrics(per_group)
@@ -202,10 +203,10 @@ class TeamWorkers:
         columns: Sequence[str],
         meta: Mapping[str, Any],
         seed: Sequence[int],
-        column: str = "policy_id",
+        split: Callable[[DataProto], dict[str, SubBatch]] = split_batch_by_policies,
     ) -> dict[str, dict[str, float]]:
-        """Call `method` for every learner on the rows that name it in `column` and return the metrics of each."""
-        parts = split_batch(batch, column)
+        """Call `method` for every learner on the rows that `split` gives it and return the metrics of each."""
+        parts = split(batch)
 
         def update(name: str) -> dict[str, float]:
             learner = learners[name]
