@@ -106,9 +106,9 @@ class RowAdapters:
                 self._slots[slot] = self._mask(name)
                 self._of_slots[slot] = name
 
-    def use_slots(self) -> None:
-        """The coming forward passes have a row for each slot."""
-        self._rows = self._slots if any(name is not None for name in self._of_slots) else None
+    def use_slots(self, rows: int) -> None:
+        """The coming forward pass has a row for each of the first slots."""
+        self._rows = self._slots[:rows] if any(name is not None for name in self._of_slots[:rows]) else None
 
     def use_rows(self, names: Sequence[str | None], rows: int) -> None:
         """The coming forward pass has these adapters in its first rows and none in the others."""

@@ -96,7 +96,7 @@ class SlotModel:
         tokens, positions = tokens[:rows], positions[:rows]
         self._cache.reserve(length)
         self._cache.begin_decode(positions, length)
-        self.adapters.use_slots()
+        self.adapters.use_slots(rows)
         hidden = self._places[:length] > positions.unsqueeze(1)
         mask = torch.zeros(rows, length, device=self.device).masked_fill_(hidden, float("-inf"))
         out = self._model(
