@@ -21,6 +21,10 @@ LEVELS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {"agent.specialization": "lora", "agent.adapter_ids": "[Both,Both]"} | ADAPTER,
         {"Asker": "both", "Verifier Agent": "both"},
     ),
+    "L2_critic": (
+        {"agent.specialization": "lora", "algorithm.adv_estimator": "gae"} | ADAPTER,
+        {"Asker": "asker", "Verifier Agent": "verifier_agent"},
+    ),
     "mixed": ({"agent.specialization": "[lora,full]"} | ADAPTER, {"Asker": "asker", "Verifier Agent": "verifier_agent"}),
     "L3": ({"agent.specialization": "full"}, {"Asker": "asker", "Verifier Agent": "verifier_agent"}),
 }
