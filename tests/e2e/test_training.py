@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import Run, read_metrics, weights
 
-CLOCK = ("timing", "perf/time_per_step", "perf/throughput")
+CLOCK = ("timing", "perf/time_per_step", "perf/throughput", "memory")
 
 
 def without_clock(lines: list[dict]) -> list[dict]:

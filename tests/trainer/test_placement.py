@@ -78,3 +78,84 @@ def test_a_local_model_is_found(tmp_path: Path) -> None:
     assert build_placement(AgentConfig(agent_ids=["A"], model_ids=[str(tmp_path)]), ActorRolloutRefConfig()).groups[0].model_path == str(
         tmp_path
     )
+
+
+LORA_TEAM = {"agent_ids": ["A", "B", "C", "D"], "model_ids": ["org/x"] * 3 + ["org/y"]}
+
+
+def table(**changes) -> list[tuple[str, str, str, str | None]]:
+    placement = build_placement(AgentConfig(**(LORA_TEAM | changes)), ActorRolloutRefConfig())
+    return [(a.agent_id, a.policy_id, a.wg_id, a.adapter) for a in placement.agents]
+
+
+def test_adapters_share_the_worker_group_of_their_base_and_are_policies_of_their_own() -> None:
+    assert table(specialization="lora") == [
+        ("A", "a", "x_lora", "a"), ("B", "b", "x_lora", "b"), ("C", "c", "x_lora", "c"), ("D", "d", "y_lora", "d"),
+    ]  # fmt: skip
+    placement = build_placement(AgentConfig(**LORA_TEAM, specialization="lora"), ActorRolloutRefConfig())
+    assert [(g.wg_id, g.agent_ids, list(g.policies)) for g in placement.groups] == [
+        ("x_lora", ("A", "B", "C"), ["a", "b", "c"]), ("y_lora", ("D",), ["d"]),
+    ]  # fmt: skip
+
+
+def test_levels_mix_and_a_trained_model_is_never_the_base_of_adapters() -> None:
+    assert [row[1:] for row in table(specialization=["prompt", "prompt", "lora", "full"])] == [
+        ("x", "x", None), ("x", "x", None), ("c", "x_lora", "c"), ("d", "d", None),
+    ]  # fmt: skip
+    assert [row[2] for row in table(specialization=["lora", "lora", "full", "full"])] == ["x_lora", "x_lora", "c", "d"]
+
+
+def test_agents_may_share_an_adapter_and_names_stay_apart() -> None:
+    shared = table(specialization="lora", adapter_ids=["Both of us", "Both of us", None, None])
+    assert [row[1] for row in shared] == ["both_of_us", "both_of_us", "c", "d"]
+    assert [row[1:] for row in table(specialization=["lora", "lora", "lora", "full"], adapter_ids=["D", None, None, None])][::3] == [
+        ("d", "x_lora", "d"), ("d_2", "d_2", None),
+    ]  # fmt: skip
+
+
+def test_one_value_and_model_sharing_mean_the_same() -> None:
+    for sharing, level in ((True, "prompt"), (False, "full")):
+        assert table(model_sharing=sharing) == table(specialization=level) == table(specialization=[level] * 4)
+    assert table(model_sharing=True, specialization="prompt") == table(model_sharing=True)
+
+
+def test_each_adapter_has_its_own_hyper_parameters_and_what_shapes_it_is_in_the_checkpoint() -> None:
+    own = {"actor": {"optim": {"lr": [1.0, 2.0, None, 3.0]}, "clip_ratio": [0.1, 0.2, 0.3, 0.4]},
+           "model": {"lora_rank": [4, 8, 16, None], "target_modules": [["q_proj"], "all-linear", None, None]},
+           "rollout": {"temperature": [0.7, 1.0, 1.0, 1.0]}}  # fmt: skip
+    placement = build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())
+    (first, _) = placement.groups
+    assert [c.actor.optim.lr for c in first.adapters.values()] == [1.0, 2.0, 1e-6]
+    signature = placement.signature()
+    assert [row["lora"]["lora_rank"] for row in signature] == [4, 8, 16, 32]
+    assert signature[0]["lora"]["target_modules"] == ["q_proj"]
+    assert all("lora" not in row for row in build_placement(AgentConfig(**LORA_TEAM), ActorRolloutRefConfig()).signature())
+
+
+@pytest.mark.parametrize(
+    ("changes", "own", "message"),
+    [
+        ({"specialization": "lorra"}, {}, "'lorra' is not one of .*did you mean 'lora'"),
+        ({"specialization": ["lora"]}, {}, "1 entries, agent.agent_ids has 4"),
+        ({"specialization": "lora", "model_sharing": True}, {}, "model_sharing=true contradicts agent.specialization=lora"),
+        ({"specialization": "lora", "adapter_ids": ["x"]}, {}, "adapter_ids has 1 entries"),
+        ({"specialization": "full", "adapter_ids": ["x", None, None, None]}, {}, "'A', whose specialization is full, adapter 'x'"),
+        ({"specialization": "lora", "adapter_ids": ["B", None, None, None]}, {}, "'b' is also the own adapter of agent 'B'"),
+        ({"specialization": "lora", "adapter_ids": [None, None, "z", "z"]}, {}, "'C' and 'D' claim adapter 'z' on different models"),
+        ({"specialization": "lora", "adapter_ids": ["z", "z", None, None]}, {"model": {"lora_rank": [4, 8, 8, 8]}},
+         r"'A' and 'B' claim adapter 'z' but differ in model.lora_rank \(4 and 8\)"),
+        ({"specialization": "lora", "adapter_ids": ["z", "z", None, None]}, {"actor": {"optim": {"lr": [1.0, 2.0, 1.0, 1.0]}}},
+         "claim adapter 'z' but differ in actor.optim"),
+        ({"specialization": "lora"}, {"rollout": {"max_num_seqs": [8, 8, 16, 8]}},
+         r"'A' and 'C' have adapters on one base, 'org/x', but differ in rollout.max_num_seqs \(8 and 16\)"),
+    ],
+)  # fmt: skip
+def test_adapters_that_cannot_be_placed_are_refused(changes: dict, own: dict, message: str) -> None:
+    with pytest.raises(PlacementError, match=message):
+        build_placement(AgentConfig(**(LORA_TEAM | changes), agent_specific_parameters=own), ActorRolloutRefConfig())
+
+
+def test_a_rank_that_is_no_number_is_refused() -> None:
+    with pytest.raises(PlacementError, match="lora_rank: 'many' is str, expected int"):
+        own = {"model": {"lora_rank": ["many", 1, 1, 1]}}
+        build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())

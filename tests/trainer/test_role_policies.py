@@ -84,6 +84,17 @@ def test_a_mapping_that_makes_no_sense_is_refused(roles: dict[str, Any], changes
     assert [word for word in words if word not in str(refused.value)] == [], str(refused.value)
 
 
+def test_adapters_can_be_swapped_too(tmp_path: Path) -> None:
+    changes = {"specialization": "lora", "model_ids": ["org/a"] * 3}
+    rows = speakers(*team(SWAP, **changes))
+    assert [(row.policy_id, row.wg_id, row.adapter) for row in rows.values()] == [
+        ("executor_agent", "a_lora", "executor_agent"), ("tool_agent", "a_lora", "tool_agent"), ("critic", "a_lora", "critic"),
+    ]  # fmt: skip
+    own = {"agent_specific_parameters": {"model": {"lora_rank": [2, 4, 8]}}}
+    with pytest.raises(ConfigError, match="swaps nothing with"):
+        set_apart(*team(SWAP, resume_mode="disable", **changes, **own), tmp_path, None)
+
+
 def test_a_difference_that_an_evaluation_does_not_read_is_no_obstacle() -> None:
     training = {"rollout": {"top_p": [0.8, 0.9, 1.0]}}
     assert policies({"Critic": "a"}, model_sharing=True, agent_specific_parameters=training) == ["a", "a", "a"]

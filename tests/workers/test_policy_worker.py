@@ -51,7 +51,7 @@ def test_an_update_makes_rewarded_tokens_likelier(tiny_model_dir: Path) -> None:
         assert metrics["actor/ppo_kl"] == 0.0
     assert worker.compute_log_prob(batch).batch["old_log_probs"].sum() > first + 1
     expected = {"pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower", "entropy", "grad_norm", "lr", "skipped_steps"}
-    assert set(metrics) == {f"actor/{name}" for name in expected} | {"perf/tokens"}
+    assert set(metrics) == {f"actor/{name}" for name in expected} | {"perf/tokens", "perf/cpu_memory_used_gb"}
     assert metrics["perf/tokens"] == float(rows["attention_mask"][:-1].sum())
 
 
@@ -94,7 +94,8 @@ def test_a_batch_of_padding_alone_changes_nothing(tiny_model_dir: Path) -> None:
     worker, rows = make_worker(tiny_model_dir), make_rows(4)
     rows["response_mask"].zero_()
     before = worker.state_digest()
-    assert worker.update_actor(make_batch(rows)).meta_info["metrics"] == {"perf/tokens": 0.0}
+    metrics = worker.update_actor(make_batch(rows)).meta_info["metrics"]
+    assert metrics["perf/tokens"] == 0.0 and set(metrics) == {"perf/tokens", "perf/cpu_memory_used_gb"}
     assert worker.state_digest() == before
     assert not worker.compute_log_prob(make_batch(rows)).batch["old_log_probs"].any()
 

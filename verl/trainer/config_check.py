@@ -120,6 +120,7 @@ MODEL_NAMES: dict[str, Sequence[str]] = {
 }
 MODEL_NUMBERS: dict[Range, Sequence[str]] = {
     SIZE: (
+        "model.lora_rank", "model.lora_alpha",
         "ref.log_prob_max_token_len_per_gpu", "ref.log_prob_micro_batch_size_per_gpu", "rollout.max_num_seqs", "rollout.update_bucket_mb",
         "rollout.log_prob_max_token_len_per_gpu", "rollout.log_prob_micro_batch_size_per_gpu", "rollout.response_length",
         "rollout.prompt_length",

@@ -40,6 +40,7 @@ from verl.trainer.config.entry import explain, free_form_overrides, register_con
 from verl.trainer.config.presets import PresetError, describe_preset, expand_presets
 from verl.trainer.config_check import ConfigError, check_config
 from verl.trainer.config_effect import check_effect
+from verl.trainer.lora_check import adapter_sizes, base_fingerprints, check_lora_keys
 from verl.trainer.placement import AgentPlacement, Placement, PlacementError, WorkerGroupSpec, build_placement
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
@@ -193,6 +194,7 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
             policy_id=row.policy_id,
             wg_id=row.wg_id,
             client=clients[row.wg_id],
+            adapter=row.adapter,
             tokenizer=tokenizer,
             sampling=sampling_of(row, config, tokenizer, validate=False),
             val_sampling=sampling_of(row, config, tokenizer, validate=True),
@@ -245,9 +247,13 @@ def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """What a config stands for once nothing is wrong with it; `run_dir` is where it writes, `name` what it is called in trackers."""
+    """What a config stands for once nothing is wrong with it; `run_dir` is where it writes, `name` what it is called in trackers.
+
+    `adapter_sizes` are the parameters of every adapter, by policy.
+    """
 
     placement: Placement
+    adapter_sizes: Mapping[str, int]
     tokenizers: Mapping[str, Any]
     train: RLHFDataset | None
     val: RLHFDataset | None
@@ -268,6 +274,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     check_sampling(config)
     check_rollout_correction(config, placement)
     check_effect(config, placement)
+    check_lora_keys(config, placement)
     start_sandbox(config)
     try:
         check_backends(config.trainer.logger)
@@ -277,9 +284,11 @@ def check_run(config: RunConfig) -> CheckedRun:
     trained_in = run_dir_of(config)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
     if checkpoint is not None:
-        read_state(checkpoint, placement, None if config.trainer.val_only else critic_signature(config, placement))
+        critics = None if config.trainer.val_only else critic_signature(config, placement)
+        read_state(checkpoint, placement, critics, base_fingerprints(placement))
     run_dir = set_apart(config, placement, trained_in, checkpoint)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
+    sizes = adapter_sizes(placement)
     check_critic(config, placement, tokenizers)
     collector = build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
     train, val = build_datasets(config, next(iter(tokenizers.values())), collector.measures())
@@ -288,7 +297,15 @@ def check_run(config: RunConfig) -> CheckedRun:
         if checkpoint is not None:
             loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))
     name = config.trainer.experiment_name if run_dir == trained_in else f"{config.trainer.experiment_name}/{run_dir.name}"
-    return CheckedRun(placement, tokenizers, train, val, run_dir, name)
+    return CheckedRun(placement, sizes, tokenizers, train, val, run_dir, name)
+
+
+def table_row(agent_id: str, row: AgentPlacement, adapter_sizes: Mapping[str, int]) -> str:
+    """One line of the placement table: who speaks with which policy, and what that is."""
+    what = str(row.config.model.path)
+    if row.adapter is not None:
+        what += f", adapter of rank {row.config.model.lora_rank} with {adapter_sizes[row.adapter]:,} parameters"
+    return f"agent {agent_id} -> policy {row.policy_id} -> worker group {row.wg_id} ({what})"
 
 
 def run(config: RunConfig) -> RayPPOTrainer:
@@ -300,7 +317,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
     run_dir.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(OmegaConf.structured(config), run_dir / ("config_eval.yaml" if config.trainer.val_only else "config.yaml"))
     for agent_id, row in speakers(config, placement).items():
-        logger.info("agent %s -> policy %s -> worker group %s (%s)", agent_id, row.policy_id, row.wg_id, row.config.model.path)
+        logger.info(table_row(agent_id, row, checked.adapter_sizes))
     logger.info("everything is written to %s", run_dir)
     with ExitStack() as started:
         started.callback(close_shared)

@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from verl.trainer.agent_overrides import PlacementError, config_of
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig
+from verl.utils.names import did_you_mean
 
+LEVELS = ("prompt", "lora", "full")
 # Keys of `rollout` that belong to a request, so that agents on one policy may differ in them.
 PER_REQUEST = ("top_p", "top_k", "response_length", "prompt_length", "val_kwargs")
-
-
-class PlacementError(ValueError):
-    """A team that cannot be placed as configured."""
+REQUEST_KEYS = {("rollout", name) for name in PER_REQUEST}
+LORA_KEYS = ("lora_rank", "lora_alpha", "target_modules", "exclude_modules")
+# What the adapters of one base have in common: they are trained in one model and sampled by one engine.
+OF_THE_BASE = (
+    "model.path", "model.tokenizer_path", "model.trust_remote_code", "model.enable_gradient_checkpointing", "model.use_remove_padding",
+    "model.attn_implementation", "actor.fsdp_config", "rollout.name", "rollout.max_num_seqs", "rollout.dtype", "rollout.free_cache_engine",
+    "rollout.num_threads", "rollout.update_bucket_mb",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class AgentPlacement:
-    """One row of the table; `config` has the agent's own overrides applied."""
+    """One row of the table; `config` has the agent's own overrides applied, `adapter` is None where the policy is a whole model."""
 
     agent_id: str
     policy_id: str
     wg_id: str
     config: ActorRolloutRefConfig
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)
 class WorkerGroupSpec:
-    """One worker group: the model it holds and the agents it serves."""
+    """One worker group: the model it holds and the agents it serves.
+
+    Attributes:
+        config: of its policy; with adapters that of the first, which is everyone's in all that concerns the base.
+        adapters: the config of every adapter on this base, by policy, in the order of the table; empty when the model itself is trained.
+    """
 
     wg_id: str
     model_path: str
     agent_ids: tuple[str, ...]
     config: ActorRolloutRefConfig
+    adapters: Mapping[str, ActorRolloutRefConfig] = field(default_factory=dict)
+
+    @property
+    def policies(self) -> dict[str, ActorRolloutRefConfig]:
+        """The config of every policy that the group trains, by `policy_id`."""
+        return dict(self.adapters) or {self.wg_id: self.config}
 
 
 @dataclass(frozen=True)
@@ -50,9 +69,18 @@ class Placement:
         """The row of one agent."""
         return next(a for a in self.agents if a.agent_id == agent_id)
 
-    def signature(self) -> list[dict[str, str]]:
-        """What a checkpoint must agree with: agent, policy and worker group of every row."""
-        return [{"agent_id": a.agent_id, "policy_id": a.policy_id, "wg_id": a.wg_id} for a in self.agents]
+    @property
+    def policy_ids(self) -> list[str]:
+        """Every policy once, in the order of the table."""
+        return list(dict.fromkeys(a.policy_id for a in self.agents))
+
+    def signature(self) -> list[dict[str, Any]]:
+        """What a checkpoint must agree with: agent, policy and worker group of every row, and what shapes its adapter."""
+        rows: list[dict[str, Any]] = [{"agent_id": a.agent_id, "policy_id": a.policy_id, "wg_id": a.wg_id} for a in self.agents]
+        for row, agent in zip(rows, self.agents, strict=True):
+            if agent.adapter is not None:
+                row["lora"] = {name: getattr(agent.config.model, name) for name in LORA_KEYS}
+        return rows
 
 
 def slug(name: str) -> str:
@@ -61,11 +89,11 @@ def slug(name: str) -> str:
 
 
 def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placement:
-    """Place every agent; agents with the same model share a policy when `agent.model_sharing` is on.
+    """Place every agent by its `agent.specialization`.
 
     Raises:
         PlacementError: no or repeated agents, names that metrics cannot tell apart, lists of different length, a model that is not
-            named or does not exist, an unknown override, or agents on one policy that disagree on how it is trained.
+            named or does not exist, an unknown override, or agents on one policy or one base that disagree on how it is trained.
     """
     names = list(agent.agent_ids)
     if not names:
@@ -73,16 +101,30 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     if len(set(names)) < len(names):
         raise PlacementError(f"agent.agent_ids={names} names an agent twice; every agent needs its own name")
     _check_slugs(names)
-    models = _model_paths(agent, base)
-    configs = [_config_of(i, names, models[i], agent.agent_specific_parameters, base) for i in range(len(names))]
-    wg_ids = _worker_group_ids(names, models, agent.model_sharing)
-    rows = tuple(AgentPlacement(n, wg, wg, c) for n, wg, c in zip(names, wg_ids, configs, strict=True))
-    groups = []
-    for wg_id in dict.fromkeys(wg_ids):
-        members = [r for r in rows if r.wg_id == wg_id]
-        _check_one_policy(members)
-        groups.append(WorkerGroupSpec(wg_id, members[0].config.model.path or "", tuple(m.agent_id for m in members), members[0].config))
-    return Placement(rows, tuple(groups))
+    models, levels = _model_paths(agent, base), _levels(agent)
+    configs = [config_of(i, names, models[i], agent.agent_specific_parameters, base) for i in range(len(names))]
+    adapters = _adapters(agent, levels, models)
+    wg_ids = _worker_group_ids(names, models, levels, {a for a in adapters if a is not None})
+    rows = tuple(AgentPlacement(n, a or wg, wg, c, a) for n, wg, c, a in zip(names, wg_ids, configs, adapters, strict=True))
+    return Placement(rows, tuple(_group(wg_id, [r for r in rows if r.wg_id == wg_id]) for wg_id in dict.fromkeys(wg_ids)))
+
+
+def _group(wg_id: str, members: Sequence[AgentPlacement]) -> WorkerGroupSpec:
+    """The worker group of these agents, which must agree on everything that they share."""
+    by_policy: dict[str, list[AgentPlacement]] = {}
+    for member in members:
+        by_policy.setdefault(member.policy_id, []).append(member)
+    for sharers in by_policy.values():
+        _check_one_policy(sharers)
+    first = members[0]
+    for other in members[1:]:
+        if other.policy_id != first.policy_id and (differing := _differing(first.config, other.config, OF_THE_BASE)):
+            raise PlacementError(
+                f"agents '{first.agent_id}' and '{other.agent_id}' have adapters on one base, '{first.config.model.path}', but differ in "
+                f"{differing}; give them one value, or agent.specialization=full"
+            )
+    adapters = {policy: rows[0].config for policy, rows in by_policy.items() if rows[0].adapter is not None}
+    return WorkerGroupSpec(wg_id, first.config.model.path or "", tuple(m.agent_id for m in members), first.config, adapters)
 
 
 def _check_slugs(names: Sequence[str]) -> None:
@@ -113,79 +155,94 @@ def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig) -> list[str]:
     return models
 
 
-def _worker_group_ids(names: Sequence[str], models: Sequence[str], sharing: bool) -> list[str]:
-    if not sharing:
-        keys: list[str] = list(names)
-    else:
-        keys = [m if list(models).count(m) > 1 else n for n, m in zip(names, models, strict=True)]
-    by_key: dict[str, str] = {}
-    for key in keys:
-        if key in by_key:
+def _levels(agent: AgentConfig) -> list[str]:
+    """What each agent has for itself: one of `LEVELS`."""
+    given, count = agent.specialization, len(agent.agent_ids)
+    if given is None:
+        return ["prompt" if agent.model_sharing else "full"] * count
+    levels = [given] * count if isinstance(given, str) else list(given)
+    for level in levels:
+        if level not in LEVELS:
+            raise PlacementError(f"agent.specialization={given}: {level!r} is not one of {LEVELS}{did_you_mean(str(level), LEVELS)}")
+    if len(levels) != count:
+        raise PlacementError(
+            f"agent.specialization has {len(levels)} entries, agent.agent_ids has {count}; give one value, or one for each"
+        )
+    if agent.model_sharing and set(levels) != {"prompt"}:
+        raise PlacementError(f"agent.model_sharing=true contradicts agent.specialization={given}; leave agent.model_sharing out")
+    return levels
+
+
+def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str]) -> list[str | None]:
+    """The adapter of each agent: the one that it names, else its own; None without one."""
+    names, given = list(agent.agent_ids), list(agent.adapter_ids) or [None] * len(agent.agent_ids)
+    if len(given) != len(names):
+        raise PlacementError(f"agent.adapter_ids has {len(given)} entries, agent.agent_ids has {len(names)}; they are parallel lists")
+    found: list[str | None] = []
+    for name, level, wanted in zip(names, levels, given, strict=True):
+        if wanted is not None and level != "lora":
+            raise PlacementError(
+                f"agent.adapter_ids gives agent '{name}', whose specialization is {level}, adapter '{wanted}'; make it lora, or give null"
+            )
+        if wanted is not None and not slug(wanted):
+            raise PlacementError(f"agent.adapter_ids: {wanted!r} (agent '{name}') becomes an empty name; only a-z and 0-9 count")
+        found.append(slug(wanted or name) if level == "lora" else None)
+    for i, adapter in enumerate(found):
+        for j in range(i):
+            if adapter is None or adapter != found[j]:
+                continue
+            if given[i] is None or given[j] is None:
+                raise PlacementError(
+                    f"agent.adapter_ids={given}: '{adapter}' is also the own adapter of agent '{names[i if given[i] is None else j]}'; "
+                    "name it for both agents to share it, or choose another name"
+                )
+            if models[i] != models[j]:
+                raise PlacementError(
+                    f"agents '{names[j]}' and '{names[i]}' claim adapter '{adapter}' on different models, '{models[j]}' and '{models[i]}'; "
+                    "an adapter belongs to one base: choose another name"
+                )
+    return found
+
+
+def _worker_group_ids(names: Sequence[str], models: Sequence[str], levels: Sequence[str], taken: Collection[str]) -> list[str]:
+    """The worker group of each agent; none has a name in `taken`."""
+    shared = [model for model, level in zip(models, levels, strict=True) if level == "prompt"]
+    by_key: dict[tuple[str, str], str] = {}
+    keys = []
+    for name, model, level in zip(names, models, levels, strict=True):
+        alone = level == "full" or (level == "prompt" and shared.count(model) == 1)
+        keys.append(("full", name) if alone else (level, model))
+        if keys[-1] in by_key:
             continue
-        wanted = slug(Path(key).name if key in models else key) or "policy"
-        taken = set(by_key.values())
-        by_key[key] = wanted if wanted not in taken else next(f"{wanted}_{i}" for i in range(2, 10_000) if f"{wanted}_{i}" not in taken)
+        wanted = slug(name if alone else Path(model).name) or "policy"
+        wanted += "_lora" if level == "lora" else ""
+        used = {*by_key.values(), *taken}
+        by_key[keys[-1]] = wanted if wanted not in used else next(f"{wanted}_{i}" for i in range(2, 10_000) if f"{wanted}_{i}" not in used)
     return [by_key[k] for k in keys]
-
-
-def _config_of(
-    index: int, names: Sequence[str], model: str, overrides: Mapping[str, Any], base: ActorRolloutRefConfig
-) -> ActorRolloutRefConfig:
-    config = copy.deepcopy(base)
-    config.model.path = model
-    for path, values in _leaves(overrides, base):
-        dotted = ".".join(path)
-        if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(names):
-            raise PlacementError(
-                f"agent.agent_specific_parameters.{dotted}={values!r}: expected a list of {len(names)} values, "
-                f"one for each of {list(names)}"
-            )
-        section: Any = config
-        for part in path[:-1]:
-            section = getattr(section, part)
-        if values[index] is not None:
-            setattr(section, path[-1], _checked(dotted, values[index], getattr(section, path[-1])))
-    return config
-
-
-def _leaves(tree: Mapping[str, Any], section: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Walk overrides along the config's own tree: (path, list of values) at every key that is not a section."""
-    known = {f.name for f in fields(section)}
-    for name, value in tree.items():
-        here = (*path, name)
-        if name not in known:
-            raise PlacementError(
-                f"agent.agent_specific_parameters.{'.'.join(here)}: no such key under actor_rollout_ref; known there: {sorted(known)}"
-            )
-        child = getattr(section, name)
-        if is_dataclass(child):
-            if not isinstance(value, Mapping):
-                raise PlacementError(f"agent.agent_specific_parameters.{'.'.join(here)} is a section; set one of its keys")
-            yield from _leaves(value, child, here)
-        else:
-            yield here, value
-
-
-def _checked(dotted: str, value: Any, default: Any) -> Any:
-    """`value` if its type fits the key's default; integers pass for floats, anything for an optional key."""
-    if isinstance(default, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if default is None or type(value) is type(default):
-        return value
-    raise PlacementError(
-        f"agent.agent_specific_parameters.{dotted}: {value!r} is {type(value).__name__}, expected {type(default).__name__}"
-    )
 
 
 def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
     first = members[0]
+    sections = {name: getattr(first.config, name) for name in ("model", "actor", "ref", "rollout")}
+    keys = [f"{name}.{f.name}" for name, section in sections.items() for f in fields(section) if (name, f.name) not in REQUEST_KEYS]
     for other in members[1:]:
-        for name in ("model", "actor", "ref", "rollout"):
-            mine, theirs = getattr(first.config, name), getattr(other.config, name)
-            skip = PER_REQUEST if name == "rollout" else ()
-            differing = [f.name for f in fields(mine) if f.name not in skip and getattr(mine, f.name) != getattr(theirs, f.name)]
-            if differing:
+        if differing := _differing(first.config, other.config, keys):
+            if first.adapter is not None:
                 raise PlacementError(
-                    f"agents '{first.agent_id}' and '{other.agent_id}' share policy '{first.policy_id}' but differ in "
-                    f"{[f'{name}.{d}' for d in differing]}; give them one value, or set agent.model_sharing=false"
+                    f"agents '{first.agent_id}' and '{other.agent_id}' claim adapter '{first.adapter}' but differ in {differing}; give "
+                    "them one value, or each an adapter of its own under agent.adapter_ids"
                 )
+            raise PlacementError(
+                f"agents '{first.agent_id}' and '{other.agent_id}' share policy '{first.policy_id}' but differ in {differing}; "
+                "give them one value, or set agent.model_sharing=false (agent.specialization=full)"
+            )
+
+
+def _differing(mine: ActorRolloutRefConfig, theirs: ActorRolloutRefConfig, keys: Iterable[str]) -> str:
+    """The keys in which two configs differ, with the values of those that are no sections; empty when there is none."""
+    found = []
+    for key in keys:
+        one, other = (reduce(getattr, key.split("."), config) for config in (mine, theirs))
+        if one != other:
+            found.append(key if is_dataclass(one) else f"{key} ({one} and {other})")
+    return ", ".join(found)

@@ -9,10 +9,11 @@ are in tokens of that tokenizer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from zlib import crc32
 
-from verl.trainer.config import RunConfig
+from verl.trainer.config import RunConfig, TrainedModelConfig
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import AgentPlacement, Placement, slug
 from verl.utils.names import did_you_mean
@@ -38,7 +39,7 @@ def speakers(config: RunConfig, placement: Placement) -> dict[str, AgentPlacemen
             f"{shown} is for an evaluation; set trainer.val_only=true, or leave it out: in training, what an agent says would train the "
             "policy of another agent, and the checkpoint would hold another team than its table says"
         )
-    if len(placement.groups) < 2:
+    if len(placement.policy_ids) < 2:
         sharing = "; it takes a team trained with agent.model_sharing=false" if config.agent.model_sharing else ""
         raise ConfigError(f"{shown}: nothing to swap, {list(own)} have one policy, '{placement.agents[0].policy_id}'{sharing}")
     chosen = _policies_by_agent(given, own, shown)
@@ -105,8 +106,9 @@ def _row(own: AgentPlacement, policy_id: str, placement: Placement, shown: str) 
 
 
 def _speaks_like(one: AgentPlacement, other: AgentPlacement) -> bool:
-    """Whether two agents' models, as they are given, and their sampling are the same."""
-    return (one.config.model, one.config.rollout) == (other.config.model, other.config.rollout)
+    """Whether two agents' models, as they are given, and their sampling are the same; an adapter starts as its base."""
+    mine, theirs = ({f.name: getattr(row.config.model, f.name) for f in fields(TrainedModelConfig)} for row in (one, other))
+    return (mine, one.config.rollout) == (theirs, other.config.rollout)
 
 
 def _swapped(rows: Mapping[str, AgentPlacement], placement: Placement) -> dict[str, str]:

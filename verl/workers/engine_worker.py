@@ -11,7 +11,7 @@ from verl.models.loader import load_tokenizer
 from verl.protocol import DataProto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.trainer.config import ModelConfig
+from verl.trainer.config import TrainedModelConfig
 from verl.workers.engine import FSDPEngine, MicroBatchRule, init_mesh
 from verl.workers.engine.state import load_engine, save_engine
 
@@ -27,7 +27,7 @@ class EngineWorker(Worker):
         plugins: modules to import first; they may register losses.
     """
 
-    def __init__(self, model: ModelConfig, *, seed: int, device: str, num_threads: int, plugins: Sequence[str] = ()) -> None:
+    def __init__(self, model: TrainedModelConfig, *, seed: int, device: str, num_threads: int, plugins: Sequence[str] = ()) -> None:
         super().__init__()
         for name in plugins:
             importlib.import_module(name)

@@ -1,26 +1,32 @@
-"""The worker of one policy: actor and, if asked for, its frozen reference, on one rank."""
+"""The worker of one model: the policy that it is, or the policies that are adapters on it, and if asked for the frozen reference."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from verl.models.loader import resolve_dtype
+from verl.models.lora import lora_spec
 from verl.protocol import DataProto
 from verl.protocol.serialization import SerializedTensor, serialize_single_tensor
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.config import ActorRolloutRefConfig
-from verl.workers.engine import FSDPEngine, UpdatePlan, update_policy
+from verl.utils.memory import peak_memory
+from verl.workers.engine import AdapterPlan, FSDPEngine, UpdatePlan, update_policy
 from verl.workers.engine_worker import EngineWorker, rows_of
 
 
 class PolicyWorker(EngineWorker):
-    """Scores and updates one policy; every method is called on all ranks of the worker group.
+    """Scores and updates one policy, or several that are adapters on one base; every method is called on all ranks of the worker group.
+
+    With adapters every batch is of one of them, which `meta_info["adapter"]` names: the controller calls one after the other, so that all
+    ranks run them in the same order, whatever rows they have.
 
     Args:
-        config: everything under `actor_rollout_ref`.
-        use_reference: also hold a frozen copy of the initial model.
+        config: everything under `actor_rollout_ref`; with adapters what is said of the base.
+        use_reference: also hold a frozen copy of the initial model; adapters need none, their base is it.
+        adapters: everything under `actor_rollout_ref` for each adapter, by name; empty trains the model itself.
         seed, device, num_threads, plugins: see `EngineWorker`.
     """
 
@@ -33,24 +39,36 @@ class PolicyWorker(EngineWorker):
         device: str,
         num_threads: int,
         plugins: Sequence[str] = (),
+        adapters: Mapping[str, ActorRolloutRefConfig] | None = None,
     ) -> None:
         super().__init__(config.model, seed=seed, device=device, num_threads=num_threads, plugins=plugins)
         self.config = config
+        self._adapters = dict(adapters or {})
         self._use_reference = use_reference
         self._reference: FSDPEngine | None = None
         self._buckets: Iterator[dict[str, torch.Tensor]] | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load and shard the actor and the reference, and make the optimizer.
+        """Load and shard the actor with its adapters, and the reference, and make the optimizers.
 
         Raises:
             ModelPathError: the model cannot be loaded.
+            LoraTargetError: an adapter does not fit it.
         """
         mesh, actor = self._start(), self.config.actor
-        self._engine = FSDPEngine(self.config.model, actor.fsdp_config, actor.optim, mesh)
-        if self._use_reference:
+        plans = {name: AdapterPlan(lora_spec(config.model), config.actor.optim) for name, config in self._adapters.items()}
+        self._engine = FSDPEngine(self.config.model, actor.fsdp_config, actor.optim, mesh, adapters=plans, seed=self._seed)
+        if self._use_reference and not plans:
             self._reference = FSDPEngine(self.config.model, actor.fsdp_config, None, mesh)
+
+    def _of(self, data: DataProto) -> tuple[str | None, ActorRolloutRefConfig]:
+        """The adapter that a batch is of, None when the model itself is trained, and its config."""
+        name = data.meta_info.get("adapter")
+        if name not in (self._adapters or {None: None}):
+            expected = f"one of {sorted(self._adapters)}" if self._adapters else "none: the model itself is trained"
+            raise ValueError(f"the batch is of adapter {name!r}, expected {expected}")
+        return name, self._adapters[name] if name is not None else self.config
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
@@ -58,9 +76,11 @@ class PolicyWorker(EngineWorker):
 
         With `meta_info["sum_pi_squared"]` also `sum_pi_squared`: the sum over the vocabulary of the squared probabilities.
         """
-        cfg = self.config.rollout
+        adapter, config = self._of(data)
+        cfg = config.rollout
         rule = self._rule(cfg.log_prob_use_dynamic_bsz, cfg.log_prob_max_token_len_per_gpu, cfg.log_prob_micro_batch_size_per_gpu)
-        scores = self.engine.score_all(rows_of(data), _temperature(data), rule, data.meta_info.get("sum_pi_squared", False))
+        with self.engine.using(adapter):
+            scores = self.engine.score_all(rows_of(data), _temperature(data), rule, data.meta_info.get("sum_pi_squared", False))
         tensors = {"old_log_probs": scores.log_probs, "entropys": scores.entropy}
         if scores.sum_pi_squared is not None:
             tensors["sum_pi_squared"] = scores.sum_pi_squared
@@ -68,12 +88,17 @@ class PolicyWorker(EngineWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Log-probs under the initial weights: `ref_log_prob` `[bsz, response_len]`. Raises RuntimeError without a reference."""
-        if self._reference is None:
+        """Log-probs under the initial weights, of adapters under their base: `ref_log_prob` `[bsz, response_len]`.
+
+        Raises RuntimeError without a reference.
+        """
+        adapter, config = self._of(data)
+        reference = self._reference if adapter is None else self.engine  # outside `using`, that is its base
+        if reference is None:
             raise RuntimeError("this worker has no reference model; make it with use_reference=True")
-        cfg = self.config.ref
+        cfg = config.ref
         rule = self._rule(cfg.log_prob_use_dynamic_bsz, cfg.log_prob_max_token_len_per_gpu, cfg.log_prob_micro_batch_size_per_gpu)
-        scores = self._reference.score_all(rows_of(data), _temperature(data), rule)
+        scores = reference.score_all(rows_of(data), _temperature(data), rule)
         return DataProto.from_dict(tensors={"ref_log_prob": scores.log_probs})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -83,24 +108,26 @@ class PolicyWorker(EngineWorker):
         `meta_info` holds `temperature` and optionally the other fields of `UpdatePlan`.
 
         Returns:
-            no rows, and `meta_info["metrics"]`, over all ranks.
+            no rows, and `meta_info["metrics"]`, over all ranks; the memory is this rank's.
         """
-        cfg, meta = self.config.actor, data.meta_info
+        adapter, config = self._of(data)
+        cfg, meta = config.actor, data.meta_info
         plan = UpdatePlan(
             temperature=_temperature(data),
             num_mini_batches=int(meta.get("num_mini_batches", 1)),
             on_policy=bool(meta.get("on_policy", False)),
             rollout_correction=meta.get("rollout_correction"),
             shuffle_seed=int(meta.get("shuffle_seed", 0)),
-            loss_scale_factor=meta.get("loss_scale_factor", self.config.rollout.response_length),
+            loss_scale_factor=meta.get("loss_scale_factor", config.rollout.response_length),
             first_update=meta.get("first_update"),
         )
         rule = self._rule(cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu)
-        metrics = update_policy(self.engine, cfg, rows_of(data), plan, rule)
-        return DataProto(meta_info={"metrics": metrics})
+        with self.engine.using(adapter):
+            metrics = update_policy(self.engine, cfg, rows_of(data), plan, rule)
+        return DataProto(meta_info={"metrics": metrics | peak_memory(self._device)})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def next_weights(self, restart: bool) -> dict[str, SerializedTensor]:
+    def next_weights(self, restart: bool, adapter: str | None = None) -> dict[str, SerializedTensor]:
         """The next bucket of parameters, whole and in the rollout engine's dtype; an empty one after the last.
 
         Tensors travel as bytes (`serialize_single_tensor`), which Ray moves without another copy.
@@ -110,17 +137,18 @@ class PolicyWorker(EngineWorker):
 
         Args:
             restart: begin again with the first bucket.
+            adapter: whose parameters, by their names in PEFT's files; None for those of the model.
         """
         if restart or self._buckets is None:
-            self._buckets = self._weight_buckets()
+            self._buckets = self._weight_buckets(adapter)
         bucket = next(self._buckets, {})
         return {name: serialize_single_tensor(value) for name, value in bucket.items()} if self.rank == 0 else {}
 
-    def _weight_buckets(self) -> Iterator[dict[str, torch.Tensor]]:
+    def _weight_buckets(self, adapter: str | None) -> Iterator[dict[str, torch.Tensor]]:
         dtype, limit = resolve_dtype(self.config.rollout.dtype, self._device), self.config.rollout.update_bucket_mb << 20
         bucket: dict[str, torch.Tensor] = {}
         room = limit
-        for name, value in self.engine.weights():
+        for name, value in self.engine.weights(adapter):
             size = value.numel() * dtype.itemsize
             if bucket and size > room:
                 yield bucket

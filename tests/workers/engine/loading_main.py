@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
         return shard_model(network, mesh, torch.float32, True)
 
     network = load_sharded(lambda: Net(1.0), lambda: Net(0.0), shard, mesh)
-    tensors = dict(full_tensors(network)) | dict(network.named_buffers())
+    tensors = dict(full_tensors(network.named_parameters())) | dict(network.named_buffers())
     raised = []
     for load, build in (
         (broken(ModelPathError("no weights")), lambda: Net(0.0)),

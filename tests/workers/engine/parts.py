@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
+from verl.models.lora import LoraSpec
 from verl.models.value_model import VALUE_MODEL, load_value_model
 from verl.trainer.config import ActorConfig, CriticConfig, FSDPConfig, ModelConfig, OptimConfig, RolloutCorrectionConfig
 from verl.trainer.config.model import PolicyLossConfig
-from verl.workers.engine import FSDPEngine, MicroBatchRule, StepPlan, UpdatePlan, init_mesh, update_policy, update_values
+from verl.workers.engine import AdapterPlan, FSDPEngine, MicroBatchRule, StepPlan, UpdatePlan, init_mesh, update_policy, update_values
 
 Gradients = dict[str, torch.Tensor]
 # Losses that choose tokens by the whole mini-batch, and so by all ranks.
@@ -133,3 +134,38 @@ def largest_difference(a: Gradients, b: Gradients) -> float:
     """Largest absolute difference over all parameters."""
     assert a.keys() == b.keys() and a
     return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+# Two adapters of different rank, layers and learning rate; rank 1 has a layer with one output.
+ADAPTERS = {
+    "solver": AdapterPlan(LoraSpec(4, 8), OptimConfig(lr=1e-2, lr_scheduler_type="cosine")),
+    "verifier": AdapterPlan(LoraSpec(1, 2, ["q_proj", "down_proj"]), OptimConfig(lr=1e-3, weight_decay=0.1)),
+}
+
+
+def make_adapter_engine(
+    model: Path,
+    names: tuple[str, ...] = tuple(ADAPTERS),
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    fsdp: FSDPConfig | None = None,
+    **options: object,
+) -> FSDPEngine:
+    """As `make_engine`, with some of `ADAPTERS` on the model."""
+    torch.set_num_threads(1)
+    config = ModelConfig(path=str(model), **options)  # type: ignore[arg-type]
+    plans = {name: ADAPTERS[name] for name in names}
+    engine = FSDPEngine(config, fsdp or FSDPConfig(), None, init_mesh("cpu", rank, ranks), adapters=plans)
+    engine.set_total_steps(20)
+    return engine
+
+
+def train_adapter(engine: FSDPEngine, name: str, rows: dict[str, torch.Tensor], steps: int = 2) -> dict[str, float]:
+    """Optimizer steps of one adapter; the metrics of the last."""
+    metrics: dict[str, float] = {}
+    with engine.using(name):
+        for _ in range(steps):
+            config = ActorConfig(entropy_coeff=0.01, use_kl_loss=True, kl_loss_coef=0.1, grad_clip=0.5)
+            metrics = update_policy(engine, config, rows, UpdatePlan(temperature=0.8), MicroBatchRule(None, 2, packed=True))
+    return metrics

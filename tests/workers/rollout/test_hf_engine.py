@@ -169,7 +169,7 @@ async def test_max_tokens_is_clipped_to_the_room_the_model_leaves(make_engine):
         (GenerateRequest((), SamplingParams(5)), "0 prompt tokens"),
         (GenerateRequest((1, VOCAB), SamplingParams(5)), "outside"),
         (GenerateRequest((1,), SamplingParams(5), n=0), "n=0"),
-        (GenerateRequest((1,), SamplingParams(5), adapter="a"), "adapter 'a'"),
+        (GenerateRequest((1,), SamplingParams(5), adapter="a"), "no adapter 'a'"),
     ],
 )
 async def test_a_request_that_cannot_be_served_says_why(make_engine, bad, match):

@@ -10,6 +10,7 @@ from verl.trainer.config.model import (
     OptimConfig,
     RefConfig,
     RolloutConfig,
+    TrainedModelConfig,
     ValSamplingConfig,
 )
 from verl.trainer.config.presets import PresetError, apply_preset
@@ -28,6 +29,6 @@ from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 __all__ = [
     "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "CollectConfig", "CriticConfig", "DataConfig",
     "EnvConfig", "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "PresetError", "RayInitConfig", "RefConfig", "RewardConfig",
-    "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "SandboxConfig", "SandboxLimitsConfig", "TrainerConfig",
-    "ValSamplingConfig", "apply_preset",
+    "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "SandboxConfig", "SandboxLimitsConfig", "TrainedModelConfig",
+    "TrainerConfig", "ValSamplingConfig", "apply_preset",
 ]  # fmt: skip

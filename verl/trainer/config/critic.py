@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Optional
 
-from verl.trainer.config.model import FSDPConfig, ModelConfig, OptimConfig
+from verl.trainer.config.model import FSDPConfig, OptimConfig, TrainedModelConfig
 from verl.trainer.config.spec import key, section
 
 
 @dataclass
-class CriticModelConfig(ModelConfig):
+class CriticModelConfig(TrainedModelConfig):
     path: Optional[str] = key(None, "Hugging Face folder or hub id that the critics start from; default each policy's own model")
 
 
@@ -33,6 +33,6 @@ class CriticConfig:
     grad_clip: float = key(1.0, "maximum gradient norm")
     cliprange_value: float = key(0.5, "a value may move this far from the old one before its loss is clipped")
     loss_agg_mode: str = key("token-mean", "token-mean | token-sum | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm")
-    model: ModelConfig = section(CriticModelConfig)
+    model: TrainedModelConfig = section(CriticModelConfig)
     optim: OptimConfig = section(CriticOptimConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)

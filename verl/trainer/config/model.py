@@ -9,13 +9,24 @@ from verl.trainer.config.spec import key, section
 
 
 @dataclass
-class ModelConfig:
+class TrainedModelConfig:
     path: Optional[str] = key(None, "Hugging Face folder or hub id; agent.model_ids sets it per agent")
     tokenizer_path: Optional[str] = key(None, "tokenizer folder, when it is not the model's")
     trust_remote_code: bool = key(False, "allow code that ships with the model")
     enable_gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
     use_remove_padding: bool = key(True, "pack rows into one sequence without padding for the trainer's forward")
     attn_implementation: str = key("auto", "auto | sdpa | eager | flash_attention_2; auto takes flash-attn when it is installed on a GPU")
+
+
+@dataclass
+class ModelConfig(TrainedModelConfig):
+    lora_rank: int = key(32, "agent.specialization=lora: rank of the agent's adapter")
+    lora_alpha: int = key(32, "agent.specialization=lora: the adapter's output is scaled by lora_alpha / lora_rank")
+    target_modules: Any = key(
+        "all-linear",
+        "agent.specialization=lora: all-linear (all linear layers but the head) | a list of layer names or their ends | a regex",
+    )
+    exclude_modules: Any = key(None, "agent.specialization=lora: layers of target_modules that get no adapter, a list or a regex")
 
 
 @dataclass

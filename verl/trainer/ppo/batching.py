@@ -27,8 +27,17 @@ class SubBatch:
 
 def split_batch_by_wg_ids(batch: DataProto) -> dict[str, SubBatch]:
     """One sub-batch a worker group, in order of first appearance; rows keep their order."""
-    wg_ids = batch.non_tensor_batch["wg_id"]
-    return {str(wg): SubBatch(batch.select_idxs(rows), rows) for wg in dict.fromkeys(wg_ids) for rows in [np.flatnonzero(wg_ids == wg)]}
+    return _split_batch(batch, "wg_id")
+
+
+def split_batch_by_policies(batch: DataProto) -> dict[str, SubBatch]:
+    """As `split_batch_by_wg_ids`, one sub-batch a policy: a worker group with adapters has several."""
+    return _split_batch(batch, "policy_id")
+
+
+def _split_batch(batch: DataProto, column: str) -> dict[str, SubBatch]:
+    ids = batch.non_tensor_batch[column]
+    return {str(name): SubBatch(batch.select_idxs(rows), rows) for name in dict.fromkeys(ids) for rows in [np.flatnonzero(ids == name)]}
 
 
 def combine_batches(parts: Mapping[str, SubBatch]) -> DataProto:

@@ -86,20 +86,27 @@ class CheckpointStore:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def read_state(folder: Path, placement: Placement, critics: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The trainer state of a checkpoint. Raises CheckpointError when it is of another placement, or of other critics.
+def read_state(
+    folder: Path, placement: Placement, critics: Mapping[str, Any] | None = None, bases: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The trainer state of a checkpoint.
 
     Args:
         folder: of the checkpoint.
         placement: of this run.
         critics: `critic_signature` of this run; None does not look at critics.
+        bases: `base_fingerprints` of this run; a group that either side does not know is not looked at.
+
+    Raises:
+        CheckpointError: it is of another placement, of adapters of another shape or on another base, or of other critics.
     """
     state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
-    if state["placement"] != placement.signature():
+    if _without_lora(state["placement"]) != _without_lora(placement.signature()):
         raise CheckpointError(
             f"{folder} was written by the team {_table(state['placement'])}, this run has {_table(placement.signature())}; "
             "use the same agents and sharing, or start anew with trainer.resume_mode=disable"
         )
+    _check_adapters(folder, state, placement, bases or {})
     found = state.get("critic", {})
     if critics is not None and found != critics:
         raise CheckpointError(
@@ -107,6 +114,29 @@ def read_state(folder: Path, placement: Placement, critics: Mapping[str, Any] | 
             "and critic.view, or start anew with trainer.resume_mode=disable"
         )
     return state
+
+
+def _without_lora(signature: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != "lora"} for row in signature]
+
+
+def _check_adapters(folder: Path, state: Mapping[str, Any], placement: Placement, bases: Mapping[str, str]) -> None:
+    for saved, own in zip(state["placement"], placement.signature(), strict=True):
+        there, here = saved.get("lora", {}), own.get("lora", {})
+        for name in sorted({*there, *here}):
+            if there.get(name) != here.get(name):
+                raise CheckpointError(
+                    f"{folder} holds the adapter '{own['policy_id']}' of agent '{own['agent_id']}' with {name}={there.get(name)}, this run "
+                    f"has {name}={here.get(name)}; set actor_rollout_ref.model.{name} to what was trained, or start anew with "
+                    "trainer.resume_mode=disable"
+                )
+    for wg_id, fingerprint in state.get("bases", {}).items():
+        if bases.get(wg_id, fingerprint) != fingerprint:
+            path = next(spec.model_path for spec in placement.groups if spec.wg_id == wg_id)
+            raise CheckpointError(
+                f"{folder} holds adapters on the model {path!r} as it was; the files there have changed since. Restore them, or start anew "
+                "with trainer.resume_mode=disable"
+            )
 
 
 def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | None:

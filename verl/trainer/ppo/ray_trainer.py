@@ -17,6 +17,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
+from verl.trainer.lora_check import base_fingerprints
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
@@ -92,6 +93,7 @@ class RayPPOTrainer:
             self.loader = TaskLoader(train_dataset, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
         self.credit = CreditAssigner(config, team, self.on_policy)
         self._critics = critic_signature(config, placement)
+        self._bases: dict[str, str] = {}
         self.global_step = 0
         self.before: ValidationResult | None = None
         self.after: ValidationResult | None = None
@@ -120,6 +122,7 @@ class RayPPOTrainer:
         """
         steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
         self.team.init_model(max((steps - warmup) * self.updates_per_step, 1), max(steps * self.critic_updates_per_step, 1))
+        self._bases = base_fingerprints(self.placement)  # now, when a model of the hub is on this machine
         self._resume()
         self.tracking.start(self.total_training_steps)
         self.team.sync_weights(self.global_step)
@@ -273,6 +276,7 @@ class RayPPOTrainer:
             "global_step": self.global_step,
             "generated_tokens": self.generated_tokens,
             "placement": self.placement.signature(),
+            "bases": self._bases,
             "critic": self._critics,
             "credit": self.credit.state_dict(),
             "before": self.before.to_json() if self.before else None,
@@ -284,7 +288,7 @@ class RayPPOTrainer:
         folder = find_checkpoint(self.config.trainer, self.store)
         if folder is None:
             return
-        state = read_state(folder, self.placement, None if self.config.trainer.val_only else self._critics)
+        state = read_state(folder, self.placement, None if self.config.trainer.val_only else self._critics, self._bases)
         self.team.load_checkpoint(folder)
         if self.loader is not None:
             self.loader.load_state_dict(torch.load(folder / "data.pt", weights_only=True))

@@ -1,4 +1,4 @@
-"""The worker groups of a team: every operation splits the batch by `wg_id`, runs on all groups at once, and combines."""
+"""The worker groups of a team: every operation splits the batch by policy, runs on all groups at once, and combines."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from verl.trainer.ppo.batching import (
     balance_order,
     combine_batches,
     pad_zero_weight,
+    split_batch_by_policies,
     split_batch_by_wg_ids,
     trim_padding,
     with_tokens,
@@ -29,6 +30,7 @@ from verl.trainer.ppo.batching import (
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.core_algos.rollout_correction import over_policies
 from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
+from verl.trainer.ppo.learners import Learner, group_learners, in_turn, policy_learners
 from verl.trainer.ppo.metric_utils import reduce_metrics
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
@@ -66,8 +68,11 @@ class TeamWorkers:
         self.specs = {spec.wg_id: spec for spec in placement.groups}
         self.world_size = config.trainer.nnodes * config.trainer.n_gpus_per_node
         self.n_devices = self.world_size
+        self.learners, self._critic_learners = policy_learners(config, placement), group_learners(config, placement)
         in_reward = config.algorithm.use_kl_in_reward
-        self.reference_of = {wg: in_reward or spec.config.actor.use_kl_loss for wg, spec in self.specs.items()}
+        self.reference_of = {
+            policy: in_reward or own.actor.use_kl_loss for spec in placement.groups for policy, own in spec.policies.items()
+        }
         self.uses_reference = any(self.reference_of.values())
         self.critic_agents = critic_agents(config, placement)
         self.uses_critic = bool(self.critic_agents)
@@ -83,11 +88,16 @@ class TeamWorkers:
         for wg_id, spec in self.specs.items():
             common = {"config": spec.config, "device": self.controller.device, "seed": self.config.data.seed}
             policy: dict[str, Any] = {
-                "use_reference": self.reference_of[wg_id],
+                "adapters": spec.adapters,
+                "use_reference": any(self.reference_of[policy] for policy in spec.policies),
                 "num_threads": self.config.trainer.num_threads or share,
                 "plugins": tuple(self.config.agent.plugins),
             }
-            rollout = {"max_model_len": self._max_model_len(spec), "num_threads": spec.config.rollout.num_threads or share}
+            rollout: dict[str, Any] = {
+                "adapters": spec.adapters,
+                "max_model_len": self._max_model_len(spec),
+                "num_threads": spec.config.rollout.num_threads or share,
+            }
             self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.world_size, common | policy)
             self.rollouts[wg_id] = self.controller.spawn(
                 f"rollout_{wg_id}", RolloutWorker, self.world_size, common | rollout, max_concurrency=1000
@@ -100,11 +110,6 @@ class TeamWorkers:
     def _max_model_len(self, spec: WorkerGroupSpec) -> int:
         data, rows = self.config.data, [a.config.rollout for a in self.placement.agents if a.wg_id == spec.wg_id]
         return max((r.prompt_length or data.max_prompt_length) + (r.response_length or data.max_response_length) for r in rows)
-
-    def _longest_reply(self, wg_id: str) -> int:
-        """Most tokens that a reply of any agent of the group may have."""
-        limits = [a.config.rollout.response_length for a in self.placement.agents if a.wg_id == wg_id]
-        return max(limit or self.config.data.max_response_length for limit in limits)
 
     def init_model(self, total_updates: int, critic_updates: int = 1) -> None:
         """Load every model; so many optimizer steps are what the schedules of the policies and of the critics run over."""
@@ -121,16 +126,17 @@ class TeamWorkers:
 
     def compute_log_prob(self, batch: DataProto, sum_pi_squared: bool = False) -> DataProto:
         """Log-probs under the policies as they are: `old_log_probs`, `entropys`, if asked `sum_pi_squared` `[bsz, response_len]`."""
-        return self._score(batch, self.policies, "compute_log_prob", LOG_PROB_COLUMNS, meta={"sum_pi_squared": sum_pi_squared})
+        return self._score(batch, self.learners, self.policies, "compute_log_prob", meta={"sum_pi_squared": sum_pi_squared})
 
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
-        """Log-probs under the frozen reference of every policy: `ref_log_prob` `[bsz, response_len]`; zero for groups without one."""
-        workers = {wg: policy for wg, policy in self.policies.items() if self.reference_of[wg]}
-        return self._score(batch, workers, "compute_ref_log_prob", LOG_PROB_COLUMNS, "ref_log_prob")
+        """Log-probs under the frozen reference of every policy: `ref_log_prob` `[bsz, response_len]`; zero for policies without one."""
+        learners = {policy: learner for policy, learner in self.learners.items() if self.reference_of[policy]}
+        return self._score(batch, learners, self.policies, "compute_ref_log_prob", "ref_log_prob")
 
     def compute_values(self, batch: DataProto) -> DataProto:
         """Values under the critics as they are: `values` `[bsz, response_len]`; zero for agents without one."""
-        return self._score(self._read_by_critics(batch), self.critics, "compute_values", LOG_PROB_COLUMNS, "values")
+        learners = {wg: self._critic_learners[wg] for wg in self.critics}
+        return self._score(self._read_by_critics(batch), learners, self.critics, "compute_values", "values", split=split_batch_by_wg_ids)
 
     def _read_by_critics(self, batch: DataProto) -> DataProto:
         return critic_rows(batch, {agent for agents in self.critic_agents.values() for agent in agents})
@@ -138,24 +144,26 @@ class TeamWorkers:
     def _score(
         self,
         batch: DataProto,
+        learners: Mapping[str, Learner],
         workers: Mapping[str, WorkerGroup],
         method: str,
-        columns: Sequence[str],
         else_zero: str = "",
         meta: Mapping[str, Any] | None = None,
+        split: Callable[[DataProto], dict[str, SubBatch]] = split_batch_by_policies,
     ) -> DataProto:
-        """Call `method` of every group's worker on its rows; where there is none, the column `else_zero` is zero."""
-        parts = split_batch_by_wg_ids(batch)
+        """Call `method` for every learner on the rows that `split` gives it; for other rows the column `else_zero` is zero."""
+        parts = split(batch)
 
-        def compute(wg_id: str) -> SubBatch:
-            if wg_id not in workers:
-                nothing = torch.zeros_like(parts[wg_id].batch.batch["responses"], dtype=torch.float32)
-                return SubBatch(DataProto.from_dict(tensors={else_zero: nothing}), parts[wg_id].rows)
-            sub, order, padding = self._for_ranks(parts[wg_id].batch, columns)
-            sub.meta_info = {"temperature": self.specs[wg_id].config.rollout.temperature, **(meta or {})}
-            return SubBatch(_unpadded(getattr(workers[wg_id], method)(sub), order, padding), parts[wg_id].rows)
+        def compute(name: str) -> SubBatch:
+            sub, order, padding = self._for_ranks(parts[name].batch, LOG_PROB_COLUMNS)
+            sub.meta_info = {"temperature": learners[name].temperature, "adapter": learners[name].adapter, **(meta or {})}
+            return SubBatch(_unpadded(getattr(workers[learners[name].wg_id], method)(sub), order, padding), parts[name].rows)
 
-        return _fit_width(combine_batches(self._on(list(parts), compute)), batch)
+        results = self._on_learners(learners, list(parts), compute)
+        for name in set(parts) - set(results):
+            nothing = torch.zeros_like(parts[name].batch.batch["responses"], dtype=torch.float32)
+            results[name] = SubBatch(DataProto.from_dict(tensors={else_zero: nothing}), parts[name].rows)
+        return _fit_width(combine_batches(results), batch)
 
     def update_actor(
         self, batch: DataProto, num_mini_batches: int, on_policy: bool, first_update: int, seed: Sequence[int]
@@ -175,13 +183,13 @@ class TeamWorkers:
             "rollout_correction": self.config.algorithm.rollout_correction,
             "first_update": first_update,
         }
-        per_group = self._update(batch, self.policies, "update_actor", UPDATE_COLUMNS, meta, seed)
-        return _team_metrics(per_group)
+        return _team_metrics(self._update(batch, self.learners, self.policies, "update_actor", UPDATE_COLUMNS, meta, seed))
 
     def update_critic(self, batch: DataProto, num_mini_batches: int, first_update: int, seed: Sequence[int]) -> dict[str, float]:
         """One training step of every critic on the rows of its agents; arguments and metrics are those of `update_actor`."""
         meta = {"num_mini_batches": num_mini_batches, "first_update": first_update}
-        per_group = self._update(self._read_by_critics(batch), self.critics, "update_critic", CRITIC_COLUMNS, meta, seed)
+        learners, rows = {wg: self._critic_learners[wg] for wg in self.critics}, self._read_by_critics(batch)
+        per_group = self._update(rows, learners, self.critics, "update_critic", CRITIC_COLUMNS, meta, seed, split_batch_by_wg_ids)
         for metrics in per_group.values():
             del metrics["perf/tokens"]  # means the policy's
         return _team_metrics(per_group)
@@ -189,43 +197,51 @@ class TeamWorkers:
     def _update(
         self,
         batch: DataProto,
+        learners: Mapping[str, Learner],
         workers: Mapping[str, WorkerGroup],
         method: str,
         columns: Sequence[str],
         meta: Mapping[str, Any],
         seed: Sequence[int],
+        split: Callable[[DataProto], dict[str, SubBatch]] = split_batch_by_policies,
     ) -> dict[str, dict[str, float]]:
-        """Call `method` of every group's worker on its rows and return the metrics of each group."""
-        parts = split_batch_by_wg_ids(batch)
+        """Call `method` for every learner on the rows that `split` gives it and return the metrics of each."""
+        parts = split(batch)
 
-        def update(wg_id: str) -> dict[str, float]:
-            sub, _, _ = self._for_ranks(with_tokens(parts[wg_id].batch), columns)
+        def update(name: str) -> dict[str, float]:
+            learner = learners[name]
+            sub, _, _ = self._for_ranks(with_tokens(parts[name].batch), columns)
             sub.meta_info = {
                 **meta,
-                "temperature": self.specs[wg_id].config.rollout.temperature,
-                "loss_scale_factor": self._longest_reply(wg_id),
-                "shuffle_seed": zlib.crc32(repr((tuple(seed), wg_id)).encode()),
+                "temperature": learner.temperature,
+                "adapter": learner.adapter,
+                "loss_scale_factor": learner.longest_reply,
+                "shuffle_seed": zlib.crc32(repr((tuple(seed), name)).encode()),
             }
             start = time.perf_counter()
-            metrics = reduce_metrics(getattr(workers[wg_id], method)(sub).meta_info["metrics"])
+            metrics = reduce_metrics(getattr(workers[learner.wg_id], method)(sub).meta_info["metrics"])
             return metrics | {f"timing_s/{method}": time.perf_counter() - start}
 
-        return self._on([wg for wg in parts if wg in workers], update)
+        return self._on_learners(learners, list(parts), update)
 
     def free_caches(self) -> None:
         """Let the engines give their key-value caches back (`rollout.free_cache_engine`); `sync_weights` takes them again."""
         self._on([wg for wg, spec in self.specs.items() if spec.config.rollout.free_cache_engine], lambda wg: self.rollouts[wg].sleep())
 
     def sync_weights(self, version: int) -> None:
-        """Send every policy's weights to its rollout server, bucket by bucket; replies sampled from now on carry `version`."""
+        """Send every policy's weights to its rollout server, bucket by bucket; replies sampled from now on carry `version`.
+
+        Of a policy that is an adapter, only the adapter goes.
+        """
 
         def sync(wg_id: str) -> None:
             policy, engine = self.policies[wg_id], self.rollouts[wg_id]
-            bucket = policy.next_weights(True)[0]
-            while bucket:
-                following = policy.next_weights(False)[0]
-                engine.update_weights(bucket, version, not following)
-                bucket = following
+            for adapter in self.specs[wg_id].adapters or (None,):
+                bucket = policy.next_weights(True, adapter)[0]
+                while bucket:
+                    following = policy.next_weights(False, adapter)[0]
+                    engine.update_weights(bucket, version, not following, adapter)
+                    bucket = following
             engine.wake()
 
         self._on_all(sync)
@@ -253,6 +269,12 @@ class TeamWorkers:
         sub, padding = pad_zero_weight(sub, self.world_size)
         order = balance_order(sub, self.world_size) if self.config.trainer.balance_batch else np.arange(len(sub))
         return sub.select_idxs(order), order, padding
+
+    def _on_learners(self, learners: Mapping[str, Learner], present: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
+        """Run `fn` for those of the learners that are present: of several groups at once, of one group one after the other."""
+        turns = in_turn(learners, present, fn)
+        results = self._on(list(turns), lambda wg: turns[wg]())
+        return {name: result for of_group in results.values() for name, result in of_group.items()}
 
     def _on_all(self, fn: Callable[[str], T]) -> dict[str, T]:
         return self._on(list(self.specs), fn)

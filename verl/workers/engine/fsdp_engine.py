@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from verl.models.loader import CAUSAL_LM, ModelLoader, resolve_attention, resolve_dtype
-from verl.trainer.config import FSDPConfig, ModelConfig, OptimConfig
+from verl.models.lora import LoraSpec, adapter_parameters, add_adapters, select_adapter
+from verl.trainer.config import FSDPConfig, OptimConfig, TrainedModelConfig
 from verl.workers.engine.attention import PACKED_ATTENTION, check_packable, register_packed_attention
 from verl.workers.engine.forward import INPUT_KEYS, Scores, check_rows, score_tokens, value_tokens
 from verl.workers.engine.loading import load_sharded
 from verl.workers.engine.micro_batch import MicroBatchRule, plan_micro_batches, same_count
 from verl.workers.engine.offload import move_optimizer_state, move_parameters, on_device
-from verl.workers.engine.optimizer import Schedule, build_optimizer, clip_gradients, init_state
 from verl.workers.engine.sharding import free_gathered, full_tensors, shard_model
-
-logger = logging.getLogger(__name__)
+from verl.workers.engine.trainable import Trainable
 
 Rows = Mapping[str, torch.Tensor]
 
@@ -32,29 +30,51 @@ def select(rows: Rows, index: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: value[index] for name, value in rows.items()}
 
 
+@dataclass(frozen=True)
+class AdapterPlan:
+    """One adapter of an engine: its shape, and how it is trained."""
+
+    spec: LoraSpec
+    optim: OptimConfig
+
+
 class FSDPEngine:
-    """A sharded model with, unless it is a frozen reference, its optimizer and schedule.
+    """A sharded model with, unless it is a frozen reference, its optimizer and schedule, or with adapters that have one each.
+
+    With adapters the model itself is frozen; `using` says which of them is scored and trained, and without it, it is the base that is
+    scored.
 
     Args:
         model: what to load and how to run it.
         fsdp: dtypes, offload and resharding.
-        optim: None makes a frozen model.
+        optim: None makes a frozen model; not read with adapters.
         mesh: one-dimensional mesh of the worker group.
         loader: the kind of model: `CAUSAL_LM` for `score`, `VALUE_MODEL` for `value`.
+        adapters: by name.
+        seed: of the adapters' first weights.
 
     Raises:
         ModelPathError: the model cannot be loaded.
+        LoraTargetError: an adapter does not fit the model.
         ValueError: an unknown dtype, attention or schedule name, or an architecture that cannot be packed.
     """
 
     def __init__(
-        self, model: ModelConfig, fsdp: FSDPConfig, optim: OptimConfig | None, mesh: DeviceMesh, loader: ModelLoader = CAUSAL_LM
+        self,
+        model: TrainedModelConfig,
+        fsdp: FSDPConfig,
+        optim: OptimConfig | None,
+        mesh: DeviceMesh,
+        loader: ModelLoader = CAUSAL_LM,
+        adapters: Mapping[str, AdapterPlan] | None = None,
+        seed: int = 0,
     ) -> None:
         self.mesh, self.group = mesh, mesh.get_group()
         self.device = torch.device(mesh.device_type)
         self.packed = model.use_remove_padding
         self.fsdp = fsdp
-        self.schedule = None if optim is None else Schedule(optim)
+        plans = dict(adapters or {})
+        trained = optim is not None or bool(plans)
         compute_dtype = resolve_dtype(fsdp.mixed_precision, mesh.device_type)
         arguments: dict[str, Any] = {
             "dtype": resolve_dtype(fsdp.model_dtype, mesh.device_type),
@@ -62,24 +82,65 @@ class FSDPEngine:
             "trust_remote_code": model.trust_remote_code,
         }
 
+        def make(network: Any) -> Any:
+            specs = {name: plan.spec for name, plan in plans.items()}
+            return add_adapters(network, specs, model.path, seed) if plans else network
+
         def shard(network: Any) -> Any:
             if self.packed:
                 check_packable(network.config)
-            if optim is None:
+            if not trained:
                 network.requires_grad_(False)
             elif model.enable_gradient_checkpointing:
                 network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            network.train(optim is not None)
+            network.train(trained)
             return shard_model(network, mesh, compute_dtype, fsdp.reshard_after_forward)
 
-        self.model = load_sharded(lambda: loader.load(model.path, **arguments), lambda: loader.build(model.path, **arguments), shard, mesh)
-        self.optimizer = None if optim is None else build_optimizer(self.model.parameters(), optim)
-        self.steps = 0
-        if self.optimizer is not None:
-            init_state(self.optimizer)
+        self.model = load_sharded(
+            lambda: make(loader.load(model.path, **arguments)), lambda: make(loader.build(model.path, **arguments)), shard, mesh
+        )
+        self.adapters: dict[str, Trainable] = {
+            name: Trainable(adapter_parameters(self.model, name), plan.optim) for name, plan in plans.items()
+        }
+        self._whole = Trainable(dict(self.model.named_parameters()), optim) if optim is not None and not plans else None
+        self._adapter: str | None = None
         self._offload()
 
-    def _attention(self, model: ModelConfig) -> str:
+    @contextmanager
+    def using(self, adapter: str | None) -> Iterator[None]:
+        """Score and train this adapter inside the block; with None the base, or the model when there are no adapters.
+
+        Raises ValueError for an adapter that the engine does not have.
+        """
+        if adapter is not None and adapter not in self.adapters:
+            raise ValueError(f"no adapter {adapter!r} in this engine; it has {sorted(self.adapters) or 'none'}")
+        before = self._adapter
+        self._select(adapter)
+        try:
+            yield
+        finally:
+            self._select(before)
+
+    def _select(self, adapter: str | None) -> None:
+        if adapter != self._adapter:
+            free_gathered(self.model)
+            select_adapter(self.model, adapter)
+            self._adapter = adapter
+
+    @property
+    def trainables(self) -> list[Trainable]:
+        """All that the engine trains: the model, its adapters, or nothing."""
+        return [self._whole] if self._whole is not None else list(self.adapters.values())
+
+    @property
+    def trainable(self) -> Trainable:
+        """What is trained now. Raises RuntimeError when nothing is."""
+        found = self._whole if self._adapter is None else self.adapters[self._adapter]
+        if found is None:
+            raise RuntimeError("the base of adapters and a frozen reference cannot be trained")
+        return found
+
+    def _attention(self, model: TrainedModelConfig) -> str:
         name = resolve_attention(model.attn_implementation, self.device.type)
         if not self.packed or name == "flash_attention_2":
             return name
@@ -93,8 +154,9 @@ class FSDPEngine:
             return
         if self.fsdp.param_offload:
             move_parameters(self.model, "cpu")
-        if self.fsdp.optimizer_offload and self.optimizer is not None:
-            move_optimizer_state(self.optimizer, "cpu")
+        if self.fsdp.optimizer_offload:
+            for trainable in self.trainables:
+                move_optimizer_state(trainable.optimizer, "cpu")
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
@@ -159,52 +221,47 @@ class FSDPEngine:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Parameters and optimizer state are on the device inside the block."""
-        assert self.optimizer is not None, "a frozen reference cannot be trained"
-        offload = self.fsdp.optimizer_offload and self.device.type != "cpu"
-        with self.loaded():
-            if offload:
-                move_optimizer_state(self.optimizer, self.device.type)
+        """Parameters and the optimizer state of what is trained now are on the device inside the block."""
+        with self.loaded(), self.optimizers_loaded([self.trainable]):
             yield
-            if offload:
-                move_optimizer_state(self.optimizer, "cpu")
+
+    @contextmanager
+    def optimizers_loaded(self, trainables: Sequence[Trainable]) -> Iterator[None]:
+        """Their optimizer state is on the device inside the block."""
+        offload = self.fsdp.optimizer_offload and self.device.type != "cpu"
+        for trainable in trainables if offload else ():
+            move_optimizer_state(trainable.optimizer, self.device.type)
+        yield
+        for trainable in trainables if offload else ():
+            move_optimizer_state(trainable.optimizer, "cpu")
 
     def step(self, grad_clip: float) -> tuple[float, bool]:
-        """Clip, update and advance the schedule; a non-finite gradient changes no parameter.
-
-        Returns:
-            the gradient norm before clipping and whether the parameters were updated.
-        """
-        assert self.optimizer is not None and self.schedule is not None
-        norm = clip_gradients(self.model.parameters(), grad_clip, self.group)
-        finite = math.isfinite(norm)
-        if finite:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.lr
-            self.optimizer.step()
-        else:
-            logger.warning("gradient norm is %s at optimizer step %d: the step is skipped", norm, self.steps)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.steps += 1
-        return norm, finite
+        """One optimizer step of what is trained now; see `Trainable.step`."""
+        return self.trainable.step(grad_clip, self.group)
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Tell the schedule how many optimizer steps the run will take. Raises ValueError when that is not positive."""
-        assert self.schedule is not None
-        if total_steps < 1:
-            raise ValueError(f"total training steps {total_steps}: expected at least 1")
-        self.schedule = Schedule(self.schedule.config, total_steps)
+        """Tell every schedule how many optimizer steps the run will take. Raises ValueError when that is not positive."""
+        for trainable in self.trainables:
+            trainable.set_total_steps(total_steps)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far of what is trained now."""
+        return self.trainable.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self.trainable.steps = steps
 
     @property
     def lr(self) -> float:
-        """Learning rate of the next step."""
-        assert self.schedule is not None
-        return self.schedule.lr(self.steps)
+        """Learning rate of its next step."""
+        return self.trainable.lr
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter whole, one at a time; all ranks walk through it together."""
+    def weights(self, adapter: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter whole, one at a time, of an adapter only its own, as PEFT names them; all ranks walk through it together."""
         with self.loaded():
-            yield from full_tensors(self.model)
+            yield from full_tensors(self.model.named_parameters() if adapter is None else self.adapters[adapter].parameters.items())
 
     def digest(self) -> str:
         """sha256 over names and bits of all parameters."""

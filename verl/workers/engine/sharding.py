@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -44,21 +44,22 @@ def init_mesh(device: str, rank: int, world_size: int) -> DeviceMesh:
 def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshard_after_forward: bool) -> Any:
     """Shard a transformers model in place, layer by layer, and return it.
 
-    Parameters keep their dtype (the master weights); compute runs in `compute_dtype`, the head of a value model in fp32 (from token
-    to token values differ by less than bf16 can tell); gradients reduce in fp32. With one rank nothing is freed after the forward
-    pass, since gathering it again would buy no memory.
+    Parameters keep their dtype (the master weights; adapters may have another than their base); compute runs in `compute_dtype`, the
+    head of a value model in fp32 (from token to token values differ by less than bf16 can tell); gradients reduce in fp32. With one
+    rank nothing is freed after the forward pass, since gathering it again would buy no memory.
     """
-    master = next(model.parameters()).dtype
+    masters = {parameter.dtype for parameter in model.parameters()}
     policy = MixedPrecisionPolicy(
-        param_dtype=compute_dtype if compute_dtype != master else None,
+        param_dtype=compute_dtype if masters != {compute_dtype} else None,
         reduce_dtype=torch.float32,
     )
     reshard = reshard_after_forward and mesh.size() > 1
     layer_names = set(getattr(model, "_no_split_modules", None) or ())
-    for module in model.modules():
+    for name, module in model.named_modules():
+        of_adapter = ".lora_A." in name or ".lora_B." in name
         if type(module).__name__ in layer_names:
             fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-        elif isinstance(module, torch.nn.Linear) and module.out_features == 1 and compute_dtype != torch.float32:
+        elif isinstance(module, torch.nn.Linear) and module.out_features == 1 and compute_dtype != torch.float32 and not of_adapter:
             fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32))
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     # Buffers (rotary frequencies) are not FSDP's business.
@@ -80,8 +81,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def full_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter whole, one at a time, tied ones once; all ranks must walk through it together."""
-    for name, parameter in model.named_parameters():
+def full_tensors(named: Iterable[tuple[str, torch.nn.Parameter]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter whole, one at a time; all ranks must walk through them together."""
+    for name, parameter in named:
         value = parameter.detach()
         yield name, value.full_tensor() if isinstance(value, DTensor) else value

@@ -2,54 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from verl.models.loader import without_progress_bars
+from verl.models.lora import save_adapter
 from verl.utils.checkpoint import CheckpointError, load_sharded, read_meta, save_sharded
 from verl.workers.engine.fsdp_engine import FSDPEngine
+from verl.workers.engine.trainable import Trainable
 
 HF_FOLDER = "huggingface"
 
 
 def save_engine(engine: FSDPEngine, path: str | Path, tokenizer: Any | None) -> None:
-    """Write parameters, optimizer state, schedule and random state; with a tokenizer also a Hugging Face copy in `huggingface/`.
+    """Write what is trained: parameters, optimizer state, schedule, and the random state; with a tokenizer also `huggingface/`.
+
+    `huggingface/` is the model as plain transformers loads it; of adapters, whose base stays as it was, a folder each for plain PEFT.
 
     Raises:
         CheckpointError: it could not be written; an older checkpoint at `path` is still whole.
     """
 
-    def write_hf(folder: Path) -> None:
-        write_hugging_face(engine, folder / HF_FOLDER, tokenizer)
+    def write_more(folder: Path) -> None:
+        if engine.adapters:
+            write_adapters(engine, folder / HF_FOLDER, tokenizer)
+        else:
+            write_hugging_face(engine, folder / HF_FOLDER, tokenizer)
 
-    with engine.training():
-        meta = {"model": _shapes(engine), "steps": engine.steps, "total_steps": engine.schedule.total_steps if engine.schedule else -1}
-        more = None if tokenizer is None else write_hf
-        save_sharded(path, _tensors(engine), _random_state(engine), meta, engine.group, more)
+    with engine.loaded(), engine.optimizers_loaded(engine.trainables):
+        meta: dict[str, Any] = {"model": _shapes(engine)}
+        if engine.adapters:
+            meta["adapters"] = {name: _progress(adapter) for name, adapter in engine.adapters.items()}
+        else:
+            meta |= _progress(engine.trainable)
+        save_sharded(path, _tensors(engine), _random_state(engine), meta, engine.group, None if tokenizer is None else write_more)
 
 
 def load_engine(engine: FSDPEngine, path: str | Path) -> None:
     """Continue from a checkpoint: to the last bit, when it was written by as many ranks.
 
     Raises:
-        CheckpointError: there is none, or it is of another model.
+        CheckpointError: there is none, or it is of another model or of other adapters.
     """
     meta = read_meta(path)
     found, expected = meta["model"], _shapes(engine)
     if found != expected:
         odd = sorted(set(found.items() if isinstance(found, dict) else ()) ^ set(expected.items()))
-        raise CheckpointError(f"checkpoint {path} is of another model; first differing parameters: {odd[:4]}")
-    with engine.training():
+        of = f"the adapters {sorted(meta['adapters'])}" if "adapters" in meta else "another model"
+        raise CheckpointError(f"checkpoint {path} is of {of}; first differing parameters: {odd[:4]}")
+    with engine.loaded(), engine.optimizers_loaded(engine.trainables):
         own = load_sharded(path, _tensors(engine), engine.group)
-    engine.steps = meta["steps"]
-    if engine.schedule is not None and engine.schedule.total_steps < 0 < meta["total_steps"]:
-        engine.set_total_steps(meta["total_steps"])
+    progress = [meta["adapters"][name] for name in engine.adapters] if engine.adapters else [meta]
+    for trainable, at in zip(engine.trainables, progress, strict=True):
+        trainable.steps = at["steps"]
+        if trainable.schedule.total_steps < 0 < at["total_steps"]:
+            trainable.set_total_steps(at["total_steps"])
     if own:
         torch.set_rng_state(own["rng"])
         if engine.device.type == "cuda":
             torch.cuda.set_rng_state(own["cuda_rng"])
+
+
+def write_adapters(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None:
+    """Gather every adapter on rank 0 and write it to a folder of its name, as plain PEFT loads it; all ranks call this together.
+
+    Raises:
+        OSError: on rank 0, when a file cannot be written.
+    """
+    for name in engine.adapters:
+        whole = {key: value.to("cpu", copy=True) for key, value in engine.weights(name)}
+        if engine.mesh.get_rank() == 0:
+            with _as_os_error(f"adapter '{name}'"):
+                save_adapter(engine.model, name, whole, folder / name)
+                tokenizer.save_pretrained(folder / name)
 
 
 def write_hugging_face(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None:
@@ -65,28 +94,44 @@ def write_hugging_face(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None
             whole[name] = value.to("cpu", copy=True)
     if rank != 0:
         return
-    try:
+    with _as_os_error("the Hugging Face copy"), without_progress_bars():
         tokenizer.save_pretrained(folder)
-        with without_progress_bars():
-            engine.model.save_pretrained(folder, state_dict=whole)
+        engine.model.save_pretrained(folder, state_dict=whole)
+
+
+@contextmanager
+def _as_os_error(what: str) -> Iterator[None]:
+    """A failed write is an OSError: tokenizers raises a bare Exception for it, safetensors one of its own."""
+    try:
+        yield
     except OSError:
         raise
-    except Exception as error:  # tokenizers raises a bare Exception for a failed write, safetensors one of its own
-        raise OSError(f"the Hugging Face copy could not be written: {error}") from error
+    except Exception as error:
+        raise OSError(f"{what} could not be written: {error}") from error
+
+
+def _trained(engine: FSDPEngine) -> Iterator[tuple[str, torch.nn.Parameter, Trainable]]:
+    """Name, parameter, and what it is trained with, of all that a checkpoint holds; the frozen base of adapters is not in it."""
+    for trainable in engine.trainables:
+        own = {id(parameter) for parameter in trainable.parameters.values()}
+        yield from ((name, parameter, trainable) for name, parameter in engine.model.named_parameters() if id(parameter) in own)
 
 
 def _tensors(engine: FSDPEngine) -> dict[str, torch.Tensor]:
     result: dict[str, torch.Tensor] = {}
-    for name, parameter in engine.model.named_parameters():
+    for name, parameter, trainable in _trained(engine):
         result[f"model.{name}"] = parameter.detach()
-        if engine.optimizer is not None and parameter in engine.optimizer.state:
-            for part, value in engine.optimizer.state[parameter].items():
-                result[f"optimizer.{name}.{part}"] = value
+        for part, value in trainable.optimizer.state[parameter].items():
+            result[f"optimizer.{name}.{part}"] = value
     return result
 
 
 def _shapes(engine: FSDPEngine) -> dict[str, str]:
-    return {name: f"{tuple(p.shape)} {p.dtype}" for name, p in engine.model.named_parameters()}
+    return {name: f"{tuple(p.shape)} {p.dtype}" for name, p, _ in _trained(engine)}
+
+
+def _progress(trainable: Trainable) -> dict[str, int]:
+    return {"steps": trainable.steps, "total_steps": trainable.schedule.total_steps}
 
 
 def _random_state(engine: FSDPEngine) -> dict[str, torch.Tensor]:

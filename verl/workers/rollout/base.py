@@ -16,7 +16,11 @@ class RolloutEngine(Protocol):
 
     @property
     def version(self) -> int:
-        """Version of the weights in use."""
+        """Version of the model's weights in use."""
+        ...
+
+    def version_of(self, adapter: str | None) -> int:
+        """Version of an adapter's weights in use, of the model's for None. Raises `RolloutError` for one that cannot be used."""
         ...
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
@@ -32,6 +36,7 @@ class RolloutEngine(Protocol):
     ) -> None:
         """Copy tensors into the weights in place; no token is sampled between the first bucket and the `final` one.
 
+        With `adapter` they are that adapter's, under the names of PEFT's files, and only its own requests may have to wait.
         Raises `RolloutError` for unknown names, wrong shapes, or names still missing at the final bucket.
         """
         ...

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from verl.models.lora import LoraSpec
+from verl.workers.rollout.adapters import RowAdapters
 from verl.workers.rollout.kv_cache import KV_BLOCK, SlotCache, round_up, use_slot_attention
 
 MIN_ROWS = 8  # below this, and between its multiples, matrix kernels treat rows differently by their place in the batch
@@ -15,19 +17,21 @@ TOKEN_BUDGET = {"cpu": 128, "cuda": 1024}
 
 
 class SlotModel:
-    """A Hugging Face causal LM with `slots` rows of state.
+    """A Hugging Face causal LM with `slots` rows of state, each under its own adapter or none.
 
     Attributes:
+        adapters: of the rows.
         slots: rows of a decode step, at least the number asked for.
         logits: next-token logits [slots, vocab] after the last prefill, copy or decode of each slot.
     """
 
-    def __init__(self, model: PreTrainedModel, slots: int, max_length: int) -> None:
+    def __init__(self, model: PreTrainedModel, slots: int, max_length: int, adapters: Mapping[str, LoraSpec] | None = None) -> None:
         use_slot_attention(model)
         self._model = model.eval()
         weight = next(model.parameters())
         self.device = weight.device
         self.slots = round_up(slots, MIN_ROWS)
+        self.adapters = RowAdapters(model, adapters or {}, self.slots)
         self.vocab_size = int(model.config.vocab_size)
         self.token_budget = TOKEN_BUDGET.get(self.device.type, TOKEN_BUDGET["cpu"])
         self._cache = SlotCache(model.config, self.slots, max_length, weight.dtype, self.device)
@@ -43,8 +47,10 @@ class SlotModel:
         """Free the cache."""
         self._cache.release()
 
-    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int], bucket: int, rows: int) -> None:
-        """Compute prompts, each at most `bucket` long, in a batch of shape [rows, bucket], into their slots."""
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], slots: Sequence[int], bucket: int, rows: int, adapters: Sequence[str | None]
+    ) -> None:
+        """Compute prompts, each at most `bucket` long and under its adapter, in a batch of shape [rows, bucket], into their slots."""
         ids = np.zeros((rows, bucket), dtype=np.int64)
         last = np.zeros(rows, dtype=np.int64)
         for row, prompt in enumerate(prompts):
@@ -53,6 +59,7 @@ class SlotModel:
         self._cache.reserve(bucket + 1)
         target = torch.as_tensor(slots, device=self.device)
         self._cache.begin_prefill(target)
+        self.adapters.use_rows(adapters, rows)
         out = self._model(
             input_ids=torch.as_tensor(ids, device=self.device),
             position_ids=torch.arange(bucket, device=self.device).unsqueeze(0).expand(rows, -1),
@@ -89,6 +96,7 @@ class SlotModel:
         tokens, positions = tokens[:rows], positions[:rows]
         self._cache.reserve(length)
         self._cache.begin_decode(positions, length)
+        self.adapters.use_slots(rows)
         hidden = self._places[:length] > positions.unsqueeze(1)
         mask = torch.zeros(rows, length, device=self.device).masked_fill_(hidden, float("-inf"))
         out = self._model(

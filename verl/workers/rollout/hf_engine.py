@@ -3,7 +3,7 @@
 Replies come and go at any time; each holds one slot of the key-value cache. A step samples one token for every active slot,
 hands finished replies out, fills free slots, and runs the model once over the slots in use, [rows, 1] with rows a multiple of eight.
 Prompts are run in shapes that depend on themselves alone, random numbers belong to the reply, and masked cache blocks and further rows
-change nothing: on a CPU a reply is the same to the last bit whoever shares the batch.
+change nothing: on a CPU a reply is the same to the last bit whoever shares the batch, under the same adapter, another or none.
 
 The loop is an asyncio task that exists while there is work and yields after every step, so everything between two steps
 (requests, aborts, new weights) happens with the model at rest and without a lock.
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
+from verl.models.lora import LoraSpec
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, StopReason
 from verl.workers.rollout.forward import SlotModel
 from verl.workers.rollout.sampling import check_sampling, draw_uniforms
@@ -67,12 +68,15 @@ class HFEngine:
         model: the model, on its device, in its dtype; it is switched to eval mode and to slot attention.
         max_num_seqs: slots.
         max_model_len: most tokens of prompt and reply together.
+        adapters: what requests may name, besides the model itself; each can be used once its weights have come.
     """
 
-    def __init__(self, model: PreTrainedModel, *, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, max_num_seqs: int, max_model_len: int, adapters: Mapping[str, LoraSpec] | None = None
+    ) -> None:
         if max_num_seqs < 1 or max_model_len < 2:
             raise RolloutError(f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len}: expected at least 1 and 2")
-        self._model = SlotModel(model, max_num_seqs, max_model_len)
+        self._model = SlotModel(model, max_num_seqs, max_model_len, adapters)
         self._max_num_seqs, self._max_model_len = max_num_seqs, max_model_len
         self._slots = SlotState(self._model.slots, max_model_len, self._model.device)
         self._scheduler = Scheduler(max_num_seqs, self._model.token_budget)
@@ -86,8 +90,12 @@ class HFEngine:
 
     @property
     def version(self) -> int:
-        """Version of the weights in use."""
+        """Version of the model's weights in use."""
         return self._version
+
+    def version_of(self, adapter: str | None) -> int:
+        """Version of an adapter's weights in use, of the model's for None. Raises `RolloutError` for one that cannot be used."""
+        return self._version if adapter is None else self._model.adapters.version(adapter)
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
@@ -116,16 +124,22 @@ class HFEngine:
     def update_weights(
         self, named_tensors: Mapping[str, torch.Tensor], *, adapter: str | None = None, version: int, final: bool = True
     ) -> None:
-        """Copy one bucket of weights in place; sampling stands still from the first bucket to the final one.
+        """Copy one bucket of weights in place.
 
-        Replies in flight go on with the new weights and the keys they have. Raises `RolloutError` as `WeightLoader.load` does.
+        Of the model's own, sampling stands still from the first bucket to the final one. An adapter's tensors, named as PEFT names them,
+        are put in use together at the final one; nothing stands still, and replies under other adapters notice nothing.
+
+        Replies in flight go on with the new weights and the keys they have. Raises `RolloutError` as `WeightLoader.load` and
+        `RowAdapters.load` do.
         """
-        if adapter is not None:
-            raise RolloutError(f"the hf engine has no adapter {adapter!r}; it serves base weights only")
-        self._weights.load(named_tensors, final)
-        self._scheduler.forget()
+        if adapter is None:
+            self._weights.load(named_tensors, final)
+            self._scheduler.forget()
+        else:
+            self._model.adapters.load(adapter, named_tensors, version, final)
+            self._scheduler.forget_adapter(adapter)
         if final:
-            self._version = version
+            self._version = version if adapter is None else self._version
             self._stats.weight_updates += 1
             self._kick()
 
@@ -162,8 +176,10 @@ class HFEngine:
         check_sampling(request.sampling)
         length, vocab = len(request.prompt_ids), self._model.vocab_size
         name = request.request_id or "(no id)"
-        if request.adapter is not None:
-            raise RolloutError(f"request {name} wants adapter {request.adapter!r}; the hf engine serves base weights only")
+        try:
+            self.version_of(request.adapter)
+        except RolloutError as error:
+            raise RolloutError(f"request {name}: {error}") from error
         if request.n < 1 or length < 1:
             raise RolloutError(f"request {name} has n={request.n} and {length} prompt tokens; expected at least 1 of each")
         if length >= self._max_model_len:
@@ -224,7 +240,8 @@ class HFEngine:
     def _admit(self, admission: Prefill | Copies) -> None:
         if isinstance(admission, Prefill):
             prompts = [reply.ticket.request.prompt_ids for _, reply in admission.batch]
-            self._model.prefill(prompts, [slot for slot, _ in admission.batch], admission.bucket, admission.rows)
+            adapters = [reply.ticket.request.adapter for _, reply in admission.batch]
+            self._model.prefill(prompts, [slot for slot, _ in admission.batch], admission.bucket, admission.rows, adapters)
             started = admission.batch
             self._stats.prompt_tokens_computed += sum(len(prompt) for prompt in prompts)
         else:
@@ -234,6 +251,7 @@ class HFEngine:
             self._stats.prompt_tokens_copied += sum(len(reply.ticket.request.prompt_ids) for _, reply in started)
         requests = [reply.ticket.request for _, reply in started]
         limits = [reply.ticket.limit for _, reply in started]
+        self._model.adapters.assign([slot for slot, _ in started], [request.adapter for request in requests])
         self._slots.start(
             [slot for slot, _ in started],
             [len(request.prompt_ids) for request in requests],
@@ -258,7 +276,7 @@ class HFEngine:
         tokens, log_probs = ((), ()) if slot is None else self._slots.output(slot)
         if slot is not None:
             self._release(slot)
-        reply.ticket.replies[reply.index] = Generation(tokens, log_probs, reason, self._version)
+        reply.ticket.replies[reply.index] = Generation(tokens, log_probs, reason, self.version_of(reply.ticket.request.adapter))
         reply.ticket.open -= 1
         self._stats.replies += 1
         self._stats.tokens += len(tokens)

@@ -81,6 +81,10 @@ class Scheduler:
         for slot in list(self._prompts.held) if slots is None else slots:
             self._prompts.release(slot)
 
+    def forget_adapter(self, adapter: str) -> None:
+        """As `forget`, of the slots with prompts that were computed under this adapter."""
+        self.forget([slot for slot, prompt in self._prompts.held.items() if prompt.adapter == adapter])
+
     def admit(self) -> Prefill | Copies | None:
         """Choose what to admit now; call again until None."""
         if not self.waiting or not self._free:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from verl.models.loader import load_causal_lm, resolve_dtype
+from verl.models.lora import lora_spec
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError
 from verl.protocol.serialization import SerializedTensor, deserialize_single_tensor
 from verl.single_controller.base import Worker
@@ -34,11 +35,18 @@ class _Session:
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-def build_engine(config: ActorRolloutRefConfig, *, max_model_len: int, device: str, seed: int) -> RolloutEngine:
-    """Load the model and make the engine that `rollout.name` asks for.
+def build_engine(
+    config: ActorRolloutRefConfig,
+    *,
+    max_model_len: int,
+    device: str,
+    seed: int,
+    adapters: Mapping[str, ActorRolloutRefConfig] | None = None,
+) -> RolloutEngine:
+    """Load the model and make the engine that `rollout.name` asks for, with room for the adapters.
 
-    Raises ValueError for an unknown name and `ModelPathError` for a path that is no model. `seed` makes weights that the
-    checkpoint lacks the same in every engine.
+    Raises ValueError for an unknown name, `ModelPathError` for a path that is no model, `LoraTargetError` for an adapter that does not fit.
+    `seed` makes weights that the checkpoint lacks the same in every engine.
     """
     rollout = config.rollout
     if rollout.name != "hf":
@@ -51,7 +59,8 @@ def build_engine(config: ActorRolloutRefConfig, *, max_model_len: int, device: s
             attn_implementation="sdpa",
             trust_remote_code=config.model.trust_remote_code,
         )
-    return HFEngine(model.to(device), max_num_seqs=rollout.max_num_seqs, max_model_len=max_model_len)
+    specs = {name: lora_spec(own.model) for name, own in (adapters or {}).items()}
+    return HFEngine(model.to(device), max_num_seqs=rollout.max_num_seqs, max_model_len=max_model_len, adapters=specs)
 
 
 class RolloutWorker(Worker):
@@ -66,10 +75,21 @@ class RolloutWorker(Worker):
         device: cpu or cuda.
         num_threads: CPU threads of this process; 0 leaves torch's default.
         seed: see `build_engine`.
+        adapters: the config of every adapter that requests may name.
     """
 
-    def __init__(self, config: ActorRolloutRefConfig, *, max_model_len: int, device: str, num_threads: int, seed: int) -> None:
+    def __init__(
+        self,
+        config: ActorRolloutRefConfig,
+        *,
+        max_model_len: int,
+        device: str,
+        num_threads: int,
+        seed: int,
+        adapters: Mapping[str, ActorRolloutRefConfig] | None = None,
+    ) -> None:
         super().__init__()
+        self._adapters = adapters
         self._config, self._max_model_len, self._device, self._seed = config, max_model_len, device, seed
         self._num_threads = num_threads
         self._engine: RolloutEngine | None = None
@@ -80,13 +100,20 @@ class RolloutWorker(Worker):
         """Load the model. Raises as `build_engine` does."""
         if self._num_threads > 0:
             torch.set_num_threads(self._num_threads)
-        self._engine = build_engine(self._config, max_model_len=self._max_model_len, device=self._device, seed=self._seed)
+        self._engine = build_engine(
+            self._config, max_model_len=self._max_model_len, device=self._device, seed=self._seed, adapters=self._adapters
+        )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    async def update_weights(self, bucket: Mapping[str, torch.Tensor | SerializedTensor], version: int, final: bool) -> None:
-        """Copy one bucket into the weights in place; the final one ends the update. Raises `RolloutError` for tensors that do not fit."""
+    async def update_weights(
+        self, bucket: Mapping[str, torch.Tensor | SerializedTensor], version: int, final: bool, adapter: str | None = None
+    ) -> None:
+        """Copy one bucket into the weights, or into those of an adapter, in place; the final one ends the update.
+
+        Raises `RolloutError` for tensors that do not fit.
+        """
         tensors = {name: value if isinstance(value, torch.Tensor) else deserialize_single_tensor(value) for name, value in bucket.items()}
-        self._ready().update_weights(tensors, version=version, final=final)
+        self._ready().update_weights(tensors, adapter=adapter, version=version, final=final)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def stats(self) -> dict[str, float]:

@@ -25,7 +25,7 @@ class Ticket:
 
     @property
     def prompt_key(self) -> Hashable:
-        """Equal for equal prompts."""
+        """Equal for equal prompts under the same adapter."""
         return (self.request.adapter, self.request.prompt_ids)
 
 
@@ -43,6 +43,7 @@ class Prompt:
 
     Attributes:
         key: see `Ticket.prompt_key`.
+        adapter: that it is computed under.
         bucket: padded length.
         arrival: when the first of those that wait came.
         waiting: replies without a slot, oldest first.
@@ -50,6 +51,7 @@ class Prompt:
     """
 
     key: Hashable
+    adapter: str | None
     bucket: int
     arrival: int = 0
     waiting: deque[Reply] = field(default_factory=deque)
@@ -78,7 +80,7 @@ class WaitingPrompts:
         key = reply.ticket.prompt_key
         prompt = self._by_key.get(key)
         if prompt is None:
-            prompt = self._by_key[key] = Prompt(key, self._bucket_of(len(reply.ticket.request.prompt_ids)))
+            prompt = self._by_key[key] = Prompt(key, reply.ticket.request.adapter, self._bucket_of(len(reply.ticket.request.prompt_ids)))
         if not prompt.waiting:
             prompt.arrival = next(self._arrivals)
         prompt.waiting.append(reply)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -12,6 +12,22 @@ from verl.protocol.generate import RolloutError
 def _some(names: set[str]) -> str:
     shown = sorted(names)[:3]
     return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def check_bucket(named_tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]], what: str = "weight update") -> None:
+    """Raise `RolloutError` for names that `shapes` has not, and for tensors of another shape."""
+    unknown = set(named_tensors) - set(shapes)
+    if unknown:
+        raise RolloutError(f"{what} has unknown names: {_some(unknown)}; the model has {_some(set(shapes))}")
+    for name, tensor in named_tensors.items():
+        if tuple(tensor.shape) != tuple(shapes[name]):
+            raise RolloutError(f"{what} of {name} has shape {tuple(tensor.shape)}, expected {tuple(shapes[name])}")
+
+
+def check_complete(missing: set[str], what: str = "weight update") -> None:
+    """Raise `RolloutError` when there are names of tensors that never came."""
+    if missing:
+        raise RolloutError(f"{what} is incomplete: {_some(missing)} never came; send them, then a final bucket")
 
 
 class WeightLoader:
@@ -28,13 +44,7 @@ class WeightLoader:
         Raises `RolloutError` for unknown names and wrong shapes (nothing of the bucket is then copied), and at the final bucket
         when parameters never came (the update then stays open).
         """
-        unknown = set(named_tensors) - set(self._parameters)
-        if unknown:
-            raise RolloutError(f"weight update has unknown names: {_some(unknown)}; the model has {_some(set(self._parameters))}")
-        for name, tensor in named_tensors.items():
-            expected = self._parameters[name].shape
-            if tensor.shape != expected:
-                raise RolloutError(f"weight update of {name} has shape {tuple(tensor.shape)}, expected {tuple(expected)}")
+        check_bucket(named_tensors, {name: parameter.shape for name, parameter in self._parameters.items()})
         with torch.no_grad():
             for name, tensor in named_tensors.items():
                 parameter = self._parameters[name]
@@ -42,8 +52,6 @@ class WeightLoader:
                 self._received.add(id(parameter))
         self.open = self.open or bool(named_tensors)
         if final:
-            missing = {name for name, parameter in self._parameters.items() if id(parameter) not in self._received}
-            if missing:
-                raise RolloutError(f"weight update is incomplete: {_some(missing)} never came; send them, then a final bucket")
+            check_complete({name for name, parameter in self._parameters.items() if id(parameter) not in self._received})
             self._received.clear()
             self.open = False

@@ -1,0 +1,152 @@
+"""Several adapters and the base in one continuous batch of the `hf` engine, and updates of one of them."""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tests.workers.rollout.conftest import request, tiny_model
+from verl.models.lora import LoraSpec, adapter_parameters, add_adapters, select_adapter
+from verl.protocol.generate import GenerateRequest, Generation, RolloutError
+from verl.workers.rollout.hf_engine import HFEngine
+
+SPECS = {"a": LoraSpec(4, 8), "b": LoraSpec(1, 1, ["q_proj", "up_proj"]), "c": LoraSpec(3, 1, exclude_modules=["q_proj"])}
+EVERYONE = (None, "a", "b", "c")
+
+
+def peft_model(seed: int = 0) -> torch.nn.Module:
+    """The tiny model with `SPECS` as PEFT has them, and weights that matter."""
+    model = add_adapters(tiny_model(), SPECS, "tiny", 0)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name in SPECS:
+            for p in adapter_parameters(model, name).values():
+                p.copy_(0.2 * torch.randn(p.shape, generator=generator))
+    return model.eval()
+
+
+def tensors_of(model: torch.nn.Module, name: str) -> dict[str, torch.Tensor]:
+    return {key: p.detach().clone() for key, p in adapter_parameters(model, name).items()}
+
+
+def make_engine(slots: int = 8, loaded: Sequence[str] = tuple(SPECS)) -> HFEngine:
+    engine = HFEngine(tiny_model(), max_num_seqs=slots, max_model_len=128, adapters=SPECS)
+    for name in loaded:
+        engine.update_weights(tensors_of(peft_model(), name), adapter=name, version=1)
+    return engine
+
+
+def ask(adapter: str | None, seed: int = 0, max_tokens: int = 12, length: int = 20) -> GenerateRequest:
+    return dataclasses.replace(request(length, max_tokens, seed=seed, prompt_seed=7), adapter=adapter, request_id=f"{adapter}-{seed}")
+
+
+async def all_of(engine: HFEngine, requests: Sequence[GenerateRequest]) -> list[Generation]:
+    return [replies[0] for replies in await asyncio.gather(*(engine.generate(r) for r in requests))]
+
+
+def held_by(engine: HFEngine) -> set[str | None]:
+    """Adapters whose prompts' keys the engine would use again."""
+    return {prompt.adapter for prompt in engine._scheduler._prompts.held.values()}
+
+
+def largest_gap(model: torch.nn.Module, requests: Sequence[GenerateRequest], replies: Sequence[Generation]) -> float:
+    """Between the engine's log-probs and those of PEFT's own forward pass."""
+    gaps = []
+    for req, reply in zip(requests, replies, strict=True):
+        select_adapter(model, req.adapter)
+        ids = torch.tensor([req.prompt_ids + reply.token_ids])
+        with torch.no_grad():
+            expected = torch.log_softmax(model(ids).logits[0, len(req.prompt_ids) - 1 : -1], -1)
+        expected = expected.gather(-1, torch.tensor(reply.token_ids)[:, None])[:, 0]
+        gaps.append(float((expected - torch.tensor(reply.log_probs)).abs().max()))
+    return max(gaps)
+
+
+async def test_every_row_of_a_mixed_batch_has_its_own_adapter() -> None:
+    """More requests than slots, so that a slot passes from one adapter to another; all have the same prompt."""
+    engine, model = make_engine(), peft_model()
+    requests = [ask(name, seed) for seed in range(5) for name in EVERYONE]
+    replies = await all_of(engine, requests)
+    assert largest_gap(model, requests, replies) < 1e-5
+    assert len({reply.log_probs[0] for reply in replies[:4]}) == 4
+    assert engine.stats()["prompt_tokens_computed"] == 4 * 20, "each adapter computes the prompt once, and only for itself"
+
+
+async def test_a_reply_has_the_same_bits_whoever_shares_the_batch() -> None:
+    """Alone a decode step has eight rows, together sixteen."""
+    requests = [ask(name, seed, length=20 + seed) for seed in range(3) for name in EVERYONE]
+    together, engine = await all_of(make_engine(slots=16), requests), make_engine(slots=16)
+    for req, reply in zip(requests, together, strict=True):
+        (alone,) = await all_of(engine, [req])
+        assert alone == reply
+    plain = HFEngine(tiny_model(), max_num_seqs=8, max_model_len=128)
+    (base,) = await all_of(plain, [requests[0]])
+    assert base == together[0], "a row without an adapter is that of an engine without adapters"
+
+
+async def test_an_update_reaches_its_own_rows_at_once_and_no_others_and_nobody_waits() -> None:
+    engine, newer = make_engine(), peft_model(seed=1)
+    before = {name: (await all_of(engine, [ask(name)]))[0] for name in EVERYONE}
+    halves = list(tensors_of(newer, "a").items())
+    running = asyncio.create_task(all_of(engine, [ask(name, 3, max_tokens=60) for name in (None, "b")]))
+    await asyncio.sleep(0)
+    engine.update_weights(dict(halves[:5]), adapter="a", version=2, final=False)
+    steps = engine.stats()["steps"]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert engine.stats()["steps"] > steps, "others are sampled between two buckets"
+    assert (await all_of(engine, [ask("a")]))[0] == before["a"], "half an update is none"
+    held = held_by(engine)
+    assert "a" in held and len(held) > 1
+    engine.update_weights(dict(halves[5:]), adapter="a", version=2)
+    assert held_by(engine) == held - {"a"}, "the keys of the old adapter are dropped, all others are kept"
+    after = {name: (await all_of(engine, [ask(name)]))[0] for name in EVERYONE}
+    assert largest_gap(newer, [ask("a")], [after["a"]]) < 1e-5 and after["a"].log_probs != before["a"].log_probs
+    assert [after[name].version for name in EVERYONE] == [0, 2, 1, 1]
+    assert all(after[name] == before[name] for name in (None, "b", "c"))
+    await running
+    assert (engine.version, engine.version_of("a"), engine.version_of("b")) == (0, 2, 1)
+
+
+async def test_stale_keys_of_an_adapter_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above rests on: with the old keys kept, log-probs are wrong by far more than the tolerance."""
+    engine, newer = make_engine(), peft_model(seed=1)
+    await all_of(engine, [ask("a")])
+    monkeypatch.setattr(engine._scheduler, "forget_adapter", lambda adapter: None)
+    engine.update_weights(tensors_of(newer, "a"), adapter="a", version=2)
+    assert largest_gap(newer, [ask("a")], await all_of(engine, [ask("a")])) > 1e-3
+
+
+async def test_new_base_weights_change_the_rows_of_every_adapter() -> None:
+    engine = make_engine()
+    before = await all_of(engine, [ask(name) for name in EVERYONE])
+    weights = {name: p.detach() * 1.1 for name, p in tiny_model().named_parameters()}
+    engine.update_weights(weights, version=5)
+    after = await all_of(engine, [ask(name) for name in EVERYONE])
+    assert all(a.log_probs != b.log_probs for a, b in zip(after, before, strict=True))
+    assert [reply.version for reply in after] == [5, 1, 1, 1]
+
+
+async def test_what_is_no_adapter_or_not_loaded_yet_is_refused() -> None:
+    engine = make_engine(loaded=("a",))
+    good = tensors_of(peft_model(), "b")
+    first = next(iter(good))
+    for req, message in (
+        (ask("planner"), r"request planner-0: there is no adapter 'planner'.*\['a', 'b', 'c'\]"),
+        (ask("b"), "no weights"),
+    ):
+        with pytest.raises(RolloutError, match=message):
+            await engine.generate(req)
+    for name, tensors, message in (
+        ("planner", good, "no adapter 'planner' to update"),
+        ("b", tensors_of(peft_model(), "a"), "update of adapter 'b' has unknown names"),
+        ("b", {first: torch.zeros(3, 3)}, r"has shape \(3, 3\), expected \(1, 64\)"),
+        ("b", {first: torch.full_like(good[first], float("nan"))}, "not finite"),
+        ("b", {first: good[first]}, "update of adapter 'b' is incomplete"),
+    ):
+        with pytest.raises(RolloutError, match=message):
+            engine.update_weights(tensors, adapter=name, version=1)
+    engine.update_weights(good, adapter="b", version=1)
+    await engine.generate(ask("b"))

@@ -1,0 +1,42 @@
+"""Which files a model was loaded from: enough to notice another model under the same name, without reading all of it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+_WHOLE = 16 << 20
+_BLOCKS, _BLOCK = 256, 64 << 10
+_WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def model_fingerprint(path: str) -> str | None:
+    """sha256 over names, sizes and contents of a model's `config.json` and weight files; None for a hub id that is not in the cache yet.
+
+    Of a file over 16 MiB, 256 blocks of 64 KiB spread from its first byte to its last are read: training changes every tensor.
+    """
+    folder = _folder(path)
+    if folder is None:
+        return None
+    digest = hashlib.sha256()
+    for file in [folder / "config.json", *sorted(f for pattern in _WEIGHTS for f in folder.glob(pattern))]:
+        size = file.stat().st_size
+        digest.update(f"{file.name}\0{size}\0".encode())
+        with open(file, "rb") as stream:
+            if size <= _WHOLE:
+                digest.update(stream.read())
+                continue
+            for i in range(_BLOCKS):
+                stream.seek(i * (size - _BLOCK) // (_BLOCKS - 1))
+                digest.update(stream.read(_BLOCK))
+    return digest.hexdigest()
+
+
+def _folder(path: str) -> Path | None:
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(path, "config.json")
+    return Path(config).parent if isinstance(config, str) else None

@@ -1,0 +1,189 @@
+"""LoRA adapters on a frozen base, as PEFT makes them: several on one model, of which one is on at a time, or none.
+
+An adapter starts as a function of the run's seed and its own name alone, so it begins alike wherever and beside whatever it is trained.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from transformers import PreTrainedModel
+
+ALL_LINEAR = "all-linear"
+PARTS = ("lora_A", "lora_B")
+PEFT_PREFIX = "base_model.model."
+# PEFT keeps adapters in module dicts, where names such as `train` are taken.
+KEY_PREFIX = "policy_"
+
+
+class LoraTargetError(ValueError):
+    """An adapter that does not fit the model."""
+
+
+@dataclass(frozen=True)
+class LoraSpec:
+    """What shapes an adapter.
+
+    Attributes:
+        rank: rows of `lora_A`.
+        alpha: the adapter's output is scaled by `alpha / rank`.
+        target_modules: `all-linear`, a regex over whole layer names, or layer names or ends of them.
+        exclude_modules: layers that get none although they are targets; a regex or names.
+    """
+
+    rank: int
+    alpha: int
+    target_modules: str | Sequence[str] = ALL_LINEAR
+    exclude_modules: str | Sequence[str] | None = None
+
+    @property
+    def scaling(self) -> float:
+        """Factor of the adapter's output."""
+        return self.alpha / self.rank
+
+
+def lora_spec(model: Any) -> LoraSpec:
+    """The adapter that the keys of a `ModelConfig` describe."""
+    return LoraSpec(model.lora_rank, model.lora_alpha, model.target_modules, model.exclude_modules)
+
+
+def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.Linear]:
+    """The layers of a model without adapters that get one, by name, in the model's order.
+
+    Raises:
+        LoraTargetError: a target that no layer matches, one that is no linear layer, or exclusions that leave none.
+    """
+    layers = {name: module for name, module in model.named_modules() if name}
+    linear = {name: module for name, module in layers.items() if isinstance(module, torch.nn.Linear)}
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    targets: str | Sequence[str] = spec.target_modules
+    if targets == ALL_LINEAR:
+        targets = [name for name, module in linear.items() if module is not head]
+    ends = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
+    for target in [targets] if isinstance(targets, str) else targets:
+        if not _matching(layers, target if isinstance(targets, str) else [target]):
+            raise LoraTargetError(f"target_modules={spec.target_modules}: the model has no layer {target!r}; its linear layers are {ends}")
+    found = _matching(layers, targets, spec.exclude_modules)
+    if not found:
+        raise LoraTargetError(f"exclude_modules={spec.exclude_modules} leaves no layer of target_modules={spec.target_modules}")
+    for name in found:
+        if name not in linear:
+            raise LoraTargetError(
+                f"target_modules={spec.target_modules}: layer {name!r} is a {type(layers[name]).__name__}; adapters go on linear "
+                f"layers, here {ends}"
+            )
+    return {name: linear[name] for name in found}
+
+
+def _matching(layers: Iterable[str], targets: str | Sequence[str], exclude: str | Sequence[str] | None = None) -> list[str]:
+    """The layers that PEFT would give an adapter."""
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    config = LoraConfig(
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        exclude_modules=exclude if exclude is None or isinstance(exclude, str) else list(exclude),
+    )
+    try:
+        return [name for name in layers if check_target_module_exists(config, name)]
+    except re.error as error:
+        raise LoraTargetError(f"target_modules={targets}, exclude_modules={exclude}: no regular expression: {error}") from error
+
+
+def lora_size(model: torch.nn.Module, spec: LoraSpec) -> int:
+    """Parameters of one adapter. Raises as `lora_targets` does."""
+    return sum(spec.rank * (layer.in_features + layer.out_features) for layer in lora_targets(model, spec).values())
+
+
+def peft_config(model: torch.nn.Module, spec: LoraSpec, base: str | None) -> Any:
+    """The `LoraConfig` of an adapter on a model that has none, with its layers spelled out: by the ends of their names if that says it."""
+    from peft import LoraConfig
+
+    names = list(lora_targets(model, spec))
+    ends = sorted({name.rsplit(".", 1)[-1] for name in names})
+    exact = _matching([name for name, _ in model.named_modules() if name], ends) == names
+    return LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,
+        target_modules=ends if exact else names,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+    )
+
+
+def add_adapters(model: Any, specs: Mapping[str, LoraSpec], base: str | None, seed: int) -> Any:
+    """Freeze a model, give it adapters in fp32 that start as the base, and return it; all of them are trainable, none is on.
+
+    Args:
+        model: without adapters, not yet sharded; it is changed in place.
+        specs: by adapter name.
+        base: what the adapters say they belong to.
+        seed: an adapter's first weights follow from it and the adapter's name.
+
+    Raises:
+        LoraTargetError: an adapter that does not fit the model.
+    """
+    from peft.functional import cast_adapter_dtype, inject_adapter_in_model
+
+    model.requires_grad_(False)
+    configs = {name: peft_config(model, spec, base) for name, spec in specs.items()}
+    for name, config in configs.items():
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+            torch.manual_seed(crc32(repr((seed, name)).encode()))
+            inject_adapter_in_model(config, model, adapter_name=KEY_PREFIX + name)
+        cast_adapter_dtype(model, KEY_PREFIX + name)
+    model.peft_config = {KEY_PREFIX + name: config for name, config in configs.items()}
+    select_adapter(model, None)
+    return model
+
+
+def select_adapter(model: torch.nn.Module, name: str | None) -> None:
+    """Turn one adapter on and the others off, or all off.
+
+    Every adapter goes on requiring gradients, whichever is on: FSDP looks once, before the first forward pass, at what is trained.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.enable_adapters(name is not None)
+            if name is not None:
+                module.set_adapter(KEY_PREFIX + name)
+            for part in PARTS:
+                getattr(module, part).requires_grad_(True)
+
+
+def adapter_parameters(model: torch.nn.Module, name: str) -> dict[str, torch.nn.Parameter]:
+    """The parameters of one adapter by their names in PEFT's files, in the model's order."""
+    middle = f".{KEY_PREFIX}{name}."
+    found = {key: p for key, p in model.named_parameters() if middle in key and any(f".{part}." in key for part in PARTS)}
+    return {PEFT_PREFIX + key.replace(middle, "."): p for key, p in found.items()}
+
+
+def save_adapter(model: Any, name: str, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Write an adapter as plain PEFT loads it: `adapter_config.json` and `adapter_model.safetensors`.
+
+    Args:
+        model: that `add_adapters` returned.
+        name: of the adapter.
+        tensors: whole, on the CPU, by the names of `adapter_parameters`.
+        folder: where to; made when it is not there.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = copy.copy(model.peft_config[KEY_PREFIX + name])
+    config.target_modules = sorted(config.target_modules)
+    config.save_pretrained(folder)
+    save_file(dict(tensors), folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,76 @@
+"""`agent.agent_specific_parameters`: keys under `actor_rollout_ref` with a value for each agent."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+from verl.trainer.config import ActorRolloutRefConfig
+
+
+class PlacementError(ValueError):
+    """A team that cannot be placed as configured."""
+
+
+def config_of(
+    index: int, names: Sequence[str], model: str, overrides: Mapping[str, Any], base: ActorRolloutRefConfig
+) -> ActorRolloutRefConfig:
+    """`base` with one agent's model and its own values.
+
+    Args:
+        index: of the agent in `names`.
+        names: all agents.
+        model: of the agent.
+        overrides: a tree of keys with a list of values, one for each agent; None keeps the common value.
+        base: everything under `actor_rollout_ref`; it is not changed.
+
+    Raises:
+        PlacementError: an unknown key, a list of the wrong length, or a value of the wrong type.
+    """
+    config = copy.deepcopy(base)
+    config.model.path = model
+    for path, values in _leaves(overrides, base):
+        dotted = ".".join(path)
+        if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(names):
+            raise PlacementError(
+                f"agent.agent_specific_parameters.{dotted}={values!r}: expected a list of {len(names)} values, "
+                f"one for each of {list(names)}"
+            )
+        section: Any = config
+        for part in path[:-1]:
+            section = getattr(section, part)
+        if values[index] is not None:
+            setattr(section, path[-1], _checked(dotted, values[index], section, path[-1]))
+    return config
+
+
+def _leaves(tree: Mapping[str, Any], section: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Walk overrides along the config's own tree: (path, list of values) at every key that is not a section."""
+    known = {f.name for f in fields(section)}
+    for name, value in tree.items():
+        here = (*path, name)
+        if name not in known:
+            raise PlacementError(
+                f"agent.agent_specific_parameters.{'.'.join(here)}: no such key under actor_rollout_ref; known there: {sorted(known)}"
+            )
+        child = getattr(section, name)
+        if is_dataclass(child):
+            if not isinstance(value, Mapping):
+                raise PlacementError(f"agent.agent_specific_parameters.{'.'.join(here)} is a section; set one of its keys")
+            yield from _leaves(value, child, here)
+        else:
+            yield here, value
+
+
+def _checked(dotted: str, value: Any, section: Any, name: str) -> Any:
+    """`value` if its type fits the key `name` of `section`; integers pass for floats, anything for an optional key or one of any type."""
+    default = getattr(section, name)
+    if isinstance(default, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if default is None or type(value) is type(default) or get_type_hints(type(section))[name] is Any:
+        return value
+    raise PlacementError(
+        f"agent.agent_specific_parameters.{dotted}: {value!r} is {type(value).__name__}, expected {type(default).__name__}"
+    )
