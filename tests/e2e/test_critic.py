@@ -14,10 +14,13 @@ JOINT = {"critic.view": "joint", "critic.joint_prompt_length": 128}
 TEAM = {"asker", "verifier_agent"}
 
 
+MACHINE = ("timing", "time_per", "throughput", "memory")
+
+
 def steps_of(run_dir: Path) -> list[dict[str, Any]]:
-    """Metrics of the training steps, without the clock's."""
+    """Metrics of the training steps, without the clock's and the memory's."""
     lines = [line for line in read_metrics(run_dir) if "critic/score/mean" in line]
-    return [{k: v for k, v in line.items() if "timing" not in k and "time_per" not in k and "throughput" not in k} for line in lines]
+    return [{k: v for k, v in line.items() if not any(word in k for word in MACHINE)} for line in lines]
 
 
 def critics(run_dir: Path, step: int) -> dict[str, bytes]:
