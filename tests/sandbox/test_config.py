@@ -73,6 +73,32 @@ def test_keys_without_a_sandbox_are_an_error() -> None:
         start_sandbox(config)
 
 
+def plan_path(**options: str) -> RunConfig:
+    config = RunConfig()
+    config.agent.orchestra_type = config.env.env_name = "plan_path"
+    config.agent.orchestra = {"plan_path": options}
+    config.sandbox.min_level = "rlimits"
+    config.sandbox.workers = 1
+    return config
+
+
+def test_a_team_that_writes_programs_gets_a_sandbox_by_its_options(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        with caplog.at_level(logging.INFO):
+            start_sandbox(plan_path(tool="code"))
+        assert [line for line in caplog.messages if line.startswith("sandbox: level ")]
+        assert shared_sandbox().settings.workers == 1
+    finally:
+        close_shared()
+
+
+@pytest.mark.parametrize("options", [{}, {"tool": "moves"}])
+def test_keys_of_a_sandbox_are_an_error_for_a_team_that_writes_no_programs(options: dict[str, str]) -> None:
+    expected = r"sandbox\.min_level, sandbox\.workers has no effect: .* agent\.orchestra\.plan_path the agents write none"
+    with pytest.raises(AgentSystemError, match=expected):
+        start_sandbox(plan_path(**options))
+
+
 async def test_the_environment_of_the_page_judges_programs() -> None:
     (block,) = [b for b in blocks("python") if b.page == "docs/sandbox.md"]
     names: dict[str, Any] = {"__name__": "page"}

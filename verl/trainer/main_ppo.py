@@ -138,17 +138,21 @@ def check_team(config: RunConfig) -> None:
 
 
 def start_sandbox(config: RunConfig) -> None:
-    """Start the sandbox of a run whose environment runs programs, and say how well it holds them.
+    """Start the sandbox of a run whose environment runs programs or whose agents write some, and say how well it holds them.
 
     Raises AgentSystemError when it holds them less well than `sandbox.min_level`, and for keys under `sandbox` that nothing would read.
     """
-    sandbox = config.sandbox
-    if EnvRegistry.get(config.env.env_name).uses_sandbox:
+    sandbox, team = config.sandbox, config.agent.orchestra_type
+    orchestra = OrchestraRegistry.get(team).from_options(config.agent.orchestra.get(team), team)
+    if EnvRegistry.get(config.env.env_name).uses_sandbox or orchestra.uses_sandbox:
         limits = Limits(**vars(sandbox.limits))
         configure(SandboxSettings(**vars(sandbox) | {"limits": limits, "packages": tuple(sandbox.packages)}))
     elif sandbox != SandboxConfig():
         changed = [f"sandbox.{name}" for name, value in vars(sandbox).items() if value != getattr(SandboxConfig(), name)]
-        raise AgentSystemError(f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no programs")
+        raise AgentSystemError(
+            f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no programs, and with the options of "
+            f"agent.orchestra.{team} the agents write none"
+        )
 
 
 def sampling_of(agent: AgentPlacement, config: RunConfig, tokenizer: Any, validate: bool) -> SamplingParams:

@@ -7,16 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from agent_system.agent import BaseAgent, Entry
-from agent_system.projection import Projection, tag
+from agent_system.projection import Projection, code_block, tag
 from agent_system.registry import AgentRegistry
 from agent_system.workflows.plan_path.options import PlanPathOptions
-from agent_system.workflows.plan_path.prompts import STYLES
+from agent_system.workflows.plan_path.program import Program
+from agent_system.workflows.plan_path.prompts import CODE, STYLES
 from agent_system.workflows.plan_path.rules import parse_moves
 
 TOOL = "Tool Agent"
 EXECUTOR = "Executor Agent"
 
 _read = tag("moves")
+_read_program = code_block("python", "python3", "py")
 
 
 class PlanPathAgent(BaseAgent):
@@ -24,7 +26,7 @@ class PlanPathAgent(BaseAgent):
 
     def __init__(self, agent_id: str, config: Any = None) -> None:
         super().__init__(agent_id, config if isinstance(config, PlanPathOptions) else PlanPathOptions())
-        self.style = STYLES[self.config.prompt_style]
+        self.style = CODE if self.config.tool == "code" else STYLES[self.config.prompt_style]
 
     def team_context(self, entries: Sequence[Entry]) -> str:
         return "\n\n".join(self.style.entry.format(role=entry.agent_id.split()[0], text=entry.text) for entry in entries)
@@ -37,11 +39,17 @@ class PlanPathAgent(BaseAgent):
 
 @AgentRegistry.register(TOOL, orchestra="plan_path")
 class ToolAgent(PlanPathAgent):
-    """Proposes the next moves."""
+    """Proposes the next moves; with `tool=code` its action is the last Python block of its reply, as a `Program`."""
 
     def __init__(self, agent_id: str = TOOL, config: Any = None) -> None:
         super().__init__(agent_id, config)
         self.prompt = self.style.tool
+
+    def project(self, text: str) -> Projection:
+        if self.config.tool == "moves":
+            return super().project(text)
+        found = _read_program(text)
+        return replace(found, action=Program(found.action) if found.valid else "")
 
 
 @AgentRegistry.register(EXECUTOR, orchestra="plan_path")

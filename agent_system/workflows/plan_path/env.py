@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
@@ -10,6 +12,7 @@ from agent_system.registry import EnvRegistry
 from agent_system.workflows.plan_path.agents import EXECUTOR, TOOL
 from agent_system.workflows.plan_path.grid import GridMap, parse_map
 from agent_system.workflows.plan_path.options import PlanPathEnvOptions
+from agent_system.workflows.plan_path.program import Program, Proposal, run_program
 from agent_system.workflows.plan_path.render import compact_text, grid_text
 from agent_system.workflows.plan_path.reward import local_reward, team_reward
 from agent_system.workflows.plan_path.rules import State, Walk, advance, initial_state, parse_moves, walk
@@ -20,11 +23,14 @@ class PlanPathEnv(BaseEnv):
     """Judges the Tool's moves without making them, makes the Executor's, and ends the episode at the goal.
 
     The Executor's moves are made in `act`, so that its candidates can be told apart one by one; `step` makes them only where no
-    Executor spoke in the turn (a team of one, say). A reply without a list of moves makes none.
+    Executor spoke in the turn (a team of one, say). A reply without a list of moves makes none. A Tool's action that is a `Program` is
+    run in the sandbox, and what it prints is judged. What the Tool proposed is the prompt variable `{proposal}`.
 
     `info`: `success`; `progress` (0 to 1, best so far); `distance` (to the goal); `moves`; `path_ratio` (moves made over the shortest
     path, of episodes that arrive); `tool/illegal`, `executor/illegal` (lists that ran into a wall or over the edge), `tool/unparsed`,
-    `executor/unparsed` (replies without a list), `executor/surplus` (moves beyond `max_moves`), all counted over the episode.
+    `executor/unparsed` (replies without a list), `tool/surplus`, `executor/surplus` (moves beyond `max_moves`), `tool/failed_runs`
+    (programs that did not print a list of moves), all counted over the episode; `executor/followed` (its last moves are the proposed
+    ones).
     """
 
     config_class = PlanPathEnvOptions
@@ -44,7 +50,10 @@ class PlanPathEnv(BaseEnv):
         self._state = initial_state(self._grid)
         self._counts: Counter[str] = Counter()
         self._moved = False
-        return self._look()
+        self._followed = False
+        self._proposal = Proposal("", "nothing was proposed")
+        self._seen = self._look()
+        return self._seen
 
     @property
     def grid(self) -> GridMap:
@@ -56,35 +65,56 @@ class PlanPathEnv(BaseEnv):
         """Where the episode stands."""
         return self._state
 
-    def act(self, agent_id: str, action: str) -> Outcome:
-        """Judge the Tool's proposal, or make the Executor's moves."""
+    def observe(self, agent_id: str) -> Observation:
+        """Return what the turn started from, with the Tool's proposal."""
+        return replace(self._seen, info={**self._seen.info, "proposal": self._proposal.text})
+
+    def act(self, agent_id: str, action: str) -> Any:
+        """Judge the Tool's proposal, or make the Executor's moves. A `Program` has to be awaited: it is run before it is judged.
+
+        Raises:
+            SandboxError: the sandbox, not the program, failed.
+        """
         if agent_id == EXECUTOR:
             return self._move(action)
         if agent_id == TOOL:
-            made = self._try(action, "tool")
-            return Outcome(local=local_reward(self._grid, self._state.cell, made, self.config), info=self._info())
+            return self._run(action) if isinstance(action, Program) else self._propose(action)
         return Outcome()
 
     def step(self, action: str) -> Outcome:
         """End the turn; moves that the Executor has made already are not made again."""
         made = Outcome(info=self._info(), done=self._arrived) if self._moved else self._move(action)
         self._moved = False
-        return Outcome(team=made.team, done=made.done, info=made.info, observation=self._look())
+        self._proposal = Proposal("", "nothing was proposed")
+        self._seen = self._look()
+        return replace(made, local=0.0, observation=self._seen)
 
     def fork(self) -> PlanPathEnv:
         """Return a copy that goes its own way; map and state are immutable and shared."""
         copy = type(self)(self.config, seed=self.seed)
         copy._grid, copy._state, copy._moved = self._grid, self._state, self._moved
-        copy._counts = self._counts.copy()
+        copy._counts, copy._followed = self._counts.copy(), self._followed
+        copy._proposal, copy._seen = self._proposal, self._seen
         return copy
 
     @property
     def _arrived(self) -> bool:
         return self._state.cell == self._grid.goal
 
+    async def _run(self, program: Program) -> Outcome:
+        proposal = await run_program(program, self._grid, self._state)
+        self._counts["tool/failed_runs"] += not proposal.moves
+        return self._propose(proposal.moves, proposal.why)
+
+    def _propose(self, action: str, why: str = "the reply holds no plan") -> Outcome:
+        made = self._try(action, "tool")
+        self._proposal = Proposal("", why) if made is None else Proposal(self._first(action))
+        return Outcome(local=local_reward(self._grid, self._state.cell, made, self.config), info=self._info())
+
     def _move(self, action: str) -> Outcome:
         before, self._moved = self._state, True
         made = self._try(action, "executor")
+        self._followed = made is not None and self._first(action) == self._proposal.moves
         if made is not None:
             self._state = advance(self._grid, before, made)
         team = team_reward(self._grid, before, self._state, self.config)
@@ -102,6 +132,10 @@ class PlanPathEnv(BaseEnv):
         self._counts[f"{role}/surplus"] += max(0, len(moves) - self.config.max_moves)
         return made
 
+    def _first(self, action: str) -> str:
+        """The moves of an action that count, as letters."""
+        return (parse_moves(action) or "")[: self.config.max_moves]
+
     def _look(self) -> Observation:
         config = self.config
         compact = config.view == "compact"
@@ -115,6 +149,8 @@ class PlanPathEnv(BaseEnv):
             "progress": 1 - state.best / max(1, grid.shortest),
             "distance": float(grid.distances[state.cell]),
             "moves": float(state.moves),
+            "tool/failed_runs": float(self._counts["tool/failed_runs"]),
+            "executor/followed": float(self._followed),
         }
         for role in ("tool", "executor"):
             info |= {f"{role}/{name}": float(self._counts[f"{role}/{name}"]) for name in ("illegal", "unparsed", "surplus")}

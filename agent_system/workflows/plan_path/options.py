@@ -9,6 +9,7 @@ from agent_system.workflows.plan_path.grid import LARGEST_SIDE
 from agent_system.workflows.plan_path.prompts import STYLES
 
 VIEWS = ("grid", "compact")
+TOOLS = ("moves", "code")
 
 
 @dataclass(frozen=True)
@@ -17,12 +18,20 @@ class PlanPathOptions:
 
     Attributes:
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
+        tool: how the Tool proposes: moves (it writes them) | code (it writes a program that prints them, run in the sandbox).
     """
 
     prompt_style: str = "full"
+    tool: str = "moves"
 
     def __post_init__(self) -> None:
         _one_of("agent.orchestra.plan_path.prompt_style", self.prompt_style, tuple(STYLES))
+        _one_of("agent.orchestra.plan_path.tool", self.tool, TOOLS)
+        if self.tool == "code" and self.prompt_style != "full":
+            raise AgentSystemError(
+                f"agent.orchestra.plan_path.tool=code needs prompt_style=full, the only wording that asks for a program, found "
+                f"{self.prompt_style!r}; models too small for it write no programs: use tool=moves"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Who speaks when: the Tool proposes moves, the Executor decides which are made."""
+"""Who speaks when: the Tool proposes moves, or writes a program that does, and the Executor decides which are made."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ class PlanPathOrchestra(BaseOrchestra):
     agents = (TOOL, EXECUTOR)
     config_class = PlanPathOptions
 
+    def __init__(self, config: PlanPathOptions | None = None) -> None:
+        super().__init__(config)
+        self.uses_sandbox = self.config.tool == "code"
+
     async def run(self, turn: Turn) -> str:
-        plan = await turn.act(TOOL)
-        decision = await turn.act(EXECUTOR)
-        turn.info["executor/followed"] = float(bool(plan.action) and plan.action == decision.action)
-        return decision.action
+        await turn.act(TOOL)
+        return (await turn.act(EXECUTOR)).action
