@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 
 from agent_system.workflows.plan_path.grid import MOVES, GridMap
-from agent_system.workflows.plan_path.rules import State
+from agent_system.workflows.plan_path.rules import State, walk
 
 VISIT_COST = 2
 
@@ -50,7 +50,7 @@ def careful_moves(grid: GridMap, state: State, radius: int, max_moves: int) -> s
     price, _, move = min(priced)
     moves = move
     while len(moves) < min(radius, max_moves) and (further := cost(grid, state, moves + move)) is not None and further <= price:
-        if _end(grid, state.cell, moves) == grid.goal:
+        if walk(grid, state.cell, moves).reached:
             break
         moves += move
     return moves
@@ -73,13 +73,6 @@ def way_to_goal(grid: GridMap, cell: int) -> tuple[int, int]:
     """Return how many rows down and columns right of `cell` the goal is."""
     (row, column), (goal_row, goal_column) = grid.place(cell), grid.place(grid.goal)
     return goal_row - row, goal_column - column
-
-
-def _end(grid: GridMap, cell: int, moves: str) -> int | None:
-    there: int | None = cell
-    for move in moves:
-        there = None if there is None else grid.after(there, move)
-    return there
 
 
 def _preference(grid: GridMap, cell: int) -> list[str]:

@@ -101,10 +101,10 @@ def from_text(text: str) -> Board:
     return tuple(0 if char == EMPTY else int(char) for char in text)
 
 
-def rows_text(board: Board) -> str:
-    """Return the board as a line per row, a space between cells."""
+def rows_text(board: Board, empty: str = EMPTY) -> str:
+    """Return the board as a line per row, a space between cells, and `empty` where there is no digit."""
     size = size_of(board)
-    cells = [str(digit) if digit else EMPTY for digit in board]
+    cells = [str(digit) if digit else empty for digit in board]
     return "\n".join(" ".join(cells[start : start + size]) for start in range(0, len(cells), size))
 
 

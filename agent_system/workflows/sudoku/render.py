@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.sudoku.action import parse_action
-from agent_system.workflows.sudoku.puzzle import Board, Puzzle, rows_text, size_of
+from agent_system.workflows.sudoku.puzzle import Board, Puzzle, rows_text
 from agent_system.workflows.sudoku.state import State, apply_action
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ def describe(state: State) -> str:
 
 def digits_text(board: Board) -> str:
     """Return a board as digits, 0 where it is empty, a line a row: the same layout whatever is filled, and a whole grid as an action."""
-    size = size_of(board)
-    return "\n".join(" ".join(map(str, board[start : start + size])) for start in range(0, len(board), size))
+    return rows_text(board, empty="0")
 
 
 def replay(puzzle: Puzzle, actions: Iterable[str], max_cells: int = 81) -> list[State]:
