@@ -13,6 +13,7 @@ import pytest
 from tests.docs.pages import commands, first_column, pages
 from tests.docs.test_readme import environment
 from tests.house.source import ROOT
+from verl.trainer.config import RunConfig
 
 # Command to what runs it; a path is a test or a script that exists.
 ELSEWHERE = {
@@ -42,12 +43,13 @@ def test_every_command_is_run_by_some_test() -> None:
     assert [place for place in ELSEWHERE.values() if not (ROOT / place).is_file()] == []
 
 
-@pytest.mark.parametrize("command", having(SCRIPT))
-def test_a_script_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Path) -> None:
+def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
+    """The keys that a script of `examples/` gives to the trainer, and the config that they make."""
     from hydra import compose, initialize
     from omegaconf import OmegaConf
 
     from verl.trainer.config.entry import free_form_overrides, register_config
+    from verl.trainer.config.presets import expand_presets
 
     for name in ("examples", "scripts", ".venv/bin", "embedded", "data/gsm8k"):
         (tmp_path / name).mkdir(parents=True)
@@ -63,7 +65,12 @@ def test_a_script_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Pa
     subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=60)
     overrides = (tmp_path / "asked").read_text().split("\0")[:-1]
     with initialize(version_base=None, config_path=None):
-        config = OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(overrides)))
+        return overrides, OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(expand_presets(overrides))))
+
+
+@pytest.mark.parametrize("command", having(SCRIPT))
+def test_a_script_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Path) -> None:
+    overrides, config = asked_for(command, tmp_path)
     workflow = re.search(r"examples/run_(\w+)\.sh", command)[1]
     assert config.agent.agent_ids == (["Solver Agent", "Verifier Agent"] if workflow == "math" else ["Tool Agent", "Executor Agent"])
     assert (config.agent.orchestra_type, config.env.env_name) == (workflow, workflow)

@@ -2,14 +2,23 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from recipe.at_grpo.measure import HERE, LABELS, TASKS, plot
+from recipe.runs import overrides_of
+from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
+from verl.trainer.config_check import check_config
+from verl.trainer.config_effect import check_effect
+from verl.trainer.main_ppo import check_team, resolve_defaults
+from verl.trainer.placement import build_placement
+from verl.trainer.ppo.tree_check import check_sampling
 
 SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "data.val_max_samples=4", "env.max_steps=2"]
 
@@ -37,6 +46,22 @@ def test_every_variant_and_task_has_its_settings() -> None:
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     assert set(config["variants"]) == set(LABELS)
     assert set(config["tokens"]) == set(TASKS)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("variant", LABELS)
+def test_the_keys_of_every_variant_can_be_and_have_an_effect(task: str, variant: str, tmp_path: Path) -> None:
+    settings = yaml.safe_load((HERE / "config.yaml").read_text())
+    keys = overrides_of(settings["common"] | {"trainer.total_generated_tokens": settings["tokens"][task]} | settings["variants"][variant])
+    _, config = asked_for(shlex.join(["bash", f"examples/run_{task}.sh", *keys]), tmp_path)
+    resolve_defaults(config)
+    check_team(config)
+    placement = build_placement(config.agent, config.actor_rollout_ref)
+    check_config(config, placement)
+    check_sampling(config)
+    check_effect(config, placement)
+    assert config.rollout.sampling == ("parallel" if variant == "parallel" else "tree")
+    assert len(placement.policy_ids) == (1 if variant == "shared" else 2)
 
 
 def test_the_plot_has_a_panel_for_each_task(tmp_path: Path) -> None:

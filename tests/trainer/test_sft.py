@@ -45,6 +45,16 @@ def sft_config(model_folder, demo_file, out, **trainer):
     return config
 
 
+def test_a_line_of_metrics_holds_the_mean_loss_since_the_last_one(model_folder, demo_file, tmp_path):
+    def losses(log_freq):
+        out = tmp_path / f"every_{log_freq}"
+        run_sft(sft_config(model_folder, demo_file, out, total_training_steps=7, log_freq=log_freq))
+        return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+    each = losses(1)
+    assert losses(3) == pytest.approx([sum(each[:3]) / 3, sum(each[3:6]) / 3, each[6]], rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_training_learns_the_replies_and_leaves_a_folder_that_loads(model_folder, demo_file, tmp_path, name):
     config = sft_config(model_folder, demo_file, tmp_path / "out", total_training_steps=60, log_freq=1)
