@@ -7,10 +7,11 @@ loads.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -28,14 +29,15 @@ from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry,
 from agent_system.reward import OverlongBuffer, PropagationSettings, RewardSettings
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult, TooManyFailuresError
+from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.settings import CollectorSettings, TreeSettings
 from agent_system.rollout.tree import check_tree_env
 from agent_system.sandbox import Limits, SandboxSettings, close_shared, configure
 from agent_system.task import task_from_row
-from verl.models.loader import ModelPathError, load_tokenizer
-from verl.protocol.generate import EngineGoneError, SamplingParams
+from verl.models.loader import ModelPathError, load_tokenizer, stop_token_ids
+from verl.protocol.generate import EngineGoneError, RolloutError, SamplingParams
 from verl.single_controller.base.worker_group import WorkerDiedError
-from verl.trainer.config import RunConfig, SandboxConfig
+from verl.trainer.config import RolloutConfig, RunConfig, SandboxConfig
 from verl.trainer.config.entry import explain, free_form_overrides, register_config
 from verl.trainer.config.presets import PresetError, describe_preset, expand_presets
 from verl.trainer.config_check import ConfigError, check_config
@@ -54,6 +56,7 @@ from verl.trainer.ppo.team import TeamError, TeamWorkers
 from verl.trainer.ppo.tree_check import check_sampling
 from verl.trainer.ppo.validation import rows_before_after
 from verl.trainer.role_policies import set_apart, speakers
+from verl.trainer.untrained_check import api_key, check_untrained
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
 from verl.utils.tracking import Tracking, check_backends
 
@@ -92,6 +95,7 @@ class TaskCollector:
         return [
             PromptMeasure(f"agent '{name}'", seat.binding.max_prompt_length, partial(self._lengths, name))
             for name, seat in self.collector.seats.items()
+            if isinstance(seat.binding, AgentBinding)
         ]
 
     def _lengths(self, agent_id: str, rows: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -155,18 +159,16 @@ def start_sandbox(config: RunConfig) -> None:
         )
 
 
-def sampling_of(agent: AgentPlacement, config: RunConfig, tokenizer: Any, validate: bool) -> SamplingParams:
-    """How one agent samples in training or validation."""
-    rollout = agent.config.rollout
+def sampling_of(rollout: RolloutConfig, config: RunConfig, stop_token_ids: Sequence[int], validate: bool) -> SamplingParams:
+    """How an agent with these keys samples in training or validation."""
     source = rollout.val_kwargs if validate else rollout
     greedy = validate and not rollout.val_kwargs.do_sample
-    stop = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")} - {None, tokenizer.unk_token_id}
     return SamplingParams(
         max_tokens=rollout.response_length or config.data.max_response_length,
         temperature=0.0 if greedy else source.temperature,
         top_p=source.top_p,
         top_k=source.top_k,
-        stop_token_ids=tuple(sorted(stop)),
+        stop_token_ids=tuple(stop_token_ids),
     )
 
 
@@ -183,28 +185,63 @@ def reward_settings(config: RunConfig, placement: Placement) -> RewardSettings:
         propagation=PropagationSettings(**vars(reward.propagation) | {"local_range": (low, high)}),
         overlong_buffer=OverlongBuffer(**vars(reward.overlong_buffer)),
         invalid_action_penalty={
-            a.agent_id: a.config.actor.invalid_action_penalty_coef for a in placement.agents if a.config.actor.use_invalid_action_penalty
+            a.agent_id: a.config.actor.invalid_action_penalty_coef for a in placement.trained if a.config.actor.use_invalid_action_penalty
         },
     )
 
 
-def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]) -> TaskCollector:
-    """Bind every agent to the client of the policy that it speaks with, and seat the team."""
+def remote_bindings(config: RunConfig, placement: Placement) -> dict[str, RemoteBinding]:
+    """Bind every agent behind an API to its server. Raises ConfigError when the environment lacks a key."""
+    if not placement.api:
+        return {}
+    from agent_system.rollout.endpoint import Endpoint, EndpointSettings
+
     bindings = {}
+    for row in placement.api:
+        settings = EndpointSettings(row.agent_id, api_key=api_key(row.agent_id, row.api), **vars_without(row.api, "api_key_env"))
+        train, val = (sampling_of(row.config.rollout, config, (), validate) for validate in (False, True))
+        bindings[row.agent_id] = RemoteBinding(row.agent_id, row.policy_id, Endpoint(settings), train, val)
+    return bindings
+
+
+def vars_without(section: Any, name: str) -> dict[str, Any]:
+    """The keys of a section but one."""
+    return {key: value for key, value in vars(section).items() if key != name}
+
+
+def check_endpoints(bindings: Iterable[RemoteBinding]) -> None:
+    """Ask every server for one reply. Raises ConfigError for one that gives none."""
+
+    async def check_all() -> None:
+        for binding in bindings:
+            await binding.endpoint.check()
+
+    try:
+        asyncio.run(check_all())
+    except RolloutError as error:
+        raise ConfigError(f"{error}; start the server, or correct agent.api") from error
+
+
+def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]) -> TaskCollector:
+    """Bind every agent to the client of the policy that it speaks with, or to its server, and seat the team."""
+    found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(config, placement))
     for agent_id, row in speakers(config, placement).items():
         tokenizer = tokenizers[row.wg_id]
-        bindings[agent_id] = AgentBinding(
+        stop = stop_token_ids(str(row.config.model.path), tokenizer)
+        found[agent_id] = AgentBinding(
             agent_id=agent_id,
             policy_id=row.policy_id,
             wg_id=row.wg_id,
             client=clients[row.wg_id],
             adapter=row.adapter,
             tokenizer=tokenizer,
-            sampling=sampling_of(row, config, tokenizer, validate=False),
-            val_sampling=sampling_of(row, config, tokenizer, validate=True),
+            sampling=sampling_of(row.config.rollout, config, stop, validate=False),
+            val_sampling=sampling_of(row.config.rollout, config, stop, validate=True),
             max_prompt_length=row.config.rollout.prompt_length or config.data.max_prompt_length,
             template_kwargs=config.data.apply_chat_template_kwargs,
+            trained=not row.frozen,
         )
+    bindings = {agent_id: found[agent_id] for agent_id in config.agent.agent_ids}
     joint = config.critic.view == "joint" and bool(critic_agents(config, placement))
     settings = CollectorSettings(
         seed=config.data.seed,
@@ -274,6 +311,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     placement = build_placement(config.agent, config.actor_rollout_ref)
     check_config(config, placement)
     speakers(config, placement)
+    check_untrained(config, placement)
     check_filter_groups(config)
     check_sampling(config)
     check_rollout_correction(config, placement)
@@ -295,11 +333,12 @@ def check_run(config: RunConfig) -> CheckedRun:
     sizes = adapter_sizes(placement)
     check_critic(config, placement, tokenizers)
     collector = build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
-    train, val = build_datasets(config, next(iter(tokenizers.values())), collector.measures())
+    train, val = build_datasets(config, next(iter(tokenizers.values()), None), collector.measures())
     if train is not None:
         loader = TaskLoader(train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
         if checkpoint is not None:
             loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))
+    check_endpoints(remote_bindings(config, placement).values())
     name = config.trainer.experiment_name if run_dir == trained_in else f"{config.trainer.experiment_name}/{run_dir.name}"
     return CheckedRun(placement, sizes, tokenizers, train, val, run_dir, name)
 
@@ -309,6 +348,8 @@ def table_row(agent_id: str, row: AgentPlacement, adapter_sizes: Mapping[str, in
     what = str(row.config.model.path)
     if row.adapter is not None:
         what += f", adapter of rank {row.config.model.lora_rank} with {adapter_sizes[row.adapter]:,} parameters"
+    if row.frozen:
+        what += ", frozen"
     return f"agent {agent_id} -> policy {row.policy_id} -> worker group {row.wg_id} ({what})"
 
 
@@ -322,6 +363,8 @@ def run(config: RunConfig) -> RayPPOTrainer:
     OmegaConf.save(OmegaConf.structured(config), run_dir / ("config_eval.yaml" if config.trainer.val_only else "config.yaml"))
     for agent_id, row in speakers(config, placement).items():
         logger.info(table_row(agent_id, row, checked.adapter_sizes))
+    for remote in placement.api:
+        logger.info("agent %s -> %s at %s (not trained)", remote.agent_id, remote.policy_id, remote.api.base_url)
     logger.info("everything is written to %s", run_dir)
     with ExitStack() as started:
         started.callback(close_shared)

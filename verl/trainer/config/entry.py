@@ -16,6 +16,7 @@ FREE_FORM = (
     "agent.orchestra.",
     "agent.agent_specific_parameters.",
     "agent.role_policies.",
+    "agent.api.",
     "env.params.",
     "data.apply_chat_template_kwargs.",
 )

@@ -57,6 +57,8 @@ class TeamError(RuntimeError):
 class TeamWorkers:
     """One policy worker group and one rollout server for every worker group of the placement, and a critic where values are needed.
 
+    A group that is not trained has its rollout server alone, which serves the model as it is given.
+
     Args:
         config: the run's configuration.
         placement: what to build.
@@ -66,6 +68,7 @@ class TeamWorkers:
     def __init__(self, config: RunConfig, placement: Placement, controller: Controller) -> None:
         self.config, self.placement, self.controller = config, placement, controller
         self.specs = {spec.wg_id: spec for spec in placement.groups}
+        self.trained = [wg_id for wg_id, spec in self.specs.items() if spec.trained]
         self.world_size = config.trainer.nnodes * config.trainer.n_gpus_per_node
         self.n_devices = self.world_size
         self.learners, self._critic_learners = policy_learners(config, placement), group_learners(config, placement)
@@ -80,7 +83,7 @@ class TeamWorkers:
         self.critics: dict[str, WorkerGroup] = {}
         self.rollouts: dict[str, WorkerGroup] = {}
         self.clients: dict[str, RolloutClient] = {}
-        self._threads = ThreadPoolExecutor(max_workers=len(self.specs) if controller.parallel else 1, thread_name_prefix="worker_group")
+        self._threads = ThreadPoolExecutor(max_workers=max(len(self.specs), 1) if controller.parallel else 1, thread_name_prefix="worker_group")
 
     def start(self) -> None:
         """Start the processes of every group; models are loaded by `init_model`."""
@@ -98,7 +101,8 @@ class TeamWorkers:
                 "max_model_len": self._max_model_len(spec),
                 "num_threads": spec.config.rollout.num_threads or share,
             }
-            self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.world_size, common | policy)
+            if spec.trained:
+                self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.world_size, common | policy)
             self.rollouts[wg_id] = self.controller.spawn(
                 f"rollout_{wg_id}", RolloutWorker, self.world_size, common | rollout, max_concurrency=1000
             )
@@ -115,8 +119,9 @@ class TeamWorkers:
         """Load every model; so many optimizer steps are what the schedules of the policies and of the critics run over."""
 
         def init(wg_id: str) -> None:
-            self.policies[wg_id].init_model()
-            self.policies[wg_id].set_total_training_steps(total_updates)
+            if wg_id in self.policies:
+                self.policies[wg_id].init_model()
+                self.policies[wg_id].set_total_training_steps(total_updates)
             self.rollouts[wg_id].init_model()
             if wg_id in self.critics:
                 self.critics[wg_id].init_model()
@@ -235,7 +240,11 @@ class TeamWorkers:
         """
 
         def sync(wg_id: str) -> None:
-            policy, engine = self.policies[wg_id], self.rollouts[wg_id]
+            engine = self.rollouts[wg_id]
+            if wg_id not in self.policies:
+                engine.wake()
+                return
+            policy = self.policies[wg_id]
             for adapter in self.specs[wg_id].adapters or (None,):
                 bucket = policy.next_weights(True, adapter)[0]
                 while bucket:
@@ -248,12 +257,12 @@ class TeamWorkers:
 
     def save_checkpoint(self, folder: Path, save_hf_model: bool) -> None:
         """Write every policy under `folder/actor/<wg_id>` and every critic under `folder/critic/<wg_id>`."""
-        self._on_all(lambda wg: self.policies[wg].save_checkpoint(str(folder / "actor" / wg), save_hf_model))
+        self._on(self.trained, lambda wg: self.policies[wg].save_checkpoint(str(folder / "actor" / wg), save_hf_model))
         self._on(list(self.critics), lambda wg: self.critics[wg].save_checkpoint(str(folder / "critic" / wg), save_hf_model))
 
     def load_checkpoint(self, folder: Path) -> None:
         """Read what `save_checkpoint` wrote."""
-        self._on_all(lambda wg: self.policies[wg].load_checkpoint(str(folder / "actor" / wg)))
+        self._on(self.trained, lambda wg: self.policies[wg].load_checkpoint(str(folder / "actor" / wg)))
         self._on(list(self.critics), lambda wg: self.critics[wg].load_checkpoint(str(folder / "critic" / wg)))
 
     def shutdown(self) -> None:
