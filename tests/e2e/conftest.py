@@ -24,6 +24,7 @@ def whole_text(text):
     return Projection(text, True, {})
 
 
+@AgentRegistry.register("Asker", orchestra="alone")
 @AgentRegistry.register("Asker", orchestra="my_flow")
 class Asker(BaseAgent):
     prompt = "Ask: {env_prompt}"
@@ -44,6 +45,14 @@ class MyFlow(BaseOrchestra):
         await turn.act("Asker")
         verdict = await turn.act("Verifier Agent")
         return verdict.action
+
+
+@OrchestraRegistry.register("alone")
+class Alone(BaseOrchestra):
+    agents = ("Asker",)
+
+    async def run(self, turn):
+        return (await turn.act("Asker")).action
 
 
 @register_policy_loss("my_loss")

@@ -38,13 +38,13 @@ from verl.models.loader import ModelPathError, load_tokenizer, stop_token_ids
 from verl.protocol.generate import EngineGoneError, RolloutError, SamplingParams
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RolloutConfig, RunConfig, SandboxConfig
-from verl.trainer.config.entry import explain, free_form_overrides, register_config
+from verl.trainer.config.entry import explain, free_form_overrides, register_config, save_config
 from verl.trainer.config.presets import PresetError, describe_preset, expand_presets
 from verl.trainer.config_check import ConfigError, check_config
 from verl.trainer.config_effect import check_effect
 from verl.trainer.lora_check import adapter_sizes, base_fingerprints, check_lora_keys
 from verl.trainer.placement import AgentPlacement, Placement, PlacementError, WorkerGroupSpec, build_placement
-from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
+from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
 from verl.trainer.ppo.correction_check import check_rollout_correction
 from verl.trainer.ppo.critic import critic_agents, critic_signature
@@ -360,7 +360,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
     checked = check_run(config)
     placement, run_dir = checked.placement, checked.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.structured(config), run_dir / ("config_eval.yaml" if config.trainer.val_only else "config.yaml"))
+    save_config(config, run_dir / ("config_eval.yaml" if config.trainer.val_only else CONFIG_FILE))
     for agent_id, row in speakers(config, placement).items():
         logger.info(table_row(agent_id, row, checked.adapter_sizes))
     for remote in placement.api:

@@ -8,7 +8,9 @@ from verl.trainer.config.spec import key
 
 @dataclass
 class ApiConfig:
-    base_url: str = key("", "address of an OpenAI-compatible server, up to the part before /chat/completions, e.g. http://127.0.0.1:8000/v1")
+    base_url: str = key(
+        "", "address of an OpenAI-compatible server, up to the part before /chat/completions, e.g. http://127.0.0.1:8000/v1"
+    )
     model: str = key("", "name of the model there")
     api_key_env: Optional[str] = key(None, "environment variable that holds the key; null sends none")
     request_timeout_s: float = key(60.0, "time limit of one request")

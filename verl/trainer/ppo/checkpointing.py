@@ -16,6 +16,7 @@ from verl.utils.checkpoint import fsync_tree
 
 POINTER = "latest_checkpointed_iteration.txt"
 STATE_FILE = "trainer_state.json"
+CONFIG_FILE = "config.yaml"
 
 
 class CheckpointError(RuntimeError):

@@ -17,10 +17,11 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
+from verl.trainer.config.entry import save_config
 from verl.trainer.lora_check import base_fingerprints
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
-from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
+from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit import CreditAssigner
 from verl.trainer.ppo.critic import critic_signature, value_metrics
@@ -269,6 +270,7 @@ class RayPPOTrainer:
         loader_state = self.loader.state_dict()
 
         def fill(folder: Path) -> None:
+            save_config(self.config, folder / CONFIG_FILE)
             self.team.save_checkpoint(folder, self.config.trainer.save_hf_model)
             torch.save(loader_state, folder / "data.pt")
 

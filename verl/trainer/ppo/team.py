@@ -83,7 +83,9 @@ class TeamWorkers:
         self.critics: dict[str, WorkerGroup] = {}
         self.rollouts: dict[str, WorkerGroup] = {}
         self.clients: dict[str, RolloutClient] = {}
-        self._threads = ThreadPoolExecutor(max_workers=max(len(self.specs), 1) if controller.parallel else 1, thread_name_prefix="worker_group")
+        self._threads = ThreadPoolExecutor(
+            max_workers=max(len(self.specs), 1) if controller.parallel else 1, thread_name_prefix="worker_group"
+        )
 
     def start(self) -> None:
         """Start the processes of every group; models are loaded by `init_model`."""
