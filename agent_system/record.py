@@ -151,6 +151,7 @@ class EpisodeRecord:
         failure: why the episode was left out, or None.
         turn_rewards: `Outcome.team` of `step`, one a turn; 0 for a turn that `act` ended.
         left_out: candidates of a tree that could not be sampled or scored.
+        answer: what the orchestra handed to the environment at the end of its last turn, as text.
     """
 
     uid: str
@@ -165,6 +166,7 @@ class EpisodeRecord:
     failure: str | None = None
     turn_rewards: tuple[float, ...] = ()
     left_out: int = 0
+    answer: str = ""
 
     @property
     def committed(self) -> tuple[Sample, ...]:
@@ -200,5 +202,6 @@ class EpisodeRecord:
             "info": plain(self.info),
             "failure": self.failure,
             "left_out": self.left_out,
+            "answer": self.answer,
             "calls": [s.to_json() for s in self.samples],
         }

@@ -79,7 +79,7 @@ class _TryAgainError(Exception):
 
 
 class Endpoint:
-    """The server of one agent. Connections belong to the event loop that opened them: `close` on it, and the next request opens new ones."""
+    """The server of one agent; connections belong to the event loop that opened them, so `close` there before another one asks."""
 
     def __init__(self, settings: EndpointSettings) -> None:
         self.settings = settings

@@ -46,8 +46,7 @@ class AgentConfig:
     )
     frozen: list[str] = key([], "agents (names or slugs) that are served as their models are given and never trained")
     api: dict[str, Any] = key(
-        {},
-        "agents that an OpenAI-compatible server speaks for: agent.api.<agent>.base_url, model, ... (docs/training.md, Agents behind an API)",
+        {}, "agents that an OpenAI-compatible server speaks for: agent.api.<agent>.base_url, .model and others, see docs/training.md"
     )
     orchestra_type: str = key("math", "registered name of the workflow")
     orchestra: dict[str, Any] = key({}, "options of a workflow: agent.orchestra.<type>.<option>")

@@ -136,8 +136,8 @@ def _check_adapters(folder: Path, state: Mapping[str, Any], placement: Placement
             spec = next(spec for spec in placement.groups if spec.wg_id == wg_id)
             holds = "holds adapters on" if spec.adapters else "is of a team with"
             raise CheckpointError(
-                f"{folder} {holds} the model {spec.model_path!r} as it was; the files there have changed since. Restore them, or start anew "
-                "with trainer.resume_mode=disable"
+                f"{folder} {holds} the model {spec.model_path!r} as it was; the files there have changed since. Restore them, or start "
+                "anew with trainer.resume_mode=disable"
             )
 
 
