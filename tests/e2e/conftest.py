@@ -157,3 +157,18 @@ def weights(run_dir: Path, step: int) -> dict[str, bytes]:
     """The Hugging Face copies of a checkpoint, by worker group."""
     actor = run_dir / "checkpoints" / f"global_step_{step}" / "actor"
     return {p.name: (p / "huggingface" / "model.safetensors").read_bytes() for p in sorted(actor.iterdir())}
+
+
+@pytest.fixture
+def refused(train: Run) -> Callable[[dict[str, Any]], str]:
+    """The one line that a run ends with, which must come before a worker is started."""
+    from verl.trainer.main_ppo import USER_ERRORS
+
+    def go(changes: dict[str, Any]) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("verl.trainer.main_ppo.build_controller", lambda config: pytest.fail("a worker would have been started"))
+            with pytest.raises(USER_ERRORS) as error:
+                train(changes)
+        return str(error.value)
+
+    return go

@@ -112,21 +112,6 @@ def test_adapters_on_ray_are_those_of_the_local_controller(train: Run, tmp_path:
     assert without_clock(read_metrics(tmp_path / "ray")) == without_clock(read_metrics(tmp_path / "run"))
 
 
-@pytest.fixture
-def refused(train: Run) -> Callable[[dict[str, Any]], str]:
-    """The one line that a run ends with, which must come before a worker is started."""
-    from verl.trainer.main_ppo import USER_ERRORS
-
-    def go(changes: dict[str, Any]) -> str:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("verl.trainer.main_ppo.build_controller", lambda config: pytest.fail("a worker would have been started"))
-            with pytest.raises(USER_ERRORS) as error:
-                train(changes)
-        return str(error.value)
-
-    return go
-
-
 def test_teams_of_adapters_that_cannot_be_are_one_line_before_anything_expensive(refused: Callable[[dict[str, Any]], str]) -> None:
     lora, own = {"agent.specialization": "lora"}, "agent.agent_specific_parameters.model.lora_rank"
     said = refused(lora | {"actor_rollout_ref.model.target_modules": "[q_proj,c_attn]"})
