@@ -66,6 +66,7 @@ RUN_NAMES: dict[str, Sequence[str]] = {
     "critic.view": VIEWS,
     "critic.model.attn_implementation": ATTENTION_NAMES,
     "trainer.controller": ("ray", "local"),
+    "trainer.resource_pool": ("shared", "dedicated"),
     "trainer.device": ("auto", "cpu", "cuda"),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
 }
@@ -159,7 +160,7 @@ def check_config(config: RunConfig, placement: Placement) -> None:
         raise ConfigError("trainer.total_generated_tokens=0 trains nothing; use -1 for no limit, or trainer.val_only=true to evaluate")
     if config.trainer.total_training_steps == 0:
         raise ConfigError("trainer.total_training_steps=0 trains nothing; use -1 for all epochs, or trainer.val_only=true to evaluate")
-    for agent in (*placement.agents, *placement.api):
+    for agent in placement.everyone:
         overridden = agent.config != _with_model(config.actor_rollout_ref, agent.config.model.path)
         where = f" (agent '{agent.agent_id}')" if overridden else ""
         _check_model(agent.config, config.data.train_batch_size, where)

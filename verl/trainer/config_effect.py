@@ -241,7 +241,7 @@ def check_effect(config: RunConfig, placement: Placement) -> None:
             own = key.replace("algorithm.", f"algorithm.per_agent.{name}.", 1)
             raise IneffectiveKeyError(f"{own}={value_at(mine, key)} has no effect; it needs, for this agent, {need.text}")
     learning = {row.agent_id for row in placement.trained}
-    for agent in (*placement.agents, *placement.api):
+    for agent in placement.everyone:
         needs = MODEL_NEEDS if agent.agent_id in learning else SAMPLING_NEEDS
         for key, need in _without_effect(agent.config, ActorRolloutRefConfig(), needs):
             raise IneffectiveKeyError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -84,5 +85,5 @@ def _write_adapter(saved: SavedRun, spec: WorkerGroupSpec, adapter: str, folder:
     write_adapter(config, tensors, folder)
 
 
-def _build(spec: WorkerGroupSpec, dtype: torch.dtype) -> torch.nn.Module:
+def _build(spec: WorkerGroupSpec, dtype: torch.dtype) -> Any:
     return build_causal_lm(spec.model_path, dtype=dtype, attn_implementation="eager", trust_remote_code=spec.config.model.trust_remote_code)

@@ -90,6 +90,11 @@ class Placement:
         return next(a for a in self.agents if a.agent_id == agent_id)
 
     @property
+    def everyone(self) -> list[AgentPlacement | ApiPlacement]:
+        """The rows of all agents, those behind an API last."""
+        return [*self.agents, *self.api]
+
+    @property
     def trained(self) -> list[AgentPlacement]:
         """The rows of the agents that learn."""
         return [a for a in self.agents if not a.frozen]

@@ -21,6 +21,7 @@ def for_serving(config: RunConfig, device: str) -> RunConfig:
     """The configuration of a run, for one process that answers and trains nothing; a failed episode is an answer as well."""
     own = copy.deepcopy(config)
     own.trainer.controller, own.trainer.device, own.trainer.nnodes, own.trainer.n_gpus_per_node = "local", device, 1, 1
+    own.trainer.resource_pool, own.trainer.pool_sizes = "shared", {}
     own.trainer.val_only, own.rollout.max_failure_rate, own.agent.role_policies = True, 1.0, {}
     return own
 

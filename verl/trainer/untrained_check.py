@@ -37,7 +37,7 @@ def check_untrained(config: RunConfig, placement: Placement) -> None:
     for remote in placement.api:
         _check_own_keys(remote.agent_id, "behind an API", remote.config, config.actor_rollout_ref, ASKED, NOT_ASKED)
         api_key(remote.agent_id, remote.api)
-    others = {name: agent.agent_id for agent in (*placement.agents, *placement.api) for name in (agent.agent_id, slug(agent.agent_id))}
+    others = {name: agent.agent_id for agent in placement.everyone for name in (agent.agent_id, slug(agent.agent_id))}
     learning = {row.agent_id for row in placement.trained}
     for name in config.algorithm.per_agent:
         if others.get(name, "") not in {"", *learning}:
