@@ -26,12 +26,11 @@ from verl.trainer.main_ppo import (
     check_endpoints,
     check_team,
     fail,
-    load_group_tokenizer,
     remote_bindings,
-    resolve_defaults,
     start_sandbox,
 )
 from verl.trainer.ppo.controller import build_controller, resolve_device
+from verl.trainer.run_parts import load_group_tokenizer, resolve_defaults
 from verl.trainer.saved_run import SavedRun
 from verl.trainer.serving import for_serving, serve_weights, serving_team
 from verl.trainer.untrained_check import check_untrained

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,16 @@ import pytest
 from tests.docs.pages import commands, first_column, pages
 from tests.docs.test_readme import environment
 from tests.house.source import ROOT
-from verl.trainer.config import RunConfig
+from verl.trainer.config import ApiConfig, RunConfig
 
 # Command to what runs it; a path is a test or a script that exists.
 ELSEWHERE = {
     "bash scripts/test.sh": ".ci/run",
     "bash scripts/test.sh tests/agent_system -k prompt": ".ci/run",
     '.venv/bin/python -m pytest tests/trainer -m "not ray"': "scripts/test.sh",
+    "python -m verl.model_merger --checkpoint outputs/verl-mas/math_seed0 --out exported": "tests/e2e/test_serve.py",
+    'python -m agent_system.serve outputs/verl-mas/math_seed0 "What is 3 + 4?"': "tests/e2e/test_serve.py",
+    "python -m agent_system.serve outputs/verl-mas/math_seed0 --greedy": "tests/e2e/test_serve.py",
 }
 SCRIPT = "bash examples/run_"
 GSM8K = "python examples/data_preprocess/gsm8k.py"
@@ -109,3 +113,12 @@ def test_the_variables_of_the_scripts_are_those_they_read() -> None:
     scripts = "".join(path.read_text() for path in (ROOT / "examples").glob("*.sh"))
     named = first_column(pages()["examples/README.md"], "Examples")
     assert sorted(named) == sorted(set(re.findall(r"\$\{([A-Z_]+):?[-+]", scripts)) - {"EMBEDDED"})
+
+
+def test_the_keys_of_an_api_are_those_of_its_page() -> None:
+    rows = {f.name: ApiConfig().__dict__[f.name] for f in fields(ApiConfig)}
+    table = re.findall(
+        r"^\| `(\w+)` \| ([^|]*) \|", pages()["docs/training.md"].split("### Agents behind an API")[1].split("\n## ")[0], re.MULTILINE
+    )
+    shown = {name: {"null": None, "{}": {}, "": ""}.get(default.strip(), default.strip()) for name, default in table}
+    assert {name: value if isinstance(value, str | dict | None) else f"{value:g}" for name, value in rows.items()} == shown

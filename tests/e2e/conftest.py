@@ -132,20 +132,26 @@ def overrides(tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def train(overrides: Callable[..., list[str]]) -> Run:
-    """Run the trainer in this process on `overrides`; returns the trainer after `fit`."""
+def compose(overrides: Callable[..., list[str]]) -> Callable[..., Any]:
+    """The `RunConfig` of `overrides`, as the command line makes it."""
     from hydra import compose, initialize
     from omegaconf import OmegaConf
 
     from verl.trainer.config.entry import free_form_overrides, register_config
+
+    def build(changes: Mapping[str, Any] | None = None) -> Any:
+        with initialize(version_base=None, config_path=None):
+            return OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(overrides(changes))))
+
+    return build
+
+
+@pytest.fixture
+def train(compose: Callable[..., Any]) -> Run:
+    """Run the trainer in this process on `overrides`; returns the trainer after `fit`."""
     from verl.trainer.main_ppo import run
 
-    def go(changes: Mapping[str, Any] | None = None) -> Any:
-        with initialize(version_base=None, config_path=None):
-            cfg = compose(register_config(), overrides=free_form_overrides(overrides(changes)))
-        return run(OmegaConf.to_object(cfg))
-
-    return go
+    return lambda changes=None: run(compose(changes))
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

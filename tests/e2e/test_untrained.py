@@ -1,6 +1,7 @@
 """Agents that are frozen or behind an API take part in a run, and a run that cannot have them so is one line before a model loads."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,21 @@ def test_a_server_that_goes_down_in_a_run_ends_it_with_the_cause_and_the_checkpo
     with pytest.raises(TooManyFailuresError, match=r"EndpointError: the server of Verifier Agent, big-judge at .*HTTP status 503"):
         train(api(server) | {"trainer.save_freq": 1, "rollout.max_failure_rate": 0.2})
     assert (tmp_path / "run" / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "1"
+
+
+def test_a_checkpoint_beside_another_frozen_model_or_of_other_frozen_agents_is_refused(
+    train: Run, refused: Callable[[dict[str, Any]], str], tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    judge = tmp_path / "judge"
+    shutil.copytree(tiny_model_dir, judge)
+    run = {"agent.model_ids": f"[{tiny_model_dir},{judge}]"}
+    train(run | {"agent.frozen": "[Verifier Agent]", "trainer.total_training_steps": 1})
+    said = refused(run)
+    assert "was written by the team Asker -> asker, Verifier Agent -> verifier_agent (frozen), this run has" in said
+    data = (judge / "model.safetensors").read_bytes()
+    (judge / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    said = refused(run | {"agent.frozen": "[Verifier Agent]"})
+    assert f"is of a team with the model '{judge}' as it was; the files there have changed since" in said
 
 
 def test_agents_that_cannot_be_left_untrained_so_are_one_line(refused: Callable[[dict[str, Any]], str], server: ChatServer) -> None:

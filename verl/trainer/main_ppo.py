@@ -34,7 +34,7 @@ from agent_system.rollout.settings import CollectorSettings, TreeSettings
 from agent_system.rollout.tree import check_tree_env
 from agent_system.sandbox import Limits, SandboxSettings, close_shared, configure
 from agent_system.task import task_from_row
-from verl.models.loader import ModelPathError, load_tokenizer, stop_token_ids
+from verl.models.loader import ModelPathError, stop_token_ids
 from verl.protocol.generate import EngineGoneError, RolloutError, SamplingParams
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RolloutConfig, RunConfig, SandboxConfig
@@ -43,7 +43,7 @@ from verl.trainer.config.presets import PresetError, describe_preset, expand_pre
 from verl.trainer.config_check import ConfigError, check_config
 from verl.trainer.config_effect import check_effect
 from verl.trainer.lora_check import adapter_sizes, base_fingerprints, check_lora_keys
-from verl.trainer.placement import AgentPlacement, Placement, PlacementError, WorkerGroupSpec, build_placement
+from verl.trainer.placement import Placement, PlacementError, build_placement
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
 from verl.trainer.ppo.correction_check import check_rollout_correction
@@ -57,6 +57,7 @@ from verl.trainer.ppo.team import TeamError, TeamWorkers
 from verl.trainer.ppo.tree_check import check_sampling
 from verl.trainer.ppo.validation import rows_before_after
 from verl.trainer.role_policies import set_apart, speakers
+from verl.trainer.run_parts import load_group_tokenizer, resolve_defaults, run_dir_of, table_row
 from verl.trainer.untrained_check import api_key, check_untrained
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
 from verl.utils.tracking import Tracking, check_backends
@@ -68,10 +69,6 @@ USER_ERRORS = (
     AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, EngineGoneError, ModelPathError, NoSamplesError,
     PlacementError, PresetError, TeamError, TooManyFailuresError, WorkerDiedError, OSError,
 )  # fmt: skip
-
-
-# Enough that no slot of an engine waits for an environment, few enough that a call does not use up its time limit in the queue.
-EPISODES_PER_SLOT = 4
 
 
 class TaskCollector:
@@ -101,23 +98,6 @@ class TaskCollector:
 
     def _lengths(self, agent_id: str, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         return self.collector.first_prompt_lengths(agent_id, [task_from_row(r) for r in rows])
-
-
-def run_dir_of(config: RunConfig) -> Path:
-    """`trainer.default_local_dir`, or `outputs/<project>/<experiment>`."""
-    trainer = config.trainer
-    return Path(trainer.default_local_dir or Path("outputs") / trainer.project_name / trainer.experiment_name).expanduser().absolute()
-
-
-def resolve_defaults(config: RunConfig) -> None:
-    """Fill in what a key takes from another one, so that config.yaml shows what ran."""
-    rollout, data = config.actor_rollout_ref.rollout, config.data
-    rollout.prompt_length = rollout.prompt_length or data.max_prompt_length
-    rollout.response_length = rollout.response_length or data.max_response_length
-    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    config.rollout.max_concurrent_episodes = config.rollout.max_concurrent_episodes or max(
-        1, EPISODES_PER_SLOT * rollout.max_num_seqs * ranks
-    )
 
 
 def check_team(config: RunConfig) -> None:
@@ -199,15 +179,11 @@ def remote_bindings(config: RunConfig, placement: Placement) -> dict[str, Remote
 
     bindings = {}
     for row in placement.api:
-        settings = EndpointSettings(row.agent_id, api_key=api_key(row.agent_id, row.api), **vars_without(row.api, "api_key_env"))
+        said = {name: value for name, value in vars(row.api).items() if name != "api_key_env"}
+        settings = EndpointSettings(row.agent_id, api_key=api_key(row.agent_id, row.api), **said)
         train, val = (sampling_of(row.config.rollout, config, (), validate) for validate in (False, True))
         bindings[row.agent_id] = RemoteBinding(row.agent_id, row.policy_id, Endpoint(settings), train, val)
     return bindings
-
-
-def vars_without(section: Any, name: str) -> dict[str, Any]:
-    """The keys of a section but one."""
-    return {key: value for key, value in vars(section).items() if key != name}
 
 
 def check_endpoints(bindings: Iterable[RemoteBinding]) -> None:
@@ -281,12 +257,6 @@ def build_datasets(
     return train, val
 
 
-def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
-    """The tokenizer of a worker group's model."""
-    model = group.config.model
-    return load_tokenizer(model.tokenizer_path or group.model_path, trust_remote_code=model.trust_remote_code)
-
-
 @dataclass(frozen=True)
 class CheckedRun:
     """What a config stands for once nothing is wrong with it; `run_dir` is where it writes, `name` what it is called in trackers.
@@ -343,16 +313,6 @@ def check_run(config: RunConfig) -> CheckedRun:
     check_endpoints(remote_bindings(config, placement).values())
     name = config.trainer.experiment_name if run_dir == trained_in else f"{config.trainer.experiment_name}/{run_dir.name}"
     return CheckedRun(placement, sizes, tokenizers, train, val, run_dir, name)
-
-
-def table_row(agent_id: str, row: AgentPlacement, adapter_sizes: Mapping[str, int]) -> str:
-    """One line of the placement table: who speaks with which policy, and what that is."""
-    what = str(row.config.model.path)
-    if row.adapter is not None:
-        what += f", adapter of rank {row.config.model.lora_rank} with {adapter_sizes[row.adapter]:,} parameters"
-    if row.frozen:
-        what += ", frozen"
-    return f"agent {agent_id} -> policy {row.policy_id} -> worker group {row.wg_id} ({what})"
 
 
 def run(config: RunConfig) -> RayPPOTrainer:
