@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -186,8 +186,10 @@ def remote_bindings(config: RunConfig, placement: Placement) -> dict[str, Remote
     return bindings
 
 
-def check_endpoints(bindings: Iterable[RemoteBinding]) -> None:
+def check_endpoints(bindings: Collection[RemoteBinding]) -> None:
     """Ask every server for one reply. Raises ConfigError for one that gives none."""
+    if not bindings:
+        return
 
     async def check_all() -> None:
         for binding in bindings:
