@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from agent_system.workflows import math, plan_path, sokoban, sudoku
+from agent_system.workflows import code, math, plan_path, sokoban, sudoku
+from agent_system.workflows.code import demos as code_demos
+from agent_system.workflows.code import generate as code_generate
 from agent_system.workflows.math import demos as math_demos
 from agent_system.workflows.math import generate as math_generate
 from agent_system.workflows.plan_path import demos as plan_path_demos
@@ -75,11 +77,17 @@ def _sokoban(num_train: int, num_test: int, seed: int, course: sokoban_demos.Cou
     return _rows(sokoban_generate, *tasks, key=lambda puzzle: puzzle.key)
 
 
+def _code(num_train: int, num_test: int, seed: int, course: code_demos.Course) -> Split:
+    del course
+    return _rows(code_generate, *code_generate.generate_split(num_train, num_test, seed), key=lambda task: task.program)
+
+
 def _sokoban_demos(course: sokoban_demos.Course, seed: int, exclude: Collection[Any]) -> list[Messages]:
     return sokoban_demos.make_demos(course, seed, SokobanEnvOptions(spaced=True), frozenset(exclude))
 
 
 WORLDS = {
+    "code": World(code_demos.Course(), _code, code_demos.make_demos, code),
     "math": World(math_demos.Course(), _math, math_demos.make_demos, math),
     "plan_path": World(plan_path_demos.Course(difficulty=Difficulty(wall_share=0.15)), _plan_path, plan_path_demos.make_demos, plan_path),
     "sudoku": World(sudoku_demos.Course(count=24_000, kind=Kind(4, "easy")), _sudoku, sudoku_demos.make_demos, sudoku),
