@@ -75,7 +75,7 @@ class Past:
 
 
 def make_demos(course: Course, seed: int, exclude: Collection[str] = ()) -> list[Messages]:
-    """Return `course.count` conversations (prompt and reply) in the order of the course; none about a task whose program is in `exclude`."""
+    """Return `course.count` conversations (prompt and reply) in the order of the course; `exclude` holds programs of tasks left out."""
     rng = random.Random(f"code-demos-{seed}")
     tasks = generate(course.count, 10 * seed + 7, exclude, repeat=True)
     turning_point = course.count * course.habits_from

@@ -8,8 +8,8 @@
     x=x+2
     print(x)
 
-Every line of the program says what a sentence of the task says, so that a model of a few hundred thousand parameters can write it. Two tasks
-are the same when their programs are; `generate_split` makes training and test tasks of which no two are the same.
+Every line of the program says what a sentence of the task says, so that a model of a few hundred thousand parameters can write it. Two
+tasks are the same when their programs are; `generate_split` makes training and test tasks of which no two are the same.
 """
 
 from __future__ import annotations
@@ -205,6 +205,4 @@ def to_row(task: Small, index: int, split: str) -> dict[str, Any]:
     while len(cases) < GOLDEN_TESTS:
         case = task.case(draw_input(rng, task.source.kind, -9, 20))
         cases.setdefault(str(case.given), case)
-    return make_row(
-        task.question, list(cases.values()), reference=task.program, data_source=DATA_SOURCE, split=split, index=index
-    )
+    return make_row(task.question, list(cases.values()), reference=task.program, data_source=DATA_SOURCE, split=split, index=index)
