@@ -33,7 +33,7 @@ class CodeAgent(BaseAgent):
 
     def messages(self, variables: Mapping[str, Any]) -> list[Message]:
         """As every agent's, with `{feedback}` made of `program` and `mismatches` where there is a last turn."""
-        return super().messages({**variables, "feedback": self._feedback(variables)})
+        return super().messages({"interface": "", "form": "", **variables, "feedback": self._feedback(variables)})
 
     def _feedback(self, variables: Mapping[str, Any]) -> str:
         if not variables.get("program"):

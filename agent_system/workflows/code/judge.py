@@ -10,8 +10,8 @@ import math
 import re
 from typing import Any
 
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
-_WHOLE = re.compile(r"[-+]?\d+")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
+_WHOLE = re.compile(r"[-+]?\d+", re.ASCII)
 _LONGEST_NUMBER = 400
 
 
