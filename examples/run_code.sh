@@ -24,8 +24,8 @@ if is_tiny; then
     sandbox.limits.cpu_s=2
     actor_rollout_ref.actor.optim.lr=5e-4
     data.train_batch_size=16
-    data.max_prompt_length=256
-    data.max_response_length=80
+    data.max_prompt_length=192
+    data.max_response_length=72
     env.rollout.n=1
     env.rollout.val_n=1
     trainer.total_training_steps=60

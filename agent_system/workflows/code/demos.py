@@ -34,8 +34,8 @@ class Habits:
         tester: share of demonstrations that are the Tester's.
     """
 
-    write_all: float = 0.15
-    work_out: float = 0.3
+    write_all: float = 0.3
+    work_out: float = 0.4
     guess_right: float = 0.1
     tester: float = 0.5
 
