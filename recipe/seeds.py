@@ -34,12 +34,11 @@ def run_seed(workflow: str, seed: int, settings: Mapping[str, Any], more: Sequen
     (run_dir / "metrics.jsonl").unlink(missing_ok=True)
     command = ["bash", f"examples/run_{workflow}.sh", *overrides_of(settings), f"trainer.default_local_dir={run_dir}", *more]
     env = {k: v for k, v in os.environ.items() if k not in ("MODEL_PATH", "DATA", "EXPERIMENT")} | {"SEED": str(seed)}
-    with (run_dir / "run.log").open("w") as out:
+    log = run_dir / "run.log"
+    with log.open("w") as out:
         ended = subprocess.run(command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, check=False)
     if ended.returncode != 0:
-        raise RuntimeError(
-            f"{' '.join(command)} (SEED={seed}) ended with status {ended.returncode}; its output is in {run_dir / 'run.log'}"
-        )
+        raise RuntimeError(f"{' '.join(command)} (SEED={seed}) ended with status {ended.returncode}; its output is in {log}")
     return summarise(seed, read_metrics(run_dir / "metrics.jsonl"), metrics)
 
 

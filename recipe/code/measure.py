@@ -2,9 +2,9 @@
 
     python recipe/code/measure.py --seeds 0 1 2
 
-writes `results.json` beside this file, rows `{"seed", "before", "after", "train_seconds", ...}`: the share of tasks whose last program passes
-all golden tests, the pass rate, and how many of the Tester's tests are right. Rows of an earlier call are kept where they are not
-measured again.
+writes `results.json` beside this file, rows `{"seed", "before", "after", "train_seconds", ...}`: the share of tasks whose last program
+passes all golden tests, the pass rate, how many tests of the Tester are right, turns and agreement. Rows of an earlier call are kept
+where they are not measured again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ METRICS = {
     "agreed": "val/env/agreed",
     "turns": "val/episode/turns/mean",
 }
+
 
 if __name__ == "__main__":
     main("code", Path(__file__).parent, __doc__, METRICS)

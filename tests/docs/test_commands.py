@@ -24,7 +24,11 @@ ELSEWHERE = {
     '.venv/bin/python -m pytest tests/trainer -m "not ray"': "scripts/test.sh",
 }
 SCRIPT = "bash examples/run_"
-TEAMS = {"math": ["Solver Agent", "Verifier Agent"], "code": ["Coder Agent", "Tester Agent"]}
+TEAMS = {
+    "math": ["Solver Agent", "Verifier Agent"],
+    "math_tool": ["Reasoner Agent", "Tool Agent"],
+    "code": ["Coder Agent", "Tester Agent"],
+}
 GSM8K = "python examples/data_preprocess/gsm8k.py"
 SFT = "python -m verl.trainer.sft_trainer"
 # Stands for the Python of `.venv`: prepares nothing, trains nothing, writes down what it was asked to train.

@@ -15,6 +15,7 @@ GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 SCRIPTS = {
     "code": ("coder_agent", "tester_agent"),
     "math": ("solver_agent", "verifier_agent"),
+    "math_tool": ("reasoner_agent", "tool_agent"),
     "plan_path": ("executor_agent", "tool_agent"),
     "sokoban": ("executor_agent", "tool_agent"),
     "sudoku": ("executor_agent", "tool_agent"),

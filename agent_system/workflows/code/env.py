@@ -9,7 +9,6 @@ from typing import Any
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.registry import EnvRegistry
-from agent_system.sandbox import Reason
 from agent_system.workflows.code.agents import CODER, TESTER
 from agent_system.workflows.code.options import CodeEnvOptions
 from agent_system.workflows.code.problem import Case, Problem, read_problem
@@ -20,7 +19,6 @@ from agent_system.workflows.code.runs import Checked, check_program
 
 Results = tuple[Checked, ...]
 
-LIMITS = (Reason.TIMEOUT, Reason.CPU, Reason.MEMORY, Reason.DISK, Reason.OUTPUT)
 COUNTED = ("coder/unparsed", "coder/limits", "tester/unparsed", "tester/tests", "tester/surplus")
 
 
@@ -107,7 +105,7 @@ class CodeEnv(BaseEnv):
         before = pass_rate(self._golden)
         if golden:
             self._program, self._golden = program, golden
-            self._counts["coder/limits"] += sum(one.reason in LIMITS for one in golden)
+            self._counts["coder/limits"] += sum(one.reason.is_limit for one in golden)
         else:
             self._counts["coder/unparsed"] += 1
         self._coded = True

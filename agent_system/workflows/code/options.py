@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from agent_system.errors import AgentSystemError, suggestion
+from agent_system.errors import AgentSystemError
+from agent_system.options import check_choice, check_floats
 from agent_system.workflows.code.prompts import STYLES
 
 ORDERS = ("simultaneous", "coder_first", "tester_first")
@@ -25,8 +26,8 @@ class CodeOptions:
     prompt_style: str = "full"
 
     def __post_init__(self) -> None:
-        _one_of("agent.orchestra.code.order", self.order, ORDERS)
-        _one_of("agent.orchestra.code.prompt_style", self.prompt_style, tuple(STYLES))
+        check_choice("agent.orchestra.code.order", self.order, ORDERS)
+        check_choice("agent.orchestra.code.prompt_style", self.prompt_style, tuple(STYLES))
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,7 @@ class CodeEnvOptions:
     reference_reward: float = 0.8
 
     def __post_init__(self) -> None:
-        _one_of("env.params.stop", self.stop, STOPS)
+        check_choice("env.params.stop", self.stop, STOPS)
         if self.max_tests < 1:
             raise AgentSystemError(f"env.params.max_tests must be 1 or more, found {self.max_tests}")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float) and not 0 <= value < float("inf"):
-                raise AgentSystemError(f"env.params.{field.name} must be a finite number, 0 or more, found {value}")
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise AgentSystemError(f"{name} must be one of {', '.join(known)}, found {value!r}{suggestion(value, known)}")
+        check_floats(self, "env.params")

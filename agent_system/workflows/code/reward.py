@@ -8,8 +8,6 @@ from agent_system.sandbox import Reason
 from agent_system.workflows.code.options import CodeEnvOptions
 from agent_system.workflows.code.runs import Checked
 
-NO_PROGRAM = (Reason.COMPILE, Reason.REFUSED)
-
 
 def pass_rate(checked: Sequence[Checked]) -> float:
     """Share of tests that were passed; 0 without tests."""
@@ -18,7 +16,7 @@ def pass_rate(checked: Sequence[Checked]) -> float:
 
 def builds(golden: Sequence[Checked]) -> bool:
     """Whether a program, run on at least one test, compiles."""
-    return bool(golden) and golden[0].reason not in NO_PROGRAM
+    return bool(golden) and not golden[0].reason.is_no_program
 
 
 def smokes(golden: Sequence[Checked]) -> bool:

@@ -46,7 +46,9 @@ async def check_program(program: str, cases: Sequence[Case], problem: Problem, t
         for i, verdict in zip(asked, await _ask(problem, [(cases[i], answers[i]) for i in asked]), strict=True):
             passed[i] = verdict
     return [
-        Checked(ok, result.reason, _failure(result) if answer is None else json.dumps(answer[0]) if problem.function else answer[0])
+        Checked(
+            ok, result.reason, result.failure(LONGEST_ERROR) if answer is None else json.dumps(answer[0]) if problem.function else answer[0]
+        )
         for ok, result, answer in zip(passed, results, answers, strict=True)
     ]
 
@@ -81,9 +83,3 @@ def _answer(result: RunResult, function: str) -> tuple[Any] | None:
 
 def _same(expected: Any, found: Any, function: str, tolerance: float) -> bool:
     return same_value(expected, found, tolerance) if function else same_output(expected, found, tolerance)
-
-
-def _failure(result: RunResult) -> str:
-    lines = result.stderr.strip().splitlines()
-    said = f"failed ({result.reason}) {lines[-1] if lines else ''}"
-    return " ".join(said.split())[:LONGEST_ERROR]
