@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_system.sandbox import SandboxSettings, configure
+from agent_system.sandbox import Limits, SandboxSettings, configure
 from agent_system.workflows.code.prepare import Preparation, prepare
 from agent_system.workflows.code.sets import SETS
 from verl.utils.dataset import DatasetError, read_rows, write_rows
@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     parser.add_argument("--min-level", default=SandboxSettings.min_level, help="weakest sandbox level to run solutions at")
     args = parser.parse_args(argv)
     preparation = Preparation(args.max_tests, args.max_references, args.without_reference)
-    configure(SandboxSettings(min_level=args.min_level))
+    # A solution that is slow because the machine is busy must not be dropped: only its CPU time counts.
+    configure(SandboxSettings(min_level=args.min_level, limits=Limits(cpu_s=10.0, wall_s=300.0)))
     written = []
     for file in args.input:
         path = file.with_suffix("") if file.suffix == ".gz" else file

@@ -2,11 +2,14 @@
 
 import gzip
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_system.sandbox import Limits, configure, shared_sandbox
 from agent_system.task import task_from_row
 from agent_system.workflows.code import CODER, CodeEnv
 from agent_system.workflows.code.prepare import CALLS, FAILING, KEPT, NO_JSON, NO_REFERENCE, Preparation, prepare
@@ -95,9 +98,18 @@ async def test_bodies_removed_fail() -> None:
         assert not await solves(by_name[problem.function]["prompt"] + "    pass\n", problem)
 
 
+@pytest.fixture
+def patience() -> Iterator[None]:
+    """Time for solutions that compute."""
+    before = shared_sandbox().settings
+    configure(replace(before, limits=Limits(cpu_s=20.0, wall_s=200.0)))
+    yield
+    configure(before)
+
+
 @pytest.mark.needs_shared
 @pytest.mark.skipif(not REAL.is_file(), reason="no ../shared/data/humaneval")
-async def test_all_of_human_eval_is_kept_and_its_bodies_removed_fail() -> None:
+async def test_all_of_human_eval_is_kept_and_its_bodies_removed_fail(patience: None) -> None:
     with gzip.open(REAL, "rt") as lines:
         rows = [json.loads(line) for line in lines]
     made, counts = await prepare("human_eval", rows, Path("test.jsonl"), Preparation(max_tests=10))

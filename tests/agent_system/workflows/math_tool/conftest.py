@@ -16,7 +16,7 @@ TASK = Task("t", "What is 6 times 7?", "demo", "42")
 
 @pytest.fixture(scope="session", autouse=True)
 def sandbox() -> Iterator[None]:
-    configure(SandboxSettings(min_level="rlimits", workers=2, limits=Limits(cpu_s=1.0, wall_s=4.0, memory_mb=128)))
+    configure(SandboxSettings(min_level="rlimits", workers=2, limits=Limits(cpu_s=1.0, wall_s=60.0, memory_mb=128)))
     yield
     close_shared()
 
