@@ -65,9 +65,10 @@ class Recipe:
 def recipe_hash(recipe: Recipe) -> str:
     """Return a short hash of the recipe and of the source files that carry it out."""
     digest = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode())
-    package = Path(str(WORLDS[recipe.world].package.__file__)).parent
+    world = WORLDS[recipe.world]
+    packages = [Path(str(package.__file__)).parent for package in (world.package, *world.borrows)]
     modules = [Path(str(module.__file__)) for module in (worlds, tiny, data, loop, muon, optim, sys.modules[__name__])]
-    for path in (*sorted(package.glob("*.py")), *modules):
+    for path in (*(path for package in packages for path in sorted(package.glob("*.py"))), *modules):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from agent_system.workflows import math, plan_path, sokoban, sudoku
+from agent_system.workflows import code, math, math_tool, plan_path, sokoban, sudoku
+from agent_system.workflows.code import demos as code_demos
+from agent_system.workflows.code import generate as code_generate
 from agent_system.workflows.math import demos as math_demos
 from agent_system.workflows.math import generate as math_generate
+from agent_system.workflows.math_tool import demos as math_tool_demos
 from agent_system.workflows.plan_path import demos as plan_path_demos
 from agent_system.workflows.plan_path import generate as plan_path_generate
 from agent_system.workflows.plan_path.options import Difficulty
@@ -42,12 +45,14 @@ class World:
         split: (training tasks, test tasks, seed, course) to rows.
         demos: (course, seed, keys to leave out) to conversations.
         package: the workflow's package; its code is part of what the result depends on.
+        borrows: packages whose code it uses.
     """
 
     course: Any
     split: Callable[[int, int, int, Any], Split]
     demos: Callable[[Any, int, Collection[Any]], list[Messages]] = field(repr=False)
     package: ModuleType = field(repr=False)
+    borrows: tuple[ModuleType, ...] = ()
 
 
 def _rows(generate: ModuleType, train: list[Any], test: list[Any], key: Callable[[Any], Any]) -> Split:
@@ -55,7 +60,7 @@ def _rows(generate: ModuleType, train: list[Any], test: list[Any], key: Callable
     return Split(first, second, frozenset(map(key, test)))
 
 
-def _math(num_train: int, num_test: int, seed: int, course: math_demos.Course) -> Split:
+def _math(num_train: int, num_test: int, seed: int, course: Any) -> Split:
     del course
     return _rows(math_generate, *math_generate.generate_split(num_train, num_test, seed), key=lambda problem: problem.question)
 
@@ -75,12 +80,19 @@ def _sokoban(num_train: int, num_test: int, seed: int, course: sokoban_demos.Cou
     return _rows(sokoban_generate, *tasks, key=lambda puzzle: puzzle.key)
 
 
+def _code(num_train: int, num_test: int, seed: int, course: code_demos.Course) -> Split:
+    del course
+    return _rows(code_generate, *code_generate.generate_split(num_train, num_test, seed), key=lambda task: task.program)
+
+
 def _sokoban_demos(course: sokoban_demos.Course, seed: int, exclude: Collection[Any]) -> list[Messages]:
     return sokoban_demos.make_demos(course, seed, SokobanEnvOptions(spaced=True), frozenset(exclude))
 
 
 WORLDS = {
+    "code": World(code_demos.Course(), _code, code_demos.make_demos, code),
     "math": World(math_demos.Course(), _math, math_demos.make_demos, math),
+    "math_tool": World(math_tool_demos.Course(), _math, math_tool_demos.make_demos, math_tool, (math,)),
     "plan_path": World(plan_path_demos.Course(difficulty=Difficulty(wall_share=0.15)), _plan_path, plan_path_demos.make_demos, plan_path),
     "sudoku": World(sudoku_demos.Course(count=24_000, kind=Kind(4, "easy")), _sudoku, sudoku_demos.make_demos, sudoku),
     "sokoban": World(sokoban_demos.Course(), _sokoban, _sokoban_demos, sokoban),

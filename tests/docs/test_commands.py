@@ -16,16 +16,23 @@ from tests.docs.test_readme import environment
 from tests.house.source import ROOT
 from verl.trainer.config import ApiConfig, RunConfig
 
+CODE_SETS = "python examples/data_preprocess/code_sets.py"
 # Command to what runs it; a path is a test or a script that exists.
 ELSEWHERE = {
     "bash scripts/test.sh": ".ci/run",
     "bash scripts/test.sh tests/agent_system -k prompt": ".ci/run",
+    f"{CODE_SETS} --set human_eval --input HumanEval.jsonl --output data/human_eval": "tests/agent_system/workflows/code/test_prepare.py",
     '.venv/bin/python -m pytest tests/trainer -m "not ray"': "scripts/test.sh",
     "python -m verl.model_merger --checkpoint outputs/verl-mas/math_seed0 --out exported": "tests/e2e/test_serve.py",
     'python -m agent_system.serve outputs/verl-mas/math_seed0 "What is 3 + 4?"': "tests/e2e/test_serve.py",
     "python -m agent_system.serve outputs/verl-mas/math_seed0 --greedy": "tests/e2e/test_serve.py",
 }
 SCRIPT = "bash examples/run_"
+TEAMS = {
+    "math": ["Solver Agent", "Verifier Agent"],
+    "math_tool": ["Reasoner Agent", "Tool Agent"],
+    "code": ["Coder Agent", "Tester Agent"],
+}
 GSM8K = "python examples/data_preprocess/gsm8k.py"
 SFT = "python -m verl.trainer.sft_trainer"
 # Stands for the Python of `.venv`: prepares nothing, trains nothing, writes down what it was asked to train.
@@ -76,7 +83,7 @@ def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
 def test_a_script_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Path) -> None:
     overrides, config = asked_for(command, tmp_path)
     workflow = re.search(r"examples/run_(\w+)\.sh", command)[1]
-    assert config.agent.agent_ids == (["Solver Agent", "Verifier Agent"] if workflow == "math" else ["Tool Agent", "Executor Agent"])
+    assert config.agent.agent_ids == TEAMS.get(workflow, ["Tool Agent", "Executor Agent"])
     assert (config.agent.orchestra_type, config.env.env_name) == (workflow, workflow)
     assert config.algorithm.preset == (None if workflow == "math" else "at_grpo")
     assert config.trainer.val_only == (" eval" in command)
