@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from agent_system.agent import Entry
 from agent_system.errors import AgentSystemError
@@ -188,7 +189,7 @@ def careful(word: str, room: Room, state: State, limit: int) -> tuple[str, str]:
     if solution is None or not solution.moves:
         raise AgentSystemError("careful moves need a state that the solver can solve and that is not solved; draw another one")
     states = [state, *walk(room, state, solution.moves).states]
-    pushes = [after.boxes != before.boxes for before, after in zip(states, states[1:], strict=False)]
+    pushes = [after.boxes != before.boxes for before, after in pairwise(states)]
     first = end = pushes.index(True)
     push = solution.moves[first]
     while end < len(pushes) and pushes[end] and solution.moves[end] == push:

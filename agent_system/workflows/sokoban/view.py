@@ -33,8 +33,9 @@ def compact_text(room: Room, state: State) -> str:
     ahead = " ".join(f"{move} {_sign(room, state, state.player + room.step_of(move))}" for move in MOVES)
     row, column = divmod(box, room.width)
     reach = range(-RADIUS, RADIUS + 1)
-    window = (" ".join([name, *_row(room, state, row + down, (column + i for i in reach))]) for name, down in zip(_ROWS, reach, strict=True))
-    lines = [f"box {way(room, state.player, box)} goal {way(room, box, goal)}", ahead, *window]
+    lines = [f"box {way(room, state.player, box)} goal {way(room, box, goal)}", ahead]
+    for name, down in zip(_ROWS, reach, strict=True):
+        lines.append(" ".join([name, *_row(room, state, row + down, [column + right for right in reach])]))
     return "\n".join(lines)
 
 
