@@ -16,15 +16,19 @@ ARGS+=(
   'agent.agent_ids=[Tool Agent,Executor Agent]'
   algorithm.preset=at_grpo
   actor_rollout_ref.actor.skip_zero_advantages=true
-  env.max_steps=3
 )
 if is_tiny; then
   ARGS+=(
-    env.params.spaced=true
+    env.params.view=compact
+    env.params.max_moves=3
     env.params.progress=distance
-    actor_rollout_ref.actor.optim.lr=5e-4
+    env.params.shortfall_penalty=0.2
+    env.params.deadlock_ends=true
+    env.max_steps=12
+    rollout.tree.epsilon=0.1
+    actor_rollout_ref.actor.optim.lr=8e-4
     data.train_batch_size=16
-    data.max_prompt_length=256
+    data.max_prompt_length=192
     data.max_response_length=48
     env.rollout.n=1
     env.rollout.val_n=1
@@ -33,6 +37,7 @@ if is_tiny; then
 else
   real_model
   ARGS+=(
+    env.max_steps=3
     data.train_batch_size=32
     data.max_prompt_length=4096
     data.max_response_length=1024

@@ -86,7 +86,7 @@ def _code(num_train: int, num_test: int, seed: int, course: code_demos.Course) -
 
 
 def _sokoban_demos(course: sokoban_demos.Course, seed: int, exclude: Collection[Any]) -> list[Messages]:
-    return sokoban_demos.make_demos(course, seed, SokobanEnvOptions(spaced=True), frozenset(exclude))
+    return sokoban_demos.make_demos(course, seed, SokobanEnvOptions(view="compact", max_moves=3), frozenset(exclude))
 
 
 WORLDS = {

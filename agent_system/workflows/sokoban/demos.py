@@ -1,11 +1,12 @@
 """Demonstrations of both roles for the warm start of tiny models.
 
-They first teach mostly a skill and then a habit. The skill: the solver's next moves, and an Executor that makes good plans and mends
-bad ones. The habit of the last part: the Tool agent mostly says which way the box has to go and forgets that the player must stand
-behind it; the Executor mostly makes what it is told. So the warm-started team can solve rooms but often does not, and
-reinforcement learning can find out that care pays.
+A reply begins with a word that names the way of working. With care (`Care.`, `Check.`) it says which way the box is pushed next and where
+the player must stand for it, and makes the solver's moves. By habit the Tool agent makes moves at random (`Guess.`) and the Executor makes
+what it is told (`Trust.`). Both ways are shown; the last part of the course shows mostly habits. So the warm-started team can solve rooms
+but often does not, and reinforcement learning can find out that care pays. Care is shown from states off the good way too, so that what
+a guess leads to is nothing new. `team_success` says how often demonstrators with given habits solve their rooms.
 
-The prompts are made by the agents and the environment of the workflow, so they are what the team reads later.
+The prompts are made by the agents and the views of the workflow, so they are what the team reads later.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from agent_system.agent import Entry
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.sokoban.agents import TOOL, ExecutorAgent, SokobanAgent, ToolAgent, moves_reply
 from agent_system.workflows.sokoban.generate import Puzzle, generate
 from agent_system.workflows.sokoban.options import Difficulty, SokobanEnvOptions, SokobanOptions
-from agent_system.workflows.sokoban.rules import MOVES, Room, State, is_solved, move, render, walk
-from agent_system.workflows.sokoban.solver import push_distances, solve
+from agent_system.workflows.sokoban.rules import MOVES, Room, State, is_solved, move, walk
+from agent_system.workflows.sokoban.solver import is_lost, solve
+from agent_system.workflows.sokoban.view import shown, way
 
 Messages = list[dict[str, str]]
 
@@ -36,8 +39,8 @@ class Habits:
     """How often the demonstrators take care.
 
     Attributes:
-        plan: share of the Tool agent's plans that are the solver's moves; the others are hurried.
-        check: share of the Executor's replies that mend a bad plan; the others make the plan whatever it is.
+        plan: share of the Tool agent's plans that are the solver's; the others are guesses.
+        check: share of the Executor's replies that work the moves out again; the others make the plan whatever it is.
     """
 
     plan: float = 0.1
@@ -59,22 +62,24 @@ class Course:
         rooms: different rooms that they are about.
         difficulty: of the rooms.
         habits_from: the share after which `habits` rule; until then most are careful.
-        habits_before: share of demonstrations by `habits` until then, so that both ways are known apart by role.
+        habits_before: share of demonstrations by `habits` until then, so that both ways are known.
         habits: see `Habits`.
         executor: share of demonstrations that are the Executor's.
-        bad_plans: share of hurried plans among those that the Executor is shown.
-        midway: share of demonstrations that begin inside a room's solution, or a few steps off it.
+        bad_plans: share of guesses among the plans that a careful Executor is shown.
+        midway: share of demonstrations that begin inside a room's solution.
+        wander: most moves at random that lead off it there.
     """
 
-    count: int = 20_000
-    rooms: int = 2000
+    count: int = 24_000
+    rooms: int = 6000
     difficulty: Difficulty = field(default_factory=Difficulty)
     habits_from: float = 0.75
     habits_before: float = 0.15
     habits: Habits = Habits()
     executor: float = 0.5
     bad_plans: float = 0.5
-    midway: float = 0.4
+    midway: float = 0.7
+    wander: int = 8
 
     def __post_init__(self) -> None:
         names = ("habits_from", "habits_before", "executor", "bad_plans", "midway")
@@ -85,84 +90,114 @@ def make_demos(course: Course, seed: int, env: SokobanEnvOptions, exclude: froze
     """Return `course.count` conversations (prompt and reply) in the order of the course; none about a room with a key in `exclude`."""
     rng = random.Random(f"sokoban-demos-{seed}")
     puzzles = generate(min(course.rooms, course.count), 10 * seed + 7, course.difficulty, exclude=exclude)
-    demonstrators = Demonstrators(env)
+    team = Demonstrators(env, rng)
     turning_point = course.count * course.habits_from
     conversations = []
     for i in range(course.count):
         puzzle = rng.choice(puzzles)
-        state = pick_state(rng, puzzle) if rng.random() < course.midway else puzzle.start
+        state = pick_state(rng, puzzle, course.wander) if rng.random() < course.midway else puzzle.start
         habitual = i >= turning_point or rng.random() < course.habits_before
         habits = course.habits if habitual else CAREFUL
         if rng.random() < course.executor:
-            conversations.append(demonstrators.executor_demo(rng, puzzle.room, state, habits, course.bad_plans))
+            plans = habits if habitual else Habits(plan=1.0 - course.bad_plans)
+            conversations.append(team.executor_demo(puzzle.room, state, team.plan(puzzle.room, state, plans)[1], habits))
         else:
-            conversations.append(demonstrators.tool_demo(rng, puzzle.room, state, habits))
+            conversations.append(team.tool_demo(puzzle.room, state, habits))
     return conversations
 
 
-class Demonstrators:
-    """Makes conversations of either role in the short prompt style, of rooms as the environment with options `env` shows them."""
+def team_success(habits: Habits, env: SokobanEnvOptions, max_turns: int, puzzles: Sequence[Puzzle], seed: int = 0) -> float:
+    """Return the share of `puzzles` that demonstrators with `habits` solve within `max_turns` turns."""
+    team = Demonstrators(env, random.Random(f"sokoban-success-{seed}"))
+    return sum(team.solves(puzzle, habits, max_turns) for puzzle in puzzles) / len(puzzles)
 
-    def __init__(self, env: SokobanEnvOptions) -> None:
-        self._env = env
+
+class Demonstrators:
+    """Plays both roles in the short prompt style, in rooms as the environment with options `env` shows them."""
+
+    def __init__(self, env: SokobanEnvOptions, rng: random.Random) -> None:
+        self._env, self._rng = env, rng
         options = SokobanOptions(prompt_style="short")
         self._tool, self._executor = ToolAgent(config=options), ExecutorAgent(config=options)
 
-    def tool_demo(self, rng: random.Random, room: Room, state: State, habits: Habits) -> Messages:
+    def plan(self, room: Room, state: State, habits: Habits) -> tuple[str, str]:
+        """Return the Tool agent's reply and its moves."""
+        if self._rng.random() < habits.plan:
+            return careful("Care.", room, state, self._env.max_moves)
+        moves = guessed(self._rng, self._env.max_moves)
+        return f"Guess. {moves_reply(moves)}", moves
+
+    def decide(self, room: Room, state: State, plan: str, habits: Habits) -> tuple[str, str]:
+        """Return the Executor's reply to a plan and its moves."""
+        if self._rng.random() < habits.check:
+            return careful("Check.", room, state, self._env.max_moves)
+        return f"Trust. {moves_reply(plan)}", plan
+
+    def tool_demo(self, room: Room, state: State, habits: Habits) -> Messages:
         """Return one conversation of the Tool agent."""
-        careful = rng.random() < habits.plan
-        moves = solver_moves(room, state, self._env.max_moves) if careful else hurried_moves(rng, room, state, self._env.max_moves)
-        return self._conversation(self._tool, room, state, [], moves)
+        return self._conversation(self._tool, room, state, [], self.plan(room, state, habits)[0])
 
-    def executor_demo(self, rng: random.Random, room: Room, state: State, habits: Habits, bad_plans: float) -> Messages:
-        """Return one conversation of the Executor, about a plan that is hurried with probability `bad_plans`."""
-        limit = self._env.max_moves
-        plan = hurried_moves(rng, room, state, limit) if rng.random() < bad_plans else solver_moves(room, state, limit)
-        mend = rng.random() < habits.check and not is_good_plan(room, state, plan)
+    def executor_demo(self, room: Room, state: State, plan: str, habits: Habits) -> Messages:
+        """Return one conversation of the Executor about `plan`."""
         entries = [Entry(TOOL, moves_reply(plan), plan)]
-        return self._conversation(self._executor, room, state, entries, solver_moves(room, state, limit) if mend else plan)
+        return self._conversation(self._executor, room, state, entries, self.decide(room, state, plan, habits)[0])
 
-    def _conversation(self, agent: SokobanAgent, room: Room, state: State, entries: Sequence[Entry], moves: str) -> Messages:
-        shown = render(room, state, spaced=self._env.spaced)
-        variables = {"env_prompt": shown, "team_context": agent.team_context(entries), "step": 1, "memory": ""}
-        return [*agent.messages(variables), {"role": "assistant", "content": moves_reply(moves)}]
-
-
-def pick_state(rng: random.Random, puzzle: Puzzle) -> State:
-    """Return a state of `puzzle` that is not solved and can be: a part of its solution made, then up to three steps at random."""
-    room, state = puzzle.room, puzzle.start
-    for after in walk(room, state, puzzle.solution.moves[: rng.randrange(len(puzzle.solution.moves))]).states:
-        state = after
-    for _ in range(rng.randint(0, 3)):
-        after_step = move(room, state, rng.choice(MOVES))
-        if after_step is not None and not is_solved(room, after_step) and solve(room, after_step).solution is not None:
-            state = after_step
-    return state
-
-
-def solver_moves(room: Room, state: State, limit: int) -> str:
-    """Return the first `limit` moves of the solver, or hurried ones where it finds none."""
-    solution = solve(room, state).solution
-    return solution.moves[:limit] if solution is not None else hurried_moves(random.Random(0), room, state, limit)
-
-
-def hurried_moves(rng: random.Random, room: Room, state: State, limit: int) -> str:
-    """Return the way of one box to its nearest goal, as if the player stood behind it; at most `limit` moves and at least one."""
-    distances = push_distances(room)
-    box = rng.choice(sorted(state.boxes - room.goals) or sorted(state.boxes))
-    moves = ""
-    while len(moves) < limit and distances.get(box, 0) > 0:
-        nearer = [letter for letter in MOVES if distances.get(box + room.step_of(letter), distances[box]) < distances[box]]
-        moves += rng.choice(nearer)
-        box += room.step_of(moves[-1])
-    return moves or rng.choice(MOVES)
-
-
-def is_good_plan(room: Room, state: State, plan: str) -> bool:
-    """Whether a plan can be carried out and needs no more pushes, to its end and from there, than the best one."""
-    made = walk(room, state, plan)
-    before = solve(room, state).solution
-    after = solve(room, made.states[-1]).solution if made.states else before
-    if made.illegal or before is None or after is None:
+    def solves(self, puzzle: Puzzle, habits: Habits, max_turns: int) -> bool:
+        """Play an episode and return whether the room was solved."""
+        room, state = puzzle.room, puzzle.start
+        for _ in range(max_turns):
+            if solve(room, state).solution is None:
+                return False
+            plan = self.plan(room, state, habits)[1]
+            made = walk(room, state, self.decide(room, state, plan, habits)[1])
+            state = made.states[-1] if made.states else state
+            if is_solved(room, state):
+                return True
         return False
-    return made.pushes > 0 and made.pushes + after.pushes <= before.pushes
+
+    def _conversation(self, agent: SokobanAgent, room: Room, state: State, entries: Sequence[Entry], reply: str) -> Messages:
+        variables = {
+            "env_prompt": shown(room, state, self._env.view),
+            "team_context": agent.team_context(entries),
+            "step": 1,
+            "memory": "",
+        }
+        return [*agent.messages(variables), {"role": "assistant", "content": reply}]
+
+
+def pick_state(rng: random.Random, puzzle: Puzzle, wander: int) -> State:
+    """Return a state that is not solved and can be: a part of the puzzle's solution made, then up to `wander` moves at random."""
+    room = puzzle.room
+    made = walk(room, puzzle.start, puzzle.solution.moves[: rng.randrange(len(puzzle.solution.moves))])
+    state = on_the_way = made.states[-1] if made.states else puzzle.start
+    for _ in range(rng.randint(0, wander)):
+        after = move(room, state, rng.choice(MOVES))
+        if after is not None and not is_solved(room, after) and not is_lost(room, after):
+            state = after
+    return state if solve(room, state).solution is not None else on_the_way
+
+
+def careful(word: str, room: Room, state: State, limit: int) -> tuple[str, str]:
+    """Return a reply with the solver's next moves, and the moves: the way to the next push and the pushes straight on, at most `limit`.
+
+    The reply says which way is pushed next and the way to the cell to do it from: `Care. push U from D 1 R 0 <moves>D</moves>`.
+
+    Raises:
+        AgentSystemError: the solver knows no way on from `state`.
+    """
+    solution = solve(room, state).solution
+    if solution is None or not solution.moves:
+        raise AgentSystemError("careful moves need a state that the solver can solve and that is not solved; draw another one")
+    states = [state, *walk(room, state, solution.moves).states]
+    pushes = [after.boxes != before.boxes for before, after in pairwise(states)]
+    first = end = pushes.index(True)
+    push = solution.moves[first]
+    while end < len(pushes) and pushes[end] and solution.moves[end] == push:
+        end += 1
+    moves = solution.moves[: min(end, limit)]
+    return f"{word} push {push} from {way(room, state.player, states[first].player)} {moves_reply(moves)}", moves
+
+
+def guessed(rng: random.Random, limit: int) -> str:
+    """Return one to `limit` moves at random."""
+    return "".join(rng.choices(MOVES, k=rng.randint(1, limit)))

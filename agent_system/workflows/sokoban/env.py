@@ -11,8 +11,9 @@ from agent_system.registry import EnvRegistry
 from agent_system.workflows.sokoban.agents import EXECUTOR, TOOL
 from agent_system.workflows.sokoban.options import SokobanEnvOptions
 from agent_system.workflows.sokoban.reward import Verdict, judge, progress
-from agent_system.workflows.sokoban.rules import Room, State, boxes_on_goals, in_corner, is_solved, parse_moves, parse_room, render
-from agent_system.workflows.sokoban.solver import solve
+from agent_system.workflows.sokoban.rules import Room, State, boxes_on_goals, is_solved, parse_moves, parse_room, render
+from agent_system.workflows.sokoban.solver import is_lost, solve
+from agent_system.workflows.sokoban.view import shown
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class SokobanEnv(BaseEnv):
     that call, and `step` makes only what no Executor has made. Replies that cannot be read and moves that cannot be made are
     penalised, counted and survived.
 
-    `info`: `success`; `progress` (best so far); `boxes_on_goals`; `deadlock` (a box in a corner off the goals); `moves`, `pushes`,
+    `info`: `success`; `progress` (best so far); `boxes_on_goals`; `deadlock` (a box that no pushes lead to a goal); `moves`, `pushes`,
     `illegal`, `unparsable`, `cut`; `plan/legal`, `plan/followed` (shares of the proposals); `push_efficiency` of solved rooms (fewest
     pushes by pushes made, where the fewest are known).
     """
@@ -65,13 +66,17 @@ class SokobanEnv(BaseEnv):
         """Start in the room that is the task's text.
 
         Raises:
-            AgentSystemError: the text is no room, or the room is solved already, or it cannot be solved.
+            AgentSystemError: the text is no room, or the room is solved already, or it cannot be solved, or the view cannot show it.
         """
         room, state = parse_room(task.prompt)
         if is_solved(room, state):
             raise AgentSystemError(f"task {task.task_id!r}: the room is solved before the first move:\n{render(room, state)}")
         if solve(room, state).exhausted:
             raise AgentSystemError(f"task {task.task_id!r}: the room cannot be solved:\n{render(room, state)}")
+        if self.config.view == "compact" and len(state.boxes) > 1:
+            raise AgentSystemError(
+                f"task {task.task_id!r}: env.params.view=compact shows rooms with one box, found {len(state.boxes)}; use view=spaced or map"
+            )
         self._world = World(room, state, state, progress(room, state, state, self.config.progress))
         return self._look()
 
@@ -129,14 +134,14 @@ class SokobanEnv(BaseEnv):
 
     def _look(self) -> Observation:
         room, state = self._world.room, self._world.state
-        return Observation(render(room, state, spaced=self.config.spaced), {"anchor": render(room, state)})
+        return Observation(shown(room, state, self.config.view), {"anchor": render(room, state)})
 
     def _info(self) -> dict[str, Any]:
         world = self._world
         solved = is_solved(world.room, world.state)
         info: dict[str, Any] = {"success": float(solved), "progress": world.best}
         info["boxes_on_goals"] = boxes_on_goals(world.room, world.state)
-        info["deadlock"] = float(in_corner(world.room, world.state))
+        info["deadlock"] = float(is_lost(world.room, world.state))
         info |= {name: getattr(world, name) for name in ("moves", "pushes", "illegal", "unparsable", "cut")}
         if world.plans:
             info["plan/legal"] = world.legal_plans / world.plans

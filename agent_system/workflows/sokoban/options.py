@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from agent_system.errors import AgentSystemError, suggestion
 from agent_system.workflows.sokoban.prompts import STYLES
+from agent_system.workflows.sokoban.view import VIEWS
 
 PROGRESS = ("boxes", "distance")
 
@@ -44,6 +45,8 @@ class SokobanEnvOptions:
     """Options under `env.params`.
 
     Attributes:
+        view: what the agents see: map | spaced (a blank between cells, so that a tokenizer makes each cell a token) | compact (the ways to
+            box and goal and the cells around the box, always at the same place; rooms with one box).
         max_moves: most moves of one turn; what follows is not made and counts as cut.
         progress: what the team is paid for on the way: boxes (best count on goals so far) | distance (least pushes left so far, by the
             lower bound of the solver).
@@ -51,11 +54,13 @@ class SokobanEnvOptions:
         plan_weight: local reward of a plan, times the team reward that its moves would earn.
         format_penalty: local, for a reply without readable moves.
         illegal_penalty: local, for moves that run into a wall or a blocked box, and for moves past `max_moves`.
-        deadlock_penalty: local, for moves that put a box into a corner for the first time.
-        deadlock_ends: a box in a corner ends the episode.
-        spaced: a blank between cells of the map, so that a tokenizer makes each cell a token.
+        deadlock_penalty: local, for moves that lose a box: no pushes lead it to a goal.
+        deadlock_ends: a lost box ends the episode.
+        shortfall_penalty: local, for moves that lead away from the end; half of it for moves that lead nowhere, nothing for those of the
+            solver. Above 0 the solver looks at every state that a reply leads to, which takes long in large rooms with many boxes.
     """
 
+    view: str = "map"
     max_moves: int = 10
     progress: str = "boxes"
     progress_weight: float = 0.5
@@ -64,18 +69,16 @@ class SokobanEnvOptions:
     illegal_penalty: float = 0.05
     deadlock_penalty: float = 0.1
     deadlock_ends: bool = False
-    spaced: bool = False
+    shortfall_penalty: float = 0.0
 
     def __post_init__(self) -> None:
         if self.max_moves < 1:
             raise AgentSystemError(f"env.params.max_moves must be 1 or more, found {self.max_moves}")
-        if self.progress not in PROGRESS:
-            raise AgentSystemError(
-                f"env.params.progress must be one of {', '.join(PROGRESS)}, found {self.progress!r}{suggestion(self.progress, PROGRESS)}"
-            )
+        _one_of("env.params.view", self.view, VIEWS)
+        _one_of("env.params.progress", self.progress, PROGRESS)
         if not 0.0 <= self.progress_weight <= 1.0:
             raise AgentSystemError(f"env.params.progress_weight must be 0 to 1, found {self.progress_weight:g}")
-        for name in ("plan_weight", "format_penalty", "illegal_penalty", "deadlock_penalty"):
+        for name in ("plan_weight", "format_penalty", "illegal_penalty", "deadlock_penalty", "shortfall_penalty"):
             if not 0.0 <= getattr(self, name) < float("inf"):
                 raise AgentSystemError(f"env.params.{name} must be 0 or a positive number, found {getattr(self, name):g}")
 
@@ -91,8 +94,9 @@ class SokobanOptions:
     prompt_style: str = "full"
 
     def __post_init__(self) -> None:
-        if self.prompt_style not in STYLES:
-            raise AgentSystemError(
-                f"agent.orchestra.sokoban.prompt_style must be one of {', '.join(STYLES)}, "
-                f"found {self.prompt_style!r}{suggestion(self.prompt_style, STYLES)}"
-            )
+        _one_of("agent.orchestra.sokoban.prompt_style", self.prompt_style, tuple(STYLES))
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise AgentSystemError(f"{name} must be one of {', '.join(known)}, found {value!r}{suggestion(value, known)}")

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agent_system.workflows.sokoban.options import SokobanEnvOptions
-from agent_system.workflows.sokoban.rules import Room, State, Walk, boxes_on_goals, in_corner, is_solved, walk
-from agent_system.workflows.sokoban.solver import least_pushes
+from agent_system.workflows.sokoban.rules import Room, State, Walk, boxes_on_goals, is_solved, walk
+from agent_system.workflows.sokoban.solver import is_lost, least_pushes, solve
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Verdict:
         state: where they end.
         best: best progress of the episode after them, 0 to 1.
         team: team reward.
-        penalty: local reward of the form and legality of the moves, 0 or less.
+        penalty: local reward of what is wrong with the moves, 0 or less.
         solved, deadlock: of `state`.
         unparsable: there were no readable moves.
         cut: moves past the limit.
@@ -66,13 +66,31 @@ def judge(room: Room, start: State, state: State, best: float, moves: str | None
     asked = moves or ""
     made = walk(room, state, asked[: options.max_moves])
     end = made.states[-1] if made.states else state
-    solved, deadlock = is_solved(room, end), in_corner(room, end)
+    solved, deadlock = is_solved(room, end), is_lost(room, end)
     cut = 0 if solved or made.illegal else max(0, len(asked) - options.max_moves)
     after = best_progress(room, start, made.states, options.progress, best)
     team = options.progress_weight * (after - best) + (1.0 - options.progress_weight) * solved
     penalty = (
         options.format_penalty * (moves is None)
         + options.illegal_penalty * (made.illegal or cut > 0)
-        + options.deadlock_penalty * (deadlock and not in_corner(room, state))
+        + options.deadlock_penalty * (deadlock and not is_lost(room, state))
+        + (options.shortfall_penalty * shortfall(room, state, made) if options.shortfall_penalty else 0.0)
     )
     return Verdict(made, end, after, team, -penalty, solved, deadlock, moves is None, cut)
+
+
+def shortfall(room: Room, state: State, made: Walk) -> float:
+    """Return how far moves from `state` fall behind the solver's: 0 when each leads on, 1/2 for none or for a way that leads nowhere, 1 for
+    one that leads back, or to a room that cannot be solved. 0 where no solution is known to begin with.
+    """
+    before = solve(room, state).solution
+    if before is None:
+        return 0.0
+    if not made.states:
+        return 0.5
+    search = solve(room, made.states[-1])
+    if search.solution is None:
+        return 1.0 if search.exhausted else 0.5
+    count = len(made.states)
+    gained = len(before.moves) - len(search.solution.moves)
+    return min(1.0, max(0.0, (count - gained) / (2 * count)))

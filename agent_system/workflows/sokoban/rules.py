@@ -158,13 +158,3 @@ def is_solved(room: Room, state: State) -> bool:
 def boxes_on_goals(room: Room, state: State) -> int:
     """How many boxes are on goals."""
     return len(state.boxes & room.goals)
-
-
-def in_corner(room: Room, state: State) -> bool:
-    """Whether a box off the goals stands in a corner of walls: it can never be moved again, so the room is lost."""
-    return any(_is_corner(room, box) for box in state.boxes - room.goals)
-
-
-def _is_corner(room: Room, cell: int) -> bool:
-    walls, width = room.walls, room.width
-    return (cell - 1 in walls or cell + 1 in walls) and (cell - width in walls or cell + width in walls)

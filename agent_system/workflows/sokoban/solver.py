@@ -71,6 +71,11 @@ def least_pushes(room: Room, boxes: frozenset[int]) -> int:
     return sum(distances.get(box, DEAD) for box in boxes)
 
 
+def is_lost(room: Room, state: State) -> bool:
+    """Whether a box stands where no pushes lead it to a goal, in a corner or along a wall, so that the room cannot be solved any more."""
+    return least_pushes(room, state.boxes) >= DEAD
+
+
 def reach(room: Room, state: State) -> dict[int, str]:
     """Return every cell that the player can walk to without a push, with a shortest list of moves."""
     paths = {state.player: ""}

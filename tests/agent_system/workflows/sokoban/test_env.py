@@ -19,7 +19,7 @@ def start(text: str = UP, **options) -> SokobanEnv:
 
 
 def test_reset_shows_the_room_and_anchors_its_state() -> None:
-    env = SokobanEnv(SokobanEnvOptions(spaced=True))
+    env = SokobanEnv(SokobanEnvOptions(view="spaced"))
     seen = env.reset(Task("t", UP))
     assert seen.text.splitlines()[1] == "# - . - - #" and seen.info["anchor"] == UP
     env.step("D")
@@ -39,6 +39,12 @@ def test_reset_shows_the_room_and_anchors_its_state() -> None:
 def test_a_room_that_cannot_be_played_is_refused(text: str, words: str) -> None:
     with pytest.raises(AgentSystemError, match=words):
         start(text)
+
+
+def test_the_compact_view_is_for_rooms_with_one_box() -> None:
+    assert start(UP, view="compact")._look().text.startswith("box U 1 R 0 goal U 1 R 0\n")
+    with pytest.raises(AgentSystemError, match="view=compact shows rooms with one box, found 2; use view=spaced or map"):
+        start(TWO, view="compact")
 
 
 def test_solving_pays_one_and_ends() -> None:
@@ -122,7 +128,7 @@ def test_illegal_unreadable_and_surplus_moves_are_penalised_and_counted() -> Non
     assert (info["illegal"], info["unparsable"], info["cut"], info["moves"]) == (1, 1, 2, 4)
 
 
-def test_a_corner_deadlock_is_reported_penalised_once_and_may_end_the_episode() -> None:
+def test_a_lost_box_is_reported_penalised_once_and_may_end_the_episode() -> None:
     text = "######\n#.---#\n#-$--#\n#-@--#\n######"
     env = start(text)
     assert env.act(EXECUTOR, "RUULDRD").info["deadlock"] == 0.0
@@ -133,6 +139,45 @@ def test_a_corner_deadlock_is_reported_penalised_once_and_may_end_the_episode() 
     assert env.act(EXECUTOR, "R").local == 0.0
     assert start(text).act(TOOL, "RUULDRDL").local == pytest.approx(-0.1)
     assert start(text, deadlock_ends=True).act(EXECUTOR, "RUULDRDL").done
+
+
+@pytest.mark.parametrize("agent", [TOOL, EXECUTOR])
+@pytest.mark.parametrize(
+    ("moves", "short"),
+    [
+        ("RU", 0.0),  # the solver's
+        ("R", 0.0),
+        ("RL", 0.5),  # there and back
+        ("D", 1.0),
+        ("LL", 0.5),  # a wall: no move is made, which costs illegal_penalty as well
+    ],
+)
+def test_moves_that_lead_away_cost_the_call_that_makes_them(agent: str, moves: str, short: float) -> None:
+    env = start("######\n#-.--#\n#-$--#\n#@---#\n#----#\n######", shortfall_penalty=0.2, illegal_penalty=0.0, plan_weight=0.0)
+    assert env.act(agent, moves).local == pytest.approx(-0.2 * short)
+
+
+def test_a_push_that_loses_the_room_costs_the_whole_shortfall_and_nothing_costs_it_afterwards() -> None:
+    env = start("######\n#.---#\n#-$--#\n#-@--#\n######", shortfall_penalty=0.2)
+    assert env.act(EXECUTOR, "LURR").local == pytest.approx(-0.2 - 0.1), "along the right wall there is no goal"
+    env.step("")
+    assert env.act(EXECUTOR, "L").local == 0.0
+
+
+@pytest.mark.parametrize("kind", ["boxes", "distance"])
+def test_no_way_of_playing_is_paid_for_standing_or_circling(kind: str) -> None:
+    rng = random.Random(1)
+    for _ in range(20):
+        env, local, team = start(UP, progress=kind, shortfall_penalty=0.2), 0.0, 0.0
+        for _ in range(12):
+            moves = "".join(rng.choices("UDLR", k=2))
+            made = env.act(EXECUTOR, moves)
+            assert made.local <= 0.0
+            local, team = local + made.local, team + made.team
+            if made.done:
+                break
+            env.step(moves)
+        assert team <= 1.0
 
 
 @pytest.mark.parametrize("action", HOSTILE)
@@ -173,6 +218,8 @@ def test_a_fork_costs_less_than_50_microseconds() -> None:
     [
         ({"max_moves": 0}, "max_moves must be 1"),
         ({"progress": "box"}, "did you mean 'boxes'"),
+        ({"view": "spacd"}, "did you mean 'spaced'"),
+        ({"shortfall_penalty": -1.0}, "shortfall_penalty"),
         ({"progress_weight": 1.5}, "progress_weight"),
         ({"illegal_penalty": -0.1}, "illegal_penalty"),
         ({"max_move": 3}, "did you mean 'max_moves'"),

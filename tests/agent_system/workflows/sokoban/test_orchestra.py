@@ -43,7 +43,7 @@ async def test_short_prompts_quote_moves_alone(play) -> None:
         tool=["blah <moves>[u, l]</moves>", "???"],
         executor=["", "<moves>U</moves>"],
         options={"prompt_style": "short"},
-        env={"spaced": True},
+        env={"view": "spaced"},
     )
     first, second, third, fourth = (s.prompt_text for s in result.episodes[0].samples)
     assert "Plan:\n# # # # # #" in first and "# - . - - #\n" in second and "\nPlan: U L" in second and "blah" not in second

@@ -6,7 +6,7 @@ import pytest
 from agent_system.workflows.sokoban.generate import draw_puzzle
 from agent_system.workflows.sokoban.options import Difficulty
 from agent_system.workflows.sokoban.rules import MOVES, Room, State, is_solved, move, parse_room, walk
-from agent_system.workflows.sokoban.solver import least_pushes, pulls_from, pushes_from, solve
+from agent_system.workflows.sokoban.solver import is_lost, least_pushes, pulls_from, pushes_from, solve
 
 
 def fewest_pushes(room: Room, start: State) -> int | None:
@@ -83,3 +83,20 @@ def test_every_push_can_be_made() -> None:
     assert len(found) == 8
     for moves, after in found:
         assert walk(room, state, moves).states[-1] == after
+
+
+@pytest.mark.parametrize(
+    ("rows", "lost"),
+    [
+        ("#$---#\n#-@.-#\n#----#", True),  # in a corner
+        ("#-$--#\n#-@.-#\n#----#", True),  # along a wall without a goal
+        ("#-$-.#\n#-@--#\n#----#", False),  # along a wall with one
+        ("#*---#\n#-@--#\n#----#", False),
+        ("#----#\n#-$.-#\n#-@--#", False),
+    ],
+)
+def test_a_box_that_no_pushes_lead_to_a_goal_is_lost(rows: str, lost: bool) -> None:
+    room, state = parse_room(f"######\n{rows}\n######")
+    assert is_lost(room, state) is lost
+    if lost:
+        assert solve(room, state).solution is None
