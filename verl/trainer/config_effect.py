@@ -218,6 +218,11 @@ MODEL_NEEDS: Sequence[Need] = (
         lambda c: c.actor.optim.lr_warmup_steps < 0,
     ),
     Need(
+        _all("rollout", "gpu_memory_utilization enforce_eager"),
+        "actor_rollout_ref.rollout.name=vllm",
+        lambda c: c.rollout.name == "vllm",
+    ),
+    Need(
         _all("rollout.val_kwargs", "temperature top_p top_k"),
         "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
         lambda c: c.rollout.val_kwargs.do_sample,

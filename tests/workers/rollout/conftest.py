@@ -14,11 +14,11 @@ from verl.workers.rollout.hf_engine import HFEngine
 VOCAB = 512
 
 
-def tiny_model(seed: int = 0) -> torch.nn.Module:
+def tiny_model(seed: int = 0, head_dim: int = 16) -> torch.nn.Module:
     """A Qwen3 of two layers whose random weights are large enough to make uneven distributions."""
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.15,
+        head_dim=head_dim, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.15,
     )  # fmt: skip
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()

@@ -41,16 +41,22 @@ def build_engine(
     max_model_len: int,
     device: str,
     seed: int,
+    num_threads: int = 0,
     adapters: Mapping[str, ActorRolloutRefConfig] | None = None,
 ) -> RolloutEngine:
     """Load the model and make the engine that `rollout.name` asks for, with room for the adapters.
 
     Raises ValueError for an unknown name, `ModelPathError` for a path that is no model, `LoraTargetError` for an adapter that does not fit.
-    `seed` makes weights that the checkpoint lacks the same in every engine.
+    `seed` makes weights that the checkpoint lacks the same in every `hf` engine.
     """
     rollout = config.rollout
+    specs = {name: lora_spec(own.model) for name, own in (adapters or {}).items()}
+    if rollout.name == "vllm":
+        from verl.workers.rollout.vllm.engine import VLLMEngine
+
+        return VLLMEngine(config, max_model_len=max_model_len, device=device, num_threads=num_threads, seed=seed, adapters=specs)
     if rollout.name != "hf":
-        raise ValueError(f"actor_rollout_ref.rollout.name={rollout.name!r}: expected hf")
+        raise ValueError(f"actor_rollout_ref.rollout.name={rollout.name!r}: expected hf or vllm")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = load_causal_lm(
@@ -59,7 +65,6 @@ def build_engine(
             attn_implementation="sdpa",
             trust_remote_code=config.model.trust_remote_code,
         )
-    specs = {name: lora_spec(own.model) for name, own in (adapters or {}).items()}
     return HFEngine(model.to(device), max_num_seqs=rollout.max_num_seqs, max_model_len=max_model_len, adapters=specs)
 
 
@@ -101,7 +106,12 @@ class RolloutWorker(Worker):
         if self._num_threads > 0:
             torch.set_num_threads(self._num_threads)
         self._engine = build_engine(
-            self._config, max_model_len=self._max_model_len, device=self._device, seed=self._seed, adapters=self._adapters
+            self._config,
+            max_model_len=self._max_model_len,
+            device=self._device,
+            seed=self._seed,
+            num_threads=self._num_threads,
+            adapters=self._adapters,
         )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
