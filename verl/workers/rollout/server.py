@@ -10,7 +10,7 @@ import torch
 
 from verl.models.loader import load_causal_lm, resolve_dtype
 from verl.models.lora import lora_spec
-from verl.protocol.generate import GenerateRequest, Generation, RolloutError
+from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError
 from verl.protocol.serialization import SerializedTensor, deserialize_single_tensor
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
@@ -21,11 +21,12 @@ from verl.workers.rollout.hf_engine import HFEngine
 
 @dataclass(frozen=True)
 class Served:
-    """What became of request `number` of a session: its replies, or why there are none."""
+    """What became of request `number` of a session: its replies, or why there are none; `gone` when no later one can be served either."""
 
     number: int
     generations: list[Generation] | None
     error: str = ""
+    gone: bool = False
 
 
 @dataclass
@@ -193,7 +194,7 @@ class RolloutWorker(Worker):
         try:
             served = Served(number, await self._ready().generate(request))
         except RolloutError as error:
-            served = Served(number, None, str(error))
+            served = Served(number, None, str(error), isinstance(error, EngineGoneError))
         except Exception as error:  # whoever waits must learn of it, whatever it is
             served = Served(number, None, f"{type(error).__name__}: {error}")
         entry = self._sessions[session]

@@ -27,7 +27,6 @@ def engine_environment(device: str, num_threads: int) -> dict[str, str]:
         needed |= {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model lives in the engine's process, not in a third one
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines that pin threads would all take the same cores
-            "VLLM_CPU_KVCACHE_SPACE": "",
             "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler's helpers takes longer than they ever save
         }
         if num_threads > 0:
