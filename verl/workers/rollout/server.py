@@ -155,6 +155,12 @@ class RolloutWorker(Worker):
         """Take the memory back."""
         self._ready().wake()
 
+    def close(self) -> None:
+        """End the engine and the processes that it has."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
     async def abort(self, request_id: str) -> int:
         """End the request's unfinished replies; returns how many there were."""
         return self._ready().abort(request_id)

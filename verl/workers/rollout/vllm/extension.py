@@ -45,6 +45,9 @@ class EngineExtension:
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
+        from patches import vllm_cpu_tied_head
+
         with set_current_vllm_config(self.vllm_config):
             finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
+            vllm_cpu_tied_head.apply(self.model_runner.get_model())
         self.model_runner.reset_lora_state()
