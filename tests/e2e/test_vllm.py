@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.test_levels import ADAPTER, policies
+from tests.workers.rollout.conftest import engine_processes
 from verl.protocol.generate import EngineGoneError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
@@ -22,23 +23,18 @@ import os
 import threading
 import time
 
-import psutil
-
 import my_flow_package
 from agent_system.environment import Observation
 from agent_system.registry import EnvRegistry
+from tests.workers.rollout.conftest import engine_processes
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est
 
 state = {"steps": 0, "killed": 0}
 
 
-def engines():
-    return [p for p in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
-
-
 def hunt(times):
     while state["killed"] < times:
-        for process in engines():
+        for process in engine_processes():
             if state["killed"] < times:
                 state["killed"] += 1
                 process.kill()
@@ -65,11 +61,6 @@ def counted(*args, **kwargs):
 '''
 
 
-def engines() -> list[psutil.Process]:
-    """vLLM processes below this one."""
-    return [p for p in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
-
-
 @pytest.fixture
 def vllm(train: Run, wide_heads_model_dir: Path) -> Iterator[Callable[[dict[str, Any]], Any]]:
     """Train with vLLM; when the run is over none of its processes is there any more."""
@@ -79,7 +70,7 @@ def vllm(train: Run, wide_heads_model_dir: Path) -> Iterator[Callable[[dict[str,
         return train(settings | {"trainer.val_before_train": False, "trainer.save_freq": 1} | changes)
 
     yield go
-    assert not psutil.wait_procs(engines(), timeout=20)[1]
+    assert not psutil.wait_procs(engine_processes(), timeout=20)[1]
 
 
 def check_steps(run_dir: Path, moved: set[str]) -> list[dict[str, Any]]:

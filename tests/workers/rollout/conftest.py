@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
@@ -31,6 +32,18 @@ def request(
     generator = torch.Generator().manual_seed(seed if prompt_seed is None else prompt_seed)
     prompt = tuple(torch.randint(0, VOCAB, (length,), generator=generator).tolist())
     return GenerateRequest(prompt, SamplingParams(max_tokens=max_tokens, **sampling), n=n, seed=seed, request_id=request_id)
+
+
+def engine_processes() -> list[psutil.Process]:
+    """The processes that vLLM has started below this one."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "EngineCore" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:  # it has just ended
+            continue
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from tests.workers.rollout.conftest import VOCAB, request, tiny_model
+from tests.workers.rollout.conftest import VOCAB, engine_processes, request, tiny_model
 from verl.models.lora import LoraSpec, adapter_parameters, add_adapters, select_adapter
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
@@ -64,7 +64,7 @@ def started(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rol
     engine = build_engine(config, max_model_len=MAX_MODEL_LEN, device="cpu", seed=0, num_threads=1, adapters=adapters)
     yield engine
     engine.close()
-    assert not [p for p in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
+    assert not engine_processes()
 
 
 @pytest.fixture

@@ -69,6 +69,19 @@ async def test_an_engine_that_cannot_be_started_anew_says_why() -> None:
         await ask(client, 1)
 
 
+async def test_requests_that_the_old_engine_fails_in_other_words_run_again_too() -> None:
+    class Closed(Mortal):
+        async def generate(self, request: GenerateRequest) -> list[Generation]:
+            if request.seed == 0:
+                return await super().generate(request)
+            await asyncio.sleep(0.03)
+            raise RolloutError("this worker group has been shut down")
+
+    client = RestartingClient(Closed(0, 0), Factory(100), "math")
+    replies = await asyncio.gather(*(client.generate(request(3, 1, seed=seed)) for seed in (0, 1, 2)))
+    assert [reply.token_ids for (reply,) in replies] == [(1,)] * 3
+
+
 async def test_other_errors_are_the_requests_own() -> None:
     factory = Factory()
     with pytest.raises(RolloutError, match="no"):

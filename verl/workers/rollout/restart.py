@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutClient
+from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutClient, RolloutError
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,14 @@ class RestartingClient:
         client = self._client
         try:
             return await client.generate(request)
-        except EngineGoneError as error:
+        except RolloutError as error:
+            # The end of the old engine reaches some of its requests in other words.
+            if not isinstance(error, EngineGoneError) and self._client is client and self._under_way is None:
+                raise
             await self._replaced(client, error)
         return await self._client.generate(request)
 
-    async def _replaced(self, client: RolloutClient, cause: EngineGoneError) -> None:
+    async def _replaced(self, client: RolloutClient, cause: RolloutError) -> None:
         """Return when another engine has taken the place of the one behind `client`; who comes first starts it, the others wait."""
         if self._client is client and self._under_way is None:
             if not self._allowed:
