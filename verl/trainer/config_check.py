@@ -115,7 +115,7 @@ TRAINED_NUMBERS: dict[Range, Sequence[str]] = {
 MODEL_NAMES: dict[str, Sequence[str]] = {
     "model.attn_implementation": ATTENTION_NAMES,
     "actor.kl_loss_type": KL_ESTIMATORS,
-    "rollout.name": ("hf",),
+    "rollout.name": ("hf", "vllm"),
     "rollout.dtype": ("auto", *DTYPES),
 }
 MODEL_NUMBERS: dict[Range, Sequence[str]] = {
@@ -131,7 +131,7 @@ MODEL_NUMBERS: dict[Range, Sequence[str]] = {
     AMOUNT: ("actor.kl_loss_coef", "actor.invalid_action_penalty_coef"),
     POSITIVE: ("rollout.temperature", "rollout.val_kwargs.temperature"),
     Range(1, open_low=True): ("actor.clip_ratio_c",),
-    Range(0, 1, open_low=True): ("rollout.top_p", "rollout.val_kwargs.top_p"),
+    Range(0, 1, open_low=True): ("rollout.top_p", "rollout.val_kwargs.top_p", "rollout.gpu_memory_utilization"),
 }  # fmt: skip
 
 

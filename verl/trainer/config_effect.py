@@ -224,6 +224,11 @@ MODEL_NEEDS: Sequence[Need] = (
         "actor_rollout_ref.actor.optim.lr_warmup_steps=-1",
         lambda c: c.actor.optim.lr_warmup_steps < 0,
     ),
+    Need(
+        _all("rollout", "gpu_memory_utilization enforce_eager"),
+        "actor_rollout_ref.rollout.name=vllm",
+        lambda c: c.rollout.name == "vllm",
+    ),
     *SAMPLING_NEEDS,
 )
 

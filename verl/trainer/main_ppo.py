@@ -59,6 +59,7 @@ from verl.trainer.ppo.validation import rows_before_after
 from verl.trainer.role_policies import set_apart, speakers
 from verl.trainer.run_parts import load_group_tokenizer, resolve_defaults, run_dir_of, table_row
 from verl.trainer.untrained_check import api_key, check_untrained
+from verl.trainer.vllm_check import check_vllm
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
 from verl.utils.tracking import Tracking, check_backends
 
@@ -296,7 +297,7 @@ def check_run(config: RunConfig) -> CheckedRun:
         check_backends(config.trainer.logger)
     except (ValueError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from error
-    resolve_device(config.trainer.device)
+    check_vllm(placement, resolve_device(config.trainer.device))
     trained_in = run_dir_of(config)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
     if checkpoint is not None:

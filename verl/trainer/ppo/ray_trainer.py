@@ -222,6 +222,7 @@ class RayPPOTrainer:
         metrics["perf/generated_tokens"] = float(result.generated_tokens)
         metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / max(result.generated_tokens, 1)
+        metrics["training/engine_restarts"] = float(self.team.engine_restarts)
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
 
     def _write_timeline(self) -> list[Span]:

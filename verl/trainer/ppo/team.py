@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ from verl.trainer.ppo.timeline import Timeline
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.client import replica_client
+from verl.workers.rollout.restart import RestartingClient
 from verl.workers.rollout.server import RolloutWorker
 
 T = TypeVar("T")
@@ -85,7 +87,9 @@ class TeamWorkers:
         self.policies: dict[str, WorkerGroup] = {}
         self.critics: dict[str, WorkerGroup] = {}
         self.rollouts: dict[str, WorkerGroup] = {}
-        self.clients: dict[str, RolloutClient] = {}
+        self.clients: dict[str, RestartingClient] = {}
+        self._engines: dict[str, dict[str, Any]] = {}
+        self._version = 0
         self._threads = ThreadPoolExecutor(
             max_workers=max(len(self.specs), 1) if controller.parallel else 1, thread_name_prefix="worker_group"
         )
@@ -108,13 +112,26 @@ class TeamWorkers:
             }
             if spec.trained:
                 self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.devices[wg_id], common | policy)
-            self.rollouts[wg_id] = self.controller.spawn(
-                f"rollout_{wg_id}", RolloutWorker, self.devices[wg_id], common | rollout, max_concurrency=1000
-            )
+            self._engines[wg_id] = common | rollout
+            self._spawn_engine(wg_id)
             if wg_id in self.critic_agents:
                 critic = common | {"config": critic_config(self.config.critic, spec), "num_threads": policy["num_threads"]}
                 self.critics[wg_id] = self.controller.spawn(f"critic_{wg_id}", CriticWorker, self.devices[wg_id], critic)
-            self.clients[wg_id] = replica_client(self.rollouts[wg_id], self.config.rollout.call_timeout_s)
+            timeout_s, restart = self.config.rollout.call_timeout_s, partial(self._restart_engine, wg_id)
+            self.clients[wg_id] = RestartingClient(replica_client(self.rollouts[wg_id], timeout_s), restart, wg_id)
+
+    def _spawn_engine(self, wg_id: str) -> None:
+        self.rollouts[wg_id] = self.controller.spawn(
+            f"rollout_{wg_id}", RolloutWorker, self.devices[wg_id], self._engines[wg_id], max_concurrency=1000
+        )
+
+    def _restart_engine(self, wg_id: str) -> RolloutClient:
+        """Replace a worker group's engines by new ones with the weights that the old ones had."""
+        self.rollouts[wg_id].shutdown()
+        self._spawn_engine(wg_id)
+        self.rollouts[wg_id].init_model()
+        self._send_weights(wg_id, self._version)
+        return replica_client(self.rollouts[wg_id], self.config.rollout.call_timeout_s)
 
     def _max_model_len(self, spec: WorkerGroupSpec) -> int:
         data, rows = self.config.data, [a.config.rollout for a in self.placement.agents if a.wg_id == spec.wg_id]
@@ -245,11 +262,14 @@ class TeamWorkers:
         Of a policy that is an adapter, only the adapter goes.
         """
 
-        def sync(wg_id: str) -> None:
-            engine = self.rollouts[wg_id]
-            if wg_id not in self.policies:
-                engine.wake()
-                return
+        self._version = version
+        self._on_all("sync_weights", lambda wg: self._send_weights(wg, version))
+        for client in self.clients.values():
+            client.allow()
+
+    def _send_weights(self, wg_id: str, version: int) -> None:
+        engine = self.rollouts[wg_id]
+        if wg_id in self.policies:
             policy = self.policies[wg_id]
             for adapter in self.specs[wg_id].adapters or (None,):
                 bucket = policy.next_weights(True, adapter)[0]
@@ -257,9 +277,12 @@ class TeamWorkers:
                     following = policy.next_weights(False, adapter)[0]
                     engine.update_weights(bucket, version, not following, adapter)
                     bucket = following
-            engine.wake()
+        engine.wake()
 
-        self._on_all("sync_weights", sync)
+    @property
+    def engine_restarts(self) -> int:
+        """How often an engine died and was started anew."""
+        return sum(client.restarts for client in self.clients.values())
 
     def save_checkpoint(self, folder: Path, save_hf_model: bool) -> None:
         """Write every policy under `folder/actor/<wg_id>` and every critic under `folder/critic/<wg_id>`."""

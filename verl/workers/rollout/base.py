@@ -57,6 +57,10 @@ class RolloutEngine(Protocol):
         """Take the memory back; `generate` does this by itself."""
         ...
 
+    def close(self) -> None:
+        """End the engine and the processes that it has; requests in flight fail. Doing so again changes nothing."""
+        ...
+
     def stats(self) -> dict[str, float]:
         """Counters since the start, by name."""
         ...
