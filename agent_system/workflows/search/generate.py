@@ -120,11 +120,7 @@ def make_facts(rng: random.Random, names: Sequence[str], num_books: int) -> Fact
 
 
 def make_part(part: str, count: int, seed: int, two_hop: float) -> tuple[Facts, list[Question]]:
-    """Return a world of a part's names and `count` distinct questions about it, a share of them of two hops.
-
-    A question of two hops whose answer is also that of its first hop's other reading is not told apart: names are never shared between
-    people and towns, so a guess from the wrong fact is wrong.
-    """
+    """Return a world of a part's names and `count` distinct questions about it, the share `two_hop` of them of two hops."""
     rng = random.Random(f"facts-{part}-{seed}")
     num_two = round(count * two_hop)
     num_books = max(2, -(-num_two // QUESTIONS_OF_A_BOOK), -(-(count - num_two) // QUESTIONS_OF_A_BOOK))
