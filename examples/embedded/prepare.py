@@ -68,7 +68,7 @@ def recipe_hash(recipe: Recipe) -> str:
     digest = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode())
     package = Path(str(WORLDS[recipe.world].package.__file__)).parent
     modules = [Path(str(module.__file__)) for module in (worlds, tiny, data, loop, muon, optim, sys.modules[__name__])]
-    for path in (*sorted(package.rglob("*.py")), *modules):
+    for path in (*sorted(package.glob("*.py")), *modules):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -8,7 +8,7 @@ Without `return_scores` an entry is the document itself.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from agent_system.workflows.search.retrieval.corpus import Document, split_contents
 
 PATH = "/retrieve"
+LARGEST = sys.float_info.max
 
 
 class RetrievalError(RuntimeError):
@@ -74,10 +75,11 @@ def _entry(document: Document, score: float, return_scores: bool) -> dict[str, A
 
 def _passage(hit: Any) -> Passage:
     document = hit.get("document", hit) if isinstance(hit, dict) else None
-    contents = document.get("contents", document.get("text")) if isinstance(document, dict) else document
-    score = hit.get("score", 0.0) if isinstance(hit, dict) else 0.0
-    if not isinstance(contents, str) or isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise ValueError(f"expected a document with a text 'contents' and a finite score, found {hit!r:.200}")
+    if not isinstance(document, dict) or not isinstance(contents := document.get("contents", document.get("text")), str):
+        raise ValueError(f"expected a document with a text 'contents', found {hit!r:.200}")
+    score = hit.get("score", 0.0)
+    if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= LARGEST:
+        raise ValueError(f"expected a finite score, found {score!r:.200}")
     title, text = split_contents(contents)
-    named = document.get("title") if isinstance(document, dict) else None
+    named = document.get("title")
     return Passage(title or (named if isinstance(named, str) else ""), text, float(score))
