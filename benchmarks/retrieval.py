@@ -11,8 +11,9 @@ fact, in the words of a careful Search Agent.
 Speed: distinct queries, so that none is remembered. `batched` asks `--batch` queries a request, `concurrent` one query a request with
 `--concurrent` requests at a time, `single` one after the other. `cached` asks as `single` does for what was asked before.
 
-The last line is one JSON object: `recall_question_1`, `recall_question_3`, ..., `recall_hops_1`, ..., `batched_per_s`, `concurrent_per_s`,
-`single_per_s`, `cached_per_s`, `speedup` (batched / single; medians of the repeats), `documents` and `spread`, the lowest and highest repeat.
+The last line is one JSON object: `recall_question_1`, `recall_question_3`, ..., `recall_hops_1`, ..., `batched_per_s`,
+`concurrent_per_s`, `single_per_s`, `cached_per_s`, `speedup` (batched / single; medians of the repeats), `documents` and `spread`, the
+lowest and highest repeat.
 """
 
 from __future__ import annotations

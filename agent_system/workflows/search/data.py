@@ -33,7 +33,9 @@ def make_row(question: str, answers: Sequence[str], *, data_source: str, split: 
     """
     targets = [answer.strip() for answer in answers if answer.strip()]
     if not question.strip() or not targets:
-        raise AgentSystemError(f"{data_source} {split} row {index}: needs a question and an answer, found {question!r:.80} and {answers!r:.80}")
+        raise AgentSystemError(
+            f"{data_source} {split} row {index}: needs a question and an answer, found {question!r:.80} and {answers!r:.80}"
+        )
     return {
         "data_source": data_source,
         "prompt": [{"role": "user", "content": question.strip()}],

@@ -72,7 +72,8 @@ class SearchEnvOptions:
         if bool(self.corpus) == bool(self.url):
             found = f"both ({self.corpus} and {self.url})" if self.corpus else "neither"
             raise AgentSystemError(
-                f"the search environment needs one of env.params.corpus (a jsonl file) and env.params.url (a retrieval server), found {found}"
+                "the search environment needs one of env.params.corpus (a jsonl file) and env.params.url (a retrieval server), "
+                f"found {found}"
             )
 
 

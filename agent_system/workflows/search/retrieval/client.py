@@ -75,7 +75,9 @@ class RetrievalClient:
         except TimeoutError as error:
             raise RetrievalError(f"{self.url} gave no answer within env.params.timeout_s={self._timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise RetrievalError(f"{self.url} cannot be asked: {type(error).__name__}: {error}; is the retrieval server running?") from error
+            raise RetrievalError(
+                f"{self.url} cannot be asked: {type(error).__name__}: {error}; is the retrieval server running?"
+            ) from error
         except (ValueError, RecursionError) as error:
             raise RetrievalError(f"{self.url} does not answer as Search-R1's /retrieve does: {error}") from error
 

@@ -49,7 +49,11 @@ class LocalServer:
         if not self._settled.wait(start_timeout_s) or not self.url:
             ended = self._child.poll()
             self.close()
-            how = f"ended with status {ended}" if ended is not None else f"was not ready within env.params.start_timeout_s={start_timeout_s:g} s"
+            how = (
+                f"ended with status {ended}"
+                if ended is not None
+                else f"was not ready within env.params.start_timeout_s={start_timeout_s:g} s"
+            )
             raise RetrievalError(f"the retrieval server of {corpus} {how}; it wrote: {' | '.join(self._last) or 'nothing'}")
 
     @property

@@ -58,7 +58,7 @@ def test_a_document_without_its_fields_is_named_with_file_and_line(tmp_path, lin
 
 
 def test_no_file_and_no_document_are_named(tmp_path):
-    with pytest.raises(CorpusError, match="no corpus .*missing"):
+    with pytest.raises(CorpusError, match=r"no corpus .*missing"):
         load_corpus(tmp_path / "missing.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n\n")
     with pytest.raises(CorpusError, match="holds no document"):

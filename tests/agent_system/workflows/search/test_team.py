@@ -68,7 +68,6 @@ async def test_junk_of_every_role_is_counted_and_survived(make_collector, server
     collector = make_collector(script, {"url": server.url})
     result = await collector.collect([TASK], 1, step=0)
     assert (result.metrics["env/search/unparsed"], result.metrics["env/search/too_long"]) == (3, 1)
-    assert (result.metrics["episode/failed"] if "episode/failed" in result.metrics else 0) == 0
     assert not result.episodes[0].failed
     valid = [s.valid for s in result.episodes[0].samples if s.agent_id == SEARCH]
     assert valid == [False, False, True, False]
@@ -91,7 +90,7 @@ async def test_trees_try_every_query_on_a_fork_and_go_on_with_the_one_that_found
 
 
 def test_a_source_that_cannot_be_used_is_refused_before_anything_is_collected(make_collector, tmp_path, misbehaving):
-    with pytest.raises(AgentSystemError, match="needs one of env.params.corpus"):
+    with pytest.raises(AgentSystemError, match=r"needs one of env\.params\.corpus"):
         make_collector(TEAM, {})
     with pytest.raises(AgentSystemError, match=r"retrieval server of .*missing.jsonl ended with status 2; it wrote: error: no corpus"):
         make_collector(TEAM, {"corpus": str(tmp_path / "missing.jsonl")})
