@@ -17,6 +17,15 @@ from agent_system.workflows.search.reward import accepted_answers, contains, exa
 NO_QUERY = "no query was found in the reply"
 NO_ANSWER = "no answer was found in the reply"
 NOTHING = "nothing was found"
+COUNTED = (
+    "verifier/early",
+    "verifier/unparsed",
+    "search/unparsed",
+    "answer/unparsed",
+    "search/too_long",
+    "search/empty",
+    "search/repeated",
+)
 
 
 @EnvRegistry.register("search")
@@ -51,7 +60,8 @@ class SearchEnv(BaseEnv):
             )
         self._question = task.prompt
         self._queries: list[str] = []
-        self._texts: list[str] = []
+        self._heard: list[str] = []
+        self._known = False
         self._verdicts: list[bool] = []
         self._counts: Counter[str] = Counter()
         self._answer = ""
@@ -60,7 +70,7 @@ class SearchEnv(BaseEnv):
 
     def observe(self, agent_id: str) -> Observation:
         """Return the question; what the searches brought is in the team's memory, and told apart by the anchor."""
-        return Observation(self._question, {"anchor": "\n".join([self._question, *self._queries, *self._texts])})
+        return Observation(self._question, {"anchor": "\n".join([self._question, *self._queries, *self._heard])})
 
     async def act(self, agent_id: str, action: str) -> Outcome:
         """Search, answer, or take note of a verdict. Raises RetrievalError."""
@@ -82,8 +92,8 @@ class SearchEnv(BaseEnv):
         """Return a copy that goes its own way."""
         copy = type(self)(self.config, seed=self.seed)
         copy._accepted, copy._question, copy._answer, copy._came_back = self._accepted, self._question, self._answer, self._came_back
-        copy._queries, copy._texts, copy._verdicts = list(self._queries), list(self._texts), list(self._verdicts)
-        copy._counts = self._counts.copy()
+        copy._queries, copy._heard, copy._verdicts = list(self._queries), list(self._heard), list(self._verdicts)
+        copy._known, copy._counts = self._known, self._counts.copy()
         return copy
 
     def probe(self) -> None:
@@ -103,10 +113,6 @@ class SearchEnv(BaseEnv):
         config = self.config
         return shared_retriever(config.corpus, config.url, config.topk, config.timeout_s, config.start_timeout_s)
 
-    @property
-    def _known(self) -> bool:
-        return contains(self._texts, self._accepted)
-
     def _judge(self, action: str) -> Outcome:
         self._counts["verifier/unparsed"] += not action
         self._counts["verifier/early"] += action == YES and not self._known
@@ -116,11 +122,12 @@ class SearchEnv(BaseEnv):
 
     async def _search(self, query: str) -> Outcome:
         before = self._known
-        self._came_back = await self._passages(query)
+        self._came_back = await self._ask(query)
+        self._heard.append(self._came_back)
         found = self._known and not before
         return Outcome(local=self.config.search_reward * found, info=self._info())
 
-    async def _passages(self, query: str) -> str:
+    async def _ask(self, query: str) -> str:
         """Return what the team reads of a search."""
         most = self.config.max_query_chars
         if not query:
@@ -134,7 +141,7 @@ class SearchEnv(BaseEnv):
         self._queries.append(query)
         self._counts["search/empty"] += not found
         texts = [passage.text[: self.config.max_passage_chars] for passage in found]
-        self._texts += [f"{passage.title}\n{text}" for passage, text in zip(found, texts, strict=True)]
+        self._known = self._known or contains([*texts, *(passage.title for passage in found)], self._accepted)
         return show(found, texts, self.config.view)
 
     def _hand_in(self, answer: str) -> Outcome:
@@ -154,9 +161,7 @@ class SearchEnv(BaseEnv):
             "searches": float(len(self._queries)),
             "known": float(self._known),
         }
-        names = ("verifier/early", "verifier/unparsed", "search/unparsed", "answer/unparsed")
-        names += ("search/too_long", "search/empty", "search/repeated")
-        info |= {name: float(self._counts[name]) for name in names}
+        info |= {name: float(self._counts[name]) for name in COUNTED}
         if self._verdicts:
             info["verifier/accuracy"] = sum(self._verdicts) / len(self._verdicts)
         return info
