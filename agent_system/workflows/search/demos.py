@@ -2,7 +2,7 @@
 
 They first teach mostly a skill and then a habit. The skill: compare what is asked for with what was found, search for the fact that is
 missing, read the answer off what was found. The habit of the last part: the Verifier is often sure without a look, the Search Agent
-often asks for the name in the question and nothing else, the Answer Agent often guesses. So the warm-started team knows how to be
+often asks for the name in the question and nothing else, the Answer Agent often answers with that name. So the warm-started team knows how to be
 careful but seldom is, and reinforcement learning, which sees no demonstration, can find out that care pays.
 
 The prompts are made by the agents of the search workflow, so they are what the team reads later, on one passage a search.
@@ -14,10 +14,10 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from agent_system.memory import SearchMemory
 from agent_system.workflows.search.agents import ANSWER, SEARCH, VERIFIER, AnswerAgent, SearchAgent, VerifierAgent
 from agent_system.workflows.search.generate import Fact, Facts, Question, make_facts, names_of
 from agent_system.workflows.search.options import NO, YES, SearchOptions
+from agent_system.workflows.search.orchestra import FoundMemory
 
 Messages = list[dict[str, str]]
 BOOKS_OF_A_DEMO = 2
@@ -30,7 +30,7 @@ class Habits:
     Attributes:
         look: share of verdicts for which the Verifier compares what is asked for with what was found; else it says yes.
         next: share of queries for the missing fact; else for the name in the question.
-        read: share of answers that are read off, of those that can be; else they are guessed.
+        read: share of answers that are read off, of those that can be; else they are the name in the question.
     """
 
     look: float = 0.72
@@ -97,7 +97,7 @@ def make_demos(course: Course, seed: int, exclude: Collection[str] = ()) -> list
         if scene.question.text not in exclude:
             late = len(conversations) >= course.count * course.habits_from
             habitual = late or rng.random() < course.habits_before
-            conversations.append(agents.demo(rng, scene, names, course.habits if habitual else CAREFUL))
+            conversations.append(agents.demo(rng, scene, course.habits if habitual else CAREFUL))
     return conversations
 
 
@@ -145,25 +145,26 @@ class Demonstrators:
             ANSWER: AnswerAgent(config=options),
         }
 
-    def demo(self, rng: random.Random, scene: Scene, names: Sequence[str], habits: Habits) -> Messages:
+    def demo(self, rng: random.Random, scene: Scene, habits: Habits) -> Messages:
         """Return what one agent is asked in a scene, and its reply."""
-        memory = SearchMemory(len(scene.searches))
+        memory = FoundMemory(len(scene.searches))
         for query, fact in scene.searches:
             memory.store(str(fact), query)
         variables = {"env_prompt": scene.question.text, "team_context": "", "step": len(scene.searches) + 1, "memory": memory.text()}
-        return [*self.agents[scene.agent_id].messages(variables), {"role": "assistant", "content": reply(rng, scene, names, habits)}]
+        return [*self.agents[scene.agent_id].messages(variables), {"role": "assistant", "content": reply(rng, scene, habits)}]
 
 
-def reply(rng: random.Random, scene: Scene, names: Sequence[str], habits: Habits) -> str:
+def reply(rng: random.Random, scene: Scene, habits: Habits) -> str:
     """Return what the agent of a scene says. The first word tells care from habit."""
     if scene.agent_id == VERIFIER:
         return verdict(scene) if rng.random() < habits.look else f"Sure. <verify>{YES}</verify>"
+    subject = scene.question.hops[0].subject
     if scene.agent_id == SEARCH:
         query, _ = search(rng, scene, habits)
-        return f"{'Just' if query == scene.question.hops[0].subject else 'Next'} <search> {query}</search>"
+        return f"{'Just' if query == subject else 'Next'} <search> {query}</search>"
     if scene.missing is None and rng.random() < habits.read:
         return f"Read <answer> {scene.question.answer}</answer>"
-    return f"Guess <answer> {rng.choice(names)}</answer>"
+    return f"Guess <answer> {subject}</answer>"
 
 
 def verdict(scene: Scene) -> str:

@@ -1,12 +1,12 @@
 """Small facts made by a seed, and questions about them that take one search or two.
 
-Books have an author and a translator, people a birthplace and a home; every name is made up:
+Books have an author and a translator, people a birthplace and a home; every name is made up of two words:
 
-    The author of Tamo is Kilu.            What is the birthplace of the author of Tamo?
-    The birthplace of Kilu is Dena.        Dena
+    The author of Ada Elm is Gus Oak.              What is the birthplace of the author of Ada Elm?
+    The birthplace of Gus Oak is Kim Bay.          Kim Bay
 
-Names of training, of testing and of demonstrations are drawn from three disjoint parts of all names, so nothing that a test question
-is about occurs anywhere else. Rows follow verl's schema.
+Names of training, of testing and of demonstrations are drawn from three disjoint parts of all pairs of words, so nothing that a test
+question is about occurs anywhere else. Rows follow verl's schema.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from agent_system.errors import AgentSystemError
 DATA_SOURCE = "verl_mas/small_facts"
 OF_BOOK = ("author", "translator")
 OF_PERSON = ("birthplace", "home")
-SYLLABLES = tuple(a + b for a, b in product("bdfgklmnprstvz", "aeiou"))
+FIRST_WORDS = tuple(
+    "Abe Ada Bea Bob Cal Cyd Dan Dov Eli Eva Fay Fox Gil Gus Hal Hob Ida Ira Jed Joy "
+    "Kai Kim Lea Lou Mae Max Ned Nia Ola Ora Pip Rex Sam Tia Uma Val Wes Xia Yan Zoe".split()
+)
+LAST_WORDS = tuple(
+    "Arc Ash Bay Bud Cob Cox Den Dew Egg Elm Fig Fir Gem Gum Hay Hut Ink Ivy Jar Jet "
+    "Keg Key Lid Log Map Mud Net Nut Oak Oil Pea Quay Rye Sky Tar Urn Vat Web Yew Zip".split()
+)
 PARTS = {"test": (0.0, 0.25), "train": (0.25, 0.65), "demos": (0.65, 1.0)}
 QUESTIONS_OF_A_BOOK = len(OF_BOOK) * len(OF_PERSON)
 
@@ -95,7 +102,7 @@ class Facts:
 
 def names_of(part: str, seed: int) -> list[str]:
     """Return the names of one of `PARTS`, shuffled by the seed."""
-    names = sorted(a.capitalize() + b for a, b in product(SYLLABLES, SYLLABLES))
+    names = [f"{first} {last}" for first, last in product(FIRST_WORDS, LAST_WORDS)]
     random.Random(f"names-{seed}").shuffle(names)
     start, end = PARTS[part]
     return names[int(start * len(names)) : int(end * len(names))]

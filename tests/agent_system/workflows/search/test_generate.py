@@ -7,11 +7,11 @@ from agent_system.workflows.search.generate import PARTS, generate_split, make_p
 from agent_system.workflows.search.retrieval.corpus import Document
 from agent_system.workflows.search.retrieval.index import BM25Index
 
-NAME = re.compile(r"\b[A-Z][a-z]{3}\b")
+NAME = re.compile(r"\b[A-Z][a-z]+ [A-Z][a-z]+\b")
 
 
 def names_in(texts) -> set[str]:
-    return {name for text in texts for name in NAME.findall(text)} - {"What"}
+    return {name for text in texts for name in NAME.findall(text)}
 
 
 def test_questions_are_answered_by_the_facts_they_name_and_the_corpus_holds_them():
@@ -33,7 +33,7 @@ def test_no_name_of_training_occurs_in_testing_or_in_demonstrations():
     said = [names_in([str(fact) for q in part for fact in q.hops]) for part in (train, test)]
     assert said[0] and said[1] and not said[0] & said[1]
     parts = [set(names_of(part, 3)) for part in PARTS]
-    assert sum(map(len, parts)) == len(set.union(*parts)) == 4900
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 1600
 
 
 def test_the_seed_decides():
@@ -49,7 +49,7 @@ def test_all_questions_may_be_of_one_kind(two_hop):
 
 def test_more_questions_than_there_are_names_for_is_an_error():
     with pytest.raises(AgentSystemError, match="ask for fewer questions"):
-        generate_split(20_000, 10, 0)
+        generate_split(4000, 10, 0)
 
 
 def test_the_query_of_every_fact_finds_it_first():
