@@ -2,8 +2,8 @@
 
 They first teach mostly a skill and then a habit. The skill: compare what is asked for with what was found, search for the fact that is
 missing, read the answer off what was found. The habit of the last part: the Verifier is often sure without a look, the Search Agent
-often asks for the name in the question and nothing else, the Answer Agent often answers with that name. So the warm-started team knows how to be
-careful but seldom is, and reinforcement learning, which sees no demonstration, can find out that care pays.
+often asks for the name in the question and nothing else, the Answer Agent often answers with that name. So the warm-started team knows
+how to be careful but seldom is, and reinforcement learning, which sees no demonstration, can find out that care pays.
 
 The prompts are made by the agents of the search workflow, so they are what the team reads later, on one passage a search.
 """
