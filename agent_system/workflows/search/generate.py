@@ -22,93 +22,13 @@ from agent_system.errors import AgentSystemError
 DATA_SOURCE = "verl_mas/small_facts"
 OF_BOOK = ("author", "translator")
 OF_PERSON = ("birthplace", "home")
-FIRST_WORDS = tuple(
-    [
-        "Abe",
-        "Ada",
-        "Bea",
-        "Bob",
-        "Cal",
-        "Cyd",
-        "Dan",
-        "Dov",
-        "Eli",
-        "Eva",
-        "Fay",
-        "Fox",
-        "Gil",
-        "Gus",
-        "Hal",
-        "Hob",
-        "Ida",
-        "Ira",
-        "Jed",
-        "Joy",
-        "Kai",
-        "Kim",
-        "Lea",
-        "Lou",
-        "Mae",
-        "Max",
-        "Ned",
-        "Nia",
-        "Ola",
-        "Ora",
-        "Pip",
-        "Rex",
-        "Sam",
-        "Tia",
-        "Uma",
-        "Val",
-        "Wes",
-        "Xia",
-        "Yan",
-        "Zoe",
-    ]
+_FIRST = (
+    "Abe Ada Bea Bob Cal Cyd Dan Dov Eli Eva Fay Fox Gil Gus Hal Hob Ida Ira Jed Joy "
+    "Kai Kim Lea Lou Mae Max Ned Nia Ola Ora Pip Rex Sam Tia Uma Val Wes Xia Yan Zoe"
 )
-LAST_WORDS = tuple(
-    [
-        "Arc",
-        "Ash",
-        "Bay",
-        "Bud",
-        "Cob",
-        "Cox",
-        "Den",
-        "Dew",
-        "Egg",
-        "Elm",
-        "Fig",
-        "Fir",
-        "Gem",
-        "Gum",
-        "Hay",
-        "Hut",
-        "Ink",
-        "Ivy",
-        "Jar",
-        "Jet",
-        "Keg",
-        "Key",
-        "Lid",
-        "Log",
-        "Map",
-        "Mud",
-        "Net",
-        "Nut",
-        "Oak",
-        "Oil",
-        "Pea",
-        "Quay",
-        "Rye",
-        "Sky",
-        "Tar",
-        "Urn",
-        "Vat",
-        "Web",
-        "Yew",
-        "Zip",
-    ]
+_LAST = (
+    "Arc Ash Bay Bud Cob Cox Den Dew Egg Elm Fig Fir Gem Gum Hay Hut Ink Ivy Jar Jet "
+    "Keg Key Lid Log Map Mud Net Nut Oak Oil Pea Quay Rye Sky Tar Urn Vat Web Yew Zip"
 )
 PARTS = {"test": (0.0, 0.25), "train": (0.25, 0.65), "demos": (0.65, 1.0)}
 QUESTIONS_OF_A_BOOK = len(OF_BOOK) * len(OF_PERSON)
@@ -182,7 +102,7 @@ class Facts:
 
 def names_of(part: str, seed: int) -> list[str]:
     """Return the names of one of `PARTS`, shuffled by the seed."""
-    names = [f"{first} {last}" for first, last in product(FIRST_WORDS, LAST_WORDS)]
+    names = [f"{first} {last}" for first, last in product(_FIRST.split(), _LAST.split())]
     random.Random(f"names-{seed}").shuffle(names)
     start, end = PARTS[part]
     return names[int(start * len(names)) : int(end * len(names))]
