@@ -104,10 +104,11 @@ class Episode:
             outcome = await self._env.outcome("step", action)
             self._info.update(outcome.info)
             self._ledger.step(outcome, self._callers)
-            memory.store(observation.text, str(action))
+            led_to = outcome.observation or observation
+            memory.store((led_to if memory.keeps_result else observation).text, str(action))
             if outcome.done:
                 return
-            observation = outcome.observation or observation
+            observation = led_to
 
     async def _sample(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply a call)."""

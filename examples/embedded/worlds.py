@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
-from agent_system.workflows import code, math, math_tool, plan_path, sokoban, sudoku
+from agent_system.workflows import code, math, math_tool, plan_path, search, sokoban, sudoku
 from agent_system.workflows.code import demos as code_demos
 from agent_system.workflows.code import generate as code_generate
 from agent_system.workflows.math import demos as math_demos
@@ -16,6 +17,8 @@ from agent_system.workflows.math_tool import demos as math_tool_demos
 from agent_system.workflows.plan_path import demos as plan_path_demos
 from agent_system.workflows.plan_path import generate as plan_path_generate
 from agent_system.workflows.plan_path.options import Difficulty
+from agent_system.workflows.search import demos as search_demos
+from agent_system.workflows.search import generate as search_generate
 from agent_system.workflows.sokoban import demos as sokoban_demos
 from agent_system.workflows.sokoban import generate as sokoban_generate
 from agent_system.workflows.sokoban.options import SokobanEnvOptions
@@ -29,11 +32,18 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Split:
-    """Rows in verl's schema, and the keys of the test tasks, which no demonstration may be about."""
+    """What a world's tasks are.
+
+    Attributes:
+        train, test: rows in verl's schema.
+        test_keys: of the test tasks, which no demonstration may be about.
+        files: name to content of what else the world is made of, written beside the rows.
+    """
 
     train: list[Row]
     test: list[Row]
     test_keys: frozenset[Any]
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,11 +99,19 @@ def _sokoban_demos(course: sokoban_demos.Course, seed: int, exclude: Collection[
     return sokoban_demos.make_demos(course, seed, SokobanEnvOptions(view="compact", max_moves=3), frozenset(exclude))
 
 
+def _search(num_train: int, num_test: int, seed: int, course: search_demos.Course) -> Split:
+    corpus, *tasks = search_generate.generate_split(num_train, num_test, seed, course.two_hop)
+    documents = [json.dumps(search_generate.to_document(fact, i)) + "\n" for i, fact in enumerate(corpus)]
+    split = _rows(search_generate, *tasks, key=lambda question: question.text)
+    return replace(split, files={"corpus.jsonl": "".join(documents)})
+
+
 WORLDS = {
     "code": World(code_demos.Course(), _code, code_demos.make_demos, code),
     "math": World(math_demos.Course(), _math, math_demos.make_demos, math),
     "math_tool": World(math_tool_demos.Course(), _math, math_tool_demos.make_demos, math_tool, (math,)),
     "plan_path": World(plan_path_demos.Course(difficulty=Difficulty(wall_share=0.15)), _plan_path, plan_path_demos.make_demos, plan_path),
     "sudoku": World(sudoku_demos.Course(count=24_000, kind=Kind(4, "easy")), _sudoku, sudoku_demos.make_demos, sudoku),
+    "search": World(search_demos.Course(), _search, search_demos.make_demos, search),
     "sokoban": World(sokoban_demos.Course(), _sokoban, _sokoban_demos, sokoban),
 }

@@ -20,6 +20,7 @@ CODE_SETS = "python examples/data_preprocess/code_sets.py"
 # Command to what runs it; a path is a test or a script that exists.
 ELSEWHERE = {
     "bash scripts/test.sh": ".ci/run",
+    "python -m agent_system.workflows.search.server --corpus wiki.jsonl --port 8000": "tests/agent_system/workflows/search/test_server.py",
     "bash scripts/test.sh tests/agent_system -k prompt": ".ci/run",
     f"{CODE_SETS} --set human_eval --input HumanEval.jsonl --output data/human_eval": "tests/agent_system/workflows/code/test_prepare.py",
     '.venv/bin/python -m pytest tests/trainer -m "not ray"': "scripts/test.sh",
@@ -35,6 +36,7 @@ TEAMS = {
 }
 GSM8K = "python examples/data_preprocess/gsm8k.py"
 SFT = "python -m verl.trainer.sft_trainer"
+TEAMS = {"math": ["Solver Agent", "Verifier Agent"], "search": ["Verifier Agent", "Search Agent", "Answer Agent"]}
 # Stands for the Python of `.venv`: prepares nothing, trains nothing, writes down what it was asked to train.
 STAND_IN = """#!/usr/bin/env bash
 if [[ $2 == examples.embedded.prepare ]]; then echo embedded; exit; fi
@@ -62,7 +64,7 @@ def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
     from verl.trainer.config.entry import free_form_overrides, register_config
     from verl.trainer.config.presets import expand_presets
 
-    for name in ("examples", "scripts", ".venv/bin", "embedded", "data/gsm8k"):
+    for name in ("examples", "scripts", ".venv/bin", "embedded", "data/gsm8k", "data/search_r1"):
         (tmp_path / name).mkdir(parents=True)
     for script in (ROOT / "examples").glob("*.sh"):
         shutil.copy(script, tmp_path / "examples")
@@ -70,7 +72,7 @@ def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
     (tmp_path / ".venv" / "bin" / "activate").write_text(f"PATH={shlex.quote(str(tmp_path))}/.venv/bin:$PATH\n")
     (tmp_path / ".venv" / "bin" / "python").write_text(STAND_IN)
     (tmp_path / ".venv" / "bin" / "python").chmod(0o755)
-    for folder in ("embedded", "data/gsm8k"):
+    for folder in ("embedded", "data/gsm8k", "data/search_r1"):
         for split in ("train", "test"):
             (tmp_path / folder / f"{split}.parquet").touch()
     subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=60)
@@ -85,7 +87,7 @@ def test_a_script_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Pa
     workflow = re.search(r"examples/run_(\w+)\.sh", command)[1]
     assert config.agent.agent_ids == TEAMS.get(workflow, ["Tool Agent", "Executor Agent"])
     assert (config.agent.orchestra_type, config.env.env_name) == (workflow, workflow)
-    assert config.algorithm.preset == (None if workflow == "math" else "at_grpo")
+    assert config.algorithm.preset == (None if workflow in TEAMS else "at_grpo")
     assert config.trainer.val_only == (" eval" in command)
     given = dict(word.split("=", 1) for word in shlex.split(command) if re.match(r"(MODEL_PATH|DATA)=", word))
     assert config.actor_rollout_ref.model.path == given.get("MODEL_PATH", "embedded/model")
