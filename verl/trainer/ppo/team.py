@@ -235,8 +235,11 @@ class TeamWorkers:
         return self._on_learners(method, learners, list(parts), update)
 
     def free_caches(self) -> None:
-        """Let the engines give their key-value caches back (`rollout.free_cache_engine`); `sync_weights` takes them again."""
-        freed = [wg for wg, spec in self.specs.items() if spec.config.rollout.free_cache_engine]
+        """Let the engines give their key-value caches back (`rollout.free_cache_engine`); `sync_weights` takes them again.
+
+        Not those of groups that are not trained: an engine that gives its weights back as well would never get them again.
+        """
+        freed = [wg for wg in self.trained if self.specs[wg].config.rollout.free_cache_engine]
         self._on("free_caches", freed, lambda wg: self.rollouts[wg].sleep())
 
     def sync_weights(self, version: int) -> None:
@@ -246,11 +249,7 @@ class TeamWorkers:
         """
 
         def sync(wg_id: str) -> None:
-            engine = self.rollouts[wg_id]
-            if wg_id not in self.policies:
-                engine.wake()
-                return
-            policy = self.policies[wg_id]
+            policy, engine = self.policies[wg_id], self.rollouts[wg_id]
             for adapter in self.specs[wg_id].adapters or (None,):
                 bucket = policy.next_weights(True, adapter)[0]
                 while bucket:
@@ -259,7 +258,7 @@ class TeamWorkers:
                     bucket = following
             engine.wake()
 
-        self._on_all("sync_weights", sync)
+        self._on("sync_weights", self.trained, sync)
 
     def save_checkpoint(self, folder: Path, save_hf_model: bool) -> None:
         """Write every policy under `folder/actor/<wg_id>` and every critic under `folder/critic/<wg_id>`."""
