@@ -85,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 answered = record.failure is None
     except USER_ERRORS as error:
         fail(str(error), 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(0 if answered else 1)
 
 

@@ -27,11 +27,11 @@ def for_serving(config: RunConfig, device: str) -> RunConfig:
 
 
 def serving_team(config: RunConfig, placement: Placement, controller: Controller) -> TeamWorkers:
-    """The worker groups of a placement with their rollout servers alone, and few slots."""
+    """The worker groups of a placement with their rollout servers alone, of the `hf` engine and with few slots."""
     groups = []
     for spec in placement.groups:
         own = copy.deepcopy(spec.config)
-        own.rollout.max_num_seqs = min(own.rollout.max_num_seqs, SLOTS)
+        own.rollout.name, own.rollout.max_num_seqs = "hf", min(own.rollout.max_num_seqs, SLOTS)
         groups.append(replace(spec, config=own, trained=False))
     return TeamWorkers(config, replace(placement, groups=tuple(groups)), controller)
 

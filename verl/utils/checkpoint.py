@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -178,5 +179,7 @@ def stored_tensors(path: str | Path, prefix: str, limit_bytes: int) -> Iterator[
 
 
 def _filled(tensors: dict[str, torch.Tensor], shards: Path, prefix: str) -> dict[str, torch.Tensor]:
-    dcp.load(dict(tensors), checkpoint_id=shards, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(dict(tensors), checkpoint_id=shards, no_dist=True)
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items()}

@@ -130,7 +130,8 @@ class TeamWorkers:
         self.rollouts[wg_id].shutdown()
         self._spawn_engine(wg_id)
         self.rollouts[wg_id].init_model()
-        self._send_weights(wg_id, self._version)
+        if wg_id in self.policies:
+            self._send_weights(wg_id, self._version)
         return replica_client(self.rollouts[wg_id], self.config.rollout.call_timeout_s)
 
     def _max_model_len(self, spec: WorkerGroupSpec) -> int:
@@ -252,8 +253,11 @@ class TeamWorkers:
         return self._on_learners(method, learners, list(parts), update)
 
     def free_caches(self) -> None:
-        """Let the engines give their key-value caches back (`rollout.free_cache_engine`); `sync_weights` takes them again."""
-        freed = [wg for wg, spec in self.specs.items() if spec.config.rollout.free_cache_engine]
+        """Let the engines give their key-value caches back (`rollout.free_cache_engine`); `sync_weights` takes them again.
+
+        Not those of groups that are not trained: an engine that gives its weights back as well would never get them again.
+        """
+        freed = [wg for wg in self.trained if self.specs[wg].config.rollout.free_cache_engine]
         self._on("free_caches", freed, lambda wg: self.rollouts[wg].sleep())
 
     def sync_weights(self, version: int) -> None:
@@ -263,20 +267,18 @@ class TeamWorkers:
         """
 
         self._version = version
-        self._on_all("sync_weights", lambda wg: self._send_weights(wg, version))
+        self._on("sync_weights", self.trained, lambda wg: self._send_weights(wg, version))
         for client in self.clients.values():
             client.allow()
 
     def _send_weights(self, wg_id: str, version: int) -> None:
-        engine = self.rollouts[wg_id]
-        if wg_id in self.policies:
-            policy = self.policies[wg_id]
-            for adapter in self.specs[wg_id].adapters or (None,):
-                bucket = policy.next_weights(True, adapter)[0]
-                while bucket:
-                    following = policy.next_weights(False, adapter)[0]
-                    engine.update_weights(bucket, version, not following, adapter)
-                    bucket = following
+        policy, engine = self.policies[wg_id], self.rollouts[wg_id]
+        for adapter in self.specs[wg_id].adapters or (None,):
+            bucket = policy.next_weights(True, adapter)[0]
+            while bucket:
+                following = policy.next_weights(False, adapter)[0]
+                engine.update_weights(bucket, version, not following, adapter)
+                bucket = following
         engine.wake()
 
     @property
