@@ -31,7 +31,7 @@ def require(patch: str, packages: Sequence[str], versions: str) -> str:
         if found in SpecifierSet(versions, prereleases=True):
             return found
         raise PatchError(
-            f"{patch} is for {name}{versions}, but {name} {found} is installed; install a version it is for, or adapt the patch: its test "
-            "says whether it is still needed"
+            f"{patch} is for {name}{versions}, but {name} {found} is installed; install one that it is for "
+            "(a patch can be adapted; its test says whether it is needed)"
         )
     raise PatchError(f"{patch} is for {' or '.join(packages)}{versions}, and none is installed")

@@ -178,9 +178,8 @@ async def test_abort_and_cancel_free_what_a_request_holds(engine: RolloutEngine)
     await until_running(engine)
     flight.cancel()
     await asyncio.gather(flight, return_exceptions=True)
-    async with asyncio.timeout(30):
-        while engine.stats()["active"]:
-            await asyncio.sleep(0.01)
+    engine.sleep()
+    assert engine.stats()["active"] == 0
 
 
 async def test_a_pause_holds_replies_and_sleep_wants_an_idle_engine(engine: RolloutEngine) -> None:
@@ -245,6 +244,26 @@ async def test_new_base_weights_come_in_buckets_and_change_the_rows_of_every_ada
     replies = await flight
     assert largest_gap(peft_model(base=1), requests, replies) < 1e-5
     assert [reply.version for reply in replies] == [5, 1, 1, 1]
+
+
+async def test_stale_keys_would_be_noticed(engine: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tests above rest on: with the keys of old weights kept, log-probs are wrong by far more than the tolerance."""
+    newer = peft_model(seed=1, base=1)
+    await all_of(engine, [ask(None), ask("a")])
+    if name == "hf":
+        monkeypatch.setattr(engine._scheduler, "forget", lambda *_: None)
+        monkeypatch.setattr(engine._scheduler, "forget_adapter", lambda *_: None)
+        engine.update_weights(adapter_weights(newer, "a"), adapter="a", version=2)
+    else:
+        stale, pause = engine._adapters.request("a"), engine._llm.pause_generation
+        engine.update_weights(adapter_weights(newer, "a"), adapter="a", version=2)
+        monkeypatch.setattr(engine._adapters, "request", lambda adapter, replace=False: stale if adapter else None)
+        monkeypatch.setattr(engine._llm, "pause_generation", lambda mode, clear_cache: pause(mode=mode, clear_cache=False))
+    (reply,) = await all_of(engine, [ask("a")])
+    assert largest_gap(peft_model(seed=1), [ask("a")], [reply]) > 1e-3
+    engine.update_weights(base_weights(seed=1), version=5)
+    (reply,) = await all_of(engine, [ask(None)])
+    assert largest_gap(newer, [ask(None)], [reply]) > 1e-3
 
 
 async def test_a_reply_in_flight_goes_on_with_new_weights(engine: RolloutEngine) -> None:

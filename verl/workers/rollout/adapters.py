@@ -123,8 +123,11 @@ class RowAdapters:
 
 def adapter_shapes(targets: Mapping[str, torch.nn.Linear], rank: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of an adapter on these layers, by their names in PEFT's files."""
-    down = {_tensor_name(layer, "lora_A"): (rank, linear.in_features) for layer, linear in targets.items()}
-    return down | {_tensor_name(layer, "lora_B"): (linear.out_features, rank) for layer, linear in targets.items()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, linear in targets.items():
+        shapes[_tensor_name(layer, "lora_A")] = (rank, linear.in_features)
+        shapes[_tensor_name(layer, "lora_B")] = (linear.out_features, rank)
+    return shapes
 
 
 def _tensor_name(layer: str, part: str) -> str:

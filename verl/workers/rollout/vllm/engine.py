@@ -60,10 +60,11 @@ class EngineStats:
 
 @dataclass
 class _Open:
-    """A request in flight: its name, and vLLM's names of the replies that are not done."""
+    """A request in flight: its name, vLLM's names of the replies that are not done, and whether it was given up or is about to end."""
 
     request_id: str
     replies: set[str] = field(default_factory=set)
+    leaving: bool = False
 
 
 class VLLMEngine:
@@ -151,7 +152,7 @@ class VLLMEngine:
 
     def abort(self, request_id: str) -> int:
         """End the request's unfinished replies with stop reason `abort`; returns how many there were."""
-        replies = [name for entry in list(self._open.values()) if entry.request_id == request_id for name in entry.replies]
+        replies = [name for entry in list(self._open.values()) if entry.request_id == request_id for name in list(entry.replies)]
         if replies:
             self._control(self._llm.abort(replies))
         return len(replies)
@@ -188,6 +189,7 @@ class VLLMEngine:
 
         Raises `RolloutError` while replies are in flight.
         """
+        self._control(self._settle())
         if self._open:
             raise RolloutError(f"the engine cannot sleep with {len(self._open)} requests in flight; await or abort them first")
         if not self._can_sleep:
@@ -206,6 +208,7 @@ class VLLMEngine:
     def close(self) -> None:
         """End the engine's process; requests in flight fail."""
         self._end()
+        self._llm = None
 
     def stats(self) -> dict[str, float]:
         """Counters since the start, and the present load."""
@@ -254,6 +257,13 @@ class VLLMEngine:
         self._adapters.put_in_use(name, version)
         self._stats.weight_updates += 1
 
+    async def _settle(self) -> None:
+        """Wait for requests that were given up: vLLM has to hear of it."""
+        for _ in range(3):  # a cancellation that was asked for before this call has then begun
+            await asyncio.sleep(0)
+        while any(entry.leaving for entry in self._open.values()):
+            await asyncio.sleep(0.005)
+
     async def _generate(self, request: GenerateRequest, limit: int) -> list[Generation]:
         ticket = next(self._names)
         entry = self._open[ticket] = _Open(request.request_id)
@@ -265,6 +275,7 @@ class VLLMEngine:
             self._stats.failed += request.n
             raise
         finally:
+            entry.leaving = True
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
