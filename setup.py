@@ -37,6 +37,7 @@ EXTRAS = {
         "pytest>=9",
         "pytest-asyncio>=1.3",
         "pytest-timeout>=2.4",
+        "pytest-xdist>=3.8",
         "hypothesis>=6.150",
         "ruff>=0.17,<0.18",
         "mypy>=2.4,<3",

@@ -1,5 +1,6 @@
 """The Tool writes programs: run for real in the sandbox, judged by what they print, and survived."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -146,18 +147,16 @@ async def test_each_candidate_runs_its_own_program_and_the_best_one_is_read(coll
 
 
 async def test_candidates_are_run_at_the_same_time(collector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, running, most = shared_sandbox().run, 0, 0
+    run, all_three = shared_sandbox().run, asyncio.Barrier(3)
 
     async def watched(program: str, stdin: str = "") -> RunResult:
-        nonlocal running, most
-        running, most = running + 1, max(most, running + 1)
-        result = await run(program, stdin)
-        running -= 1
-        return result
+        async with asyncio.timeout(60):
+            await all_three.wait()
+        return await run(program, stdin)
 
     monkeypatch.setattr(shared_sandbox(), "run", watched)
-    await collector([fenced("print('D')")] * 3, ["<moves>D</moves>"] * 3, k=3).collect([task()], 1, step=0)
-    assert (running, most) == (0, 3)
+    result = await collector([fenced("print('D')")] * 3, ["<moves>D</moves>"] * 3, k=3).collect([task()], 1, step=0)
+    assert len(result.batch) == 6
 
 
 async def test_the_next_turn_starts_without_a_proposal_from_where_the_executor_went(collector: Any) -> None:

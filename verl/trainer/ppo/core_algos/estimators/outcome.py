@@ -55,7 +55,7 @@ def singleton_advantage(scores: np.ndarray, config: Any) -> np.ndarray | float:
 def broadcast(advantages: np.ndarray, response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Spread one advantage a row over the row's unmasked tokens: `(advantages, returns)`, one tensor `[bsz, response_len]`."""
     row = torch.as_tensor(advantages, dtype=torch.float32, device=response_mask.device)
-    out = response_mask.to(torch.float32, copy=True).mul_(row.unsqueeze(-1))
+    out = torch.mul(response_mask, row.unsqueeze(-1)).to(torch.float32)
     return out, out
 
 
