@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.workflows.code.agents import CodeAgent, CoderAgent, TesterAgent
-from agent_system.workflows.code.generate import WORDS, Small, draw_input, generate, write_input, write_program
+from agent_system.workflows.code.generate import ORDINALS, WORDS, Small, draw_input, generate, write_input, write_program
 from agent_system.workflows.code.options import CodeOptions
 
 Messages = list[dict[str, str]]
+SMALL_NUMBERS = {"number": (1, 20), "two": (1, 6), "list": (1, 6), "word": (0, 0)}
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Course:
         habits: see `Habits`.
     """
 
-    count: int = 24_000
+    count: int = 38_400
     max_turns: int = 2
     stray: float = 0.35
     habits_from: float = 0.75
@@ -117,8 +118,7 @@ class Demonstrators:
             else:
                 read, expected = self._guessed(task, habits.guess_right)
             if rng.random() < habits.tester:
-                said = work(task, read) if worked else "Guess."
-                reply = f"{said} <input>{write_input(read)}</input> <output>{expected}</output>"
+                reply = work(task, read) if worked else f"Guess. <input>{write_input(read)}</input> <output>{expected}</output>"
                 conversations.append(self._conversation(self.tester, task, past, reply))
             else:
                 reply = f"{'Every step.' if whole else 'Quick.'}\n```python\n{program(task, steps)}\n```"
@@ -133,8 +133,9 @@ class Demonstrators:
         return None if str(task.values(read)[steps]) == expected else Past(steps, read, expected)
 
     def _choose(self, task: Small) -> Any:
-        """An input that is easy to work with."""
-        return draw_input(self.rng, task.source.kind, 1, 9)
+        """An input that is easy to work with: small numbers, none below 0 on the way where that can be had."""
+        reads = [draw_input(self.rng, task.source.kind, *SMALL_NUMBERS[task.source.kind]) for _ in range(4)]
+        return max(reads, key=lambda read: min(0, *(value if isinstance(value, int) else 0 for value in task.values(read))))
 
     def _guessed(self, task: Small, right: float) -> tuple[Any, str]:
         """An input and what might come of it."""
@@ -165,13 +166,13 @@ class Demonstrators:
 
 def program(task: Small, steps: int) -> str:
     """The program that stops after so many steps."""
-    return write_program(task.source, [step.line for step in task.steps[:steps]])
+    return write_program(task.source, task.steps[:steps])
 
 
 def work(task: Small, read: Any) -> str:
-    """How a test is worked out: `Work. 3 7: larger 7. 7*3=21. 21+2=23.`"""
+    """A test that is worked out: `Work. <input>3 7</input> larger 7. First 7*3=21. Then 21+2=23. <output>23</output>`."""
     values = task.values(read)
-    lines = [f"{write_input(read)}: {task.source.name} {values[0]}."]
-    for step, before, after in zip(task.steps, values, values[1:], strict=False):
-        lines.append(f"{before}{step.sign}={after}." if step.sign else f"{after}.")
-    return f"Work. {' '.join(lines)}"
+    lines = [f"{task.source.name} {values[0]}."]
+    for ordinal, step, before, after in zip(ORDINALS, task.steps, values, values[1:], strict=False):
+        lines.append(f"{ordinal} {before}{step.sign}={after}." if step.sign else f"{ordinal} {after}.")
+    return f"Work. <input>{write_input(read)}</input> {' '.join(lines)} <output>{values[-1]}</output>"

@@ -1,12 +1,12 @@
 """Small programming tasks made by a seed: read something, change it in one or two steps, print it.
 
-    Read two numbers. Take the larger. Multiply by 3. Add 2. Print it.
+    Read two numbers. Take the larger. First multiply by 3. Then add 2. Print it.
 
     a,b=map(int,input().split())
     x=max(a,b)
-    x=x*3
-    x=x+2
-    print(x)
+    y=x*3
+    z=y+2
+    print(z)
 
 Every line of the program says what a sentence of the task says, so that a model of a few hundred thousand parameters can write it. Two
 tasks are the same when their programs are; `generate_split` makes training and test tasks of which no two are the same.
@@ -15,7 +15,7 @@ tasks are the same when their programs are; `generate_split` makes training and 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from agent_system.workflows.code.problem import Case
 from agent_system.workflows.code.rows import make_row
 
 DATA_SOURCE = "verl_mas/small_programs"
-WORDS = ("cat", "dog", "sun", "map", "bird", "tree", "lamp", "ring", "at", "go", "house", "plant")
+WORDS = ("at", "go", "cat", "dog", "sun", "bird", "tree")
 GOLDEN_TESTS = 5
 MOST_TRIES = 200
 
@@ -52,27 +52,26 @@ class Source:
 
 @dataclass(frozen=True)
 class Step:
-    """One change of `x`.
+    """One change of a value.
 
     Attributes:
         words: how the task says it.
-        line: of the program.
+        code: the new value in the program, `{x}` standing for the old one.
         change: from value to value.
         sign: how a calculation writes it, after the value; empty where it shows the new value only.
     """
 
     words: str
-    line: str
+    code: str
     change: Callable[[Any], Any]
     sign: str = ""
 
 
-NUMBER = "x=int(input())"
 TWO = "a,b=map(int,input().split())"
 LIST = "v=list(map(int,input().split()))"
 SOURCES = (
-    Source("Read a number.", NUMBER, "", "number", lambda n: n, "number"),
-    Source("Read two numbers. Take their sum.", TWO, "x=a+b", "two", lambda v: v[0] + v[1], "sum"),
+    Source("Read a number.", "x=int(input())", "", "number", lambda n: n, "number"),
+    Source("Read two numbers. Take their sum.", TWO, "x=a+b", "two", sum, "sum"),
     Source("Read two numbers. Take their product.", TWO, "x=a*b", "two", lambda v: v[0] * v[1], "product"),
     Source("Read two numbers. Take the larger.", TWO, "x=max(a,b)", "two", max, "larger"),
     Source("Read two numbers. Take the smaller.", TWO, "x=min(a,b)", "two", min, "smaller"),
@@ -88,25 +87,28 @@ LETTERS = Source("Read a word.", "x=input()", "", "word", lambda s: s, "word")
 
 
 def _more(c: int) -> Step:
-    return Step(f"Say yes if it is more than {c}, else no.", f'x="yes" if x>{c} else "no"', lambda x: "yes" if x > c else "no", f">{c}")
+    return Step(f"say yes if more than {c} else no.", f'"yes" if {{x}}>{c} else "no"', lambda x: "yes" if x > c else "no", f">{c}")
 
 
 def _less(c: int) -> Step:
-    return Step(f"Say yes if it is less than {c}, else no.", f'x="yes" if x<{c} else "no"', lambda x: "yes" if x < c else "no", f"<{c}")
+    return Step(f"say yes if less than {c} else no.", f'"yes" if {{x}}<{c} else "no"', lambda x: "yes" if x < c else "no", f"<{c}")
 
 
 ARITHMETIC = (
-    *(Step(f"Add {c}.", f"x=x+{c}", lambda x, c=c: x + c, f"+{c}") for c in range(2, 10)),
-    *(Step(f"Subtract {c}.", f"x=x-{c}", lambda x, c=c: x - c, f"-{c}") for c in range(2, 10)),
-    *(Step(f"Multiply by {c}.", f"x=x*{c}", lambda x, c=c: x * c, f"*{c}") for c in range(2, 6)),
+    *(Step(f"add {c}.", f"{{x}}+{c}", lambda x, c=c: x + c, f"+{c}") for c in range(2, 10)),
+    *(Step(f"subtract {c}.", f"{{x}}-{c}", lambda x, c=c: x - c, f"-{c}") for c in range(2, 10)),
+    *(Step(f"multiply by {c}.", f"{{x}}*{c}", lambda x, c=c: x * c, f"*{c}") for c in (2, 3)),
 )
 COMPARISONS = (*(_more(c) for c in range(3, 10)), *(_less(c) for c in range(3, 10)))
 TEXT = (
-    Step("Turn it round.", "x=x[::-1]", lambda s: s[::-1]),
-    Step("Write it in capitals.", "x=x.upper()", lambda s: s.upper()),
-    *(Step(f"Repeat it {c} times.", f"x=x*{c}", lambda s, c=c: s * c) for c in range(2, 6)),
-    *(Step(f"Append {c}.", f'x=x+"{c}"', lambda s, c=c: s + c) for c in "abcdefghkmnoprst"),
+    Step("turn it round.", "{x}[::-1]", lambda s: s[::-1]),
+    Step("use capitals.", "{x}.upper()", lambda s: s.upper()),
+    Step("take the first letter.", "{x}[0]", lambda s: s[0]),
+    Step("take the last letter.", "{x}[-1]", lambda s: s[-1]),
+    *(Step(f"repeat it {c} times.", f"{{x}}*{c}", lambda s, c=c: s * c) for c in (2, 3, 4)),
 )
+ORDINALS = ("First", "Then")
+NAMES = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
@@ -119,12 +121,13 @@ class Small:
     @property
     def question(self) -> str:
         """The task in words."""
-        return " ".join([self.source.words, *(step.words for step in self.steps), "Print it."])
+        changes = (f"{ordinal} {step.words}" for ordinal, step in zip(ORDINALS, self.steps, strict=False))
+        return " ".join([self.source.words, *changes, "Print it."])
 
     @property
     def program(self) -> str:
         """The reference solution, and what tells the task from others."""
-        return write_program(self.source, [step.line for step in self.steps])
+        return write_program(self.source, self.steps)
 
     def values(self, read: Any) -> list[Any]:
         """The value that is taken from what is read, and what each step makes of it; the last one is printed."""
@@ -138,9 +141,10 @@ class Small:
         return Case(f"{write_input(read)}\n", f"{self.values(read)[-1]}\n")
 
 
-def write_program(source: Source, lines: list[str]) -> str:
+def write_program(source: Source, steps: Sequence[Step]) -> str:
     """The program that reads, makes these changes and prints."""
-    return "\n".join([source.read, *([source.take] if source.take else []), *lines, "print(x)"])
+    lines = [f"{new}={step.code.format(x=old)}" for step, old, new in zip(steps, NAMES, NAMES[1:], strict=False)]
+    return "\n".join([source.read, *([source.take] if source.take else []), *lines, f"print({NAMES[len(steps)]})"])
 
 
 def write_input(read: Any) -> str:
@@ -154,13 +158,13 @@ def draw_input(rng: random.Random, kind: str, low: int, high: int) -> Any:
         return rng.choice(WORDS)
     if kind == "number":
         return rng.randint(low, high)
-    return [rng.randint(low, high) for _ in range(2 if kind == "two" else rng.randint(2, 4))]
+    return [rng.randint(low, high) for _ in range(2 if kind == "two" else rng.randint(2, 3))]
 
 
 def draw_task(rng: random.Random) -> Small:
-    """A task at random: one in seven changes a word; one in seven has one step, the others two."""
+    """A task at random: one in twelve changes a word; one in seven has one step, the others two."""
     num_steps = 1 if rng.random() < 0.15 else 2
-    if rng.random() < 0.15:
+    if rng.random() < 0.08:
         return Small(LETTERS, tuple(rng.sample(TEXT, num_steps)))
     last = rng.choice(COMPARISONS if rng.random() < 0.3 else ARITHMETIC)
     return Small(rng.choice(SOURCES), (*(rng.choice(ARITHMETIC) for _ in range(num_steps - 1)), last))
@@ -188,7 +192,7 @@ def generate(count: int, seed: int, exclude: Collection[str] = (), *, repeat: bo
             if not repeat:
                 seen.add(task.program)
         elif tries > MOST_TRIES:
-            raise AgentSystemError(f"found {len(tasks)} different tasks, {count} were asked for; there are some 9,000 in all")
+            raise AgentSystemError(f"found {len(tasks)} different tasks, {count} were asked for; there are some 8,000 in all")
     return tasks
 
 

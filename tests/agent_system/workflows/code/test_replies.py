@@ -40,9 +40,9 @@ def test_any_mixture_of_tags_is_read(parts: list[str]) -> None:
 
 
 def test_a_long_reply_is_read_in_no_time() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     read_pairs("<input>" * 100_000 + "<output>" * 100_000)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_tests_in_the_thinking_do_not_count_and_only_tests_are_the_action() -> None:

@@ -14,7 +14,7 @@ from verl.protocol.generate import SamplingParams
 TASK = Task("t", "What is 6 times 7?", "demo", "42")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def sandbox() -> Iterator[None]:
     configure(SandboxSettings(min_level="rlimits", workers=2, limits=Limits(cpu_s=1.0, wall_s=60.0, memory_mb=128)))
     yield
