@@ -21,6 +21,8 @@ from agent_system.workflows.search.orchestra import FoundMemory
 
 Messages = list[dict[str, str]]
 BOOKS_OF_A_DEMO = 2
+# Copying a name is harder to learn than a verdict, so it is shown more often than it comes up.
+SHOWN = {VERIFIER: 1, SEARCH: 2, ANSWER: 3}
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Course:
         habits: see `Habits`.
     """
 
-    count: int = 24_000
+    count: int = 32_000
     two_hop: float = 0.5
     max_turns: int = 4
     habits_from: float = 0.75
@@ -93,7 +95,8 @@ def make_demos(course: Course, seed: int, exclude: Collection[str] = ()) -> list
     agents = Demonstrators()
     conversations: list[Messages] = []
     while len(conversations) < course.count:
-        scene = rng.choice(play(rng, names, course))
+        scenes = play(rng, names, course)
+        (scene,) = rng.choices(scenes, [SHOWN[scene.agent_id] for scene in scenes])
         if scene.question.text not in exclude:
             late = len(conversations) >= course.count * course.habits_from
             habitual = late or rng.random() < course.habits_before

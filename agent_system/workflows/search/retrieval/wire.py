@@ -44,8 +44,9 @@ def endpoint(url: str) -> str:
 
 
 def question(queries: Sequence[str], topk: int) -> dict[str, Any]:
-    """Return what is asked."""
-    return {"queries": list(queries), "topk": topk, "return_scores": True}
+    """Return what is asked; half a character (a lone surrogate), which no server reads, becomes a question mark."""
+    whole = [query.encode("utf-8", "replace").decode("utf-8") for query in queries]
+    return {"queries": whole, "topk": topk, "return_scores": True}
 
 
 def answer(found: Sequence[Sequence[tuple[Document, float]]], return_scores: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ async def test_our_server_is_asked(server):
     found = await client.search("birthplace of Kilu")
     assert [(p.title, p.text) for p in found] == [("Kilu", "The birthplace of Kilu is Dena.")]
     assert found[0].score > 0
-    assert client.search_now("zzz") == []
+    assert client.search_now("zzz \x00 \ud800") == []
     client.close()
     with pytest.raises(RetrievalError, match="is closed"):
         client.search_now("zzz")
