@@ -74,18 +74,21 @@ def judge(room: Room, start: State, state: State, best: float, moves: str | None
         options.format_penalty * (moves is None)
         + options.illegal_penalty * (made.illegal or cut > 0)
         + options.deadlock_penalty * (deadlock and not is_lost(room, state))
-        + (options.shortfall_penalty * shortfall(room, state, made) if options.shortfall_penalty else 0.0)
+        + (options.shortfall_penalty * shortfall(room, state, None if moves is None else made) if options.shortfall_penalty else 0.0)
     )
     return Verdict(made, end, after, team, -penalty, solved, deadlock, moves is None, cut)
 
 
-def shortfall(room: Room, state: State, made: Walk) -> float:
+def shortfall(room: Room, state: State, made: Walk | None) -> float:
     """Return how far moves from `state` fall behind the solver's: 0 when each leads on, 1/2 for none or for a way that leads nowhere, 1 for
-    one that leads back, or to a room that cannot be solved. 0 where no solution is known to begin with.
+    one that leads back, or to a room that cannot be solved, and for a reply without readable moves (`made` is None). 0 where no solution is
+    known to begin with.
     """
     before = solve(room, state).solution
     if before is None:
         return 0.0
+    if made is None:
+        return 1.0
     if not made.states:
         return 0.5
     search = solve(room, made.states[-1])

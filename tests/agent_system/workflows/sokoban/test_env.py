@@ -131,14 +131,14 @@ def test_illegal_unreadable_and_surplus_moves_are_penalised_and_counted() -> Non
 def test_a_lost_box_is_reported_penalised_once_and_may_end_the_episode() -> None:
     text = "######\n#.---#\n#-$--#\n#-@--#\n######"
     env = start(text)
-    assert env.act(EXECUTOR, "RUULDRD").info["deadlock"] == 0.0
+    assert env.act(EXECUTOR, "LUR").info["deadlock"] == 0.0
     env.step("")
-    lost = env.act(EXECUTOR, "L")
-    assert lost.info["deadlock"] == 1.0 and lost.local == pytest.approx(-0.1) and not lost.done
+    lost = env.act(EXECUTOR, "R")
+    assert lost.info["deadlock"] == 1.0 and lost.local == pytest.approx(-0.1) and not lost.done, "along the right wall there is no goal"
     env.step("")
-    assert env.act(EXECUTOR, "R").local == 0.0
-    assert start(text).act(TOOL, "RUULDRDL").local == pytest.approx(-0.1)
-    assert start(text, deadlock_ends=True).act(EXECUTOR, "RUULDRDL").done
+    assert env.act(EXECUTOR, "L").local == 0.0
+    assert start(text).act(TOOL, "LURR").local == pytest.approx(-0.1)
+    assert start(text, deadlock_ends=True).act(EXECUTOR, "LURR").done
 
 
 @pytest.mark.parametrize("agent", [TOOL, EXECUTOR])
@@ -150,10 +150,13 @@ def test_a_lost_box_is_reported_penalised_once_and_may_end_the_episode() -> None
         ("RL", 0.5),  # there and back
         ("D", 1.0),
         ("LL", 0.5),  # a wall: no move is made, which costs illegal_penalty as well
+        ("north", 1.0),  # and format_penalty
     ],
 )
 def test_moves_that_lead_away_cost_the_call_that_makes_them(agent: str, moves: str, short: float) -> None:
-    env = start("######\n#-.--#\n#-$--#\n#@---#\n#----#\n######", shortfall_penalty=0.2, illegal_penalty=0.0, plan_weight=0.0)
+    env = start(
+        "######\n#-.--#\n#-$--#\n#@---#\n#----#\n######", shortfall_penalty=0.2, illegal_penalty=0.0, format_penalty=0.0, plan_weight=0.0
+    )
     assert env.act(agent, moves).local == pytest.approx(-0.2 * short)
 
 
