@@ -14,9 +14,11 @@ tasks are the same when their programs are; `generate_split` makes training and 
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agent_system.errors import AgentSystemError
@@ -95,9 +97,9 @@ def _less(c: int) -> Step:
 
 
 ARITHMETIC = (
-    *(Step(f"add {c}.", f"{{x}}+{c}", lambda x, c=c: x + c, f"+{c}") for c in range(2, 10)),
-    *(Step(f"subtract {c}.", f"{{x}}-{c}", lambda x, c=c: x - c, f"-{c}") for c in range(2, 10)),
-    *(Step(f"multiply by {c}.", f"{{x}}*{c}", lambda x, c=c: x * c, f"*{c}") for c in (2, 3)),
+    *(Step(f"add {c}.", f"{{x}}+{c}", partial(operator.add, c), f"+{c}") for c in range(2, 10)),
+    *(Step(f"subtract {c}.", f"{{x}}-{c}", partial(operator.add, -c), f"-{c}") for c in range(2, 10)),
+    *(Step(f"multiply by {c}.", f"{{x}}*{c}", partial(operator.mul, c), f"*{c}") for c in (2, 3)),
 )
 COMPARISONS = (*(_more(c) for c in range(3, 10)), *(_less(c) for c in range(3, 10)))
 TEXT = (
@@ -105,7 +107,7 @@ TEXT = (
     Step("use capitals.", "{x}.upper()", lambda s: s.upper()),
     Step("take the first letter.", "{x}[0]", lambda s: s[0]),
     Step("take the last letter.", "{x}[-1]", lambda s: s[-1]),
-    *(Step(f"repeat it {c} times.", f"{{x}}*{c}", lambda s, c=c: s * c) for c in (2, 3, 4)),
+    *(Step(f"repeat it {c} times.", f"{{x}}*{c}", partial(operator.mul, c)) for c in (2, 3, 4)),
 )
 ORDINALS = ("First", "Then")
 NAMES = ("x", "y", "z")

@@ -108,7 +108,7 @@ def mbpp(row: Row) -> Raw:
     code, asserts = _text(row, "code"), [str(line) for line in _column(row, "test_list")]
     try:
         defined = {node.name: node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
-        called = [node.func.id for line in asserts for node in ast.walk(ast.parse(line)) if _is_call(node, defined)]
+        called = [name for line in asserts for node in ast.walk(ast.parse(line)) if (name := _called(node)) in defined]
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ValueError(f"code or test_list cannot be parsed: {error}") from error
     if not called:
@@ -182,8 +182,9 @@ def _with_starter(question: str, starter: str) -> str:
     return f"{question}\n\nBegin with:\n\n```python\n{starter.strip()}\n```" if starter.strip() else question
 
 
-def _is_call(node: ast.AST, defined: Mapping[str, Any]) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in defined
+def _called(node: ast.AST) -> str | None:
+    """Name of the function that a node calls, if it calls one by name."""
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
 
 
 def dump(row: Row) -> str:

@@ -30,7 +30,7 @@ class SearchOrchestra(BaseOrchestra):
 
     agents = (VERIFIER, SEARCH, ANSWER)
     config_class = SearchOptions
-    memory_class = SearchMemory
+    memory_class: type[Memory] = SearchMemory
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
