@@ -32,10 +32,10 @@ TEAMS = {
     "math": ["Solver Agent", "Verifier Agent"],
     "math_tool": ["Reasoner Agent", "Tool Agent"],
     "code": ["Coder Agent", "Tester Agent"],
+    "search": ["Verifier Agent", "Search Agent", "Answer Agent"],
 }
 GSM8K = "python examples/data_preprocess/gsm8k.py"
 SFT = "python -m verl.trainer.sft_trainer"
-TEAMS = {"math": ["Solver Agent", "Verifier Agent"], "search": ["Verifier Agent", "Search Agent", "Answer Agent"]}
 # Stands for the Python of `.venv`: prepares nothing, trains nothing, writes down what it was asked to train.
 STAND_IN = """#!/usr/bin/env bash
 if [[ $2 == examples.embedded.prepare ]]; then echo embedded; exit; fi
@@ -86,7 +86,7 @@ def test_a_script_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Pa
     workflow = re.search(r"examples/run_(\w+)\.sh", command)[1]
     assert config.agent.agent_ids == TEAMS.get(workflow, ["Tool Agent", "Executor Agent"])
     assert (config.agent.orchestra_type, config.env.env_name) == (workflow, workflow)
-    assert config.algorithm.preset == (None if workflow in TEAMS else "at_grpo")
+    assert config.algorithm.preset == (None if workflow in ("math", "search") else "at_grpo")
     assert config.trainer.val_only == (" eval" in command)
     given = dict(word.split("=", 1) for word in shlex.split(command) if re.match(r"(MODEL_PATH|DATA)=", word))
     assert config.actor_rollout_ref.model.path == given.get("MODEL_PATH", "embedded/model")
