@@ -61,7 +61,7 @@ def harm(fault):
         raise KeyError("the world broke")
     elif fault == "hang_one":
         time.sleep(20)
-    elif fault.endswith("Workers"):  # as often as there is one
+    elif fault.endswith("Workers"):  # the one that takes its place as well
         threading.Thread(target=hunt, args=(fault[:-1],), daemon=True).start()
     elif fault.endswith("Worker"):
         host = psutil.Process(int(os.environ["CLUSTER_PID"]))
@@ -69,12 +69,14 @@ def harm(fault):
 
 
 def hunt(kind):
-    host = psutil.Process(int(os.environ["CLUSTER_PID"]))
-    while True:
+    host, killed = psutil.Process(int(os.environ["CLUSTER_PID"])), 0
+    while killed < 2:
         for process in host.children(recursive=True):
             try:
                 if f"ray::{kind}" in " ".join(process.cmdline()):
                     process.kill()
+                    process.wait(30)
+                    killed += 1
             except psutil.Error:
                 continue
         time.sleep(0.1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import psutil
 import pytest
 import torch
 
-from tests.workers.rollout.conftest import VOCAB, engine_processes, request, tiny_model
-from verl.models.lora import LoraSpec, adapter_parameters, add_adapters, select_adapter
-from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
+from tests.workers.rollout.conftest import EVERYONE, SPECS, VOCAB, all_of, engine_processes, largest_gap, request, tensors_of, tiny_model
+from tests.workers.rollout.conftest import peft_model as any_peft_model
+from verl.protocol.generate import GenerateRequest, RolloutError, SamplingParams
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.server import build_engine
@@ -22,29 +23,14 @@ from verl.workers.rollout.server import build_engine
 # vLLM on a CPU has kernels for heads of 32 channels and more.
 HEAD_DIM = 32
 MAX_MODEL_LEN = 256
-SPECS = {"a": LoraSpec(4, 8), "b": LoraSpec(1, 1, ["q_proj", "up_proj"]), "c": LoraSpec(3, 1, exclude_modules=["q_proj"])}
-EVERYONE = (None, "a", "b", "c")
-
 pytestmark = [pytest.mark.parametrize("name", ["hf", "vllm"], scope="module"), pytest.mark.timeout(1200)]
 
 
-def peft_model(seed: int = 0, base: int = 0) -> torch.nn.Module:
-    """The served model with `SPECS` as PEFT has them, and weights that matter."""
-    model = add_adapters(tiny_model(base, HEAD_DIM), SPECS, "tiny", 0)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name in SPECS:
-            for p in adapter_parameters(model, name).values():
-                p.copy_(0.2 * torch.randn(p.shape, generator=generator))
-    return model.eval()
+peft_model = functools.partial(any_peft_model, head_dim=HEAD_DIM)
 
 
 def base_weights(seed: int = 0) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in tiny_model(seed, HEAD_DIM).named_parameters()}
-
-
-def adapter_weights(model: torch.nn.Module, name: str) -> dict[str, torch.Tensor]:
-    return {key: p.detach().clone() for key, p in adapter_parameters(model, name).items()}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +58,7 @@ def engine(started: RolloutEngine) -> RolloutEngine:
     """The engine with the base and all adapters as they were at first."""
     started.update_weights(base_weights(), version=0)
     for name in SPECS:
-        started.update_weights(adapter_weights(peft_model(), name), adapter=name, version=1)
+        started.update_weights(tensors_of(peft_model(), name), adapter=name, version=1)
     return started
 
 
@@ -80,23 +66,6 @@ def ask(adapter: str | None, seed: int = 0, max_tokens: int = 12, length: int = 
     """A request with the prompt that all have; it is longer than a block of vLLM's prefix cache."""
     plain = request(length, max_tokens, seed=seed, prompt_seed=7, **sampling)
     return dataclasses.replace(plain, adapter=adapter, request_id=f"{adapter}-{seed}")
-
-
-async def all_of(engine: RolloutEngine, requests: Sequence[GenerateRequest]) -> list[Generation]:
-    return [replies[0] for replies in await asyncio.gather(*(engine.generate(r) for r in requests))]
-
-
-def largest_gap(model: torch.nn.Module, requests: Sequence[GenerateRequest], replies: Sequence[Generation]) -> float:
-    """Between the engine's log-probs and those of PEFT's own forward pass."""
-    gaps = []
-    for req, reply in zip(requests, replies, strict=True):
-        select_adapter(model, req.adapter)
-        ids = torch.tensor([req.prompt_ids + reply.token_ids])
-        with torch.no_grad():
-            logits = model(ids).logits[0, len(req.prompt_ids) - 1 : -1] / (req.sampling.temperature or 1.0)
-        expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(reply.token_ids)[:, None])[:, 0]
-        gaps.append(float((expected - torch.tensor(reply.log_probs)).abs().max()))
-    return max(gaps)
 
 
 def test_it_fits_the_protocol(engine: RolloutEngine) -> None:
@@ -204,7 +173,7 @@ async def test_base_and_adapters_in_one_batch_agree_with_peft_before_and_after_a
     assert largest_gap(peft_model(), requests, before) < 1e-5
     assert len({reply.log_probs[0] for reply in before[:4]}) == 4
     newer = peft_model(seed=1)
-    engine.update_weights(adapter_weights(newer, "a"), adapter="a", version=2)
+    engine.update_weights(tensors_of(newer, "a"), adapter="a", version=2)
     after = await all_of(engine, requests)
     for name in EVERYONE:
         mine = [i for i, req in enumerate(requests) if req.adapter == name]
@@ -217,7 +186,7 @@ async def test_base_and_adapters_in_one_batch_agree_with_peft_before_and_after_a
 
 async def test_half_an_update_of_an_adapter_is_none_and_others_are_sampled_meanwhile(engine: RolloutEngine) -> None:
     newer = peft_model(seed=1)
-    halves = list(adapter_weights(newer, "a").items())
+    halves = list(tensors_of(newer, "a").items())
     running = asyncio.create_task(engine.generate(ask("b", 3, max_tokens=60)))
     await until_running(engine)
     engine.update_weights(dict(halves[:5]), adapter="a", version=2, final=False)
@@ -253,10 +222,10 @@ async def test_stale_keys_would_be_noticed(engine: Any, name: str, monkeypatch: 
     if name == "hf":
         monkeypatch.setattr(engine._scheduler, "forget", lambda *_: None)
         monkeypatch.setattr(engine._scheduler, "forget_adapter", lambda *_: None)
-        engine.update_weights(adapter_weights(newer, "a"), adapter="a", version=2)
+        engine.update_weights(tensors_of(newer, "a"), adapter="a", version=2)
     else:
         stale, pause = engine._adapters.request("a"), engine._llm.pause_generation
-        engine.update_weights(adapter_weights(newer, "a"), adapter="a", version=2)
+        engine.update_weights(tensors_of(newer, "a"), adapter="a", version=2)
         monkeypatch.setattr(engine._adapters, "request", lambda adapter, replace=False: stale if adapter else None)
         monkeypatch.setattr(engine._llm, "pause_generation", lambda mode, clear_cache: pause(mode=mode, clear_cache=False))
     (reply,) = await all_of(engine, [ask("a")])
@@ -275,13 +244,13 @@ async def test_a_reply_in_flight_goes_on_with_new_weights(engine: RolloutEngine)
 
 
 async def test_weights_that_do_not_fit_are_refused(engine: RolloutEngine) -> None:
-    good, norm = adapter_weights(peft_model(), "b"), "model.norm.weight"
+    good, norm = tensors_of(peft_model(), "b"), "model.norm.weight"
     first = next(iter(good))
     for adapter, tensors, match in (
         (None, {"model.nrom.weight": torch.ones(64)}, "model.nrom.weight"),
         (None, {norm: torch.ones(3)}, r"\(3,\), expected \(64,\)"),
         ("planner", good, "no adapter 'planner' to update"),
-        ("b", adapter_weights(peft_model(), "a"), "update of adapter 'b' has unknown names"),
+        ("b", tensors_of(peft_model(), "a"), "update of adapter 'b' has unknown names"),
         ("b", {first: torch.zeros(3, 3)}, r"has shape \(3, 3\), expected \(1, 64\)"),
         ("b", {first: torch.full_like(good[first], float("nan"))}, "not finite"),
         ("b", {first: good[first]}, "update of adapter 'b' is incomplete"),

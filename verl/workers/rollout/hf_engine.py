@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from verl.models.lora import LoraSpec
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, StopReason
+from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.forward import SlotModel
 from verl.workers.rollout.requests import check_request
 from verl.workers.rollout.sampling import draw_uniforms
@@ -34,26 +35,16 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class EngineStats:
+class SlotStats(EngineStats):
     """Counters since the start; times in seconds.
 
     Attributes:
-        prompt_tokens_computed: of prompts that went through the model; padding does not count.
-        prompt_tokens_copied: of replies that found their prompt in a slot, be it their own or one that was copied.
         slot_steps: slots with a reply, summed over the decode steps.
     """
 
-    requests: int = 0
-    replies: int = 0
-    failed: int = 0
-    aborted: int = 0
-    prompt_tokens_computed: int = 0
-    prompt_tokens_copied: int = 0
-    tokens: int = 0
     steps: int = 0
     slot_steps: int = 0
     busy_seconds: float = 0.0
-    weight_updates: int = 0
 
 
 @dataclass
@@ -87,7 +78,7 @@ class HFEngine:
         self._task: asyncio.Task[None] | None = None
         self._paused = False
         self._version = 0
-        self._stats = EngineStats()
+        self._stats = SlotStats()
 
     @property
     def version(self) -> int:

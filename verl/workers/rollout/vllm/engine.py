@@ -23,6 +23,7 @@ from verl.models.loader import build_causal_lm
 from verl.models.lora import LoraSpec
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError, SamplingParams, StopReason
 from verl.trainer.config import ActorRolloutRefConfig
+from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.requests import check_request
 from verl.workers.rollout.vllm.adapters import AdapterFolders
 from verl.workers.rollout.vllm.arguments import engine_arguments
@@ -37,25 +38,6 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 1200.0
 CONTROL_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 1.0
-
-
-@dataclass
-class EngineStats:
-    """Counters since the start.
-
-    Attributes:
-        prompt_tokens_computed: of prompts that went through the model.
-        prompt_tokens_copied: of prompts that were found in the prefix cache.
-    """
-
-    requests: int = 0
-    replies: int = 0
-    failed: int = 0
-    aborted: int = 0
-    prompt_tokens_computed: int = 0
-    prompt_tokens_copied: int = 0
-    tokens: int = 0
-    weight_updates: int = 0
 
 
 @dataclass
