@@ -67,6 +67,7 @@ RUN_NAMES: dict[str, Sequence[str]] = {
     "critic.view": VIEWS,
     "critic.model.attn_implementation": ATTENTION_NAMES,
     "trainer.controller": ("ray", "local"),
+    "trainer.resource_pool": ("shared", "dedicated"),
     "trainer.device": ("auto", "cpu", "cuda"),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
 }

@@ -48,6 +48,7 @@ from verl.trainer.ppo.correction_check import check_rollout_correction
 from verl.trainer.ppo.critic import critic_agents, critic_signature
 from verl.trainer.ppo.critic_check import check_critic
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
+from verl.trainer.ppo.pools import assign_devices
 from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.sampling_check import check_filter_groups
 from verl.trainer.ppo.team import TeamError, TeamWorkers
@@ -272,6 +273,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     resolve_defaults(config)
     check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
+    assign_devices(config.trainer, placement)
     check_config(config, placement)
     speakers(config, placement)
     check_filter_groups(config)
@@ -322,6 +324,8 @@ def run(config: RunConfig) -> RayPPOTrainer:
     OmegaConf.save(OmegaConf.structured(config), run_dir / ("config_eval.yaml" if config.trainer.val_only else "config.yaml"))
     for agent_id, row in speakers(config, placement).items():
         logger.info(table_row(agent_id, row, checked.adapter_sizes))
+    for wg_id, devices in assign_devices(config.trainer, placement).items():
+        logger.info("worker group %s -> %s", wg_id, devices)
     logger.info("everything is written to %s", run_dir)
     with ExitStack() as started:
         started.callback(close_shared)

@@ -123,7 +123,9 @@ class TrainerConfig:
     controller: str = key("ray", "ray | local (one process, for debugging)")
     device: str = key("auto", "auto | cpu | cuda")
     nnodes: int = key(1, "nodes")
-    n_gpus_per_node: int = key(1, "ranks of a worker group on one node (processes, when the device is cpu)")
+    n_gpus_per_node: int = key(1, "devices on one node: GPUs, or processes of a worker group when the device is cpu")
+    resource_pool: str = key("shared", "shared: every worker group spans all devices | dedicated: each has devices of its own")
+    pool_sizes: dict[str, int] = key({}, "with dedicated pools: devices of each worker group, by its id; empty shares them out equally")
     num_threads: int = key(0, "CPU threads of one worker; 0 shares the cores among the worker groups")
     worker_timeout_s: float = key(1800.0, "time limit of any call to a worker")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from verl.single_controller.base import WorkerGroup
 from verl.trainer.config import RunConfig
+from verl.trainer.ppo.pools import Devices
 
 if TYPE_CHECKING:
     from verl.single_controller.ray import RayResourcePool
@@ -42,12 +43,12 @@ class Controller(Protocol):
     parallel: bool
     device: str
 
-    def threads_per_group(self, n_groups: int, world_size: int) -> int:
-        """CPU threads of one worker when every group works at the same time."""
+    def threads_per_worker(self, groups_per_device: int) -> int:
+        """CPU threads of one worker when so many groups work on every device at the same time."""
         ...
 
-    def spawn(self, name: str, cls: type, world_size: int, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
-        """Start `world_size` workers `cls(**kwargs)`; `max_concurrency` calls may run at once in each."""
+    def spawn(self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
+        """Start a worker `cls(**kwargs)` on each of the devices; `max_concurrency` calls may run at once in each."""
         ...
 
     def shutdown(self) -> None:
@@ -93,18 +94,20 @@ class LocalController:
                 f"trainer.controller=local runs one rank, but trainer.nnodes={config.trainer.nnodes} and "
                 f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}; set both to 1 or use trainer.controller=ray"
             )
+        if config.trainer.resource_pool == "dedicated":
+            raise ControllerError("trainer.resource_pool=dedicated needs trainer.controller=ray: in one process groups take turns")
         self.device, self.timeout_s = device, config.trainer.worker_timeout_s
 
-    def threads_per_group(self, n_groups: int, world_size: int) -> int:
+    def threads_per_worker(self, groups_per_device: int) -> int:
         """All cores: groups take turns."""
         return os.cpu_count() or 1
 
-    def spawn(self, name: str, cls: type, world_size: int, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
+    def spawn(self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
         """Build the worker here."""
         from verl.single_controller.base import ClassWithInitArgs
         from verl.single_controller.local import LocalResourcePool, LocalWorkerGroup
 
-        return LocalWorkerGroup(LocalResourcePool([world_size]), ClassWithInitArgs(cls, **kwargs), timeout_s=self.timeout_s)
+        return LocalWorkerGroup(LocalResourcePool([devices.ranks]), ClassWithInitArgs(cls, **kwargs), timeout_s=self.timeout_s)
 
     def shutdown(self) -> None:
         """Nothing was started."""
@@ -148,12 +151,12 @@ class RayController:
             )
         self.owns_cluster = not address
 
-    def threads_per_group(self, n_groups: int, world_size: int) -> int:
-        """The cores of a node, shared by the groups that work at the same time."""
-        return max((os.cpu_count() or 1) // (n_groups * self.config.trainer.n_gpus_per_node), 1)
+    def threads_per_worker(self, groups_per_device: int) -> int:
+        """The cores of a node, shared by the workers that work at the same time."""
+        return max((os.cpu_count() or 1) // (groups_per_device * self.config.trainer.n_gpus_per_node), 1)
 
-    def spawn(self, name: str, cls: type, world_size: int, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
-        """Start the actors on a pool shared by all groups (colocated)."""
+    def spawn(self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
+        """Start the actors on their part of the pool, colocated with all others there."""
         import ray
 
         from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
@@ -162,27 +165,28 @@ class RayController:
         init.update_options({"max_concurrency": max_concurrency} if max_concurrency > 1 else {})
         threads = str(kwargs["num_threads"])
         return RayWorkerGroup(
-            resource_pool=self._pool(world_size),
+            resource_pool=self._pool(devices),
             ray_cls_with_init=init,
             name_prefix=name,
             worker_env={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": import_path()},
             timeout_s=self.config.trainer.worker_timeout_s,
         )
 
-    def _pool(self, world_size: int) -> RayResourcePool:
-        from verl.single_controller.ray import RayResourcePool
+    def _pool(self, devices: Devices) -> RayResourcePool:
+        from verl.single_controller.ray import RayResourcePool, SubRayResourcePool
 
         if self.pool is None:
             trainer = self.config.trainer
             self.pool = RayResourcePool(
                 process_on_nodes=[trainer.n_gpus_per_node] * trainer.nnodes,
                 use_gpu=self.device == "cuda",
-                max_colocate_count=WORKERS_PER_GROUP * len(self.config.agent.agent_ids),
+                max_colocate_count=WORKERS_PER_GROUP * (1 if trainer.resource_pool == "dedicated" else len(self.config.agent.agent_ids)),
                 cpus_per_process=BUNDLE_CPUS,
             )
-        if self.pool.world_size != world_size:
-            raise ControllerError(f"a group of {world_size} ranks does not fit the pool of {self.pool.world_size}")
-        return self.pool
+        if devices.first + devices.ranks > self.pool.world_size:
+            raise ControllerError(f"{devices} are not in the pool of {self.pool.world_size}")
+        whole = devices.ranks == self.pool.world_size
+        return self.pool if whole else SubRayResourcePool(self.pool, devices.first, devices.ranks)
 
     def shutdown(self) -> None:
         """End the private cluster, if one was started."""

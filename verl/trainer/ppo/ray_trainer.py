@@ -30,6 +30,7 @@ from verl.trainer.ppo.reward import apply_kl_penalty
 from verl.trainer.ppo.rollout_protocol import Collector, Episode
 from verl.trainer.ppo.step_samples import collect_step
 from verl.trainer.ppo.team import TeamWorkers
+from verl.trainer.ppo.timeline import Span, append_spans, overlap_seconds
 from verl.trainer.ppo.utils import Role, WorkerType, need_critic, need_reference_policy, refuse_verl_arguments
 from verl.trainer.ppo.validation import ValidationResult, validation_result
 from verl.utils.dataset import RLHFDataset, TaskLoader
@@ -196,6 +197,7 @@ class RayPPOTrainer:
 
     def _train_step(self, loader: TaskLoader, stop: StopRequest) -> dict[str, float]:
         self.timer = Timer()
+        self._write_timeline()
         step = self.global_step + 1
         with self.timer("step"):
             with self.timer("gen"):
@@ -209,15 +211,23 @@ class RayPPOTrainer:
             with self.timer("sync_weights"):
                 self.team.sync_weights(step)
         self.global_step = step
+        spans = self._write_timeline()
         self.generated_tokens += result.generated_tokens
         metrics |= dict(result.metrics) | compute_data_metrics(batch, use_critic=False, fixed_width=False)
         metrics |= compute_agent_metrics(batch, self.config.algorithm)
         seconds = self.timer.seconds
         metrics |= compute_timing_metrics(batch, seconds) | compute_throughout_metrics(batch, seconds, self.team.n_devices)
+        metrics["timing_s/overlap"] = overlap_seconds(spans)
         metrics["perf/generated_tokens"] = float(result.generated_tokens)
         metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / max(result.generated_tokens, 1)
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
+
+    def _write_timeline(self) -> list[Span]:
+        """Append what the worker groups did since the last call to `timeline.jsonl`, as of the present step."""
+        spans = self.team.timeline.take()
+        append_spans(self.run_dir / "timeline.jsonl", self.global_step, spans)
+        return spans
 
     def _update(self, batch: DataProto) -> dict[str, float]:
         """Let every critic learn and, after `trainer.critic_warmup` steps, every policy."""

@@ -32,6 +32,8 @@ from verl.trainer.ppo.core_algos.rollout_correction import over_policies
 from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
 from verl.trainer.ppo.learners import Learner, group_learners, in_turn, policy_learners
 from verl.trainer.ppo.metric_utils import reduce_metrics
+from verl.trainer.ppo.pools import assign_devices, processes_per_device
+from verl.trainer.ppo.timeline import Timeline
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.client import replica_client
@@ -66,8 +68,9 @@ class TeamWorkers:
     def __init__(self, config: RunConfig, placement: Placement, controller: Controller) -> None:
         self.config, self.placement, self.controller = config, placement, controller
         self.specs = {spec.wg_id: spec for spec in placement.groups}
-        self.world_size = config.trainer.nnodes * config.trainer.n_gpus_per_node
-        self.n_devices = self.world_size
+        self.devices = assign_devices(config.trainer, placement)
+        self.n_devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        self.timeline = Timeline()
         self.learners, self._critic_learners = policy_learners(config, placement), group_learners(config, placement)
         in_reward = config.algorithm.use_kl_in_reward
         self.reference_of = {
@@ -84,7 +87,7 @@ class TeamWorkers:
 
     def start(self) -> None:
         """Start the processes of every group; models are loaded by `init_model`."""
-        share = self.controller.threads_per_group(len(self.specs), self.world_size)
+        share = self.controller.threads_per_worker(processes_per_device(self.devices))
         for wg_id, spec in self.specs.items():
             common = {"config": spec.config, "device": self.controller.device, "seed": self.config.data.seed}
             policy: dict[str, Any] = {
@@ -98,13 +101,13 @@ class TeamWorkers:
                 "max_model_len": self._max_model_len(spec),
                 "num_threads": spec.config.rollout.num_threads or share,
             }
-            self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.world_size, common | policy)
+            self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.devices[wg_id], common | policy)
             self.rollouts[wg_id] = self.controller.spawn(
-                f"rollout_{wg_id}", RolloutWorker, self.world_size, common | rollout, max_concurrency=1000
+                f"rollout_{wg_id}", RolloutWorker, self.devices[wg_id], common | rollout, max_concurrency=1000
             )
             if wg_id in self.critic_agents:
                 critic = common | {"config": critic_config(self.config.critic, spec), "num_threads": policy["num_threads"]}
-                self.critics[wg_id] = self.controller.spawn(f"critic_{wg_id}", CriticWorker, self.world_size, critic)
+                self.critics[wg_id] = self.controller.spawn(f"critic_{wg_id}", CriticWorker, self.devices[wg_id], critic)
             self.clients[wg_id] = replica_client(self.rollouts[wg_id], self.config.rollout.call_timeout_s)
 
     def _max_model_len(self, spec: WorkerGroupSpec) -> int:
@@ -122,7 +125,7 @@ class TeamWorkers:
                 self.critics[wg_id].init_model()
                 self.critics[wg_id].set_total_training_steps(critic_updates)
 
-        self._on_all(init)
+        self._on_all("init_model", init)
 
     def compute_log_prob(self, batch: DataProto, sum_pi_squared: bool = False) -> DataProto:
         """Log-probs under the policies as they are: `old_log_probs`, `entropys`, if asked `sum_pi_squared` `[bsz, response_len]`."""
@@ -155,11 +158,11 @@ class TeamWorkers:
         parts = split(batch)
 
         def compute(name: str) -> SubBatch:
-            sub, order, padding = self._for_ranks(parts[name].batch, LOG_PROB_COLUMNS)
+            sub, order, padding = self._for_ranks(parts[name].batch, LOG_PROB_COLUMNS, learners[name].wg_id)
             sub.meta_info = {"temperature": learners[name].temperature, "adapter": learners[name].adapter, **(meta or {})}
             return SubBatch(_unpadded(getattr(workers[learners[name].wg_id], method)(sub), order, padding), parts[name].rows)
 
-        results = self._on_learners(learners, list(parts), compute)
+        results = self._on_learners(method, learners, list(parts), compute)
         for name in set(parts) - set(results):
             nothing = torch.zeros_like(parts[name].batch.batch["responses"], dtype=torch.float32)
             results[name] = SubBatch(DataProto.from_dict(tensors={else_zero: nothing}), parts[name].rows)
@@ -210,7 +213,7 @@ class TeamWorkers:
 
         def update(name: str) -> dict[str, float]:
             learner = learners[name]
-            sub, _, _ = self._for_ranks(with_tokens(parts[name].batch), columns)
+            sub, _, _ = self._for_ranks(with_tokens(parts[name].batch), columns, learner.wg_id)
             sub.meta_info = {
                 **meta,
                 "temperature": learner.temperature,
@@ -222,11 +225,12 @@ class TeamWorkers:
             metrics = reduce_metrics(getattr(workers[learner.wg_id], method)(sub).meta_info["metrics"])
             return metrics | {f"timing_s/{method}": time.perf_counter() - start}
 
-        return self._on_learners(learners, list(parts), update)
+        return self._on_learners(method, learners, list(parts), update)
 
     def free_caches(self) -> None:
         """Let the engines give their key-value caches back (`rollout.free_cache_engine`); `sync_weights` takes them again."""
-        self._on([wg for wg, spec in self.specs.items() if spec.config.rollout.free_cache_engine], lambda wg: self.rollouts[wg].sleep())
+        freed = [wg for wg, spec in self.specs.items() if spec.config.rollout.free_cache_engine]
+        self._on("free_caches", freed, lambda wg: self.rollouts[wg].sleep())
 
     def sync_weights(self, version: int) -> None:
         """Send every policy's weights to its rollout server, bucket by bucket; replies sampled from now on carry `version`.
@@ -244,17 +248,19 @@ class TeamWorkers:
                     bucket = following
             engine.wake()
 
-        self._on_all(sync)
+        self._on_all("sync_weights", sync)
 
     def save_checkpoint(self, folder: Path, save_hf_model: bool) -> None:
         """Write every policy under `folder/actor/<wg_id>` and every critic under `folder/critic/<wg_id>`."""
-        self._on_all(lambda wg: self.policies[wg].save_checkpoint(str(folder / "actor" / wg), save_hf_model))
-        self._on(list(self.critics), lambda wg: self.critics[wg].save_checkpoint(str(folder / "critic" / wg), save_hf_model))
+        self._on_all("save_checkpoint", lambda wg: self.policies[wg].save_checkpoint(str(folder / "actor" / wg), save_hf_model))
+        self._on(
+            "save_checkpoint", list(self.critics), lambda wg: self.critics[wg].save_checkpoint(str(folder / "critic" / wg), save_hf_model)
+        )
 
     def load_checkpoint(self, folder: Path) -> None:
         """Read what `save_checkpoint` wrote."""
-        self._on_all(lambda wg: self.policies[wg].load_checkpoint(str(folder / "actor" / wg)))
-        self._on(list(self.critics), lambda wg: self.critics[wg].load_checkpoint(str(folder / "critic" / wg)))
+        self._on_all("load_checkpoint", lambda wg: self.policies[wg].load_checkpoint(str(folder / "actor" / wg)))
+        self._on("load_checkpoint", list(self.critics), lambda wg: self.critics[wg].load_checkpoint(str(folder / "critic" / wg)))
 
     def shutdown(self) -> None:
         """Stop every worker; what they held is lost."""
@@ -262,26 +268,31 @@ class TeamWorkers:
         for group in (*self.rollouts.values(), *self.policies.values(), *self.critics.values()):
             group.shutdown()
 
-    def _for_ranks(self, sub: DataProto, columns: Sequence[str]) -> tuple[DataProto, np.ndarray, int]:
-        """Trim, pad with zero-weight rows to the ranks, and order rows so that every rank gets about the same tokens."""
-        present = set(sub.batch.keys())
+    def _for_ranks(self, sub: DataProto, columns: Sequence[str], wg_id: str) -> tuple[DataProto, np.ndarray, int]:
+        """Trim, pad with zero-weight rows to the group's ranks, and order rows so that every rank gets about the same tokens."""
+        ranks, present = self.devices[wg_id].ranks, set(sub.batch.keys())
         sub = trim_padding(sub.select(batch_keys=[c for c in columns if c in present], non_tensor_batch_keys=[]))
-        sub, padding = pad_zero_weight(sub, self.world_size)
-        order = balance_order(sub, self.world_size) if self.config.trainer.balance_batch else np.arange(len(sub))
+        sub, padding = pad_zero_weight(sub, ranks)
+        order = balance_order(sub, ranks) if self.config.trainer.balance_batch else np.arange(len(sub))
         return sub.select_idxs(order), order, padding
 
-    def _on_learners(self, learners: Mapping[str, Learner], present: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
+    def _on_learners(self, call: str, learners: Mapping[str, Learner], present: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
         """Run `fn` for those of the learners that are present: of several groups at once, of one group one after the other."""
         turns = in_turn(learners, present, fn)
-        results = self._on(list(turns), lambda wg: turns[wg]())
+        results = self._on(call, list(turns), lambda wg: turns[wg]())
         return {name: result for of_group in results.values() for name, result in of_group.items()}
 
-    def _on_all(self, fn: Callable[[str], T]) -> dict[str, T]:
-        return self._on(list(self.specs), fn)
+    def _on_all(self, call: str, fn: Callable[[str], T]) -> dict[str, T]:
+        return self._on(call, list(self.specs), fn)
 
-    def _on(self, wg_ids: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
-        """Run `fn` for several groups at once; the first error is raised after all have ended."""
-        futures = {wg: self._threads.submit(fn, wg) for wg in wg_ids}
+    def _on(self, call: str, wg_ids: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
+        """Run `fn` for several groups at once, noted as `call` in the timeline; the first error is raised after all have ended."""
+
+        def noted(wg: str) -> T:
+            with self.timeline.span(wg, call):
+                return fn(wg)
+
+        futures = {wg: self._threads.submit(noted, wg) for wg in wg_ids}
         errors: Mapping[str, BaseException | None] = {wg: f.exception() for wg, f in futures.items()}
         for wg, error in errors.items():
             if isinstance(error, PLAIN_ERRORS):

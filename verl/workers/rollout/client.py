@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
 from uuid import uuid4
 
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutClient, RolloutError
@@ -16,6 +18,9 @@ from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.worker_group import WorkerDiedError
 
 POLL_S = 20.0
+# Open requests that a replica may have more than another before an episode leaves it, and episodes whose replica is remembered.
+SLACK = 4
+REMEMBERED = 100_000
 
 
 class WorkerGroupClient:
@@ -113,15 +118,40 @@ class WorkerGroupClient:
                 future.set_exception(failure)
 
 
-class ReplicaClient:
-    """`RolloutClient` over equal replicas: a request goes to the one with the fewest open requests."""
+class Replica(RolloutClient, Protocol):
+    """A client that says how many of its requests wait for an answer."""
 
-    def __init__(self, replicas: Sequence[WorkerGroupClient]) -> None:
+    @property
+    def load(self) -> int:
+        """Requests that wait for an answer."""
+        ...
+
+
+class ReplicaClient:
+    """`RolloutClient` over equal replicas.
+
+    A request goes where its episode (what stands before the last `/` of `request_id`) was served last, so that the engine finds the
+    beginning of the prompt in its prefix cache; or, when that one has over `SLACK` more open requests than another, to the one with
+    the fewest.
+    """
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
+        self._served_by: OrderedDict[str, int] = OrderedDict()
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies; raises as the replica does."""
-        return await min(self._replicas, key=lambda r: r.load).generate(request)
+        return await self._replicas[self._choose(request.request_id.rpartition("/")[0])].generate(request)
+
+    def _choose(self, episode: str) -> int:
+        idlest = min(range(len(self._replicas)), key=lambda i: self._replicas[i].load)
+        known = self._served_by.pop(episode, idlest)
+        chosen = idlest if self._replicas[known].load > self._replicas[idlest].load + SLACK else known
+        if episode:
+            self._served_by[episode] = chosen
+            if len(self._served_by) > REMEMBERED:
+                self._served_by.popitem(last=False)
+        return chosen
 
 
 def replica_client(group: WorkerGroup, timeout_s: float) -> RolloutClient:

@@ -1,0 +1,60 @@
+"""Which devices each worker group works on: all of them, or some of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl.trainer.agent_overrides import PlacementError
+from verl.trainer.config import TrainerConfig
+from verl.trainer.placement import Placement
+
+
+@dataclass(frozen=True)
+class Devices:
+    """`ranks` devices from number `first` on; a worker group has one process of each of its workers on each."""
+
+    first: int
+    ranks: int
+
+    def __str__(self) -> str:
+        return f"device {self.first}" if self.ranks == 1 else f"devices {self.first} to {self.first + self.ranks - 1}"
+
+
+def assign_devices(trainer: TrainerConfig, placement: Placement) -> dict[str, Devices]:
+    """The devices of every worker group, by `wg_id`: with `trainer.resource_pool=shared` all, with `dedicated` a part of its own.
+
+    The parts follow each other in the order of the placement, `trainer.pool_sizes` ranks each; without sizes they are equal.
+
+    Raises PlacementError when sizes name other groups, do not add up to the devices, or the devices cannot be shared out equally.
+    """
+    total, groups = trainer.nnodes * trainer.n_gpus_per_node, [spec.wg_id for spec in placement.groups]
+    sizes = dict(trainer.pool_sizes)
+    if trainer.resource_pool == "shared":
+        if sizes:
+            raise PlacementError(f"trainer.pool_sizes={sizes} needs trainer.resource_pool=dedicated; shared groups have all devices")
+        return {wg_id: Devices(0, total) for wg_id in groups}
+    devices = f"trainer.nnodes={trainer.nnodes} * trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
+    if not sizes:
+        if total % len(groups):
+            raise PlacementError(
+                f"trainer.resource_pool=dedicated: {devices} = {total} devices cannot be shared out equally among {len(groups)} worker "
+                f"groups {groups}; say how many each has under trainer.pool_sizes"
+            )
+        sizes = dict.fromkeys(groups, total // len(groups))
+    if set(sizes) != set(groups):
+        raise PlacementError(f"trainer.pool_sizes names {sorted(sizes)}, the worker groups are {groups}; give each of them a size")
+    if min(sizes.values()) < 1 or sum(sizes.values()) != total:
+        raise PlacementError(
+            f"trainer.pool_sizes={sizes}: expected at least 1 each and {total} in all ({devices}), found {sum(sizes.values())} in all"
+        )
+    found, first = {}, 0
+    for wg_id in groups:
+        found[wg_id] = Devices(first, sizes[wg_id])
+        first += sizes[wg_id]
+    return found
+
+
+def processes_per_device(devices: dict[str, Devices]) -> int:
+    """Worker groups that work on one device at the same time."""
+    shared = len({d.first for d in devices.values()}) == 1
+    return len(devices) if shared else 1
