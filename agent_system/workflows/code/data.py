@@ -14,16 +14,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_system.workflows.code.generate import generate_split, to_row
-from verl.utils.dataset import write_rows
 
 logger = logging.getLogger(__name__)
 
 
 def write_split(out: Path, num_train: int, num_test: int, seed: int) -> None:
     """Write generated tasks into both files; none is in both."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out.mkdir(parents=True, exist_ok=True)
     for split, tasks in zip(("train", "test"), generate_split(num_train, num_test, seed), strict=True):
-        path = write_rows([to_row(task, index, split) for index, task in enumerate(tasks)], out / f"{split}.parquet")
-        logger.info("%d tasks in %s", len(tasks), path)
+        rows = [to_row(task, index, split) for index, task in enumerate(tasks)]
+        pq.write_table(pa.Table.from_pylist(rows), out / f"{split}.parquet")
+        logger.info("%d tasks in %s", len(tasks), out / f"{split}.parquet")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
