@@ -27,7 +27,7 @@ def write_split(out: Path, num_train: int, num_test: int, seed: int) -> None:
     for split, tasks in zip(("train", "test"), generate_split(num_train, num_test, seed), strict=True):
         rows = [to_row(task, index, split) for index, task in enumerate(tasks)]
         pq.write_table(pa.Table.from_pylist(rows), out / f"{split}.parquet")
-        logger.info("%d tasks in %s", len(rows), out / f"{split}.parquet")
+        logger.info("%d tasks in %s", len(tasks), out / f"{split}.parquet")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_system.errors import AgentSystemError
 from agent_system.workflows.code.assertions import record
 from agent_system.workflows.code.problem import Problem
 from agent_system.workflows.code.rows import make_row
 from agent_system.workflows.code.runs import check_program
-from agent_system.workflows.code.sets import SETS, Raw, dump
+from agent_system.workflows.code.sets import SETS, Raw, RowError, dump
 
 KEPT = "kept"
 UNREADABLE = "dropped: tests cannot be read"
@@ -46,15 +45,15 @@ def read_set(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> tuple[
     """Return the tasks of a data set with their places, and what could not be read, counted.
 
     Raises:
-        AgentSystemError: a row lacks a column; names the row.
+        RowError: a row lacks a column; names the row.
     """
     tasks: list[tuple[int, Raw]] = []
     counts: Counter[str] = Counter()
     for index, row in enumerate(rows):
         try:
             tasks.append((index, SETS[name][1](row)))
-        except AgentSystemError as error:
-            raise AgentSystemError(f"{where}, row {index} is no row of {name}: {error}; it begins with {dump(row)}") from error
+        except RowError as error:
+            raise RowError(f"{where}, row {index} is no row of {name}: {error}; it begins with {dump(row)}") from error
         except ValueError:
             counts[UNREADABLE] += 1
     return tasks, counts
@@ -72,7 +71,7 @@ async def prepare(
         preparation: see there.
 
     Raises:
-        AgentSystemError: a row lacks a column.
+        RowError: a row lacks a column.
         SandboxError: the sandbox failed.
     """
     tasks, counts = read_set(name, rows, str(path))

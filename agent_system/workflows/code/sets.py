@@ -1,6 +1,6 @@
 """Rows of the public data sets, read: APPS, CodeContests, LiveCodeBench, HumanEval, MBPP. Nothing is run here.
 
-A row without a column that it must have is an `AgentSystemError`. Tests that cannot be read are a `ValueError`, for the caller to count.
+A row without a column that it must have is a `RowError`. Tests that cannot be read are a `ValueError`, for the caller to count.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from agent_system.workflows.code.problem import Case, read_ground_truth
 Row = Mapping[str, Any]
 PYTHON3 = 3  # CodeContests' name of the language
 MOST_PRIVATE_BYTES = 1 << 28
+
+
+class RowError(AgentSystemError):
+    """A row lacks what every row of its data set has."""
 
 
 @dataclass(frozen=True)
@@ -154,14 +158,14 @@ def _private(packed: Any) -> list[Any]:
 
 def _column(row: Row, name: str) -> Any:
     if row.get(name) is None:
-        raise AgentSystemError(f"no column {name!r}; found {', '.join(map(str, row))}")
+        raise RowError(f"no column {name!r}; found {', '.join(map(str, row))}")
     return row[name]
 
 
 def _text(row: Row, name: str) -> str:
     value = _column(row, name)
     if not isinstance(value, str) or not value.strip():
-        raise AgentSystemError(f"column {name!r} must be text, found {value!r:.80}")
+        raise RowError(f"column {name!r} must be text, found {value!r:.80}")
     return value
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent_system.errors import AgentSystemError
 from agent_system.workflows.code.prepare import UNREADABLE, read_set
 from agent_system.workflows.code.problem import Case
-from agent_system.workflows.code.sets import apps, code_contests, human_eval, live_code_bench, mbpp
+from agent_system.workflows.code.sets import RowError, apps, code_contests, human_eval, live_code_bench, mbpp
 from tests.agent_system.workflows.code.rows_of_sets import APPS, CODE_CONTESTS, HUMAN_EVAL, LIVE_CODE_BENCH, MBPP, ROWS
 
 
@@ -82,7 +81,7 @@ def test_a_row_without_a_column_is_named(name: str) -> None:
         "mbpp": "code",
     }
     del row[required[name]]
-    with pytest.raises(AgentSystemError, match=rf"here\.jsonl, row 1 is no row of {name}: no column '{required[name]}'"):
+    with pytest.raises(RowError, match=rf"here\.jsonl, row 1 is no row of {name}: no column '{required[name]}'"):
         read_set(name, [ROWS[name], row], "here.jsonl")
 
 
