@@ -57,7 +57,7 @@ class Course:
         habits: see `Habits`.
     """
 
-    count: int = 32_000
+    count: int = 48_000
     two_hop: float = 0.5
     max_turns: int = 4
     habits_from: float = 0.75
