@@ -50,8 +50,8 @@ class Habits:
         check: share of the Executor's replies that work the moves out again; the others make the plan whatever it is.
     """
 
-    plan: float = 0.1
-    check: float = 0.1
+    plan: float = 0.2
+    check: float = 0.2
 
     def __post_init__(self) -> None:
         _check_shares(plan=self.plan, check=self.check)
@@ -80,7 +80,7 @@ class Course:
     count: int = 24_000
     rooms: int = 6000
     difficulty: Difficulty = field(default_factory=Difficulty)
-    habits_from: float = 0.75
+    habits_from: float = 0.8
     habits_before: float = 0.15
     habits: Habits = Habits()
     executor: float = 0.5

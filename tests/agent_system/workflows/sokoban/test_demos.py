@@ -46,7 +46,7 @@ def test_care_solves_its_rooms_and_the_habits_some() -> None:
     rooms = generate(150, 5, Difficulty())
     assert team_success(CAREFUL, ENV, 12, rooms) == 1.0
     assert team_success(Habits(plan=0.0, check=1.0), ENV, 12, rooms) == 1.0, "the Executor mends what is proposed"
-    assert 0.2 < team_success(Habits(), ENV, 12, rooms) < 0.6
+    assert 0.5 < team_success(Habits(), ENV, 12, rooms) < 0.9
 
 
 def test_habits_rule_only_the_last_part() -> None:
