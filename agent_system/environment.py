@@ -20,6 +20,7 @@ class Task:
         data_source: name of the dataset, for metrics.
         ground_truth: what a grader compares with; None when the environment judges by itself.
         extra: whatever else the environment needs.
+        judged: False for a question whose answer nobody knows: there is no ground truth, and no reward is read.
     """
 
     task_id: str
@@ -27,6 +28,7 @@ class Task:
     data_source: str = ""
     ground_truth: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    judged: bool = True
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,14 @@ class BaseEnv(ABC):
         Forks of one state act alike, random numbers included; `close` is called on every one of them.
         """
         raise NotImplementedError(f"{type(self).__name__} has no fork(); tree sampling needs one")
+
+    @classmethod
+    def question(cls, text: str) -> Task | None:
+        """Return the task (`judged=False`) that a person's question is, for `python -m agent_system.serve`.
+
+        None, as it is without an override, for a world that is not made of a question.
+        """
+        return None
 
     def close(self) -> Any:  # noqa: B027 - releasing nothing is the usual case
         """Release what this object held. Called once, also after a failure."""

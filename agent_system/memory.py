@@ -26,9 +26,11 @@ class Memory:
 
     Attributes:
         history_length: turns that `text` shows; 0 shows none.
+        keeps_result: a turn's observation is what its action led to, not what was seen before it.
     """
 
     empty: ClassVar[str] = ""
+    keeps_result: ClassVar[bool] = False
 
     def __init__(self, history_length: int) -> None:
         if history_length < 0:
@@ -72,6 +74,8 @@ class SimpleMemory(Memory):
 
 class SearchMemory(Memory):
     """Query and result of every search: the action is the query and the observation is what came back."""
+
+    keeps_result = True
 
     def render(self, turn: Recollection) -> str:
         return f"Step {turn.step}: <search>{turn.action}</search> <information>{turn.observation}</information>"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
@@ -46,3 +47,17 @@ def build_options(cls: type[T], values: Mapping[str, Any] | None, where: str) ->
         return cls(**values)
     except TypeError as error:
         raise AgentSystemError(f"{where}: {error}") from error
+
+
+def check_choice(name: str, value: str, known: Collection[str]) -> None:
+    """Raise AgentSystemError unless `value` of the option called `name` is one of `known`."""
+    if value not in known:
+        raise AgentSystemError(f"{name} must be one of {', '.join(known)}, found {value!r}{suggestion(value, known)}")
+
+
+def check_floats(options: Any, where: str) -> None:
+    """Raise AgentSystemError unless every float among the fields of the dataclass `options` is finite and 0 or more."""
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if isinstance(value, float) and not 0 <= value < math.inf:
+            raise AgentSystemError(f"{where}.{field.name} must be a finite number, 0 or more, found {value}")

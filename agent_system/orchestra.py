@@ -29,7 +29,7 @@ class BaseOrchestra(ABC):
     Attributes:
         agents: names of the agents that may speak; an object may have others than its class, by its options.
         config_class: dataclass of the options under `agent.orchestra.<type>`.
-        memory_class: what the team remembers across turns.
+        memory_class: what the team remembers across turns; an object's may differ from its class's, by its options.
         uses_sandbox: its agents write programs that the environment runs in `agent_system.sandbox.shared_sandbox()`; a run then starts
             with a sandbox or not at all. An object may differ from its class, by its options.
         config: the options of this run.
@@ -37,7 +37,7 @@ class BaseOrchestra(ABC):
 
     agents: tuple[str, ...] = ()
     config_class: ClassVar[type] = NoOptions
-    memory_class: ClassVar[type[Memory]] = SimpleMemory
+    memory_class: type[Memory] = SimpleMemory
     uses_sandbox: bool = False
 
     def __init__(self, config: Any = None) -> None:

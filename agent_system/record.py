@@ -56,6 +56,7 @@ class Sample:
         order: place of this reply among those of the episode, by when they were given, from 0; the candidates of a call share it.
         committed: the episode went on with this reply. False for the other candidates of a tree.
         fork_reward: tree sampling: team reward that this candidate's own fork of the environment was paid by `act` and `score`, else None.
+        trained: it is a row of a training batch; False for agents that are frozen or behind an API.
     """
 
     agent_id: str
@@ -88,6 +89,17 @@ class Sample:
     order: int = 0
     committed: bool = True
     fork_reward: float | None = None
+    trained: bool = True
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt; behind an API what the server counted, 0 when it did not."""
+        return int(getattr(self.generation, "prompt_tokens", len(self.prompt_ids)))
+
+    @property
+    def response_tokens(self) -> int:
+        """Tokens of the reply; behind an API what the server counted, 0 when it did not."""
+        return int(getattr(self.generation, "reply_tokens", len(self.generation.token_ids)))
 
     def to_json(self) -> dict[str, Any]:
         """Return what a trajectory file says of this call."""
@@ -112,8 +124,9 @@ class Sample:
             "invalid_penalty": self.invalid_penalty,
             "overlong_penalty": self.overlong_penalty,
             "reward": self.reward,
-            "prompt_tokens": len(self.prompt_ids),
-            "response_tokens": len(self.generation.token_ids),
+            "prompt_tokens": self.prompt_tokens,
+            "response_tokens": self.response_tokens,
+            "trained": self.trained,
             "stop_reason": self.generation.stop_reason,
             "dropped_context": self.dropped_context,
             "version": self.generation.version,
@@ -138,6 +151,7 @@ class EpisodeRecord:
         failure: why the episode was left out, or None.
         turn_rewards: `Outcome.team` of `step`, one a turn; 0 for a turn that `act` ended.
         left_out: candidates of a tree that could not be sampled or scored.
+        answer: what the orchestra handed to the environment at the end of its last turn, as text.
     """
 
     uid: str
@@ -152,6 +166,7 @@ class EpisodeRecord:
     failure: str | None = None
     turn_rewards: tuple[float, ...] = ()
     left_out: int = 0
+    answer: str = ""
 
     @property
     def committed(self) -> tuple[Sample, ...]:
@@ -162,6 +177,11 @@ class EpisodeRecord:
     def failed(self) -> bool:
         """The episode ended in an error and is in no batch."""
         return self.failure is not None
+
+    @property
+    def reply_tokens(self) -> int:
+        """Tokens that engines of the run wrote in it, candidates that were not committed included."""
+        return sum(len(s.generation.token_ids) for s in self.samples)
 
     @property
     def scores(self) -> dict[str, float]:
@@ -182,5 +202,6 @@ class EpisodeRecord:
             "info": plain(self.info),
             "failure": self.failure,
             "left_out": self.left_out,
+            "answer": self.answer,
             "calls": [s.to_json() for s in self.samples],
         }

@@ -24,7 +24,7 @@ if is_tiny; then
     env.params.max_moves=2
     env.max_steps=24
     rollout.tree.epsilon=0.1
-    actor_rollout_ref.actor.optim.lr=5e-4
+    actor_rollout_ref.actor.optim.lr=8e-4
     data.train_batch_size=16
     data.max_prompt_length=128
     data.max_response_length=32

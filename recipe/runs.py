@@ -36,6 +36,8 @@ def accuracy_key(line: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
+    if value is None:
+        return "null"
     if isinstance(value, bool):
         return str(value).lower()
     return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)

@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
-# Makes .venv and installs this checkout into it (editable, with the dev extra) under constraints.txt.
-# Runs again only when setup.py, constraints.txt or the interpreter changed. PYTHON=/path/to/python chooses the interpreter.
+# Makes .venv and installs this checkout into it (editable, with the extra dev and those that are named) under constraints.txt.
+#
+#   bash scripts/setup.sh [extra ...]
+#
+# Installs again only when setup.py, constraints.txt or the interpreter changed, or an extra is missing. PYTHON=/path/to/python chooses
+# the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -51,10 +55,15 @@ parts = [sys.version, str(pathlib.Path.cwd())] + [pathlib.Path(name).read_text()
 print(hashlib.sha256("\0".join(parts).encode()).hexdigest())
 PY
 )"
+# The stamp, then an extra a line.
 stamp_file=.venv/verl-mas.stamp
-if [[ "$(cat "$stamp_file" 2>/dev/null || true)" == "$stamp" ]]; then
-    exit 0
-fi
+installed=
+if [[ "$(head -n 1 "$stamp_file" 2>/dev/null || true)" == "$stamp" ]]; then installed="$(tail -n +2 "$stamp_file")"; fi
+missing=()
+for extra in dev "$@"; do
+    grep -qx -- "$extra" <<<"$installed" || missing+=("$extra")
+done
+((${#missing[@]})) || exit 0
 
 constraint=(-c constraints.txt)
 if ! "$venv_python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
@@ -62,5 +71,9 @@ if ! "$venv_python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     constraint=()
 fi
 echo "setup: installing verl-mas (the first time takes minutes)" >&2
-"$venv_python" -m pip install -qq --disable-pip-version-check -e ".[dev]" ${constraint[@]+"${constraint[@]}"}
-echo "$stamp" >"$stamp_file"
+"$venv_python" -m pip install -qq --disable-pip-version-check -e ".[$(IFS=,; echo "${missing[*]}")]" ${constraint[@]+"${constraint[@]}"}
+if [[ " ${missing[*]} " == *" cpu-vllm "* ]]; then
+    # It asks for libraries of images and sound that no CPU build of torch here fits and that nothing here needs.
+    "$venv_python" -m pip uninstall -qq --disable-pip-version-check -y torchvision torchaudio torchcodec
+fi
+printf '%s\n' "$stamp" $installed "${missing[@]}" >"$stamp_file"

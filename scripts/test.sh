@@ -3,7 +3,7 @@
 # A failing check does not hide the next one; the last line names those that failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash scripts/setup.sh
+bash scripts/setup.sh cpu-vllm
 python=.venv/bin/python
 failed=()
 

@@ -44,10 +44,20 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     The weights come from seed 0, so every session sees the same model. Copy the folder before changing it.
     """
+    return save_tiny_model(tmp_path_factory.mktemp("tiny_qwen3"))
+
+
+@pytest.fixture(scope="session")
+def wide_heads_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `tiny_model_dir`, with attention heads as wide as vLLM needs them on a CPU."""
+    return save_tiny_model(tmp_path_factory.mktemp("tiny_qwen3"), head_dim=32)
+
+
+def save_tiny_model(folder: Path, head_dim: int = 8) -> Path:
+    """Write the model and the tokenizer; returns the folder."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    folder = tmp_path_factory.mktemp("tiny_qwen3")
     vocab_size = save_tokenizer(folder)
     config = Qwen3Config(
         vocab_size=vocab_size,
@@ -56,7 +66,7 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -66,5 +76,52 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen3ForCausalLM(config)
+    model.save_pretrained(folder)
+    return folder
+
+
+LLAMA_TEMPLATE = (
+    "<|begin_of_text|>{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n{{ message['content'] }}"
+    "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+LLAMA_TOKENS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another family beside `tiny_model_dir`: a random Llama with untied weights and a tokenizer with merges and other special tokens.
+
+    As in the models of that family, texts end with a token that is not the one that ends a turn, which the generation config names.
+    """
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny_llama")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=LLAMA_TOKENS, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["Ask: Judge: user assistant system verify approve reject the answer is"] * 2, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=LLAMA_TOKENS[0], eos_token=LLAMA_TOKENS[1], chat_template=LLAMA_TEMPLATE
+    )
+    fast.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(fast),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=[1, 4],
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
     return folder

@@ -14,14 +14,14 @@ from verl.protocol import DataProto
 
 
 def build_batch(episodes: Sequence[EpisodeRecord], critic_prompts: Sequence[Sequence[int]] | None = None) -> DataProto | None:
-    """Return one row per sample of the episodes that did not fail, in their order; None when there is no sample.
+    """Return one row per sample to train on of the episodes that did not fail, in their order; None when there is no sample.
 
     Tensors: `prompts` [bsz, P] left-padded, `responses` [bsz, R] right-padded, `input_ids`, `attention_mask`, `position_ids`
     [bsz, P + R], `response_mask` [bsz, R], `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
     Objects: the sample fields of `_columns`. With `critic_prompts` (see `joint_prompts`) also `critic_prompts` [bsz, Pc] left-padded
     and `critic_prompt_mask` [bsz, Pc].
     """
-    rows = [(e, s) for e in episodes if not e.failed for s in e.samples]
+    rows = [(e, s) for e in episodes if not e.failed for s in e.samples if s.trained]
     if not rows:
         return None
     samples = [s for _, s in rows]

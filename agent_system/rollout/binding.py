@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl.protocol.generate import RolloutClient, SamplingParams
+from agent_system.rollout.prompt import Prompt
+from agent_system.rollout.tokens import decode
+from verl.protocol.generate import GenerateRequest, Generation, RolloutClient, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class AgentBinding:
         max_prompt_length: longest prompt of one call, in tokens.
         adapter: LoRA adapter of the policy, or None.
         template_kwargs: more arguments of the chat template, such as `enable_thinking`.
+        trained: its samples are rows of training batches; off for a frozen agent.
     """
 
     agent_id: str
@@ -36,9 +39,18 @@ class AgentBinding:
     max_prompt_length: int
     adapter: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    trained: bool = True
 
     @property
     def pad_token_id(self) -> int:
         """Id that fills the batch outside prompts and responses."""
         pad = self.tokenizer.pad_token_id
         return int(pad if pad is not None else self.tokenizer.eos_token_id or 0)
+
+    async def replies(self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str) -> Sequence[Generation]:
+        """Ask the engine for `n` replies with one request. Raises RolloutError when it cannot be served."""
+        return await self.client.generate(GenerateRequest(prompt.ids, sampling, n, self.adapter, seed, request_id))
+
+    def text_of(self, generation: Generation) -> str:
+        """The reply as text, special tokens left out."""
+        return decode(self.tokenizer, generation.token_ids)

@@ -12,17 +12,17 @@ from agent_system.projection import Projection, strip_thinking
 from agent_system.record import Sample
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import Prompt, PromptBuilder
-from agent_system.rollout.tokens import decode
-from verl.protocol.generate import GREEDY_SUFFIX, GenerateRequest, Generation, RolloutError, SamplingParams
+from agent_system.rollout.remote import MessageBuilder, RemoteBinding, Spoken
+from verl.protocol.generate import GREEDY_SUFFIX, Generation, RolloutError, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """An agent at the table: its role, its policy and its prompts."""
+    """An agent at the table: its role, its policy (or the server that speaks for it) and its prompts."""
 
     agent: BaseAgent
-    binding: AgentBinding
-    prompts: PromptBuilder
+    binding: AgentBinding | RemoteBinding
+    prompts: PromptBuilder | MessageBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Plan:
         """Seeds the environment: a greedy episode plays in the world of the group that it is a baseline for."""
         return self.uid.removesuffix(GREEDY_SUFFIX)
 
-    def sampling_of(self, binding: AgentBinding) -> SamplingParams:
+    def sampling_of(self, binding: AgentBinding | RemoteBinding) -> SamplingParams:
         """How an agent samples in this episode."""
         sampling = binding.val_sampling if self.validate else binding.sampling
         return replace(sampling, temperature=0.0, top_p=1.0, top_k=-1) if self.greedy else sampling
@@ -109,7 +109,7 @@ class Call:
 
     def read(self, generation: Generation) -> Reply:
         """Decode and project one reply."""
-        text = decode(self.seat.binding.tokenizer, generation.token_ids)
+        text = self.seat.binding.text_of(generation)
         return Reply(generation, text, self.seat.agent.project(text))
 
     def sample(self, reply: Reply, order: int, candidate: int = 0) -> Sample:
@@ -136,6 +136,7 @@ class Call:
             str(self.seen.info.get("anchor", self.seen.text)),
             heard=self.heard,
             order=order,
+            trained=binding.trained,
         )
 
     async def generate(self, n: int, limit: float) -> Sequence[Generation | None]:
@@ -146,10 +147,9 @@ class Call:
         """
         binding = self.seat.binding
         request_id = f"{self.plan.traj_uid}/{self.turn}.{self.number}"
-        request = GenerateRequest(self.prompt.ids, self.plan.sampling_of(binding), n, binding.adapter, self.seed, request_id)
         try:
             async with asyncio.timeout(limit) as clock:
-                replies = await binding.client.generate(request)
+                replies = await binding.replies(self.prompt, self.plan.sampling_of(binding), n, self.seed, request_id)
         except TimeoutError as error:
             if not clock.expired():
                 raise
@@ -158,8 +158,8 @@ class Call:
             ) from error
         if len(replies) != n:
             raise RolloutError(f"asked the engine of {binding.policy_id} for {n} {'reply' if n == 1 else 'replies'}, got {len(replies)}")
-        whole = [None if r.stop_reason == "abort" or not r.token_ids else r for r in replies]
-        if not any(whole):
+        whole = [None if r.stop_reason == "abort" or not (r.token_ids or isinstance(r, Spoken)) else r for r in replies]
+        if all(reply is None for reply in whole):
             raise RolloutError(f"the engine of {binding.policy_id} returned an aborted or empty reply for {binding.agent_id}")
         for reply in whole:
             if reply is not None and len(reply.log_probs) != len(reply.token_ids):

@@ -26,6 +26,7 @@ from agent_system.rollout.call import Plan, Seat
 from agent_system.rollout.env_caller import EnvCaller
 from agent_system.rollout.metrics import collect_metrics
 from agent_system.rollout.prompt import PromptBuilder
+from agent_system.rollout.remote import MessageBuilder, RemoteBinding
 from agent_system.rollout.runner import Episode
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
@@ -83,7 +84,7 @@ class Collector:
         orchestra: BaseOrchestra,
         agents: Mapping[str, BaseAgent],
         env: EnvFactory,
-        bindings: Mapping[str, AgentBinding],
+        bindings: Mapping[str, AgentBinding | RemoteBinding],
         settings: CollectorSettings,
     ) -> None:
         """Seat the agents.
@@ -105,11 +106,7 @@ class Collector:
         self.env = env
         self.settings = settings
         self._ties = TieWatch(env.cls.__name__)
-        self.seats = {
-            name: Seat(agent, b, PromptBuilder(agent, b.tokenizer, b.max_prompt_length, b.template_kwargs))
-            for name, agent in agents.items()
-            for b in [bindings[name]]
-        }
+        self.seats = {name: _seat(agent, bindings[name]) for name, agent in agents.items()}
 
     @classmethod
     def from_names(
@@ -117,7 +114,7 @@ class Collector:
         *,
         orchestra_type: str,
         env_name: str,
-        bindings: Mapping[str, AgentBinding],
+        bindings: Mapping[str, AgentBinding | RemoteBinding],
         settings: CollectorSettings,
         orchestra_options: Mapping[str, Any] | None = None,
         env_params: Mapping[str, Any] | None = None,
@@ -137,7 +134,8 @@ class Collector:
         """Tokens of an agent's first prompt of every task: its templates around the task, nobody has spoken, nothing is remembered."""
         memory = self.orchestra.memory_class(self.settings.history_length)
         variables = [{"env_prompt": task.prompt, "step": 1} for task in tasks]
-        return self.seats[agent_id].prompts.first_lengths(variables, memory)
+        prompts = self.seats[agent_id].prompts
+        return prompts.first_lengths(variables, memory) if isinstance(prompts, PromptBuilder) else [0] * len(tasks)
 
     async def collect(
         self, tasks: Sequence[Task], n: int, *, step: int, validate: bool = False, greedy: bool = False, attempt: int = 0
@@ -176,7 +174,8 @@ class Collector:
         records, metrics = assign_rewards(played, settings)
         prompts = None
         if joint_prompt_length:
-            tokenizers = {seat.binding.wg_id: seat.binding.tokenizer for seat in self.seats.values()}
+            local = [seat.binding for seat in self.seats.values() if isinstance(seat.binding, AgentBinding)]
+            tokenizers = {binding.wg_id: binding.tokenizer for binding in local}
             prompts = joint_prompts(records, tokenizers, joint_prompt_length)
         return CollectResult(build_batch(records, prompts), records, collect_metrics(records, list(self.seats)) | metrics)
 
@@ -208,10 +207,19 @@ class Collector:
                             raise TooManyFailuresError(_grouped(causes, len(plans), self.settings.max_failure_rate))
             finally:
                 await _cancel(running)
+                for seat in self.seats.values():
+                    if isinstance(seat.binding, RemoteBinding):
+                        await seat.binding.endpoint.close()
         return [r for r in records if r is not None]
 
     def _env(self, plan: Plan) -> BaseEnv:
         return self.env.make(stable_seed(self.settings.seed, plan.step, plan.validate, plan.world_uid))
+
+
+def _seat(agent: BaseAgent, binding: AgentBinding | RemoteBinding) -> Seat:
+    if isinstance(binding, RemoteBinding):
+        return Seat(agent, binding, MessageBuilder(agent))
+    return Seat(agent, binding, PromptBuilder(agent, binding.tokenizer, binding.max_prompt_length, binding.template_kwargs))
 
 
 @contextmanager

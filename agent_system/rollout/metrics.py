@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agent_system.record import EpisodeRecord, Sample
+from agent_system.rollout.remote import Spoken
 from agent_system.rollout.ties import candidates_of, tied, tied_shares
 
 # What the reward of a sample is made of, each a metric of its own.
@@ -52,8 +53,9 @@ def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str])
 
 
 def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]:
-    response = np.array([len(s.generation.token_ids) for s in samples])
-    prompt = np.array([len(s.prompt_ids) for s in samples])
+    response = np.array([s.response_tokens for s in samples])
+    prompt = np.array([s.prompt_tokens for s in samples])
+    retries = [s.generation.retries for s in samples if isinstance(s.generation, Spoken)]
     invalid = sum(not s.valid for s in samples)
     reward = np.array([s.reward for s in samples])
     return {
@@ -63,6 +65,7 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
         "truncated_replies": _mean([s.generation.stop_reason == "length" for s in samples]),
         "truncated_prompts": _mean([s.dropped_context > 0 for s in samples]),
         "dropped_context": float(sum(s.dropped_context for s in samples)),
+        **({"endpoint_retries": float(sum(retries))} if retries else {}),
         "response_length/mean": float(response.mean()),
         "response_length/max": float(response.max()),
         "prompt_length/mean": float(prompt.mean()),

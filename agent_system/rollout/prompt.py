@@ -30,11 +30,13 @@ class Prompt:
         text: after the chat template.
         ids: its token ids.
         dropped: entries of team context or memory left out, or cut.
+        messages: what a server behind an API gets instead of ids.
     """
 
     text: str
     ids: tuple[int, ...]
     dropped: int = 0
+    messages: tuple[Message, ...] = ()
 
 
 class _BlankWhenMissing(dict[str, Any]):

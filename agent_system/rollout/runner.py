@@ -44,6 +44,7 @@ class Episode:
         self._callers: dict[int, str] = {}
         self._over = False
         self._speakers = Speakers()
+        self._answer = ""
         self._given = 0  # replies so far, of each call one
         self._turn: Turn | None = None
         self._forks = Forks()
@@ -77,7 +78,7 @@ class Episode:
         return EpisodeRecord(
             self.plan.uid, self.plan.traj_uid, task.task_id, task.data_source, self.plan.index,
             tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, tuple(ledger.turns),
-            self._tree.left_out if self._tree else 0,
+            self._tree.left_out if self._tree else 0, self._answer,
         )  # fmt: skip
 
     async def _play(self) -> None:
@@ -99,13 +100,15 @@ class Episode:
             if turn.done:
                 return
             self.waiting_for = f"the environment's step {step}"
+            self._answer = str(action)
             outcome = await self._env.outcome("step", action)
             self._info.update(outcome.info)
             self._ledger.step(outcome, self._callers)
-            memory.store(observation.text, str(action))
+            led_to = outcome.observation or observation
+            memory.store((led_to if memory.keeps_result else observation).text, str(action))
             if outcome.done:
                 return
-            observation = outcome.observation or observation
+            observation = led_to
 
     async def _sample(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply a call)."""

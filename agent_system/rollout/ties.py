@@ -33,7 +33,8 @@ def tied(candidates: Sequence[Sample]) -> bool:
 class TieWatch:
     """Says once of each agent that its candidates (nearly) always tie although their actions differ.
 
-    It looks at the first calls of a run only: later on an agent may do everything right, and ties are no fault of the environment.
+    It looks at agents that learn, and at the first calls of a run only: later on an agent may do everything right, and ties are no
+    fault of the environment.
     """
 
     def __init__(self, env_name: str) -> None:
@@ -47,7 +48,7 @@ class TieWatch:
         self._steps = [self._steps[0] + sum(paid != 0 for paid in turns), self._steps[1] + len(turns)]
         judged = {agent_id for agent_id, seen in self._seen.items() if len(seen) >= ENOUGH_CALLS}
         for candidates in candidates_of(episodes).values():
-            if len({sample.action for sample in candidates}) > 1:
+            if candidates[0].trained and len({sample.action for sample in candidates}) > 1:
                 self._seen[candidates[0].agent_id].append(tied(candidates))
         for agent_id, seen in self._seen.items():
             if agent_id not in judged and len(seen) >= ENOUGH_CALLS and sum(seen) >= NEARLY_ALL * len(seen):

@@ -10,7 +10,7 @@ from agent_system.rollout.tokens import encode_all
 
 
 def joint_prompts(episodes: Sequence[EpisodeRecord], tokenizers: Mapping[str, Any], limit: int) -> list[tuple[int, ...]]:
-    """Return the token ids of every sample's transcript and prompt, in the order of `build_batch`.
+    """Return the token ids of the transcript and prompt of every sample to train on, in the order of `build_batch`.
 
     The transcript has a block `<agent>: <reply>` for each reply that had been given when the call's prompt was built, in earlier turns
     as well, in the tokenizer of the policy that is called. Its oldest tokens are cut so that it fits before the prompt.
@@ -22,10 +22,10 @@ def joint_prompts(episodes: Sequence[EpisodeRecord], tokenizers: Mapping[str, An
     """
     played = [e for e in episodes if not e.failed]
     texts = [f"{s.agent_id}: {s.text}\n\n" for e in played for s in e.samples]
-    encoded = {wg: encode_all(tokenizers[wg], texts) for wg in dict.fromkeys(s.wg_id for e in played for s in e.samples)}
+    encoded = {wg: encode_all(tokenizers[wg], texts) for wg in dict.fromkeys(s.wg_id for e in played for s in e.samples if s.trained)}
     prompts, first = [], 0
     for episode in played:
-        for sample in episode.samples:
+        for sample in (s for s in episode.samples if s.trained):
             blocks = [
                 encoded[sample.wg_id][first + i]
                 for i, other in enumerate(episode.samples)

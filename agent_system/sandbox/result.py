@@ -31,6 +31,16 @@ class Reason(StrEnum):
     REFUSED = "refused"
     SANDBOX = "sandbox"
 
+    @property
+    def is_limit(self) -> bool:
+        """The run met a limit."""
+        return self in (Reason.TIMEOUT, Reason.CPU, Reason.MEMORY, Reason.DISK, Reason.OUTPUT)
+
+    @property
+    def is_no_program(self) -> bool:
+        """The text is no program, or none that can be run."""
+        return self in (Reason.COMPILE, Reason.REFUSED)
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -64,6 +74,11 @@ class RunResult:
     def ok(self) -> bool:
         """The program ended by itself with exit code 0."""
         return self.reason is Reason.OK
+
+    def failure(self, most: int) -> str:
+        """How it failed, in one line of at most `most` characters: the reason and the last line of stderr."""
+        lines = self.stderr.strip().splitlines()
+        return " ".join(f"failed ({self.reason}) {lines[-1] if lines else ''}".split())[:most]
 
     def returned(self) -> Any:
         """What the called function returned. Raises ValueError when there is nothing, or nothing that is JSON."""

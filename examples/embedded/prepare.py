@@ -5,6 +5,7 @@
 leaves, in the folder it prints last,
 
     train.parquet, test.parquet     tasks in verl's schema, none in both
+    corpus.jsonl                    the documents of the search world
     demos.jsonl                     the demonstrations of both roles
     model/                          the warm-started Hugging Face folder that all agents start from, with metrics.jsonl
 
@@ -65,9 +66,10 @@ class Recipe:
 def recipe_hash(recipe: Recipe) -> str:
     """Return a short hash of the recipe and of the source files that carry it out."""
     digest = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode())
-    package = Path(str(WORLDS[recipe.world].package.__file__)).parent
+    world = WORLDS[recipe.world]
+    packages = [Path(str(package.__file__)).parent for package in (world.package, *world.borrows)]
     modules = [Path(str(module.__file__)) for module in (worlds, tiny, data, loop, muon, optim, sys.modules[__name__])]
-    for path in (*sorted(package.glob("*.py")), *modules):
+    for path in (*(path for package in packages for path in sorted(package.glob("*.py"))), *modules):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -94,6 +96,8 @@ def _make(folder: Path, recipe: Recipe, num_threads: int) -> None:
         split = world.split(recipe.num_train, recipe.num_test, recipe.seed, recipe.course)
         _write_parquet(split.train, aside / "train.parquet")
         _write_parquet(split.test, aside / "test.parquet")
+        for name, content in split.files.items():
+            (aside / name).write_text(content, encoding="utf-8")
         conversations = world.demos(recipe.course, recipe.seed, split.test_keys)
         _write_jsonl(conversations, aside / "demos.jsonl")
         corpus = ["\n".join(message["content"] for message in conversation) for conversation in conversations[::5]]

@@ -138,7 +138,12 @@ def main() -> None:
     with ThreadPoolExecutor(args.jobs) as pool:
         wanted = product(args.tasks, args.seeds, args.variants)
         runs = [pool.submit(measure, task, variant, seed, args.overrides) for task, seed, variant in wanted]
+        failed = []
         for done in as_completed(runs):
+            if (error := done.exception()) is not None:
+                failed.append(error)
+                sys.stderr.write(f"{error}\n")
+                continue
             row, curve = done.result()
             rows[row["task"], row["variant"], row["seed"]] = row
             curves[f"{row['task']}/{row['variant']}/{row['seed']}"] = curve
@@ -147,7 +152,10 @@ def main() -> None:
             ordered = sorted(rows.values(), key=lambda r: (TASKS.index(r["task"]), list(LABELS).index(r["variant"]), r["seed"]))
             (args.out / "results.json").write_text(json.dumps(ordered, indent=1) + "\n")
             (args.out / "curves.json").write_text(json.dumps(curves, sort_keys=True) + "\n")
-    plot(curves, args.out / "curves.svg")
+    if curves:
+        plot(curves, args.out / "curves.svg")
+    if failed:
+        sys.exit(f"{len(failed)} of {len(runs)} runs failed; the others are in {args.out / 'results.json'}")
 
 
 if __name__ == "__main__":

@@ -63,6 +63,13 @@ def test_tree_computes_a_prompt_once_whatever_k() -> None:
     assert 0 < result["fork_us"] < result["deepcopy_us_plan_path"]
 
 
+def test_retrieval_finds_what_is_asked_for_in_so_many_words_and_batches() -> None:
+    result, _ = run("retrieval.py", "--train", "80", "--questions", "20", "--queries", "16", "--batch", "8", "--repeats", "1")
+    assert result["recall_hops_1"] == 1
+    assert 0 < result["recall_question_1"] <= result["recall_question_10"] < 1
+    assert min(result[f"{kind}_per_s"] for kind in ("batched", "concurrent", "single", "cached")) > 0
+
+
 def test_sandbox_is_faster_than_fresh_interpreters_and_keeps_the_event_loop_free() -> None:
     result, _ = run("sandbox.py", "--programs", "4", "--tests", "10", "--waiting", "20", "--repeats", "1")
     assert result["speedup"] > 1

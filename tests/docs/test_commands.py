@@ -13,15 +13,27 @@ import pytest
 from tests.docs.pages import commands, first_column, pages
 from tests.docs.test_readme import environment
 from tests.house.source import ROOT
-from verl.trainer.config import RunConfig
+from verl.trainer.config import ApiConfig, RunConfig
 
+CODE_SETS = "python examples/data_preprocess/code_sets.py"
 # Command to what runs it; a path is a test or a script that exists.
 ELSEWHERE = {
     "bash scripts/test.sh": ".ci/run",
+    "python -m agent_system.workflows.search.server --corpus wiki.jsonl --port 8000": "tests/agent_system/workflows/search/test_server.py",
     "bash scripts/test.sh tests/agent_system -k prompt": ".ci/run",
+    f"{CODE_SETS} --set human_eval --input HumanEval.jsonl --output data/human_eval": "tests/agent_system/workflows/code/test_prepare.py",
     '.venv/bin/python -m pytest tests/trainer -m "not ray"': "scripts/test.sh",
+    "python -m verl.model_merger --checkpoint outputs/verl-mas/math_seed0 --out exported": "tests/e2e/test_serve.py",
+    'python -m agent_system.serve outputs/verl-mas/math_seed0 "What is 3 + 4?"': "tests/e2e/test_serve.py",
+    "python -m agent_system.serve outputs/verl-mas/math_seed0 --greedy": "tests/e2e/test_serve.py",
 }
 SCRIPT = "bash examples/run_"
+TEAMS = {
+    "math": ["Solver Agent", "Verifier Agent"],
+    "math_tool": ["Reasoner Agent", "Tool Agent"],
+    "code": ["Coder Agent", "Tester Agent"],
+    "search": ["Verifier Agent", "Search Agent", "Answer Agent"],
+}
 GSM8K = "python examples/data_preprocess/gsm8k.py"
 SFT = "python -m verl.trainer.sft_trainer"
 # Stands for the Python of `.venv`: prepares nothing, trains nothing, writes down what it was asked to train.
@@ -51,7 +63,7 @@ def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
     from verl.trainer.config.entry import free_form_overrides, register_config
     from verl.trainer.config.presets import expand_presets
 
-    for name in ("examples", "scripts", ".venv/bin", "embedded", "data/gsm8k"):
+    for name in ("examples", "scripts", ".venv/bin", "embedded", "data/gsm8k", "data/search_r1"):
         (tmp_path / name).mkdir(parents=True)
     for script in (ROOT / "examples").glob("*.sh"):
         shutil.copy(script, tmp_path / "examples")
@@ -59,7 +71,7 @@ def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
     (tmp_path / ".venv" / "bin" / "activate").write_text(f"PATH={shlex.quote(str(tmp_path))}/.venv/bin:$PATH\n")
     (tmp_path / ".venv" / "bin" / "python").write_text(STAND_IN)
     (tmp_path / ".venv" / "bin" / "python").chmod(0o755)
-    for folder in ("embedded", "data/gsm8k"):
+    for folder in ("embedded", "data/gsm8k", "data/search_r1"):
         for split in ("train", "test"):
             (tmp_path / folder / f"{split}.parquet").touch()
     subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=60)
@@ -72,9 +84,9 @@ def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
 def test_a_script_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Path) -> None:
     overrides, config = asked_for(command, tmp_path)
     workflow = re.search(r"examples/run_(\w+)\.sh", command)[1]
-    assert config.agent.agent_ids == (["Solver Agent", "Verifier Agent"] if workflow == "math" else ["Tool Agent", "Executor Agent"])
+    assert config.agent.agent_ids == TEAMS.get(workflow, ["Tool Agent", "Executor Agent"])
     assert (config.agent.orchestra_type, config.env.env_name) == (workflow, workflow)
-    assert config.algorithm.preset == (None if workflow == "math" else "at_grpo")
+    assert config.algorithm.preset == (None if workflow in ("math", "search") else "at_grpo")
     assert config.trainer.val_only == (" eval" in command)
     given = dict(word.split("=", 1) for word in shlex.split(command) if re.match(r"(MODEL_PATH|DATA)=", word))
     assert config.actor_rollout_ref.model.path == given.get("MODEL_PATH", "embedded/model")
@@ -109,3 +121,10 @@ def test_the_variables_of_the_scripts_are_those_they_read() -> None:
     scripts = "".join(path.read_text() for path in (ROOT / "examples").glob("*.sh"))
     named = first_column(pages()["examples/README.md"], "Examples")
     assert sorted(named) == sorted(set(re.findall(r"\$\{([A-Z_]+):?[-+]", scripts)) - {"EMBEDDED"})
+
+
+def test_the_keys_of_an_api_are_those_of_its_page() -> None:
+    section = pages()["docs/training.md"].split("### Agents behind an API")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in section.splitlines() if line.startswith("| `")]
+    defaults = {name: "null" if value is None else str(value).removesuffix(".0") for name, value in vars(ApiConfig()).items()}
+    assert {key.strip("`"): default for key, default in rows} == defaults

@@ -24,6 +24,7 @@ def whole_text(text):
     return Projection(text, True, {})
 
 
+@AgentRegistry.register("Asker", orchestra="alone")
 @AgentRegistry.register("Asker", orchestra="my_flow")
 class Asker(BaseAgent):
     prompt = "Ask: {env_prompt}"
@@ -44,6 +45,14 @@ class MyFlow(BaseOrchestra):
         await turn.act("Asker")
         verdict = await turn.act("Verifier Agent")
         return verdict.action
+
+
+@OrchestraRegistry.register("alone")
+class Alone(BaseOrchestra):
+    agents = ("Asker",)
+
+    async def run(self, turn):
+        return (await turn.act("Asker")).action
 
 
 @register_policy_loss("my_loss")
@@ -123,20 +132,26 @@ def overrides(tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def train(overrides: Callable[..., list[str]]) -> Run:
-    """Run the trainer in this process on `overrides`; returns the trainer after `fit`."""
+def compose(overrides: Callable[..., list[str]]) -> Callable[..., Any]:
+    """The `RunConfig` of `overrides`, as the command line makes it."""
     from hydra import compose, initialize
     from omegaconf import OmegaConf
 
     from verl.trainer.config.entry import free_form_overrides, register_config
+
+    def build(changes: Mapping[str, Any] | None = None) -> Any:
+        with initialize(version_base=None, config_path=None):
+            return OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(overrides(changes))))
+
+    return build
+
+
+@pytest.fixture
+def train(compose: Callable[..., Any]) -> Run:
+    """Run the trainer in this process on `overrides`; returns the trainer after `fit`."""
     from verl.trainer.main_ppo import run
 
-    def go(changes: Mapping[str, Any] | None = None) -> Any:
-        with initialize(version_base=None, config_path=None):
-            cfg = compose(register_config(), overrides=free_form_overrides(overrides(changes)))
-        return run(OmegaConf.to_object(cfg))
-
-    return go
+    return lambda changes=None: run(compose(changes))
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -148,3 +163,18 @@ def weights(run_dir: Path, step: int) -> dict[str, bytes]:
     """The Hugging Face copies of a checkpoint, by worker group."""
     actor = run_dir / "checkpoints" / f"global_step_{step}" / "actor"
     return {p.name: (p / "huggingface" / "model.safetensors").read_bytes() for p in sorted(actor.iterdir())}
+
+
+@pytest.fixture
+def refused(train: Run) -> Callable[[dict[str, Any]], str]:
+    """The one line that a run ends with, which must come before a worker is started."""
+    from verl.trainer.main_ppo import USER_ERRORS
+
+    def go(changes: dict[str, Any]) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("verl.trainer.main_ppo.build_controller", lambda config: pytest.fail("a worker would have been started"))
+            with pytest.raises(USER_ERRORS) as error:
+                train(changes)
+        return str(error.value)
+
+    return go

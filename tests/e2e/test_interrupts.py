@@ -31,6 +31,7 @@ import functools
 import os
 import resource
 import signal
+import threading
 import time
 
 import psutil
@@ -60,9 +61,25 @@ def harm(fault):
         raise KeyError("the world broke")
     elif fault == "hang_one":
         time.sleep(20)
+    elif fault.endswith("Workers"):  # the one that takes its place as well
+        threading.Thread(target=hunt, args=(fault[:-1],), daemon=True).start()
     elif fault.endswith("Worker"):
         host = psutil.Process(int(os.environ["CLUSTER_PID"]))
         next(p for p in host.children(recursive=True) if f"ray::{fault}" in " ".join(p.cmdline())).kill()
+
+
+def hunt(kind):
+    host, killed = psutil.Process(int(os.environ["CLUSTER_PID"])), 0
+    while killed < 2:
+        for process in host.children(recursive=True):
+            try:
+                if f"ray::{kind}" in " ".join(process.cmdline()):
+                    process.kill()
+                    process.wait(30)
+                    killed += 1
+            except psutil.Error:
+                continue
+        time.sleep(0.1)
 
 
 def phase_and_fault():
@@ -332,7 +349,7 @@ def test_a_foreign_cluster_outlives_a_stopped_run_and_the_one_that_goes_on(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("fault", "ranks"), [("collect:RolloutWorker", 1), ("update:PolicyWorker", 1), ("update:PolicyWorker", 2)])
+@pytest.mark.parametrize(("fault", "ranks"), [("collect:RolloutWorkers", 1), ("update:PolicyWorker", 1), ("update:PolicyWorker", 2)])
 def test_a_worker_that_dies_is_named_in_one_line_and_ends_the_run(
     command: Callable[..., Command], cluster: subprocess.Popen[str], address: str, tmp_path: Path, fault: str, ranks: int
 ) -> None:
@@ -341,8 +358,20 @@ def test_a_worker_that_dies_is_named_in_one_line_and_ends_the_run(
     assert status == 1
     assert len(errors) == 1
     assert "\n" not in errors[0]
-    assert fault.split(":")[1] in errors[0]
+    assert fault.split(":")[1].removesuffix("s") in errors[0]
     assert run.left(10) == []
     assert our_actors(cluster) == []
     assert answers(cluster)
     assert saved(tmp_path / "run") == 1
+
+
+@pytest.mark.ray
+def test_an_engine_that_dies_once_in_a_step_is_started_anew_and_the_run_ends_as_an_uninterrupted_one(
+    command: Callable[..., Command], faults: Callable[..., Any], cluster: subprocess.Popen[str], address: str, tmp_path: Path
+) -> None:
+    with_models = {"trainer.save_hf_model": True}
+    run = command("collect:RolloutWorker", with_models | {"ray_init.address": address}, cluster.pid)
+    assert run.end() == (0, [])
+    assert [line["training/engine_restarts"] for line in read_metrics(tmp_path / "run")] == [0, 1, 1]
+    faults(None, with_models | {"agent.model_sharing": True, "trainer.default_local_dir": tmp_path / "whole"})
+    assert weights(tmp_path / "run", 3) == weights(tmp_path / "whole", 3)

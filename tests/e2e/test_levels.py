@@ -10,52 +10,62 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Run, read_metrics
+from tests.e2e.teams import ADAPTER, KL, LEVELS, asked_at_the_end, changes_of, load_exported, log_probs, policies
 from tests.e2e.test_training import without_clock
+from verl.trainer.export import export
+from verl.utils.names import slug
 
-ADAPTER = {"actor_rollout_ref.model.lora_rank": 4, "actor_rollout_ref.actor.optim.lr": 0.01}
-KL = {"actor_rollout_ref.actor.use_kl_loss": True, "algorithm.use_kl_in_reward": True}
-LEVELS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
-    "L1": ({"agent.specialization": "prompt"}, {"Asker": "tiny_qwen30", "Verifier Agent": "tiny_qwen30"}),
-    "L2": ({"agent.specialization": "lora"} | ADAPTER, {"Asker": "asker", "Verifier Agent": "verifier_agent"}),
-    "L2_shared": (
-        {"agent.specialization": "lora", "agent.adapter_ids": "[Both,Both]"} | ADAPTER,
-        {"Asker": "both", "Verifier Agent": "both"},
-    ),
-    "L2_critic": (
-        {"agent.specialization": "lora", "algorithm.adv_estimator": "gae"} | ADAPTER,
-        {"Asker": "asker", "Verifier Agent": "verifier_agent"},
-    ),
-    "mixed": ({"agent.specialization": "[lora,full]"} | ADAPTER, {"Asker": "asker", "Verifier Agent": "verifier_agent"}),
-    "L3": ({"agent.specialization": "full"}, {"Asker": "asker", "Verifier Agent": "verifier_agent"}),
-}
+# (level, engine, controller): every level in this process, three with real Ray actors.
+CASES = [(level, "hf", "local") for level in LEVELS]
+CASES += [pytest.param(level, "hf", "ray", marks=pytest.mark.ray) for level in ("L1", "frozen_base", "heterogeneous")]
 
 
-def policies(run_dir: Path, step: int) -> dict[str, bytes]:
-    """Weights of every policy in a checkpoint, as Hugging Face and PEFT read them."""
-    actor = run_dir / "checkpoints" / f"global_step_{step}" / "actor"
-    files = sorted(actor.glob("*/huggingface/model.safetensors")) + sorted(actor.glob("*/huggingface/*/adapter_model.safetensors"))
-    return {(f.parent.parent if f.name == "model.safetensors" else f.parent).name: f.read_bytes() for f in files}
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_two_steps_of_every_level(train: Run, tmp_path: Path, tiny_model_dir: Path, level: str) -> None:
-    changes, expected = LEVELS[level]
-    base = (tiny_model_dir / "model.safetensors").read_bytes()
-    train(changes | KL | {"trainer.save_freq": 1, "agent.agent_specific_parameters.rollout.response_length": "[5,6]"})
-    run_dir = tmp_path / "run"
+@pytest.mark.parametrize(("level", "engine", "controller"), CASES)
+def test_two_steps_move_the_right_parameters_resume_equal_and_export_as_they_are(
+    train: Run, tmp_path: Path, tiny_model_dir: Path, tiny_llama_dir: Path, level: str, engine: str, controller: str
+) -> None:
+    team, run_dir = LEVELS[level], tmp_path / "run"
+    bases = {folder: (folder / "model.safetensors").read_bytes() for folder in (tiny_model_dir, tiny_llama_dir)}
+    lengths = "[5,6]" if len(team.policy_of) == 2 else "[5]"
+    run = changes_of(team, tiny_model_dir, tiny_llama_dir) | KL | {
+        "trainer.save_freq": 1,
+        "trainer.max_ckpt_to_keep": 0,
+        "trainer.controller": controller,
+        "actor_rollout_ref.rollout.name": engine,
+        "agent.agent_specific_parameters.rollout.response_length": lengths,
+    }  # fmt: skip
+    with asked_at_the_end() as said:
+        train(run)
     steps = [line for line in read_metrics(run_dir) if "actor/lr" in line]
     assert len(steps) == 2 and all(math.isfinite(value) for line in steps for value in line.values())
     first, second = policies(run_dir, 1), policies(run_dir, 2)
-    assert set(second) == set(expected.values()) and all(first[p] != second[p] for p in second)
+    assert set(second) == team.trained and all(first[p] != second[p] for p in second)
     for line in steps:
         assert line["training/rollout_probs_diff_max"] < 1e-5
-        for policy in second:
-            assert line[f"wg/{policy}/actor/grad_norm"] > 0
-    assert (tiny_model_dir / "model.safetensors").read_bytes() == base
+        assert {name.split("/")[1] for name in line if name.startswith("wg/") and name.endswith("actor/lr")} == team.trained
+        assert all(line[f"wg/{policy}/actor/grad_norm"] > 0 for policy in second)
+        assert all(line[f"agent/{slug(agent)}/calls"] == 6 for agent in team.policy_of)
     table = json.loads((run_dir / "checkpoints" / "global_step_2" / "trainer_state.json").read_text())["placement"]
-    assert {row["agent_id"]: row["policy_id"] for row in table} == expected
-    episode = json.loads((run_dir / "trajectories" / "train_000001.jsonl").read_text().splitlines()[0])
-    assert {call["agent_id"]: call["policy_id"] for call in episode["calls"]} == expected
+    assert {row["agent_id"]: (row["policy_id"], row.get("frozen", False)) for row in table} == {
+        agent: (policy, policy in team.frozen) for agent, policy in team.policy_of.items()
+    }
+    for line in (run_dir / "trajectories" / "train_000001.jsonl").read_text().splitlines():
+        calls = json.loads(line)["calls"]
+        assert {call["agent_id"]: call["policy_id"] for call in calls} == team.policy_of
+        assert all(call["trained"] == (call["policy_id"] in team.trained) for call in calls)
+
+    export(run_dir, tmp_path / "out")
+    assert {folder.name for folder in (tmp_path / "out").iterdir() if folder.is_dir()} == team.trained
+    for policy, generation in said.items():
+        model = load_exported(tiny_model_dir if policy in team.frozen else tmp_path / "out" / policy)
+        assert log_probs(model, generation) == pytest.approx(generation.log_probs, abs=1e-5)
+    assert {folder: (folder / "model.safetensors").read_bytes() for folder in bases} == bases
+
+    again = {"trainer.default_local_dir": tmp_path / "resumed", "trainer.resume_mode": "resume_path"}
+    train(run | again | {"trainer.resume_from_path": run_dir / "checkpoints" / "global_step_1"})
+    assert policies(tmp_path / "resumed", 2) == second
+    tail = [line for line in without_clock(read_metrics(run_dir)) if line["step"] > 1]
+    assert without_clock(read_metrics(tmp_path / "resumed")) == tail
 
 
 def test_an_agent_that_does_not_learn_leaves_its_adapter_and_the_other_ones_move(train: Run, tmp_path: Path) -> None:
@@ -100,21 +110,6 @@ def test_adapters_on_ray_are_those_of_the_local_controller(train: Run, tmp_path:
     train(level | {"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "ray"})
     assert policies(tmp_path / "ray", 2) == policies(tmp_path / "run", 2)
     assert without_clock(read_metrics(tmp_path / "ray")) == without_clock(read_metrics(tmp_path / "run"))
-
-
-@pytest.fixture
-def refused(train: Run) -> Callable[[dict[str, Any]], str]:
-    """The one line that a run ends with, which must come before a worker is started."""
-    from verl.trainer.main_ppo import USER_ERRORS
-
-    def go(changes: dict[str, Any]) -> str:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("verl.trainer.main_ppo.build_controller", lambda config: pytest.fail("a worker would have been started"))
-            with pytest.raises(USER_ERRORS) as error:
-                train(changes)
-        return str(error.value)
-
-    return go
 
 
 def test_teams_of_adapters_that_cannot_be_are_one_line_before_anything_expensive(refused: Callable[[dict[str, Any]], str]) -> None:

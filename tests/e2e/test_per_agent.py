@@ -1,12 +1,15 @@
 """A team whose agents learn by estimators of their own: trained, resumed, and refused by the command line's own words."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import Run, read_metrics, weights
+from verl.protocol.generate import SamplingParams
 from verl.trainer.config_check import ConfigError
+from verl.trainer.config_effect import IneffectiveKeyError
 
 OWN = "algorithm.per_agent"
 MIXED: dict[str, Any] = {
@@ -46,3 +49,41 @@ def test_two_estimators_in_one_team_train_both_and_go_on_after_a_stop_to_the_bit
 def test_what_an_agent_cannot_have_is_refused_before_anything_starts(train: Run, key: str, value: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         train({f"{OWN}.{key}": value})
+
+
+def test_every_agent_samples_as_it_is_told_in_training_and_in_validation(compose: Callable[..., Any]) -> None:
+    from verl.trainer.main_ppo import build_collector, check_run
+
+    own = "agent.agent_specific_parameters.rollout"
+    config = compose(
+        {
+            f"{own}.temperature": "[0.9,0.8]",
+            f"{own}.top_p": "[null,0.7]",
+            f"{own}.top_k": "[3,null]",
+            f"{own}.response_length": "[4,5]",
+            f"{own}.val_kwargs.do_sample": "[null,false]",
+            f"{own}.val_kwargs.temperature": "[0.6,null]",
+            f"{own}.val_kwargs.top_p": "[0.5,null]",
+        }
+    )
+    run = check_run(config)
+    seats = build_collector(config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)).collector.seats
+    stop = seats["Asker"].binding.sampling.stop_token_ids
+    assert {name: (seat.binding.sampling, seat.binding.val_sampling) for name, seat in seats.items()} == {
+        "Asker": (SamplingParams(4, 0.9, 1.0, 3, stop), SamplingParams(4, 0.6, 0.5, -1, stop)),
+        "Verifier Agent": (SamplingParams(5, 0.8, 0.7, -1, stop), SamplingParams(5, 0.0, 1.0, -1, stop)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "message"),
+    [
+        ("rollout.val_kwargs.temperature", "[null,0.5]", "val_kwargs.temperature=0.5 has no effect for agent 'Verifier Agent'"),
+        ("actor.kl_loss_coef", "[0.1,null]", "actor.kl_loss_coef=0.1 has no effect for agent 'Asker'"),
+        ("model.lora_rank", "[4,null]", "model.lora_rank gives agent 'Asker' 4, which has no effect"),
+    ],
+)
+def test_a_key_of_an_agent_that_nothing_reads_is_refused(train: Run, key: str, values: str, message: str) -> None:
+    greedy = {"actor_rollout_ref.rollout.val_kwargs.do_sample": False}
+    with pytest.raises(IneffectiveKeyError, match=message):
+        train(greedy | {f"agent.agent_specific_parameters.{key}": values})

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent_system.task import task_from_row
-from examples.data_preprocess import gsm8k, hf_sets, math_jsonl
+from examples.data_preprocess import gsm8k, hf_sets, math_jsonl, search_sets
 from verl.trainer.config import DataConfig
 from verl.utils.dataset import DatasetError, RLHFDataset, read_rows, write_rows
 
@@ -99,3 +99,43 @@ def test_instructions_of_a_set_are_taken_off():
         'Remember to put your answer on its own line after "Answer:".'
     )
     assert hf_sets.bare_question(dapo) == "What is 1+1?"
+
+
+def test_questions_of_nq_hotpotqa_and_search_r1_become_tasks_with_all_accepted_answers(tmp_path):
+    nq = jsonl(tmp_path / "nq.jsonl", {"question": "who?", "answer": ["A", "B"]}, {"question": "who?", "answer": ["C"]})
+    hotpot = tmp_path / "hotpotqa.json"
+    hotpot.write_text(json.dumps([{"_id": "5", "question": "where?", "answer": "yes", "type": "bridge", "level": "hard"}]))
+    prompt = [{"role": "user", "content": "Answer the given question. Question: when?"}]
+    mixed = write_rows([{"prompt": prompt, "reward_model": {"ground_truth": {"target": ["1984"]}}}], tmp_path / "search_r1.parquet")
+    arguments = ["--input", str(nq), str(hotpot), str(mixed), "--split", "test", "--output", str(tmp_path / "out")]
+    [file] = search_sets.main(arguments)
+    tasks = [task_from_row(row) for row in read_rows(file)]
+    assert [(t.prompt, t.data_source) for t in tasks] == [("who?", "nq"), ("where?", "hotpotqa"), ("when?", "search_r1")]
+    assert [t.ground_truth["target"] for t in tasks] == [["A", "B"], ["yes"], ["1984"]]
+    assert tasks[1].extra["level"] == "hard"
+    assert len(RLHFDataset(file, None, DataConfig())) == 3
+
+
+@pytest.mark.parametrize(("row", "missing"), [({"answer": "A"}, "a 'question'"), ({"question": "q", "answer": []}, "an answer")])
+def test_a_question_set_without_its_fields_names_the_row(tmp_path, row, missing):
+    source = jsonl(tmp_path / "nq.jsonl", {"question": "who?", "answer": ["A"]}, row)
+    with pytest.raises(DatasetError, match=rf"nq\.jsonl, row 1: has not {missing}"):
+        search_sets.main(["--input", str(source), "--output", str(tmp_path / "out")])
+
+
+def test_the_hub_gives_search_r1s_training_and_testing_sets(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def load_dataset(repository, name, split):
+        asked.append((repository, name, split))
+        return [{"id": "1", "question": f"{name}?", "golden_answers": ["x"]}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    files = search_sets.main(["--hub", "--output", str(tmp_path)])
+    rows = {file.stem: read_rows(file) for file in files}
+    assert {split: [row["data_source"] for row in part] for split, part in rows.items()} == {
+        "train": ["nq", "hotpotqa"],
+        "test": ["nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"],
+    }
+    assert ("RUC-NLPIR/FlashRAG_datasets", "hotpotqa", "dev") in asked

@@ -13,7 +13,10 @@ SMALL = ["trainer.total_training_steps=2", "data.train_batch_size=2", "env.rollo
 
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 SCRIPTS = {
+    "code": ("coder_agent", "tester_agent"),
     "math": ("solver_agent", "verifier_agent"),
+    "math_tool": ("reasoner_agent", "tool_agent"),
+    "search": ("answer_agent", "search_agent", "verifier_agent"),
     "plan_path": ("executor_agent", "tool_agent"),
     "sokoban": ("executor_agent", "tool_agent"),
     "sudoku": ("executor_agent", "tool_agent"),
@@ -66,15 +69,18 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     assert [line["step"] for line in lines] == [0, 1, 2]
     checkpoint = tmp_path / "run" / "checkpoints" / "global_step_2" / "actor"
     assert tuple(sorted(p.name for p in checkpoint.iterdir())) == SCRIPTS[name]
-    swap = {} if name == "math" else {"Tool Agent": "executor_agent", "Executor Agent": "tool_agent"}
+    roles = {policy.replace("_", " ").title(): policy for policy in SCRIPTS[name]}
+    swap = {} if name in ("math", "search") else dict(zip(roles, [*SCRIPTS[name][1:], SCRIPTS[name][0]], strict=True))
     mapping = f"agent.role_policies={{{', '.join(f'{role}: {policy}' for role, policy in swap.items())}}}"
     evaluated = run(name, tmp_path, "eval", *small, mapping)
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert "accuracy avg@1" in evaluated.stdout
-    folder = tmp_path / "run" / ("swapped/tool_agent-executor_agent+executor_agent-tool_agent" if swap else "")
+    (folder,) = (tmp_path / "run" / "swapped").iterdir() if swap else [tmp_path / "run"]
     episodes = [json.loads(line) for line in (folder / "trajectories" / "val_000002.jsonl").read_text().splitlines()]
     spoke = {call["agent_id"]: call["policy_id"] for episode in episodes for call in episode["calls"]}
-    assert spoke == (swap or {"Solver Agent": "solver_agent", "Verifier Agent": "verifier_agent"})
+    # A search that is all that its Verifier asks for leaves the Answer Agent silent.
+    assert set(spoke) - {"Answer Agent"} == set(swap or roles) - {"Answer Agent"}
+    assert all(policy == (swap or roles)[role] for role, policy in spoke.items())
 
 
 @pytest.mark.ray

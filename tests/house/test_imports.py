@@ -8,7 +8,8 @@ import pytest
 
 from tests.house.source import ROOT, imports, modules
 
-ENTRY_POINT = "verl.trainer.main_ppo"
+TRAINS, SERVES = "verl.trainer.main_ppo", "agent_system.serve"
+ENTRY_POINTS = (TRAINS, SERVES)
 HEAVY = ("ray", "vllm", "hydra", "omegaconf", "wandb", "pandas", "datasets", "math_verify", "peft", "tensorboard", "sglang")
 
 
@@ -20,22 +21,33 @@ def test_only_the_entry_point_of_verl_imports_agent_system() -> None:
     wrong = [
         f"{module}:{line} imports {target}"
         for module in modules()
-        if within(module, "verl") and module != ENTRY_POINT
+        if within(module, "verl") and module != TRAINS
         for target, line in imports(module)
         if within(target, "agent_system")
     ]
-    assert not wrong, f"agent_system is known to {ENTRY_POINT} alone; pass what is needed as an argument: {wrong}"
+    assert not wrong, f"agent_system is known to {TRAINS} alone; pass what is needed as an argument: {wrong}"
 
 
 def test_agent_system_knows_nothing_of_verl_but_the_protocol() -> None:
     wrong = [
         f"{module}:{line} imports {target}"
         for module in modules()
-        if within(module, "agent_system")
+        if within(module, "agent_system") and module != SERVES
         for target, line in imports(module)
         if within(target, "verl") and not within(target, "verl.protocol")
     ]
     assert not wrong, f"agent_system may import verl.protocol only: {wrong}"
+
+
+def test_nothing_imports_an_entry_point_but_another_one() -> None:
+    wrong = [
+        f"{module}:{line} imports {target}"
+        for module in modules()
+        if module not in ENTRY_POINTS
+        for target, line in imports(module)
+        if target in ENTRY_POINTS
+    ]
+    assert not wrong, f"what is started by a user is at the top of the house: {wrong}"
 
 
 def cycles() -> list[list[str]]:

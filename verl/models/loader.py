@@ -162,6 +162,19 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     return tokenizer
 
 
+def stop_token_ids(path: str, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that end a reply, sorted: the tokenizer's end token, those of the model's `generation_config.json` where it has one (a
+    chat model may end its turns with another than its texts), and ChatML's `<|im_end|>`."""
+    from transformers import GenerationConfig
+
+    try:
+        listed = GenerationConfig.from_pretrained(path).eos_token_id
+    except (OSError, ValueError):
+        listed = None
+    ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>"), *(listed if isinstance(listed, list) else [listed])}
+    return tuple(sorted(ends - {None, tokenizer.unk_token_id}))
+
+
 def _first_line(error: Exception) -> str:
     """What happened; the lines after it are advice for another library's user."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

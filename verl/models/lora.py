@@ -166,24 +166,34 @@ def select_adapter(model: torch.nn.Module, name: str | None) -> None:
 
 def adapter_parameters(model: torch.nn.Module, name: str) -> dict[str, torch.nn.Parameter]:
     """The parameters of one adapter by their names in PEFT's files, in the model's order."""
+    parameters = dict(model.named_parameters())
+    return {peft_name: parameters[key] for key, peft_name in peft_names(parameters, name).items()}
+
+
+def peft_names(keys: Iterable[str], name: str) -> dict[str, str]:
+    """The names that PEFT's files have for the parameters of one adapter, by their names in a model with adapters."""
     middle = f".{KEY_PREFIX}{name}."
-    found = {key: p for key, p in model.named_parameters() if middle in key and any(f".{part}." in key for part in PARTS)}
-    return {PEFT_PREFIX + key.replace(middle, "."): p for key, p in found.items()}
+    found = [key for key in keys if middle in key and any(f".{part}." in key for part in PARTS)]
+    return {key: PEFT_PREFIX + key.replace(middle, ".") for key in found}
 
 
 def save_adapter(model: Any, name: str, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Write an adapter of a model that `add_adapters` returned; see `write_adapter`."""
+    write_adapter(model.peft_config[KEY_PREFIX + name], tensors, folder)
+
+
+def write_adapter(adapter: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Write an adapter as plain PEFT loads it: `adapter_config.json` and `adapter_model.safetensors`.
 
     Args:
-        model: that `add_adapters` returned.
-        name: of the adapter.
+        adapter: its `LoraConfig`.
         tensors: whole, on the CPU, by the names of `adapter_parameters`.
         folder: where to; made when it is not there.
     """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = copy.copy(model.peft_config[KEY_PREFIX + name])
+    config = copy.copy(adapter)
     config.target_modules = sorted(config.target_modules)
     config.save_pretrained(folder)
     save_file(dict(tensors), folder / "adapter_model.safetensors", metadata={"format": "pt"})

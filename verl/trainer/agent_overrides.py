@@ -33,6 +33,8 @@ def config_of(
     config.model.path = model
     for path, values in _leaves(overrides, base):
         dotted = ".".join(path)
+        if dotted == "model.path":
+            raise PlacementError("agent.agent_specific_parameters.model.path: models are placed by agent.model_ids; name them there")
         if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(names):
             raise PlacementError(
                 f"agent.agent_specific_parameters.{dotted}={values!r}: expected a list of {len(names)} values, "

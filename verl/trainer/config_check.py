@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 from verl.models.loader import ATTENTION_NAMES, DTYPES
@@ -18,7 +17,7 @@ from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
 from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
 from verl.trainer.ppo.critic import VIEWS
 from verl.trainer.ppo.per_agent import check_per_agent, own_keys
-from verl.utils.names import did_you_mean
+from verl.utils.names import did_you_mean, value_at
 from verl.workers.engine.optimizer import SCHEDULES
 
 # Columns of a sample that name it; what `algorithm.group_by` may list.
@@ -116,7 +115,7 @@ TRAINED_NUMBERS: dict[Range, Sequence[str]] = {
 MODEL_NAMES: dict[str, Sequence[str]] = {
     "model.attn_implementation": ATTENTION_NAMES,
     "actor.kl_loss_type": KL_ESTIMATORS,
-    "rollout.name": ("hf",),
+    "rollout.name": ("hf", "vllm"),
     "rollout.dtype": ("auto", *DTYPES),
 }
 MODEL_NUMBERS: dict[Range, Sequence[str]] = {
@@ -132,7 +131,7 @@ MODEL_NUMBERS: dict[Range, Sequence[str]] = {
     AMOUNT: ("actor.kl_loss_coef", "actor.invalid_action_penalty_coef"),
     POSITIVE: ("rollout.temperature", "rollout.val_kwargs.temperature"),
     Range(1, open_low=True): ("actor.clip_ratio_c",),
-    Range(0, 1, open_low=True): ("rollout.top_p", "rollout.val_kwargs.top_p"),
+    Range(0, 1, open_low=True): ("rollout.top_p", "rollout.val_kwargs.top_p", "rollout.gpu_memory_utilization"),
 }  # fmt: skip
 
 
@@ -146,7 +145,7 @@ def check_config(config: RunConfig, placement: Placement) -> None:
     _check_name("algorithm.adv_estimator", config.algorithm.adv_estimator, sorted(ADV_ESTIMATOR_REGISTRY))
     for name in config.algorithm.group_by or ():
         _check_name("algorithm.group_by", name, SAMPLE_FIELDS)
-    _check_per_agent(config, [agent.agent_id for agent in placement.agents])
+    _check_per_agent(config, [agent.agent_id for agent in placement.trained])
     _check_reward(config, placement)
     _check_files(config)
     for name in sorted({*TEMPLATE_ARGUMENTS} & {*config.data.apply_chat_template_kwargs}):
@@ -161,12 +160,12 @@ def check_config(config: RunConfig, placement: Placement) -> None:
         raise ConfigError("trainer.total_generated_tokens=0 trains nothing; use -1 for no limit, or trainer.val_only=true to evaluate")
     if config.trainer.total_training_steps == 0:
         raise ConfigError("trainer.total_training_steps=0 trains nothing; use -1 for all epochs, or trainer.val_only=true to evaluate")
-    for agent in placement.agents:
+    for agent in placement.everyone:
         overridden = agent.config != _with_model(config.actor_rollout_ref, agent.config.model.path)
         where = f" (agent '{agent.agent_id}')" if overridden else ""
         _check_model(agent.config, config.data.train_batch_size, where)
         for key in ("actor.ppo_mini_batch_size", "actor.ppo_epochs"):
-            mine, everyones = _value(agent.config, key), _value(config.actor_rollout_ref, key)
+            mine, everyones = value_at(agent.config, key), value_at(config.actor_rollout_ref, key)
             if mine != everyones:
                 raise ConfigError(
                     f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, the run has {everyones}: policies take "
@@ -210,7 +209,7 @@ def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: st
     _check_name("actor_rollout_ref.actor.policy_loss.loss_mode", loss_mode, sorted(POLICY_LOSS_REGISTRY), where)
     _check_skipping(config.actor, where)
     for key in ("rollout.top_k", "rollout.val_kwargs.top_k"):
-        value = _value(config, key)
+        value = value_at(config, key)
         if value != -1 and value < 1:
             raise ConfigError(f"actor_rollout_ref.{key}={value}{where}: expected -1 (all tokens) or at least 1")
     _check_trained(config.actor, "actor_rollout_ref.actor.", train_batch_size, where)
@@ -252,10 +251,10 @@ def _check_files(config: RunConfig) -> None:
 
 def _check(config: Any, names: dict[str, Sequence[str]], numbers: dict[Range, Sequence[str]], prefix: str, where: str = "") -> None:
     for key, known in names.items():
-        _check_name(f"{prefix}{key}", _value(config, key), known, where)
+        _check_name(f"{prefix}{key}", value_at(config, key), known, where)
     for allowed, keys in numbers.items():
         for key in keys:
-            value = _value(config, key)
+            value = value_at(config, key)
             if value is not None and value not in allowed:
                 raise ConfigError(f"{prefix}{key}={value}{where}: expected {allowed}")
 
@@ -264,10 +263,6 @@ def _check_name(key: str, value: str, known: Iterable[str], where: str = "") -> 
     known = list(known)
     if value not in known:
         raise ConfigError(f"{key}={value!r}{where}: expected one of {', '.join(known)}{did_you_mean(value, known)}")
-
-
-def _value(config: Any, key: str) -> Any:
-    return reduce(getattr, key.split("."), config)
 
 
 def _with_model(base: ActorRolloutRefConfig, path: str | None) -> ActorRolloutRefConfig:

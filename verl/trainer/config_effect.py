@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 from verl.trainer.config import ActorRolloutRefConfig, CriticConfig, RunConfig
@@ -18,6 +17,7 @@ from verl.trainer.placement import Placement
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.per_agent import agent_config
 from verl.trainer.ppo.utils import need_critic
+from verl.utils.names import value_at
 
 
 class IneffectiveKeyError(ConfigError):
@@ -167,6 +167,13 @@ RUN_NEEDS: Sequence[Need] = (
     Need(("critic.optim.lr_warmup_steps_ratio",), "critic.optim.lr_warmup_steps=-1", lambda c: c.critic.optim.lr_warmup_steps < 0),
     Need(_all("ray_init", "address num_cpus object_store_memory_mb"), "trainer.controller=ray", lambda c: c.trainer.controller == "ray"),
 )
+SAMPLING_NEEDS: Sequence[Need] = (
+    Need(
+        _all("rollout.val_kwargs", "temperature top_p top_k"),
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
+        lambda c: c.rollout.val_kwargs.do_sample,
+    ),
+)
 MODEL_NEEDS: Sequence[Need] = (
     Need(_all("actor", "kl_loss_coef kl_loss_type"), "actor_rollout_ref.actor.use_kl_loss=true", lambda c: c.actor.use_kl_loss),
     Need(
@@ -218,10 +225,11 @@ MODEL_NEEDS: Sequence[Need] = (
         lambda c: c.actor.optim.lr_warmup_steps < 0,
     ),
     Need(
-        _all("rollout.val_kwargs", "temperature top_p top_k"),
-        "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
-        lambda c: c.rollout.val_kwargs.do_sample,
+        _all("rollout", "gpu_memory_utilization enforce_eager"),
+        "actor_rollout_ref.rollout.name=vllm",
+        lambda c: c.rollout.name == "vllm",
     ),
+    *SAMPLING_NEEDS,
 )
 
 
@@ -231,24 +239,22 @@ def check_effect(config: RunConfig, placement: Placement) -> None:
     Raises IneffectiveKeyError naming the key, its value and what it needs.
     """
     for key, need in _without_effect(config, RunConfig(), RUN_NEEDS):
-        raise IneffectiveKeyError(f"{key}={_value(config, key)} has no effect; it needs {need.text}")
+        raise IneffectiveKeyError(f"{key}={value_at(config, key)} has no effect; it needs {need.text}")
     for name in config.algorithm.per_agent:
         mine = replace(config, algorithm=agent_config(config.algorithm, name))
         for key, need in _without_effect(mine, config, RUN_NEEDS):
             own = key.replace("algorithm.", f"algorithm.per_agent.{name}.", 1)
-            raise IneffectiveKeyError(f"{own}={_value(mine, key)} has no effect; it needs, for this agent, {need.text}")
-    for agent in placement.agents:
-        for key, need in _without_effect(agent.config, ActorRolloutRefConfig(), MODEL_NEEDS):
+            raise IneffectiveKeyError(f"{own}={value_at(mine, key)} has no effect; it needs, for this agent, {need.text}")
+    learning = {row.agent_id for row in placement.trained}
+    for agent in placement.everyone:
+        needs = MODEL_NEEDS if agent.agent_id in learning else SAMPLING_NEEDS
+        for key, need in _without_effect(agent.config, ActorRolloutRefConfig(), needs):
             raise IneffectiveKeyError(
-                f"actor_rollout_ref.{key}={_value(agent.config, key)} has no effect for agent '{agent.agent_id}'; it needs {need.text}"
+                f"actor_rollout_ref.{key}={value_at(agent.config, key)} has no effect for agent '{agent.agent_id}'; it needs {need.text}"
             )
 
 
 def _without_effect(config: Any, defaults: Any, needs: Sequence[Need]) -> Iterator[tuple[str, Need]]:
     for need in needs:
         if not need.holds(config):
-            yield from ((key, need) for key in need.keys if _value(config, key) != _value(defaults, key))
-
-
-def _value(config: Any, key: str) -> Any:
-    return reduce(getattr, key.split("."), config)
+            yield from ((key, need) for key in need.keys if value_at(config, key) != value_at(defaults, key))

@@ -75,6 +75,7 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
 
 
 def base_fingerprints(placement: Placement) -> dict[str, str]:
-    """`model_fingerprint` of the base of every worker group with adapters, where it is on this machine, by `wg_id`."""
-    found = {spec.wg_id: model_fingerprint(spec.model_path) for spec in placement.groups if spec.adapters}
+    """`model_fingerprint`, by `wg_id`, of every model that stays as it is given, where it is on this machine: the bases of adapters and
+    the models of frozen agents."""
+    found = {spec.wg_id: model_fingerprint(spec.model_path) for spec in placement.groups if spec.adapters or not spec.trained}
     return {wg: fingerprint for wg, fingerprint in found.items() if fingerprint is not None}

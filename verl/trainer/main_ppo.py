@@ -7,10 +7,11 @@ loads.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -28,21 +29,22 @@ from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry,
 from agent_system.reward import OverlongBuffer, PropagationSettings, RewardSettings
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult, TooManyFailuresError
+from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.settings import CollectorSettings, TreeSettings
 from agent_system.rollout.tree import check_tree_env
 from agent_system.sandbox import Limits, SandboxSettings, close_shared, configure
 from agent_system.task import task_from_row
-from verl.models.loader import ModelPathError, load_tokenizer
-from verl.protocol.generate import EngineGoneError, SamplingParams
+from verl.models.loader import ModelPathError, stop_token_ids
+from verl.protocol.generate import EngineGoneError, RolloutError, SamplingParams
 from verl.single_controller.base.worker_group import WorkerDiedError
-from verl.trainer.config import RunConfig, SandboxConfig
-from verl.trainer.config.entry import explain, free_form_overrides, register_config
+from verl.trainer.config import RolloutConfig, RunConfig, SandboxConfig
+from verl.trainer.config.entry import explain, free_form_overrides, register_config, save_config
 from verl.trainer.config.presets import PresetError, describe_preset, expand_presets
 from verl.trainer.config_check import ConfigError, check_config
 from verl.trainer.config_effect import check_effect
 from verl.trainer.lora_check import adapter_sizes, base_fingerprints, check_lora_keys
-from verl.trainer.placement import AgentPlacement, Placement, PlacementError, WorkerGroupSpec, build_placement
-from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
+from verl.trainer.placement import Placement, PlacementError, build_placement
+from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
 from verl.trainer.ppo.correction_check import check_rollout_correction
 from verl.trainer.ppo.critic import critic_agents, critic_signature
@@ -55,6 +57,9 @@ from verl.trainer.ppo.team import TeamError, TeamWorkers
 from verl.trainer.ppo.tree_check import check_sampling
 from verl.trainer.ppo.validation import rows_before_after
 from verl.trainer.role_policies import set_apart, speakers
+from verl.trainer.run_parts import load_group_tokenizer, resolve_defaults, run_dir_of, table_row
+from verl.trainer.untrained_check import api_key, check_untrained
+from verl.trainer.vllm_check import check_vllm
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
 from verl.utils.tracking import Tracking, check_backends
 
@@ -65,10 +70,6 @@ USER_ERRORS = (
     AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, EngineGoneError, ModelPathError, NoSamplesError,
     PlacementError, PresetError, TeamError, TooManyFailuresError, WorkerDiedError, OSError,
 )  # fmt: skip
-
-
-# Enough that no slot of an engine waits for an environment, few enough that a call does not use up its time limit in the queue.
-EPISODES_PER_SLOT = 4
 
 
 class TaskCollector:
@@ -93,27 +94,11 @@ class TaskCollector:
         return [
             PromptMeasure(f"agent '{name}'", seat.binding.max_prompt_length, partial(self._lengths, name))
             for name, seat in self.collector.seats.items()
+            if isinstance(seat.binding, AgentBinding)
         ]
 
     def _lengths(self, agent_id: str, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         return self.collector.first_prompt_lengths(agent_id, [task_from_row(r) for r in rows])
-
-
-def run_dir_of(config: RunConfig) -> Path:
-    """`trainer.default_local_dir`, or `outputs/<project>/<experiment>`."""
-    trainer = config.trainer
-    return Path(trainer.default_local_dir or Path("outputs") / trainer.project_name / trainer.experiment_name).expanduser().absolute()
-
-
-def resolve_defaults(config: RunConfig) -> None:
-    """Fill in what a key takes from another one, so that config.yaml shows what ran."""
-    rollout, data = config.actor_rollout_ref.rollout, config.data
-    rollout.prompt_length = rollout.prompt_length or data.max_prompt_length
-    rollout.response_length = rollout.response_length or data.max_response_length
-    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    config.rollout.max_concurrent_episodes = config.rollout.max_concurrent_episodes or max(
-        1, EPISODES_PER_SLOT * rollout.max_num_seqs * ranks
-    )
 
 
 def check_team(config: RunConfig) -> None:
@@ -156,18 +141,16 @@ def start_sandbox(config: RunConfig) -> None:
         )
 
 
-def sampling_of(agent: AgentPlacement, config: RunConfig, tokenizer: Any, validate: bool) -> SamplingParams:
-    """How one agent samples in training or validation."""
-    rollout = agent.config.rollout
+def sampling_of(rollout: RolloutConfig, config: RunConfig, stop_token_ids: Sequence[int], validate: bool) -> SamplingParams:
+    """How an agent with these keys samples in training or validation."""
     source = rollout.val_kwargs if validate else rollout
     greedy = validate and not rollout.val_kwargs.do_sample
-    stop = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")} - {None, tokenizer.unk_token_id}
     return SamplingParams(
         max_tokens=rollout.response_length or config.data.max_response_length,
         temperature=0.0 if greedy else source.temperature,
         top_p=source.top_p,
         top_k=source.top_k,
-        stop_token_ids=tuple(sorted(stop)),
+        stop_token_ids=tuple(stop_token_ids),
     )
 
 
@@ -184,28 +167,61 @@ def reward_settings(config: RunConfig, placement: Placement) -> RewardSettings:
         propagation=PropagationSettings(**vars(reward.propagation) | {"local_range": (low, high)}),
         overlong_buffer=OverlongBuffer(**vars(reward.overlong_buffer)),
         invalid_action_penalty={
-            a.agent_id: a.config.actor.invalid_action_penalty_coef for a in placement.agents if a.config.actor.use_invalid_action_penalty
+            a.agent_id: a.config.actor.invalid_action_penalty_coef for a in placement.trained if a.config.actor.use_invalid_action_penalty
         },
     )
 
 
-def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]) -> TaskCollector:
-    """Bind every agent to the client of the policy that it speaks with, and seat the team."""
+def remote_bindings(config: RunConfig, placement: Placement) -> dict[str, RemoteBinding]:
+    """Bind every agent behind an API to its server. Raises ConfigError when the environment lacks a key."""
+    if not placement.api:
+        return {}
+    from agent_system.rollout.endpoint import Endpoint, EndpointSettings
+
     bindings = {}
+    for row in placement.api:
+        said = {name: value for name, value in vars(row.api).items() if name != "api_key_env"}
+        settings = EndpointSettings(row.agent_id, api_key=api_key(row.agent_id, row.api), **said)
+        train, val = (sampling_of(row.config.rollout, config, (), validate) for validate in (False, True))
+        bindings[row.agent_id] = RemoteBinding(row.agent_id, row.policy_id, Endpoint(settings), train, val)
+    return bindings
+
+
+def check_endpoints(bindings: Collection[RemoteBinding]) -> None:
+    """Ask every server for one reply. Raises ConfigError for one that gives none."""
+    if not bindings:
+        return
+
+    async def check_all() -> None:
+        for binding in bindings:
+            await binding.endpoint.check()
+
+    try:
+        asyncio.run(check_all())
+    except RolloutError as error:
+        raise ConfigError(f"{error}; start the server, or correct agent.api") from error
+
+
+def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]) -> TaskCollector:
+    """Bind every agent to the client of the policy that it speaks with, or to its server, and seat the team."""
+    found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(config, placement))
     for agent_id, row in speakers(config, placement).items():
         tokenizer = tokenizers[row.wg_id]
-        bindings[agent_id] = AgentBinding(
+        stop = stop_token_ids(str(row.config.model.path), tokenizer)
+        found[agent_id] = AgentBinding(
             agent_id=agent_id,
             policy_id=row.policy_id,
             wg_id=row.wg_id,
             client=clients[row.wg_id],
             adapter=row.adapter,
             tokenizer=tokenizer,
-            sampling=sampling_of(row, config, tokenizer, validate=False),
-            val_sampling=sampling_of(row, config, tokenizer, validate=True),
+            sampling=sampling_of(row.config.rollout, config, stop, validate=False),
+            val_sampling=sampling_of(row.config.rollout, config, stop, validate=True),
             max_prompt_length=row.config.rollout.prompt_length or config.data.max_prompt_length,
             template_kwargs=config.data.apply_chat_template_kwargs,
+            trained=not row.frozen,
         )
+    bindings = {agent_id: found[agent_id] for agent_id in config.agent.agent_ids}
     joint = config.critic.view == "joint" and bool(critic_agents(config, placement))
     settings = CollectorSettings(
         seed=config.data.seed,
@@ -244,12 +260,6 @@ def build_datasets(
     return train, val
 
 
-def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
-    """The tokenizer of a worker group's model."""
-    model = group.config.model
-    return load_tokenizer(model.tokenizer_path or group.model_path, trust_remote_code=model.trust_remote_code)
-
-
 @dataclass(frozen=True)
 class CheckedRun:
     """What a config stands for once nothing is wrong with it; `run_dir` is where it writes, `name` what it is called in trackers.
@@ -274,6 +284,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
     assign_devices(config.trainer, placement)
+    check_untrained(config, placement)
     check_config(config, placement)
     speakers(config, placement)
     check_filter_groups(config)
@@ -286,7 +297,7 @@ def check_run(config: RunConfig) -> CheckedRun:
         check_backends(config.trainer.logger)
     except (ValueError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from error
-    resolve_device(config.trainer.device)
+    check_vllm(placement, resolve_device(config.trainer.device))
     trained_in = run_dir_of(config)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
     if checkpoint is not None:
@@ -297,21 +308,14 @@ def check_run(config: RunConfig) -> CheckedRun:
     sizes = adapter_sizes(placement)
     check_critic(config, placement, tokenizers)
     collector = build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
-    train, val = build_datasets(config, next(iter(tokenizers.values())), collector.measures())
+    train, val = build_datasets(config, next(iter(tokenizers.values()), None), collector.measures())
     if train is not None:
         loader = TaskLoader(train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
         if checkpoint is not None:
             loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))
+    check_endpoints(remote_bindings(config, placement).values())
     name = config.trainer.experiment_name if run_dir == trained_in else f"{config.trainer.experiment_name}/{run_dir.name}"
     return CheckedRun(placement, sizes, tokenizers, train, val, run_dir, name)
-
-
-def table_row(agent_id: str, row: AgentPlacement, adapter_sizes: Mapping[str, int]) -> str:
-    """One line of the placement table: who speaks with which policy, and what that is."""
-    what = str(row.config.model.path)
-    if row.adapter is not None:
-        what += f", adapter of rank {row.config.model.lora_rank} with {adapter_sizes[row.adapter]:,} parameters"
-    return f"agent {agent_id} -> policy {row.policy_id} -> worker group {row.wg_id} ({what})"
 
 
 def run(config: RunConfig) -> RayPPOTrainer:
@@ -321,9 +325,11 @@ def run(config: RunConfig) -> RayPPOTrainer:
     checked = check_run(config)
     placement, run_dir = checked.placement, checked.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.structured(config), run_dir / ("config_eval.yaml" if config.trainer.val_only else "config.yaml"))
+    save_config(config, run_dir / ("config_eval.yaml" if config.trainer.val_only else CONFIG_FILE))
     for agent_id, row in speakers(config, placement).items():
         logger.info(table_row(agent_id, row, checked.adapter_sizes))
+    for remote in placement.api:
+        logger.info("agent %s -> %s at %s (not trained)", remote.agent_id, remote.policy_id, remote.api.base_url)
     for wg_id, devices in assign_devices(config.trainer, placement).items():
         logger.info("worker group %s -> %s", wg_id, devices)
     logger.info("everything is written to %s", run_dir)

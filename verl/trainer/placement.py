@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from verl.trainer.agent_overrides import PlacementError, config_of
-from verl.trainer.config import ActorRolloutRefConfig, AgentConfig
-from verl.utils.names import did_you_mean
+from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ApiConfig
+from verl.trainer.untrained import api_agents, frozen_agents
+from verl.utils.names import did_you_mean, slug, value_at
 
 LEVELS = ("prompt", "lora", "full")
 # Keys of `rollout` that belong to a request, so that agents on one policy may differ in them.
@@ -22,19 +21,37 @@ LORA_KEYS = ("lora_rank", "lora_alpha", "target_modules", "exclude_modules")
 OF_THE_BASE = (
     "model.path", "model.tokenizer_path", "model.trust_remote_code", "model.enable_gradient_checkpointing", "model.use_remove_padding",
     "model.attn_implementation", "actor.fsdp_config", "rollout.name", "rollout.max_num_seqs", "rollout.dtype", "rollout.free_cache_engine",
-    "rollout.num_threads", "rollout.update_bucket_mb",
+    "rollout.num_threads", "rollout.update_bucket_mb", "rollout.gpu_memory_utilization", "rollout.enforce_eager",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class AgentPlacement:
-    """One row of the table; `config` has the agent's own overrides applied, `adapter` is None where the policy is a whole model."""
+    """One row of the table; `config` has the agent's own overrides applied, `adapter` is None where the policy is a whole model.
+
+    A frozen agent is served by its policy, which nobody trains: a model as it was given, or the base of other agents' adapters.
+    """
 
     agent_id: str
     policy_id: str
     wg_id: str
     config: ActorRolloutRefConfig
     adapter: str | None = None
+    frozen: bool = False
+
+
+@dataclass(frozen=True)
+class ApiPlacement:
+    """An agent without a policy; of `config` only the sampling is read."""
+
+    agent_id: str
+    api: ApiConfig
+    config: ActorRolloutRefConfig
+
+    @property
+    def policy_id(self) -> str:
+        """What stands for a policy in trajectories; no policy has a name with a colon."""
+        return f"api:{self.api.model}"
 
 
 @dataclass(frozen=True)
@@ -44,6 +61,7 @@ class WorkerGroupSpec:
     Attributes:
         config: of its policy; with adapters that of the first, which is everyone's in all that concerns the base.
         adapters: the config of every adapter on this base, by policy, in the order of the table; empty when the model itself is trained.
+        trained: false for a model all of whose agents are frozen: it is served, and no trainer holds it.
     """
 
     wg_id: str
@@ -51,28 +69,40 @@ class WorkerGroupSpec:
     agent_ids: tuple[str, ...]
     config: ActorRolloutRefConfig
     adapters: Mapping[str, ActorRolloutRefConfig] = field(default_factory=dict)
+    trained: bool = True
 
     @property
     def policies(self) -> dict[str, ActorRolloutRefConfig]:
         """The config of every policy that the group trains, by `policy_id`."""
-        return dict(self.adapters) or {self.wg_id: self.config}
+        return (dict(self.adapters) or {self.wg_id: self.config}) if self.trained else {}
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The whole table, in the order of `agent.agent_ids`."""
+    """The whole table, in the order of `agent.agent_ids`: agents with a policy, their worker groups, and agents behind an API."""
 
     agents: tuple[AgentPlacement, ...]
     groups: tuple[WorkerGroupSpec, ...]
+    api: tuple[ApiPlacement, ...] = ()
 
     def agent(self, agent_id: str) -> AgentPlacement:
         """The row of one agent."""
         return next(a for a in self.agents if a.agent_id == agent_id)
 
     @property
+    def everyone(self) -> list[AgentPlacement | ApiPlacement]:
+        """The rows of all agents, those behind an API last."""
+        return [*self.agents, *self.api]
+
+    @property
+    def trained(self) -> list[AgentPlacement]:
+        """The rows of the agents that learn."""
+        return [a for a in self.agents if not a.frozen]
+
+    @property
     def policy_ids(self) -> list[str]:
-        """Every policy once, in the order of the table."""
-        return list(dict.fromkeys(a.policy_id for a in self.agents))
+        """Every policy that is trained once, in the order of the table."""
+        return list(dict.fromkeys(a.policy_id for a in self.trained))
 
     def signature(self) -> list[dict[str, Any]]:
         """What a checkpoint must agree with: agent, policy and worker group of every row, and what shapes its adapter."""
@@ -80,12 +110,9 @@ class Placement:
         for row, agent in zip(rows, self.agents, strict=True):
             if agent.adapter is not None:
                 row["lora"] = {name: getattr(agent.config.model, name) for name in LORA_KEYS}
-        return rows
-
-
-def slug(name: str) -> str:
-    """Lower-case letters, digits and underscores only: a name for folders, metrics and adapters."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+            if agent.frozen:
+                row["frozen"] = True
+        return rows + [{"agent_id": a.agent_id, "policy_id": "api", "wg_id": "api"} for a in self.api]
 
 
 def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placement:
@@ -93,7 +120,8 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
 
     Raises:
         PlacementError: no or repeated agents, names that metrics cannot tell apart, lists of different length, a model that is not
-            named or does not exist, an unknown override, or agents on one policy or one base that disagree on how it is trained.
+            named or does not exist, an unknown override, agents on one policy or one base that disagree on how it is trained, or a
+            frozen agent that shares a policy with one that learns.
     """
     names = list(agent.agent_ids)
     if not names:
@@ -101,12 +129,19 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     if len(set(names)) < len(names):
         raise PlacementError(f"agent.agent_ids={names} names an agent twice; every agent needs its own name")
     _check_slugs(names)
-    models, levels = _model_paths(agent, base), _levels(agent)
+    frozen, api = frozen_agents(agent), api_agents(agent)
+    models, levels = _model_paths(agent, base, api), _levels(agent, api)
     configs = [config_of(i, names, models[i], agent.agent_specific_parameters, base) for i in range(len(names))]
-    adapters = _adapters(agent, levels, models)
-    wg_ids = _worker_group_ids(names, models, levels, {a for a in adapters if a is not None})
-    rows = tuple(AgentPlacement(n, a or wg, wg, c, a) for n, wg, c, a in zip(names, wg_ids, configs, adapters, strict=True))
-    return Placement(rows, tuple(_group(wg_id, [r for r in rows if r.wg_id == wg_id]) for wg_id in dict.fromkeys(wg_ids)))
+    adapters = _adapters(agent, levels, models, frozen)
+    here = [i for i, name in enumerate(names) if name not in api]
+    keys = _sharing([(names[i], models[i], levels[i]) for i in here], frozen)
+    wg_ids = _worker_group_ids(keys, {a for a in adapters if a is not None})
+    rows = tuple(
+        AgentPlacement(names[i], adapters[i] or wg, wg, configs[i], adapters[i], names[i] in frozen)
+        for i, wg in zip(here, wg_ids, strict=True)
+    )
+    groups = tuple(_group(wg_id, [r for r in rows if r.wg_id == wg_id]) for wg_id in dict.fromkeys(wg_ids))
+    return Placement(rows, groups, tuple(ApiPlacement(n, api[n], c) for n, c in zip(names, configs, strict=True) if n in api))
 
 
 def _group(wg_id: str, members: Sequence[AgentPlacement]) -> WorkerGroupSpec:
@@ -118,13 +153,15 @@ def _group(wg_id: str, members: Sequence[AgentPlacement]) -> WorkerGroupSpec:
         _check_one_policy(sharers)
     first = members[0]
     for other in members[1:]:
-        if other.policy_id != first.policy_id and (differing := _differing(first.config, other.config, OF_THE_BASE)):
+        on_one_base = other.policy_id != first.policy_id or first.frozen
+        if on_one_base and (differing := _differing(first.config, other.config, OF_THE_BASE)):
             raise PlacementError(
-                f"agents '{first.agent_id}' and '{other.agent_id}' have adapters on one base, '{first.config.model.path}', but differ in "
+                f"agents '{first.agent_id}' and '{other.agent_id}' are on one base, '{first.config.model.path}', but differ in "
                 f"{differing}; give them one value, or agent.specialization=full"
             )
     adapters = {policy: rows[0].config for policy, rows in by_policy.items() if rows[0].adapter is not None}
-    return WorkerGroupSpec(wg_id, first.config.model.path or "", tuple(m.agent_id for m in members), first.config, adapters)
+    trained = not all(member.frozen for member in members)
+    return WorkerGroupSpec(wg_id, first.config.model.path or "", tuple(m.agent_id for m in members), first.config, adapters, trained)
 
 
 def _check_slugs(names: Sequence[str]) -> None:
@@ -139,15 +176,23 @@ def _check_slugs(names: Sequence[str]) -> None:
             )
 
 
-def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig) -> list[str]:
+def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collection[str]) -> list[str]:
+    """The model of each agent; of one behind an API whatever the others have, which nobody reads."""
     names, models = list(agent.agent_ids), list(agent.model_ids)
     if not models:
-        if not base.model.path:
+        if not base.model.path and set(names) - set(api):
             raise PlacementError("no model: set actor_rollout_ref.model.path, or agent.model_ids with one model an agent")
         models = [base.model.path] * len(names)
     if len(models) != len(names):
         raise PlacementError(f"agent.model_ids has {len(models)} entries, agent.agent_ids has {len(names)}; they are parallel lists")
-    for name, model in zip(names, models, strict=True):
+    for i, name in enumerate(names):
+        if name in api:
+            if agent.model_ids and models[i] is not None:
+                raise PlacementError(f"agent.model_ids gives agent '{name}', who is behind an API, model {models[i]!r}; give it null")
+            continue
+        model = models[i] = models[i] or base.model.path
+        if not model:
+            raise PlacementError(f"agent.model_ids={models}: no model for agent '{name}'; name one, or set actor_rollout_ref.model.path")
         looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
         folder = Path(model).expanduser()
         if looks_local and not (folder / "config.json").is_file():
@@ -155,26 +200,32 @@ def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig) -> list[str]:
     return models
 
 
-def _levels(agent: AgentConfig) -> list[str]:
-    """What each agent has for itself: one of `LEVELS`."""
-    given, count = agent.specialization, len(agent.agent_ids)
+def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
+    """What each agent has for itself: one of `LEVELS`, or `api`."""
+    given, names = agent.specialization, agent.agent_ids
     if given is None:
-        return ["prompt" if agent.model_sharing else "full"] * count
-    levels = [given] * count if isinstance(given, str) else list(given)
-    for level in levels:
-        if level not in LEVELS:
-            raise PlacementError(f"agent.specialization={given}: {level!r} is not one of {LEVELS}{did_you_mean(str(level), LEVELS)}")
-    if len(levels) != count:
+        given = "prompt" if agent.model_sharing else "full"
+    levels = [given] * len(names) if isinstance(given, str) else list(given)
+    if len(levels) != len(names):
         raise PlacementError(
-            f"agent.specialization has {len(levels)} entries, agent.agent_ids has {count}; give one value, or one for each"
+            f"agent.specialization has {len(levels)} entries, agent.agent_ids has {len(names)}; give one value, or one for each"
         )
-    if agent.model_sharing and set(levels) != {"prompt"}:
+    for i, name in enumerate(names):
+        if name in api:
+            if not isinstance(given, str) and levels[i] is not None:
+                raise PlacementError(f"agent.specialization={given}: agent '{name}' is behind an API and has no policy; give it null")
+            levels[i] = "api"
+        elif levels[i] not in LEVELS:
+            raise PlacementError(
+                f"agent.specialization={given}: {levels[i]!r} is not one of {LEVELS}{did_you_mean(str(levels[i]), LEVELS)}"
+            )
+    if agent.model_sharing and set(levels) - {"api"} != {"prompt"}:
         raise PlacementError(f"agent.model_sharing=true contradicts agent.specialization={given}; leave agent.model_sharing out")
     return levels
 
 
-def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str]) -> list[str | None]:
-    """The adapter of each agent: the one that it names, else its own; None without one."""
+def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str], frozen: Collection[str]) -> list[str | None]:
+    """The adapter of each agent: the one that it names, else its own; None without one, as for a frozen agent."""
     names, given = list(agent.agent_ids), list(agent.adapter_ids) or [None] * len(agent.agent_ids)
     if len(given) != len(names):
         raise PlacementError(f"agent.adapter_ids has {len(given)} entries, agent.agent_ids has {len(names)}; they are parallel lists")
@@ -184,9 +235,14 @@ def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str]) 
             raise PlacementError(
                 f"agent.adapter_ids gives agent '{name}', whose specialization is {level}, adapter '{wanted}'; make it lora, or give null"
             )
+        if wanted is not None and name in frozen:
+            raise PlacementError(
+                f"agent.adapter_ids gives agent '{name}', who is in agent.frozen, adapter '{wanted}': a frozen agent has none and speaks "
+                "with the base itself; give null"
+            )
         if wanted is not None and not slug(wanted):
             raise PlacementError(f"agent.adapter_ids: {wanted!r} (agent '{name}') becomes an empty name; only a-z and 0-9 count")
-        found.append(slug(wanted or name) if level == "lora" else None)
+        found.append(slug(wanted or name) if level == "lora" and name not in frozen else None)
     for i, adapter in enumerate(found):
         for j in range(i):
             if adapter is None or adapter != found[j]:
@@ -204,25 +260,51 @@ def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str]) 
     return found
 
 
-def _worker_group_ids(names: Sequence[str], models: Sequence[str], levels: Sequence[str], taken: Collection[str]) -> list[str]:
-    """The worker group of each agent; none has a name in `taken`."""
-    shared = [model for model, level in zip(models, levels, strict=True) if level == "prompt"]
-    by_key: dict[tuple[str, str], str] = {}
+def _sharing(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -> list[tuple[str, str, str]]:
+    """(kind, what shares, model) of each agent; agents that agree in all three are in one worker group.
+
+    A frozen agent sits on the base of adapters when there are any on its model; else frozen agents share their model among themselves.
+
+    Args:
+        team: name, model and level of each agent with a policy.
+        frozen: names.
+    """
+    learning = {(level, model) for name, model, level in team if name not in frozen}
+    kinds = []
+    for name, model, level in team:
+        if name in frozen and level == "prompt" and (level, model) in learning:
+            other = next(n for n, m, lv in team if (lv, m) == (level, model) and n not in frozen)
+            raise PlacementError(
+                f"agent.frozen names agent '{name}', which shares its policy with agent '{other}', who learns: the policy would move under "
+                f"it. Give '{name}' agent.specialization full (the model as it is given, held apart) or freeze both"
+            )
+        kinds.append("frozen" if name in frozen and level != "full" and (level, model) not in learning else level)
+    pairs = [(kind, model) for kind, (_, model, _) in zip(kinds, team, strict=True)]
     keys = []
-    for name, model, level in zip(names, models, levels, strict=True):
-        alone = level == "full" or (level == "prompt" and shared.count(model) == 1)
-        keys.append(("full", name) if alone else (level, model))
-        if keys[-1] in by_key:
+    for (name, model, _), kind in zip(team, kinds, strict=True):
+        alone = kind == "full" or (kind in ("prompt", "frozen") and pairs.count((kind, model)) == 1)
+        keys.append(("full", name, model) if alone else (kind, model, model))
+    return keys
+
+
+def _worker_group_ids(keys: Sequence[tuple[str, str, str]], taken: Collection[str]) -> list[str]:
+    """A name for the worker group of each agent, by what `_sharing` says; none is in `taken`."""
+    names: dict[tuple[str, str, str], str] = {}
+    for key in keys:
+        if key in names:
             continue
-        wanted = slug(name if alone else Path(model).name) or "policy"
-        wanted += "_lora" if level == "lora" else ""
-        used = {*by_key.values(), *taken}
-        by_key[keys[-1]] = wanted if wanted not in used else next(f"{wanted}_{i}" for i in range(2, 10_000) if f"{wanted}_{i}" not in used)
-    return [by_key[k] for k in keys]
+        kind, who, model = key
+        wanted = slug(who if kind == "full" else Path(model).name) or "policy"
+        wanted += f"_{kind}" if kind in ("lora", "frozen") else ""
+        used = {*names.values(), *taken}
+        names[key] = wanted if wanted not in used else next(f"{wanted}_{i}" for i in range(2, 10_000) if f"{wanted}_{i}" not in used)
+    return [names[key] for key in keys]
 
 
 def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
     first = members[0]
+    if first.frozen:
+        return  # what they differ in belongs to a request, and the base is compared by `_group`
     sections = {name: getattr(first.config, name) for name in ("model", "actor", "ref", "rollout")}
     keys = [f"{name}.{f.name}" for name, section in sections.items() for f in fields(section) if (name, f.name) not in REQUEST_KEYS]
     for other in members[1:]:
@@ -242,7 +324,7 @@ def _differing(mine: ActorRolloutRefConfig, theirs: ActorRolloutRefConfig, keys:
     """The keys in which two configs differ, with the values of those that are no sections; empty when there is none."""
     found = []
     for key in keys:
-        one, other = (reduce(getattr, key.split("."), config) for config in (mine, theirs))
+        one, other = value_at(mine, key), value_at(theirs, key)
         if one != other:
             found.append(key if is_dataclass(one) else f"{key} ({one} and {other})")
     return ", ".join(found)

@@ -39,7 +39,7 @@ def speakers(config: RunConfig, placement: Placement) -> dict[str, AgentPlacemen
             f"{shown} is for an evaluation; set trainer.val_only=true, or leave it out: in training, what an agent says would train the "
             "policy of another agent, and the checkpoint would hold another team than its table says"
         )
-    if len(placement.policy_ids) < 2:
+    if len({row.policy_id for row in placement.agents}) < 2:
         sharing = "; it takes a team trained with agent.model_sharing=false" if config.agent.model_sharing else ""
         raise ConfigError(f"{shown}: nothing to swap, {list(own)} have one policy, '{placement.agents[0].policy_id}'{sharing}")
     chosen = _policies_by_agent(given, own, shown)

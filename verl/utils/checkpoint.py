@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 _META = "meta.json"
 _SHARDS = "shards"
@@ -149,3 +152,34 @@ def load_sharded(path: str | Path, tensors: Mapping[str, torch.Tensor], group: d
     if meta["world_size"] != dist.get_world_size(group):
         return {}
     return torch.load(folder / f"rank_{dist.get_rank(group)}.pt", weights_only=True)
+
+
+def stored_tensors(path: str | Path, prefix: str, limit_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of a checkpoint whose names begin with `prefix`, whole and without it, in pieces of at most so many bytes or one tensor.
+
+    No process group is needed. Raises CheckpointError when there is no checkpoint or it cannot be read.
+    """
+    shards = find_folder(Path(path)) / _SHARDS
+    try:
+        listed = dcp.FileSystemReader(shards).read_metadata().state_dict_metadata
+        wanted = {key: at for key, at in listed.items() if key.startswith(prefix) and isinstance(at, TensorStorageMetadata)}
+        piece: dict[str, torch.Tensor] = {}
+        room = limit_bytes
+        for key, at in wanted.items():
+            tensor = torch.empty(at.size, dtype=at.properties.dtype)
+            if piece and tensor.nbytes > room:
+                yield _filled(piece, shards, prefix)
+                piece, room = {}, limit_bytes
+            piece[key] = tensor
+            room -= tensor.nbytes
+        if piece:
+            yield _filled(piece, shards, prefix)
+    except (CheckpointException, RuntimeError, ValueError, OSError, pickle.UnpicklingError, EOFError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {str(error).strip().splitlines()[-1:]}") from error
+
+
+def _filled(tensors: dict[str, torch.Tensor], shards: Path, prefix: str) -> dict[str, torch.Tensor]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(dict(tensors), checkpoint_id=shards, no_dist=True)
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items()}

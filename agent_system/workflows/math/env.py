@@ -60,10 +60,10 @@ class MathEnv(BaseEnv):
         Raises:
             AgentSystemError: the task has no ground truth.
         """
-        if task.ground_truth is None or not str(task.ground_truth).strip():
+        if task.judged and (task.ground_truth is None or not str(task.ground_truth).strip()):
             raise AgentSystemError(f"task {task.task_id!r} has no ground truth; the math environment needs reward_model.ground_truth")
         truth = str(task.ground_truth)
-        self._truth = last_boxed(truth) or truth.strip()
+        self._truth = last_boxed(truth) or truth.strip() if task.judged else None
         self._graded: dict[str, Verdict] = {}
         self._solutions: list[bool] = []
         self._judgements: list[tuple[str, bool]] = []
@@ -88,6 +88,11 @@ class MathEnv(BaseEnv):
         """A proposed solution is worth 1 when it is right, as it would be handed in."""
         return Outcome(team=float(await self._is_right(action)) if agent_id == SOLVER else 0.0)
 
+    @classmethod
+    def question(cls, text: str) -> Task:
+        """Any problem can be asked."""
+        return Task("question", text, judged=False)
+
     def fork(self) -> MathEnv:
         """Return a copy with its own record."""
         copy = type(self)(self.config, seed=self.seed)
@@ -98,6 +103,8 @@ class MathEnv(BaseEnv):
         return copy
 
     async def _is_right(self, answer: str) -> bool:
+        if self._truth is None:
+            return False
         if answer not in self._graded:
             pool = shared_pool(self.config.grader_workers, self.config.grader_timeout_s)
             verdict = self._graded[answer] = await grade(answer, self._truth, pool)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from agent_system.errors import AgentSystemError, suggestion
+from agent_system.errors import AgentSystemError
+from agent_system.options import check_choice, check_floats
 from agent_system.workflows.plan_path.grid import LARGEST_SIDE
 from agent_system.workflows.plan_path.prompts import STYLES
 
@@ -25,8 +26,8 @@ class PlanPathOptions:
     tool: str = "moves"
 
     def __post_init__(self) -> None:
-        _one_of("agent.orchestra.plan_path.prompt_style", self.prompt_style, tuple(STYLES))
-        _one_of("agent.orchestra.plan_path.tool", self.tool, TOOLS)
+        check_choice("agent.orchestra.plan_path.prompt_style", self.prompt_style, tuple(STYLES))
+        check_choice("agent.orchestra.plan_path.tool", self.tool, TOOLS)
         if self.tool == "code" and self.prompt_style != "full":
             raise AgentSystemError(
                 f"agent.orchestra.plan_path.tool=code needs prompt_style=full, the only wording that asks for a program, found "
@@ -59,14 +60,11 @@ class PlanPathEnvOptions:
     shortfall_penalty: float = 0.2
 
     def __post_init__(self) -> None:
-        _one_of("env.params.view", self.view, VIEWS)
+        check_choice("env.params.view", self.view, VIEWS)
         for name in ("radius", "max_moves"):
             if getattr(self, name) < 1:
                 raise AgentSystemError(f"env.params.{name} must be 1 or more, found {getattr(self, name)}")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float) and not 0 <= value < float("inf"):
-                raise AgentSystemError(f"env.params.{field.name} must be a finite number, 0 or more, found {value}")
+        check_floats(self, "env.params")
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,3 @@ class Difficulty:
                 f"needs 1 <= min_path <= max_path and min_path below the number of cells ({self.size**2}), "
                 f"found min_path {self.min_path} and max_path {self.max_path}"
             )
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise AgentSystemError(f"{name} must be one of {', '.join(known)}, found {value!r}{suggestion(value, known)}")

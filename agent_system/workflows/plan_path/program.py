@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent_system.sandbox import Reason, RunResult, SandboxError, shared_sandbox
+from agent_system.sandbox import Reason, SandboxError, shared_sandbox
 from agent_system.workflows.plan_path.grid import GridMap
 from agent_system.workflows.plan_path.render import grid_text
 from agent_system.workflows.plan_path.rules import State, parse_moves
@@ -51,13 +51,6 @@ async def run_program(program: Program, grid: GridMap, state: State) -> Proposal
     if result.reason is Reason.SANDBOX:
         raise SandboxError(f"the Tool's program could not be run: {result.message}")
     if not result.ok:
-        return Proposal("", _why(result))
+        return Proposal("", f"the program {result.failure(LONGEST_REASON - len('the program '))}")
     moves = parse_moves(result.stdout)
     return Proposal(moves) if moves else Proposal("", "the program printed no list of moves")
-
-
-def _why(result: RunResult) -> str:
-    """The reason and the last line of stderr."""
-    lines = result.stderr.strip().splitlines()
-    said = f"the program failed ({result.reason}) {lines[-1] if lines else ''}"
-    return " ".join(said.split())[:LONGEST_REASON]

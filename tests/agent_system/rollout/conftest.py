@@ -9,6 +9,7 @@ import pytest
 
 from agent_system import BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer, verdict
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings, EnvFactory
+from agent_system.rollout.remote import RemoteBinding
 from agent_system.testing import ScriptedEngine, make_tokenizer
 from verl.protocol.generate import SamplingParams
 
@@ -64,6 +65,7 @@ def make_collector(tokenizer: Any) -> Callable[..., Collector]:
         env: type[BaseEnv] = OneTurn,
         max_prompt_length: int = 2000,
         max_tokens: int = 200,
+        remote: Mapping[str, RemoteBinding] | None = None,
         **settings: Any,
     ) -> Collector:
         agents = agents or {"Solver": Solver("Solver"), "Verifier": Verifier("Verifier")}
@@ -71,7 +73,8 @@ def make_collector(tokenizer: Any) -> Callable[..., Collector]:
         bindings = {
             name: AgentBinding(name, name.lower(), name.lower(), engine, tokenizer, train, val, max_prompt_length) for name in agents
         }
-        return Collector(orchestra or Pair(), agents, EnvFactory(env), bindings, CollectorSettings(**settings))
+        team = bindings | dict(remote or {})
+        return Collector(orchestra or Pair(), agents, EnvFactory(env), team, CollectorSettings(**settings))
 
     return make
 

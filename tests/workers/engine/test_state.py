@@ -12,7 +12,7 @@ import torch
 from tests.workers.engine.parts import ONE_PIECE, full_loss, make_engine, make_rows
 from verl.models.loader import load_tokenizer
 from verl.trainer.config import ActorConfig, OptimConfig
-from verl.utils.checkpoint import CheckpointError
+from verl.utils.checkpoint import CheckpointError, stored_tensors
 from verl.workers.engine import FSDPEngine, UpdatePlan, update_policy
 from verl.workers.engine.state import load_engine, save_engine, write_hugging_face
 
@@ -122,3 +122,19 @@ def test_what_is_no_checkpoint_of_this_model_is_refused(tiny_model_dir: Path, tm
     shutil.rmtree(tmp_path / "saved" / "shards")
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_engine(engine, tmp_path / "saved")
+
+
+def test_the_parameters_of_a_checkpoint_are_read_in_pieces_and_without_ranks(tiny_model_dir: Path, tmp_path: Path) -> None:
+    engine = new_engine(tiny_model_dir)
+    save_engine(engine, tmp_path / "saved", None)
+    pieces = list(stored_tensors(tmp_path / "saved", "model.", 8 << 10))
+    read = {name: value for piece in pieces for name, value in piece.items()}
+    expected = dict(engine.weights())
+    assert len(pieces) > 2 and set(read) == set(expected)
+    assert all(torch.equal(read[name], value) for name, value in expected.items())
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        next(stored_tensors(tmp_path / "nothing", "model.", 1))
+    (shard,) = (tmp_path / "saved" / "shards").glob("*.distcp")
+    shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        list(stored_tensors(tmp_path / "saved", "model.", 1 << 20))

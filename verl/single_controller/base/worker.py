@@ -49,6 +49,9 @@ class Worker:
         self._collect_dp_rank: dict[str, bool] = {}
         self.fused_worker_dict: dict[str, Worker] = {}
 
+    def close(self) -> None:
+        """End what the worker has started outside this process. A group in this process calls it; elsewhere the process itself is ended."""
+
     @property
     def rank(self) -> int:
         """Position in the worker group, from 0."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from verl.protocol.data_proto import DataProto
 from verl.protocol.future import PendingResults
-from verl.single_controller.base.worker import find_free_port
+from verl.single_controller.base.worker import Worker, find_free_port
 from verl.single_controller.base.worker_group import DEFAULT_TIMEOUT_S, ClassWithInitArgs, ResourcePool, WorkerGroup
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,9 @@ class LocalWorkerGroup(WorkerGroup):
 
     def shutdown(self) -> None:
         """Let the worker go and end its event loop."""
-        self._worker = None
+        worker, self._worker = self._worker, None
+        if isinstance(worker, Worker):
+            worker.close()
         if self._loop is not None:
             self._loop = None
             self._end_loop()

@@ -1,6 +1,7 @@
 """Every key of a run: its type, default and meaning. Imports no torch."""
 
 from verl.trainer.config.algorithm import AlgorithmConfig, KLCtrlConfig, RolloutCorrectionConfig
+from verl.trainer.config.api import ApiConfig
 from verl.trainer.config.critic import CriticConfig
 from verl.trainer.config.model import (
     ActorConfig,
@@ -27,8 +28,8 @@ from verl.trainer.config.run import (
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
 __all__ = [
-    "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "CollectConfig", "CriticConfig", "DataConfig",
-    "EnvConfig", "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "PresetError", "RayInitConfig", "RefConfig", "RewardConfig",
-    "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "SandboxConfig", "SandboxLimitsConfig", "TrainedModelConfig",
-    "TrainerConfig", "ValSamplingConfig", "apply_preset",
+    "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "ApiConfig", "CollectConfig", "CriticConfig",
+    "DataConfig", "EnvConfig", "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "PresetError", "RayInitConfig", "RefConfig",
+    "RewardConfig", "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "SandboxConfig", "SandboxLimitsConfig",
+    "TrainedModelConfig", "TrainerConfig", "ValSamplingConfig", "apply_preset",
 ]  # fmt: skip

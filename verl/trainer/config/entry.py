@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from verl.trainer.config.run import RunConfig
 from verl.trainer.config.spec import describe
@@ -16,6 +17,7 @@ FREE_FORM = (
     "agent.orchestra.",
     "agent.agent_specific_parameters.",
     "agent.role_policies.",
+    "agent.api.",
     "env.params.",
     "data.apply_chat_template_kwargs.",
 )
@@ -77,3 +79,24 @@ def _misspelt_name(overrides: Sequence[str]) -> str:
         if " " in override.split("=", 1)[0]:
             return f"{override}: a name with spaces is written as its slug in front of '=', e.g. solver_agent for Solver Agent"
     return ""
+
+
+def save_config(config: RunConfig, path: Path) -> None:
+    """Write every key with its value."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.save(OmegaConf.structured(config), path)
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read what `save_config` wrote. Raises ValueError for a file with keys or values that this version does not have."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(path)))
+    except (OmegaConfBaseException, YAMLError, OSError) as error:
+        raise ValueError(f"{path} is no configuration of this version: {str(error).strip().splitlines()[0]}") from error
+    assert isinstance(config, RunConfig)
+    return config

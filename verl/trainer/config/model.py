@@ -115,7 +115,7 @@ class ValSamplingConfig:
 
 @dataclass
 class RolloutConfig:
-    name: str = key("hf", "rollout engine: hf")
+    name: str = key("hf", "rollout engine: hf | vllm")
     temperature: float = key(1.0, "sampling temperature of training episodes")
     top_p: float = key(1.0, "nucleus mass; below 1 the policy gradient is biased")
     top_k: int = key(-1, "top-k; -1 keeps all")
@@ -123,6 +123,8 @@ class RolloutConfig:
     prompt_length: Optional[int] = key(None, "longest prompt of one call; default data.max_prompt_length")
     max_num_seqs: int = key(64, "KV-cache slots: replies decoded at the same time")
     dtype: str = key("auto", "dtype of the engine's weights: auto (bf16 on GPU, fp32 on CPU) | fp32 | bf16")
+    gpu_memory_utilization: float = key(0.5, "vllm on a GPU: share of its memory for weights and key-value cache")
+    enforce_eager: bool = key(False, "vllm on a GPU: no compilation, no CUDA graphs; starts sooner, runs slower")
     free_cache_engine: bool = key(True, "give the key-value cache back while the policies are updated")
     num_threads: int = key(0, "CPU threads of the engine's process; 0 shares the cores among the worker groups")
     update_bucket_mb: int = key(256, "weights travel to the engine in buckets of this size")

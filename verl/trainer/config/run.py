@@ -31,16 +31,22 @@ class DataConfig:
 @dataclass
 class AgentConfig:
     agent_ids: list[str] = key(["Solver Agent", "Verifier Agent"], "agents of the team")
-    model_ids: list[str] = key([], "model of each agent, parallel to agent_ids; empty uses actor_rollout_ref.model.path for all")
+    model_ids: list[Optional[str]] = key(
+        [], "model of each agent, parallel to agent_ids, null for one behind an API; empty uses actor_rollout_ref.model.path for all"
+    )
     model_sharing: bool = key(False, "agents with the same model share one policy; off gives every agent its own")
     specialization: Any = key(
         None,
         "prompt (agents with the same model share one policy) | lora (they share a frozen base, each has its own adapter) | full (each "
-        "agent has its own model); one value or a list parallel to agent_ids; null follows model_sharing",
+        "agent has its own model); one value or a list parallel to agent_ids, null for one behind an API; null follows model_sharing",
     )
     adapter_ids: list[Optional[str]] = key(
         [],
         "specialization=lora: adapter of each agent, parallel to agent_ids; agents with one name share it; null: the agent's own",
+    )
+    frozen: list[str] = key([], "agents (names or slugs) that are served as their models are given and never trained")
+    api: dict[str, Any] = key(
+        {}, "agents that an OpenAI-compatible server speaks for: agent.api.<agent>.base_url, .model and others, see docs/training.md"
     )
     orchestra_type: str = key("math", "registered name of the workflow")
     orchestra: dict[str, Any] = key({}, "options of a workflow: agent.orchestra.<type>.<option>")

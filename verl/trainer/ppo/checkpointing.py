@@ -16,6 +16,7 @@ from verl.utils.checkpoint import fsync_tree
 
 POINTER = "latest_checkpointed_iteration.txt"
 STATE_FILE = "trainer_state.json"
+CONFIG_FILE = "config.yaml"
 
 
 class CheckpointError(RuntimeError):
@@ -132,10 +133,11 @@ def _check_adapters(folder: Path, state: Mapping[str, Any], placement: Placement
                 )
     for wg_id, fingerprint in state.get("bases", {}).items():
         if bases.get(wg_id, fingerprint) != fingerprint:
-            path = next(spec.model_path for spec in placement.groups if spec.wg_id == wg_id)
+            spec = next(spec for spec in placement.groups if spec.wg_id == wg_id)
+            holds = "holds adapters on" if spec.adapters else "is of a team with"
             raise CheckpointError(
-                f"{folder} holds adapters on the model {path!r} as it was; the files there have changed since. Restore them, or start anew "
-                "with trainer.resume_mode=disable"
+                f"{folder} {holds} the model {spec.model_path!r} as it was; the files there have changed since. Restore them, or start "
+                "anew with trainer.resume_mode=disable"
             )
 
 
@@ -171,7 +173,7 @@ def _written_at(folder: Path) -> tuple[int, int]:
 
 
 def _table(signature: list[dict[str, str]]) -> str:
-    return ", ".join(f"{row['agent_id']} -> {row['wg_id']}" for row in signature)
+    return ", ".join(f"{row['agent_id']} -> {row['wg_id']}{' (frozen)' if row.get('frozen') else ''}" for row in signature)
 
 
 def _critics(signature: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
 
 
 def _check_losses(config: RunConfig, placement: Placement) -> None:
-    for agent in placement.agents:
+    for agent in placement.trained:
         actor = agent.config.actor
         loss = actor.policy_loss.loss_mode
         if loss == "bypass_mode" and not config.algorithm.rollout_correction.bypass_mode:
@@ -68,7 +68,7 @@ def _check_losses(config: RunConfig, placement: Placement) -> None:
 
 def _warn_of_truncation(placement: Placement) -> None:
     """Truncated sampling biases the gradient, and the sampler's log-probs are those before truncation: no ratio shows it."""
-    truncated = [a.agent_id for a in placement.agents if a.config.rollout.top_p < 1.0 or a.config.rollout.top_k != -1]
+    truncated = [a.agent_id for a in placement.trained if a.config.rollout.top_p < 1.0 or a.config.rollout.top_k != -1]
     if truncated:
         logger.warning(
             "actor_rollout_ref.rollout.top_p/top_k truncate the replies of %s: the update takes them for samples of the full distribution, "

@@ -22,6 +22,7 @@ from verl.trainer.ppo.kl_in_reward import KLInReward
 from verl.trainer.ppo.per_agent import estimators_in_use
 from verl.trainer.ppo.reward import place_on_last_token
 from verl.trainer.ppo.team import TeamWorkers
+from verl.trainer.untrained import trained_agents
 from verl.utils.timer import Timer
 
 
@@ -60,7 +61,7 @@ class CreditAssigner:
     @property
     def needs_squares(self) -> bool:
         """An estimator in use has the parameter `sum_pi_squared` without a default."""
-        used = estimators_in_use(self.config.algorithm, self.config.agent.agent_ids)
+        used = estimators_in_use(self.config.algorithm, trained_agents(self.config.agent))
         return any(estimator_needs(name, "sum_pi_squared") for name in used)
 
     def score(self, batch: DataProto, timer: Timer, version: int) -> tuple[DataProto, dict[str, float]]:

@@ -35,15 +35,14 @@ def needs_values(estimator: str) -> bool:
 def critic_agents(config: RunConfig, placement: Placement) -> dict[str, tuple[str, ...]]:
     """Agents whose rows get values, by worker group; a group without such an agent has no critic, and an evaluation needs none.
 
-    `critic.enable=null` takes the agents whose estimator needs values, true takes all, false none.
+    `critic.enable=null` takes the agents that learn and whose estimator needs values, true takes all that learn, false none.
     """
     if config.critic.enable is False or config.trainer.val_only:
         return {}
-    out = {}
-    for spec in placement.groups:
-        agents = [a for a in spec.agent_ids if config.critic.enable or any(map(needs_values, estimators_in_use(config.algorithm, [a])))]
-        if agents:
-            out[spec.wg_id] = tuple(agents)
+    out: dict[str, tuple[str, ...]] = {}
+    for row in placement.trained:
+        if config.critic.enable or any(map(needs_values, estimators_in_use(config.algorithm, [row.agent_id]))):
+            out[row.wg_id] = (*out.get(row.wg_id, ()), row.agent_id)
     return out
 
 

@@ -46,7 +46,7 @@ def check_critic(config: RunConfig, placement: Placement, tokenizers: Mapping[st
 
 
 def _check_present(config: RunConfig, placement: Placement) -> None:
-    for agent in placement.agents:
+    for agent in placement.trained:
         name = agent_config(config.algorithm, agent.agent_id).adv_estimator
         if config.critic.enable is False and needs_values(name):
             raise ConfigError(

@@ -31,13 +31,13 @@ class Learner:
 
 
 def policy_learners(config: RunConfig, placement: Placement) -> dict[str, Learner]:
-    """By `policy_id`, in the order of the table."""
-    return {policy: _learner(config, [a for a in placement.agents if a.policy_id == policy]) for policy in placement.policy_ids}
+    """By `policy_id`, in the order of the table; frozen agents have none."""
+    return {policy: _learner(config, [a for a in placement.trained if a.policy_id == policy]) for policy in placement.policy_ids}
 
 
 def group_learners(config: RunConfig, placement: Placement) -> dict[str, Learner]:
     """By `wg_id`: what learns from the rows of all agents of a group, as critics do."""
-    groups = {spec.wg_id: [a for a in placement.agents if a.wg_id == spec.wg_id] for spec in placement.groups}
+    groups = {spec.wg_id: [a for a in placement.trained if a.wg_id == spec.wg_id] for spec in placement.groups if spec.trained}
     return {wg: _learner(config, agents, whole=True) for wg, agents in groups.items()}
 
 

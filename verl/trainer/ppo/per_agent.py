@@ -84,7 +84,9 @@ def check_per_agent(config: AlgorithmConfig, agent_ids: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for name in config.per_agent:
         if name not in names:
-            raise ValueError(f"algorithm.per_agent.{name}: no such agent{did_you_mean(name, names)}; agents are {list(agent_ids)}")
+            raise ValueError(
+                f"algorithm.per_agent.{name}: no such agent{did_you_mean(name, names)}; agents that learn are {list(agent_ids)}"
+            )
         if names[name] in seen:
             raise ValueError(f"algorithm.per_agent names agent '{names[name]}' twice: {seen[names[name]]} and {name}; keep one")
         seen[names[name]] = name

@@ -17,10 +17,11 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
+from verl.trainer.config.entry import save_config
 from verl.trainer.lora_check import base_fingerprints
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
-from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
+from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit import CreditAssigner
 from verl.trainer.ppo.critic import critic_signature, value_metrics
@@ -221,6 +222,7 @@ class RayPPOTrainer:
         metrics["perf/generated_tokens"] = float(result.generated_tokens)
         metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / max(result.generated_tokens, 1)
+        metrics["training/engine_restarts"] = float(self.team.engine_restarts)
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
 
     def _write_timeline(self) -> list[Span]:
@@ -279,6 +281,7 @@ class RayPPOTrainer:
         loader_state = self.loader.state_dict()
 
         def fill(folder: Path) -> None:
+            save_config(self.config, folder / CONFIG_FILE)
             self.team.save_checkpoint(folder, self.config.trainer.save_hf_model)
             torch.save(loader_state, folder / "data.pt")
 

@@ -37,6 +37,11 @@ class Episode(Protocol):
         ...
 
     @property
+    def reply_tokens(self) -> int:
+        """Tokens that the run's engines wrote in it, candidates of a tree that were not chosen included."""
+        ...
+
+    @property
     def info(self) -> Mapping[str, Any]:
         """What the environment reports: `success` in 0..1, numbers named `<role>/<name>`, and anything else."""
         ...

@@ -10,6 +10,7 @@ from verl.trainer.ppo.critic import needs_values
 from verl.trainer.ppo.dynamic_sampling import FILTER_METRICS
 from verl.trainer.ppo.greedy_baseline import needs_baselines
 from verl.trainer.ppo.per_agent import agent_config, group_fields
+from verl.trainer.untrained import trained_agents
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def check_filter_groups(config: RunConfig) -> None:
         raise ConfigError(f"algorithm.filter_groups.max_num_gen_batches={rule.max_num_gen_batches}: expected at least 0 (0: no limit)")
     if not rule.enable:
         return
-    for agent_id in config.agent.agent_ids:
+    for agent_id in trained_agents(config.agent):
         _check_agent(config, agent_id)
     if algorithm.use_kl_in_reward:
         logger.warning("algorithm.filter_groups looks at rewards before algorithm.use_kl_in_reward subtracts the KL")

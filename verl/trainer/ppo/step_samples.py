@@ -11,6 +11,7 @@ from verl.trainer.ppo.dynamic_sampling import draw_until_full
 from verl.trainer.ppo.greedy_baseline import needs_baselines, reward_baselines
 from verl.trainer.ppo.per_agent import estimators_in_use
 from verl.trainer.ppo.rollout_protocol import Collector, CollectResult, Episode
+from verl.trainer.untrained import trained_agents
 from verl.utils.dataset import TaskLoader
 
 
@@ -44,7 +45,7 @@ async def collect_step(config: RunConfig, collector: Collector, loader: TaskLoad
         return StepSamples(drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.why_none)
     rows = [loader.source[place] for place in loader.take(config.data.train_batch_size)]
     result = await collector.collect(rows, config.env.rollout.n, step=step)
-    used = estimators_in_use(config.algorithm, config.agent.agent_ids)
+    used = estimators_in_use(config.algorithm, trained_agents(config.agent))
     if result.batch is None or not any(map(needs_baselines, used)):
         return StepSamples(result.batch, result.episodes, dict(result.metrics), _tokens(result))
     greedy = await collector.collect(rows, 1, step=step, greedy=True)
@@ -55,4 +56,4 @@ async def collect_step(config: RunConfig, collector: Collector, loader: TaskLoad
 
 
 def _tokens(result: CollectResult) -> int:
-    return int(result.batch.batch["response_mask"].sum().item()) if result.batch is not None else 0
+    return sum(episode.reply_tokens for episode in result.episodes if episode.failure is None)

@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ from verl.trainer.ppo.timeline import Timeline
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.client import replica_client
+from verl.workers.rollout.restart import RestartingClient
 from verl.workers.rollout.server import RolloutWorker
 
 T = TypeVar("T")
@@ -59,6 +61,8 @@ class TeamError(RuntimeError):
 class TeamWorkers:
     """One policy worker group and one rollout server for every worker group of the placement, and a critic where values are needed.
 
+    A group that is not trained has its rollout server alone, which serves the model as it is given.
+
     Args:
         config: the run's configuration.
         placement: what to build.
@@ -68,6 +72,7 @@ class TeamWorkers:
     def __init__(self, config: RunConfig, placement: Placement, controller: Controller) -> None:
         self.config, self.placement, self.controller = config, placement, controller
         self.specs = {spec.wg_id: spec for spec in placement.groups}
+        self.trained = [wg_id for wg_id, spec in self.specs.items() if spec.trained]
         self.devices = assign_devices(config.trainer, placement)
         self.n_devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
         self.timeline = Timeline()
@@ -82,8 +87,12 @@ class TeamWorkers:
         self.policies: dict[str, WorkerGroup] = {}
         self.critics: dict[str, WorkerGroup] = {}
         self.rollouts: dict[str, WorkerGroup] = {}
-        self.clients: dict[str, RolloutClient] = {}
-        self._threads = ThreadPoolExecutor(max_workers=len(self.specs) if controller.parallel else 1, thread_name_prefix="worker_group")
+        self.clients: dict[str, RestartingClient] = {}
+        self._engines: dict[str, dict[str, Any]] = {}
+        self._version = 0
+        self._threads = ThreadPoolExecutor(
+            max_workers=max(len(self.specs), 1) if controller.parallel else 1, thread_name_prefix="worker_group"
+        )
 
     def start(self) -> None:
         """Start the processes of every group; models are loaded by `init_model`."""
@@ -101,14 +110,29 @@ class TeamWorkers:
                 "max_model_len": self._max_model_len(spec),
                 "num_threads": spec.config.rollout.num_threads or share,
             }
-            self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.devices[wg_id], common | policy)
-            self.rollouts[wg_id] = self.controller.spawn(
-                f"rollout_{wg_id}", RolloutWorker, self.devices[wg_id], common | rollout, max_concurrency=1000
-            )
+            if spec.trained:
+                self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.devices[wg_id], common | policy)
+            self._engines[wg_id] = common | rollout
+            self._spawn_engine(wg_id)
             if wg_id in self.critic_agents:
                 critic = common | {"config": critic_config(self.config.critic, spec), "num_threads": policy["num_threads"]}
                 self.critics[wg_id] = self.controller.spawn(f"critic_{wg_id}", CriticWorker, self.devices[wg_id], critic)
-            self.clients[wg_id] = replica_client(self.rollouts[wg_id], self.config.rollout.call_timeout_s)
+            timeout_s, restart = self.config.rollout.call_timeout_s, partial(self._restart_engine, wg_id)
+            self.clients[wg_id] = RestartingClient(replica_client(self.rollouts[wg_id], timeout_s), restart, wg_id)
+
+    def _spawn_engine(self, wg_id: str) -> None:
+        self.rollouts[wg_id] = self.controller.spawn(
+            f"rollout_{wg_id}", RolloutWorker, self.devices[wg_id], self._engines[wg_id], max_concurrency=1000
+        )
+
+    def _restart_engine(self, wg_id: str) -> RolloutClient:
+        """Replace a worker group's engines by new ones with the weights that the old ones had."""
+        self.rollouts[wg_id].shutdown()
+        self._spawn_engine(wg_id)
+        self.rollouts[wg_id].init_model()
+        if wg_id in self.policies:
+            self._send_weights(wg_id, self._version)
+        return replica_client(self.rollouts[wg_id], self.config.rollout.call_timeout_s)
 
     def _max_model_len(self, spec: WorkerGroupSpec) -> int:
         data, rows = self.config.data, [a.config.rollout for a in self.placement.agents if a.wg_id == spec.wg_id]
@@ -118,8 +142,9 @@ class TeamWorkers:
         """Load every model; so many optimizer steps are what the schedules of the policies and of the critics run over."""
 
         def init(wg_id: str) -> None:
-            self.policies[wg_id].init_model()
-            self.policies[wg_id].set_total_training_steps(total_updates)
+            if wg_id in self.policies:
+                self.policies[wg_id].init_model()
+                self.policies[wg_id].set_total_training_steps(total_updates)
             self.rollouts[wg_id].init_model()
             if wg_id in self.critics:
                 self.critics[wg_id].init_model()
@@ -228,8 +253,11 @@ class TeamWorkers:
         return self._on_learners(method, learners, list(parts), update)
 
     def free_caches(self) -> None:
-        """Let the engines give their key-value caches back (`rollout.free_cache_engine`); `sync_weights` takes them again."""
-        freed = [wg for wg, spec in self.specs.items() if spec.config.rollout.free_cache_engine]
+        """Let the engines give their key-value caches back (`rollout.free_cache_engine`); `sync_weights` takes them again.
+
+        Not those of groups that are not trained: an engine that gives its weights back as well would never get them again.
+        """
+        freed = [wg for wg in self.trained if self.specs[wg].config.rollout.free_cache_engine]
         self._on("free_caches", freed, lambda wg: self.rollouts[wg].sleep())
 
     def sync_weights(self, version: int) -> None:
@@ -238,28 +266,36 @@ class TeamWorkers:
         Of a policy that is an adapter, only the adapter goes.
         """
 
-        def sync(wg_id: str) -> None:
-            policy, engine = self.policies[wg_id], self.rollouts[wg_id]
-            for adapter in self.specs[wg_id].adapters or (None,):
-                bucket = policy.next_weights(True, adapter)[0]
-                while bucket:
-                    following = policy.next_weights(False, adapter)[0]
-                    engine.update_weights(bucket, version, not following, adapter)
-                    bucket = following
-            engine.wake()
+        self._version = version
+        self._on("sync_weights", self.trained, lambda wg: self._send_weights(wg, version))
+        for client in self.clients.values():
+            client.allow()
 
-        self._on_all("sync_weights", sync)
+    def _send_weights(self, wg_id: str, version: int) -> None:
+        policy, engine = self.policies[wg_id], self.rollouts[wg_id]
+        for adapter in self.specs[wg_id].adapters or (None,):
+            bucket = policy.next_weights(True, adapter)[0]
+            while bucket:
+                following = policy.next_weights(False, adapter)[0]
+                engine.update_weights(bucket, version, not following, adapter)
+                bucket = following
+        engine.wake()
+
+    @property
+    def engine_restarts(self) -> int:
+        """How often an engine died and was started anew."""
+        return sum(client.restarts for client in self.clients.values())
 
     def save_checkpoint(self, folder: Path, save_hf_model: bool) -> None:
         """Write every policy under `folder/actor/<wg_id>` and every critic under `folder/critic/<wg_id>`."""
-        self._on_all("save_checkpoint", lambda wg: self.policies[wg].save_checkpoint(str(folder / "actor" / wg), save_hf_model))
+        self._on("save_checkpoint", self.trained, lambda wg: self.policies[wg].save_checkpoint(str(folder / "actor" / wg), save_hf_model))
         self._on(
             "save_checkpoint", list(self.critics), lambda wg: self.critics[wg].save_checkpoint(str(folder / "critic" / wg), save_hf_model)
         )
 
     def load_checkpoint(self, folder: Path) -> None:
         """Read what `save_checkpoint` wrote."""
-        self._on_all("load_checkpoint", lambda wg: self.policies[wg].load_checkpoint(str(folder / "actor" / wg)))
+        self._on("load_checkpoint", self.trained, lambda wg: self.policies[wg].load_checkpoint(str(folder / "actor" / wg)))
         self._on("load_checkpoint", list(self.critics), lambda wg: self.critics[wg].load_checkpoint(str(folder / "critic" / wg)))
 
     def shutdown(self) -> None:

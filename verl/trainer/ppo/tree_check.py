@@ -10,6 +10,7 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.critic import needs_values
 from verl.trainer.ppo.greedy_baseline import needs_baselines
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields
+from verl.trainer.untrained import trained_agents
 
 # Fields that together name one call of one episode: in parallel sampling, one sample.
 CALL_FIELDS = {"traj_uid", "turn", "call"}
@@ -25,7 +26,7 @@ def check_sampling(config: RunConfig) -> None:
     tree = config.rollout.sampling == "tree"
     if tree:
         _check_tree(config)
-    for agent_id in config.agent.agent_ids:
+    for agent_id in trained_agents(config.agent):
         settings = agent_config(config.algorithm, agent_id)
         own = f" (agent '{agent_id}')" if config.algorithm.per_agent else ""
         estimator, fields = str(settings.adv_estimator), group_fields(settings)

@@ -12,6 +12,7 @@ from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.critic import needs_values
 from verl.trainer.ppo.per_agent import estimators_in_use
+from verl.trainer.untrained import trained_agents
 
 WorkerType = type[Worker]
 """A class of workers."""
@@ -72,7 +73,7 @@ def need_critic(config: RunConfig) -> bool:
     """Whether the run trains a critic: `critic.enable`, or, where that is null, whether any agent's estimator needs values."""
     if config.critic.enable is not None:
         return bool(config.critic.enable)
-    return any(map(needs_values, estimators_in_use(config.algorithm, config.agent.agent_ids)))
+    return any(map(needs_values, estimators_in_use(config.algorithm, trained_agents(config.agent))))
 
 
 def need_reference_policy(config: RunConfig) -> bool:

@@ -9,26 +9,23 @@ beside the width of a layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from verl.models.lora import PEFT_PREFIX, LoraSpec, lora_targets
-from verl.protocol.generate import RolloutError
-from verl.workers.rollout.weights import check_bucket, check_complete
+from verl.workers.rollout.weights import AdapterInbox
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Adapter:
-    """One adapter: its columns of the stacked ranks, its tensors as they came so far, and the version of those in use."""
+    """One adapter: its columns of the stacked ranks, and which layers it is on."""
 
     columns: slice
     scaling: float
-    shapes: dict[str, tuple[int, ...]]
-    received: dict[str, torch.Tensor] = field(default_factory=dict)
-    version: int | None = None
+    layers: frozenset[str]
 
 
 class RowAdapters:
@@ -50,54 +47,41 @@ class RowAdapters:
         self._down: dict[str, torch.Tensor] = {}
         self._up: dict[str, torch.Tensor] = {}
         self._adapters: dict[str, _Adapter] = {}
+        shapes: dict[str, dict[str, tuple[int, ...]]] = {}
         start = 0
         for name, spec in specs.items():
-            shapes: dict[str, tuple[int, ...]] = {}
-            for layer, linear in lora_targets(model, spec).items():
-                shapes[_tensor_name(layer, "lora_A")] = (spec.rank, linear.in_features)
-                shapes[_tensor_name(layer, "lora_B")] = (linear.out_features, spec.rank)
+            targets = lora_targets(model, spec)
+            shapes[name] = adapter_shapes(targets, spec.rank)
+            for layer, linear in targets.items():
                 if layer not in self._down:
                     self._down[layer] = torch.zeros(self._total, linear.in_features, dtype=self._dtype, device=self._device)
                     self._up[layer] = torch.zeros(linear.out_features, self._total, dtype=self._dtype, device=self._device)
                     linear.register_forward_hook(self._hook(layer))
-            self._adapters[name] = _Adapter(slice(start, start + spec.rank), spec.scaling, shapes)
+            self._adapters[name] = _Adapter(slice(start, start + spec.rank), spec.scaling, frozenset(targets))
             start += spec.rank
+        self._inbox = AdapterInbox(shapes)
         self._slots = torch.zeros(slots, self._total, dtype=self._dtype, device=self._device)
         self._of_slots: list[str | None] = [None] * slots
         self._rows: torch.Tensor | None = None
 
     def version(self, name: str) -> int:
         """Version of the weights of an adapter. Raises `RolloutError` for one that is unknown, or whose weights never came."""
-        if name not in self._adapters:
-            raise RolloutError(f"there is no adapter {name!r}; the engine has {sorted(self._adapters) or 'none'}")
-        version = self._adapters[name].version
-        if version is None:
-            raise RolloutError(f"adapter {name!r} has no weights yet; send them with update_weights(adapter={name!r})")
-        return version
+        return self._inbox.version(name)
 
     def load(self, name: str, tensors: Mapping[str, torch.Tensor], version: int, final: bool) -> None:
         """Take in one bucket; all of an adapter's tensors take effect together with the final one, and only its own rows see them.
 
-        Raises `RolloutError` for an unknown adapter, unknown names, wrong shapes or numbers that are not finite (nothing of the bucket is
-        then kept), and at the final bucket when tensors never came.
+        Raises `RolloutError` as `AdapterInbox.take` does.
         """
-        if name not in self._adapters:
-            raise RolloutError(f"there is no adapter {name!r} to update; the engine has {sorted(self._adapters) or 'none'}")
-        adapter = self._adapters[name]
-        check_bucket(tensors, adapter.shapes, f"update of adapter {name!r}")
-        for key, value in tensors.items():
-            if not bool(torch.isfinite(value).all()):
-                raise RolloutError(f"update of adapter {name!r}: {key} is not finite, and would reach the rows of other adapters")
-        adapter.received |= {key: value.to(self._device, self._dtype) for key, value in tensors.items()}
-        if not final:
+        received = self._inbox.take(name, {key: value.to(self._device, self._dtype) for key, value in tensors.items()}, final)
+        if received is None:
             return
-        check_complete(set(adapter.shapes) - set(adapter.received), f"update of adapter {name!r}")
+        adapter = self._adapters[name]
         with torch.no_grad():
-            for layer in self._down:
-                if (key := _tensor_name(layer, "lora_A")) in adapter.shapes:
-                    self._down[layer][adapter.columns] = adapter.received[key]
-                    self._up[layer][:, adapter.columns] = adapter.received[_tensor_name(layer, "lora_B")]
-        adapter.received, adapter.version = {}, version
+            for layer in adapter.layers:
+                self._down[layer][adapter.columns] = received[_tensor_name(layer, "lora_A")]
+                self._up[layer][:, adapter.columns] = received[_tensor_name(layer, "lora_B")]
+        self._inbox.put_in_use(name, version)
 
     def assign(self, slots: Sequence[int], names: Sequence[str | None]) -> None:
         """Give slots the adapter of the replies that start there."""
@@ -135,6 +119,15 @@ class RowAdapters:
             return output + F.linear(F.linear(args[0], down) * self._rows[:, None], up)
 
         return add
+
+
+def adapter_shapes(targets: Mapping[str, torch.nn.Linear], rank: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of an adapter on these layers, by their names in PEFT's files."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, linear in targets.items():
+        shapes[_tensor_name(layer, "lora_A")] = (rank, linear.in_features)
+        shapes[_tensor_name(layer, "lora_B")] = (linear.out_features, rank)
+    return shapes
 
 
 def _tensor_name(layer: str, part: str) -> str:

@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from verl.protocol.generate import GenerateRequest, Generation
+
+
+@dataclass
+class EngineStats:
+    """Counters since the start.
+
+    Attributes:
+        prompt_tokens_computed: of prompts that went through the model; padding does not count.
+        prompt_tokens_copied: of replies that found their prompt computed, be it for their own request or for another.
+    """
+
+    requests: int = 0
+    replies: int = 0
+    failed: int = 0
+    aborted: int = 0
+    prompt_tokens_computed: int = 0
+    prompt_tokens_copied: int = 0
+    tokens: int = 0
+    weight_updates: int = 0
 
 
 @runtime_checkable
@@ -55,6 +75,10 @@ class RolloutEngine(Protocol):
 
     def wake(self) -> None:
         """Take the memory back; `generate` does this by itself."""
+        ...
+
+    def close(self) -> None:
+        """End the engine and the processes that it has; requests in flight fail. Doing so again changes nothing."""
         ...
 
     def stats(self) -> dict[str, float]:

@@ -93,7 +93,7 @@ class WorkerGroupClient:
                 if future is None or future.done():
                     continue
                 if served.generations is None:
-                    future.set_exception(RolloutError(served.error))
+                    future.set_exception((EngineGoneError if served.gone else RolloutError)(served.error))
                 else:
                     future.set_result(served.generations)
             await asyncio.sleep(0)

@@ -22,8 +22,10 @@ from transformers import PreTrainedModel
 
 from verl.models.lora import LoraSpec
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, StopReason
+from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.forward import SlotModel
-from verl.workers.rollout.sampling import check_sampling, draw_uniforms
+from verl.workers.rollout.requests import check_request
+from verl.workers.rollout.sampling import draw_uniforms
 from verl.workers.rollout.scheduler import Copies, Prefill, Scheduler
 from verl.workers.rollout.slots import FAILED, STOP, SlotState
 from verl.workers.rollout.waiting import Reply, Ticket
@@ -33,26 +35,16 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class EngineStats:
+class SlotStats(EngineStats):
     """Counters since the start; times in seconds.
 
     Attributes:
-        prompt_tokens_computed: of prompts that went through the model; padding does not count.
-        prompt_tokens_copied: of replies that found their prompt in a slot, be it their own or one that was copied.
         slot_steps: slots with a reply, summed over the decode steps.
     """
 
-    requests: int = 0
-    replies: int = 0
-    failed: int = 0
-    aborted: int = 0
-    prompt_tokens_computed: int = 0
-    prompt_tokens_copied: int = 0
-    tokens: int = 0
     steps: int = 0
     slot_steps: int = 0
     busy_seconds: float = 0.0
-    weight_updates: int = 0
 
 
 @dataclass
@@ -86,7 +78,7 @@ class HFEngine:
         self._task: asyncio.Task[None] | None = None
         self._paused = False
         self._version = 0
-        self._stats = EngineStats()
+        self._stats = SlotStats()
 
     @property
     def version(self) -> int:
@@ -103,7 +95,7 @@ class HFEngine:
         `max_tokens` is clipped to what `max_model_len` leaves. Raises `RolloutError` when the request is not valid, the prompt
         alone is too long, or the model gives non-finite logits.
         """
-        limit = self._check(request)
+        limit = check_request(request, self._model.vocab_size, self._max_model_len, self.version_of)
         ticket = Ticket(request, limit, [None] * request.n)
         future: asyncio.Future[list[Generation]] = asyncio.get_running_loop().create_future()
         self._pending[id(ticket)] = _Pending(ticket, future)
@@ -165,31 +157,16 @@ class HFEngine:
         """Allocate the key-value cache again."""
         self._model.reserve(1)
 
+    def close(self) -> None:
+        """Nothing lives outside this object; requests in flight are aborted."""
+        for entry in list(self._pending.values()):
+            self._drop(entry.ticket)
+
     def stats(self) -> dict[str, float]:
         """Counters since the start, and the present load."""
         occupancy = self._stats.slot_steps / max(1, self._stats.steps * self._model.slots)
         now = {"active": self._slots.active, "waiting": self._scheduler.waiting, "version": self._version, "occupancy": occupancy}
         return {name: float(value) for name, value in {**vars(self._stats), **now}.items()}
-
-    def _check(self, request: GenerateRequest) -> int:
-        """Tokens that each reply may have. Raises `RolloutError` when the request is not valid."""
-        check_sampling(request.sampling)
-        length, vocab = len(request.prompt_ids), self._model.vocab_size
-        name = request.request_id or "(no id)"
-        try:
-            self.version_of(request.adapter)
-        except RolloutError as error:
-            raise RolloutError(f"request {name}: {error}") from error
-        if request.n < 1 or length < 1:
-            raise RolloutError(f"request {name} has n={request.n} and {length} prompt tokens; expected at least 1 of each")
-        if length >= self._max_model_len:
-            raise RolloutError(
-                f"the prompt of request {name} has {length} tokens, max_model_len is {self._max_model_len} and a reply needs one; "
-                "shorten the prompt or raise data.max_prompt_length"
-            )
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab:
-            raise RolloutError(f"request {name} has token ids outside [0, {vocab}): is it another model's tokenizer?")
-        return min(request.sampling.max_tokens, self._max_model_len - length)
 
     def _kick(self) -> None:
         """Start the loop when there is something to do and nothing against it."""

@@ -10,7 +10,7 @@ import torch
 
 from verl.models.loader import load_causal_lm, resolve_dtype
 from verl.models.lora import lora_spec
-from verl.protocol.generate import GenerateRequest, Generation, RolloutError
+from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError
 from verl.protocol.serialization import SerializedTensor, deserialize_single_tensor
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
@@ -21,11 +21,12 @@ from verl.workers.rollout.hf_engine import HFEngine
 
 @dataclass(frozen=True)
 class Served:
-    """What became of request `number` of a session: its replies, or why there are none."""
+    """What became of request `number` of a session: its replies, or why there are none; `gone` when no later one can be served either."""
 
     number: int
     generations: list[Generation] | None
     error: str = ""
+    gone: bool = False
 
 
 @dataclass
@@ -41,16 +42,22 @@ def build_engine(
     max_model_len: int,
     device: str,
     seed: int,
+    num_threads: int = 0,
     adapters: Mapping[str, ActorRolloutRefConfig] | None = None,
 ) -> RolloutEngine:
     """Load the model and make the engine that `rollout.name` asks for, with room for the adapters.
 
     Raises ValueError for an unknown name, `ModelPathError` for a path that is no model, `LoraTargetError` for an adapter that does not fit.
-    `seed` makes weights that the checkpoint lacks the same in every engine.
+    `seed` makes weights that the checkpoint lacks the same in every `hf` engine.
     """
     rollout = config.rollout
+    specs = {name: lora_spec(own.model) for name, own in (adapters or {}).items()}
+    if rollout.name == "vllm":
+        from verl.workers.rollout.vllm.engine import VLLMEngine
+
+        return VLLMEngine(config, max_model_len=max_model_len, device=device, num_threads=num_threads, seed=seed, adapters=specs)
     if rollout.name != "hf":
-        raise ValueError(f"actor_rollout_ref.rollout.name={rollout.name!r}: expected hf")
+        raise ValueError(f"actor_rollout_ref.rollout.name={rollout.name!r}: expected hf or vllm")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = load_causal_lm(
@@ -59,7 +66,6 @@ def build_engine(
             attn_implementation="sdpa",
             trust_remote_code=config.model.trust_remote_code,
         )
-    specs = {name: lora_spec(own.model) for name, own in (adapters or {}).items()}
     return HFEngine(model.to(device), max_num_seqs=rollout.max_num_seqs, max_model_len=max_model_len, adapters=specs)
 
 
@@ -101,7 +107,12 @@ class RolloutWorker(Worker):
         if self._num_threads > 0:
             torch.set_num_threads(self._num_threads)
         self._engine = build_engine(
-            self._config, max_model_len=self._max_model_len, device=self._device, seed=self._seed, adapters=self._adapters
+            self._config,
+            max_model_len=self._max_model_len,
+            device=self._device,
+            seed=self._seed,
+            num_threads=self._num_threads,
+            adapters=self._adapters,
         )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -144,6 +155,12 @@ class RolloutWorker(Worker):
         """Take the memory back."""
         self._ready().wake()
 
+    def close(self) -> None:
+        """End the engine and the processes that it has."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
     async def abort(self, request_id: str) -> int:
         """End the request's unfinished replies; returns how many there were."""
         return self._ready().abort(request_id)
@@ -183,7 +200,7 @@ class RolloutWorker(Worker):
         try:
             served = Served(number, await self._ready().generate(request))
         except RolloutError as error:
-            served = Served(number, None, str(error))
+            served = Served(number, None, str(error), isinstance(error, EngineGoneError))
         except Exception as error:  # whoever waits must learn of it, whatever it is
             served = Served(number, None, f"{type(error).__name__}: {error}")
         entry = self._sessions[session]

@@ -30,12 +30,83 @@ def check_complete(missing: set[str], what: str = "weight update") -> None:
         raise RolloutError(f"{what} is incomplete: {_some(missing)} never came; send them, then a final bucket")
 
 
+class AdapterInbox:
+    """Tensors of adapters as they come in, bucket by bucket, and the versions of those in use.
+
+    Args:
+        shapes: of every adapter's tensors, by the adapter's name and their names in PEFT's files.
+    """
+
+    def __init__(self, shapes: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
+        self._shapes = shapes
+        self._received: dict[str, dict[str, torch.Tensor]] = {name: {} for name in shapes}
+        self._versions: dict[str, int] = {}
+
+    def version(self, name: str) -> int:
+        """Version of the weights of an adapter. Raises `RolloutError` for one that is unknown, or whose weights never came."""
+        if name not in self._shapes:
+            raise RolloutError(f"there is no adapter {name!r}; the engine has {sorted(self._shapes) or 'none'}")
+        if name not in self._versions:
+            raise RolloutError(f"adapter {name!r} has no weights yet; send them with update_weights(adapter={name!r})")
+        return self._versions[name]
+
+    def take(self, name: str, tensors: Mapping[str, torch.Tensor], final: bool) -> dict[str, torch.Tensor] | None:
+        """Keep one bucket; with the final one, return all of the adapter's tensors, to be put in use.
+
+        Raises `RolloutError` for an unknown adapter, unknown names, wrong shapes or numbers that are not finite (nothing of the bucket is
+        then kept), and at the final bucket when tensors never came.
+        """
+        if name not in self._shapes:
+            raise RolloutError(f"there is no adapter {name!r} to update; the engine has {sorted(self._shapes) or 'none'}")
+        what, received = f"update of adapter {name!r}", self._received[name]
+        check_bucket(tensors, self._shapes[name], what)
+        for key, value in tensors.items():
+            if not bool(torch.isfinite(value).all()):
+                raise RolloutError(f"{what}: {key} is not finite, and would reach the rows of other adapters")
+        received |= tensors
+        if not final:
+            return None
+        check_complete(set(self._shapes[name]) - set(received), what)
+        self._received[name] = {}
+        return received
+
+    def put_in_use(self, name: str, version: int) -> None:
+        """The tensors that `take` returned are now the adapter's."""
+        self._versions[name] = version
+
+
+class WeightNames:
+    """Which of a model's parameters an update still lacks. Tied parameters may come under any of their names.
+
+    Args:
+        model: its weights need not be there.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
+        self._first = {id(parameter): name for name, parameter in reversed(self._parameters.items())}
+        self._received: set[str] = set()
+
+    def check(self, named_tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Note one bucket and return it with the first name of every parameter. Raises `RolloutError` as `check_bucket` does."""
+        check_bucket(named_tensors, self._shapes)
+        bucket = {self._first[id(self._parameters[name])]: tensor for name, tensor in named_tensors.items()}
+        self._received |= set(bucket)
+        return bucket
+
+    def check_complete(self) -> None:
+        """Begin anew with the next bucket. Raises `RolloutError` when parameters never came; they may still come."""
+        check_complete(set(self._first.values()) - self._received)
+        self._received.clear()
+
+
 class WeightLoader:
     """Copies buckets into a model's parameters in place and knows whether an update is complete."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._received: set[int] = set()
+        self._parameters = dict(model.named_parameters())
+        self._names = WeightNames(model)
         self.open = False
 
     def load(self, named_tensors: Mapping[str, torch.Tensor], final: bool) -> None:
@@ -44,14 +115,11 @@ class WeightLoader:
         Raises `RolloutError` for unknown names and wrong shapes (nothing of the bucket is then copied), and at the final bucket
         when parameters never came (the update then stays open).
         """
-        check_bucket(named_tensors, {name: parameter.shape for name, parameter in self._parameters.items()})
+        bucket = self._names.check(named_tensors)
         with torch.no_grad():
-            for name, tensor in named_tensors.items():
-                parameter = self._parameters[name]
-                parameter.copy_(tensor)
-                self._received.add(id(parameter))
+            for name, tensor in bucket.items():
+                self._parameters[name].copy_(tensor)
         self.open = self.open or bool(named_tensors)
         if final:
-            check_complete({name for name, parameter in self._parameters.items() if id(parameter) not in self._received})
-            self._received.clear()
+            self._names.check_complete()
             self.open = False

@@ -1,0 +1,89 @@
+"""An agent without a policy: its messages go to a server as they are, and what comes back is text that trains nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agent_system.agent import BaseAgent, Entry
+from agent_system.memory import Memory
+from agent_system.rollout.prompt import Prompt
+from verl.protocol.generate import Generation, RolloutError, SamplingParams
+
+if TYPE_CHECKING:
+    from agent_system.rollout.endpoint import Answer, Endpoint  # aiohttp, which teams without an API do not need
+
+
+@dataclass(frozen=True)
+class Spoken(Generation):
+    """A reply of which there are no tokens; the counts are the server's own.
+
+    Attributes:
+        text: the reply.
+        prompt_tokens, reply_tokens: 0 where the server does not say.
+        retries: requests that failed before.
+    """
+
+    text: str = ""
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+    retries: int = 0
+
+
+@dataclass(frozen=True)
+class RemoteBinding:
+    """As `AgentBinding`, for an agent behind an API.
+
+    Attributes:
+        agent_id: the agent.
+        policy_id: what stands for its policy in records.
+        endpoint: its server.
+        sampling, val_sampling: of training and validation episodes.
+    """
+
+    agent_id: str
+    policy_id: str
+    endpoint: Endpoint
+    sampling: SamplingParams
+    val_sampling: SamplingParams
+    wg_id: str = "api"
+    trained: bool = False
+    pad_token_id: int = 0
+
+    async def replies(self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str) -> Sequence[Generation]:
+        """Ask for `n` replies, each with a request and a seed of its own; those that cannot be had are aborted ones.
+
+        Raises RolloutError when none can.
+        """
+        asked = [self.endpoint.ask(prompt.messages, sampling, seed=seed + i) for i in range(n)]
+        found: list[Answer | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
+        errors = [answer for answer in found if isinstance(answer, BaseException)]
+        if errors and (len(errors) == n or not all(isinstance(error, RolloutError) for error in errors)):
+            raise errors[0]
+        return [_spoken(answer) for answer in found]
+
+    def text_of(self, generation: Generation) -> str:
+        """The reply."""
+        assert isinstance(generation, Spoken)
+        return generation.text
+
+
+class MessageBuilder:
+    """The prompts of an agent behind an API: nothing is counted or left out, its server knows how long they may be."""
+
+    def __init__(self, agent: BaseAgent) -> None:
+        self.agent = agent
+
+    def build(self, variables: Mapping[str, Any], entries: Sequence[Entry], memory: Memory) -> Prompt:
+        """Return the prompt of one call; arguments are those of `PromptBuilder.build`."""
+        filled = {**variables, "team_context": self.agent.team_context(entries), "memory": memory.text(0)}
+        messages = self.agent.messages(filled)
+        return Prompt("\n\n".join(f"{m['role']}: {m['content']}" for m in messages), (), messages=tuple(messages))
+
+
+def _spoken(answer: Answer | BaseException) -> Spoken:
+    if isinstance(answer, BaseException):
+        return Spoken((), (), "abort")
+    return Spoken((), (), answer.stop_reason, 0, answer.text, answer.prompt_tokens, answer.reply_tokens, answer.retries)

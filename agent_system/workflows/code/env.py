@@ -1,0 +1,165 @@
+"""The world: a program and tests a turn, both run in the sandbox, until the team's own tests pass or the turns are over."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.registry import EnvRegistry
+from agent_system.workflows.code.agents import CODER, TESTER
+from agent_system.workflows.code.options import CodeEnvOptions
+from agent_system.workflows.code.problem import Case, Problem, read_problem
+from agent_system.workflows.code.prompts import CALL_FORM, interface
+from agent_system.workflows.code.replies import read_cases
+from agent_system.workflows.code.reward import builds, coder_reward, pass_rate, smokes, tester_reward
+from agent_system.workflows.code.runs import Checked, check_program
+
+Results = tuple[Checked, ...]
+
+COUNTED = ("coder/unparsed", "coder/limits", "tester/unparsed", "tester/tests", "tester/surplus")
+
+
+@EnvRegistry.register("code")
+class CodeEnv(BaseEnv):
+    """Runs the Coder's program on the golden tests and the reference on the Tester's; at the end of the turn, the program on the tests.
+
+    Both act on the state at the start of the turn and in any order. The team is paid the change of the pass rate on the golden tests, so
+    that an episode earns the pass rate of its last program. A reply without a program leaves the last one in place. `stop` says
+    what ends the episode.
+
+    `info`: `success` (all golden tests are passed); `pass_rate`; `coder/built`, `coder/smoke` (of the last program); `coder/unparsed`,
+    `tester/unparsed` (replies without a program, without a test that can be read, counted over the episode); `coder/limits` (runs on golden
+    tests that met a limit of the sandbox, counted); `tester/tests`, `tester/surplus` (tests that count, and that do not, counted);
+    `tester/right` (share of the last tests that the reference passes); `agreed` (the program passes the last tests); `mended`,
+    `spoilt` (the first program failed and the last one does not, or the other way round; episodes of several turns).
+    """
+
+    config_class = CodeEnvOptions
+    blocking = False
+    uses_sandbox = True
+
+    def reset(self, task: Task) -> Observation:
+        """Start from the task.
+
+        Raises:
+            AgentSystemError: its tests cannot be read; the message names the task.
+        """
+        self._problem: Problem = read_problem(task)
+        self._question = task.prompt
+        self._program = ""
+        self._tests: tuple[Case, ...] = ()
+        self._golden: Results = ()
+        self._rates: list[float] = []
+        self._coded = False
+        self._right = 0.0
+        self._agreed = False
+        self._counts: Counter[str] = Counter()
+        self._known: dict[Any, Results] = {}
+        self._seen = self._look("", ())
+        return self._seen
+
+    def observe(self, agent_id: str) -> Observation:
+        """Return what the turn started from; the same for both."""
+        return self._seen
+
+    async def act(self, agent_id: str, action: str) -> Outcome:
+        """Judge a program by the golden tests, or tests by the reference solution.
+
+        Raises:
+            SandboxError: the sandbox, not the program, failed.
+        """
+        if agent_id == CODER:
+            return await self._code(action)
+        if agent_id == TESTER:
+            return await self._test(action)
+        return Outcome()
+
+    async def step(self, action: str) -> Outcome:
+        """End the turn: run the program on the tests, and show the tests that it failed to the next turn."""
+        team = 0.0 if self._coded else (await self._code(action)).team
+        checked = await self._check(self._program, self._tests) if self._program and self._tests else ()
+        failed = [(case, one) for case, one in zip(self._tests, checked, strict=bool(checked)) if not one.passed]
+        self._agreed = bool(checked) and not failed
+        self._rates.append(pass_rate(self._golden))
+        done = self._agreed if self.config.stop == "tests" else self._succeeded
+        self._seen = self._look(self._program, failed)
+        self._tests, self._coded = (), False
+        return Outcome(team=team, done=done, info=self._info(), observation=self._seen)
+
+    def fork(self) -> CodeEnv:
+        """Return a copy that goes its own way; the problem is shared, and so is what is known of programs that have been run."""
+        copy = type(self)(self.config, seed=self.seed)
+        vars(copy).update(vars(self))
+        copy._rates, copy._counts = list(self._rates), self._counts.copy()
+        return copy
+
+    @property
+    def _succeeded(self) -> bool:
+        return bool(self._golden) and all(one.passed for one in self._golden)
+
+    async def _code(self, program: str) -> Outcome:
+        golden = await self._check(program, self._problem.cases) if program.strip() else ()
+        before = pass_rate(self._golden)
+        if golden:
+            self._program, self._golden = program, golden
+            self._counts["coder/limits"] += sum(one.reason.is_limit for one in golden)
+        else:
+            self._counts["coder/unparsed"] += 1
+        self._coded = True
+        return Outcome(team=pass_rate(self._golden) - before, local=coder_reward(golden, self.config), info=self._info())
+
+    async def _test(self, action: str) -> Outcome:
+        tests, surplus = read_cases(action, self._problem.function, self.config.max_tests)
+        by_reference = await self._check(self._problem.reference, tests) if tests and self._problem.reference else ()
+        self._tests, self._right = tests, pass_rate(by_reference)
+        self._counts.update({"tester/tests": len(tests), "tester/surplus": surplus, "tester/unparsed": not tests})
+        return Outcome(local=tester_reward(by_reference, bool(tests), self.config), info=self._info())
+
+    async def _check(self, program: str, cases: Sequence[Case]) -> Results:
+        """Run a program on tests, once an episode: a program that answers at random does so to all forks alike."""
+        key = (program, repr(cases))
+        if key not in self._known:
+            found = tuple(await check_program(program, cases, self._problem, self.config.tolerance))
+            self._known.setdefault(key, found)
+        return self._known[key]
+
+    def _look(self, program: str, failed: Sequence[tuple[Case, Checked]]) -> Observation:
+        function = self._problem.function
+        mismatches = [
+            {"given": _shown(case, function), "expected": _text(case.expected, function), "found": one.found} for case, one in failed
+        ]
+        info = {
+            "program": program,
+            "mismatches": mismatches,
+            "interface": interface(function),
+            "form": CALL_FORM if function else "",
+            "anchor": repr([self._question, program, mismatches]),
+        }
+        return Observation(self._question, info)
+
+    def _info(self) -> dict[str, float]:
+        info = {
+            "success": float(self._succeeded),
+            "pass_rate": pass_rate(self._golden),
+            "coder/built": float(builds(self._golden)),
+            "coder/smoke": float(smokes(self._golden)),
+            "tester/right": self._right,
+            "agreed": float(self._agreed),
+        }
+        info |= {name: float(self._counts[name]) for name in COUNTED}
+        if len(self._rates) > 1:
+            first = self._rates[0] == 1.0
+            info["mended"], info["spoilt"] = float(self._succeeded and not first), float(first and not self._succeeded)
+        return info
+
+
+def _shown(case: Case, function: str) -> str:
+    """The input of a test as the Tester writes it."""
+    return "\n".join(json.dumps(argument) for argument in case.given) if function else str(case.given)
+
+
+def _text(expected: Any, function: str) -> str:
+    return json.dumps(expected) if function else str(expected)

@@ -1,0 +1,95 @@
+"""A programming task as the world holds it: golden tests, how a program is called, a reference solution, a special judge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent_system.environment import Task
+from agent_system.errors import AgentSystemError
+from agent_system.sandbox import Call, Test
+from agent_system.sandbox.result import parse_json
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test.
+
+    Attributes:
+        given: text for stdin, or the list of arguments of a call.
+        expected: text on stdout, or the value that the call returns, as JSON has it.
+    """
+
+    given: Any
+    expected: Any
+
+    def test(self, function: str) -> Test:
+        """What the sandbox is asked to run."""
+        return Call(function, self.given) if function else str(self.given)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What decides whether a program is right. Nothing of it may be shown to an agent but `function`.
+
+    Attributes:
+        cases: the golden tests.
+        function: what is called, `name` or `Class.method`; empty for a program that reads stdin and prints.
+        reference: a program that passes all of them; empty when there is none.
+        checker: source of a special judge, empty for none: it defines `judge(given, expected, found) -> bool`, run in the sandbox, and is
+            asked about answers that are not equal to the expected ones.
+    """
+
+    cases: tuple[Case, ...]
+    function: str = ""
+    reference: str = ""
+    checker: str = ""
+
+
+def read_problem(task: Task) -> Problem:
+    """Return the problem of a task as `data.make_row` writes it.
+
+    Raises:
+        AgentSystemError: `reward_model.ground_truth` holds no tests; the message names the task and what is wrong.
+    """
+    try:
+        function, cases = read_ground_truth(task.ground_truth)
+    except ValueError as error:
+        raise AgentSystemError(
+            f"task {task.task_id!r}, reward_model.ground_truth: {error}; expected JSON such as "
+            '{"inputs": ["1 2\\n"], "outputs": ["3\\n"]}, with "fn_name" for tests by function calls'
+        ) from error
+    extra = task.extra
+    return Problem(cases, function, str(extra.get("reference") or ""), str(extra.get("checker") or ""))
+
+
+def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:
+    """Return the function's name (empty for stdin) and the tests of the `inputs`/`outputs`/`fn_name` form of APPS and verl.
+
+    Raises:
+        ValueError: it is no such object, or holds no test.
+    """
+    found = parse_json(truth) if isinstance(truth, str) else truth
+    if not isinstance(found, Mapping):
+        raise ValueError(f"found {str(found)[:80]!r}, which is no object")
+    inputs, outputs, function = found.get("inputs"), found.get("outputs"), found.get("fn_name") or ""
+    if not isinstance(inputs, Sequence) or not isinstance(outputs, Sequence) or isinstance(inputs, str) or isinstance(outputs, str):
+        raise ValueError("inputs and outputs must be lists")
+    if len(inputs) != len(outputs) or not inputs:
+        raise ValueError(f"needs as many outputs as inputs and at least one, found {len(inputs)} inputs and {len(outputs)} outputs")
+    if not isinstance(function, str):
+        raise ValueError(f"fn_name must be a name, found {function!r:.80}")
+    for value in inputs:
+        if not isinstance(value, list if function else str):
+            raise ValueError(f"an input must be {'a list of arguments' if function else 'text for stdin'}, found {value!r:.80}")
+    if not function and not all(isinstance(value, str) for value in outputs):
+        raise ValueError("an output must be text")
+    return function, tuple(Case(given, expected) for given, expected in zip(inputs, outputs, strict=True))
+
+
+def write_ground_truth(function: str, cases: Sequence[Case]) -> str:
+    """The text that `read_ground_truth` reads."""
+    truth: dict[str, Any] = {"inputs": [case.given for case in cases], "outputs": [case.expected for case in cases]}
+    return json.dumps(truth | ({"fn_name": function} if function else {}))

@@ -1,0 +1,40 @@
+"""The rewards, with the coefficients of "Stronger-MAS" (arXiv 2510.11062) by default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_system.sandbox import Reason
+from agent_system.workflows.code.options import CodeEnvOptions
+from agent_system.workflows.code.runs import Checked
+
+
+def pass_rate(checked: Sequence[Checked]) -> float:
+    """Share of tests that were passed; 0 without tests."""
+    return sum(one.passed for one in checked) / len(checked) if checked else 0.0
+
+
+def builds(golden: Sequence[Checked]) -> bool:
+    """Whether a program, run on at least one test, compiles."""
+    return bool(golden) and not golden[0].reason.is_no_program
+
+
+def smokes(golden: Sequence[Checked]) -> bool:
+    """Whether a program ended by itself, without an error, on the first test."""
+    return bool(golden) and golden[0].reason is Reason.OK
+
+
+def coder_reward(golden: Sequence[Checked], options: CodeEnvOptions) -> float:
+    """What a reply of the Coder earns for itself; `golden` is empty where it held no program."""
+    built = options.build_reward * builds(golden) + options.smoke_reward * smokes(golden)
+    return built + options.pass_reward * pass_rate(golden)
+
+
+def tester_reward(by_reference: Sequence[Checked], valid: bool, options: CodeEnvOptions) -> float:
+    """What a reply of the Tester earns for itself.
+
+    Args:
+        by_reference: its tests, run on the reference solution; empty where there is none.
+        valid: it holds a test that could be read.
+    """
+    return options.valid_reward * valid + options.reference_reward * pass_rate(by_reference)

@@ -1,0 +1,181 @@
+"""The world: an answer by reasoning and one by a program a turn, until they agree."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.errors import AgentSystemError
+from agent_system.projection import last_boxed
+from agent_system.registry import EnvRegistry
+from agent_system.sandbox import Reason, RunResult, SandboxError, shared_sandbox
+from agent_system.workflows.math.grader_pool import Verdict
+from agent_system.workflows.math.reward import grade, shared_pool
+from agent_system.workflows.math_tool.agents import REASONER, TOOL_USER
+from agent_system.workflows.math_tool.options import MathToolEnvOptions
+
+logger = logging.getLogger(__name__)
+
+LONGEST_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a program did: `answer` is its last line, or empty; `told` is that, or how it failed; `limited`: it met a limit."""
+
+    built: bool = False
+    ended: bool = False
+    answer: str = ""
+    told: str = ""
+    limited: bool = False
+
+
+@EnvRegistry.register("math_tool")
+class MathToolEnv(BaseEnv):
+    r"""Grades both answers as they are given; at the end of a turn, says whether they agree and which is the team's.
+
+    Two answers agree when the grader finds them equal. The team's answer is the one they agree on, else that of `decides`. The team is paid
+    the change of whether its answer is right, so that an episode earns 1 where the last one is. A program's answer is the last line that
+    it prints (what is in its last `\boxed{}`, if there is one).
+
+    `info`: `success`, `agreed`; `reasoner/accuracy`, `tool/accuracy` (of the last answers); `tool/built`, `tool/ran` (of the last program);
+    `reasoner/unparsed`, `tool/unparsed` (replies without an answer in a box, without a program), `tool/limits` (programs that met a limit
+    of the sandbox), `grader/timeouts`, `grader/errors` (comparisons that count as unequal), all counted over the episode.
+    """
+
+    config_class = MathToolEnvOptions
+    blocking = False
+    uses_sandbox = True
+
+    def reset(self, task: Task) -> Observation:
+        r"""Start from the problem; a ground truth that is a whole solution counts for its last `\boxed{}`.
+
+        Raises:
+            AgentSystemError: the task has no ground truth.
+        """
+        truth = str(task.ground_truth if task.ground_truth is not None else "")
+        if not truth.strip():
+            raise AgentSystemError(f"task {task.task_id!r} has no ground truth; math_tool needs reward_model.ground_truth, the answer")
+        self._problem, self._truth = task.prompt, last_boxed(truth) or truth.strip()
+        self._reasoned, self._program, self._ran = "", "", Ran()
+        self._spoke = False
+        self._agreed = self._right = False
+        self._correct = {REASONER: False, TOOL_USER: False}
+        self._counts: Counter[str] = Counter()
+        self._runs: dict[str, Ran] = {}
+        self._verdicts: dict[tuple[str, str], Verdict] = {}
+        self._seen = Observation(self._problem, {"last": {}})
+        return self._seen
+
+    def observe(self, agent_id: str) -> Observation:
+        """Return what the turn started from; the same for both."""
+        return self._seen
+
+    async def act(self, agent_id: str, action: str) -> Outcome:
+        """Grade an answer, or run a program and grade its answer.
+
+        Raises:
+            SandboxError: the sandbox, not the program, failed.
+        """
+        config = self.config
+        if agent_id == REASONER:
+            right = await self._equal(action, self._truth)
+            self._spoke, self._reasoned, self._correct[REASONER] = True, action.strip(), right
+            self._counts["reasoner/unparsed"] += not action.strip()
+            return Outcome(local=config.format_reward * bool(action.strip()) + config.match_reward * right, info=self._info())
+        if agent_id == TOOL_USER:
+            ran = await self._run(action)
+            right = await self._equal(ran.answer, self._truth)
+            self._program, self._ran, self._correct[TOOL_USER] = action, ran, right
+            self._counts["tool/unparsed"] += not action.strip()
+            self._counts["tool/limits"] += ran.limited
+            local = config.build_reward * ran.built + config.run_reward * ran.ended + config.output_reward * right
+            return Outcome(local=local, info=self._info())
+        return Outcome()
+
+    async def score(self, agent_id: str, action: str) -> Outcome:
+        """A right answer is worth 1 to the team, as it would be handed in."""
+        answer = (await self._run(action)).answer if agent_id == TOOL_USER else action if agent_id == REASONER else ""
+        return Outcome(team=float(bool(answer.strip()) and await self._compare(answer, self._truth) is Verdict.EQUAL))
+
+    async def step(self, action: str) -> Outcome:
+        """End the turn, and the episode where both answers agree."""
+        if not self._spoke:
+            await self.act(REASONER, action)
+        before, first, second = self._right, self._reasoned, self._ran.answer
+        self._agreed = await self._equal(first, second)
+        self._right = await self._equal(self._choice(first, second), self._truth)
+        told = {"reasoner": _short(first), "tool": _short(self._ran.told), "program": self._program}
+        self._seen = Observation(self._problem, {"last": told, "anchor": repr([self._problem, told])})
+        outcome = Outcome(team=float(self._right) - float(before), done=self._agreed, info=self._info(), observation=self._seen)
+        self._spoke = False
+        self._reasoned, self._program, self._ran = "", "", Ran()
+        return outcome
+
+    def fork(self) -> MathToolEnv:
+        """Return a copy that goes its own way; what is known of answers and programs is shared."""
+        copy = type(self)(self.config, seed=self.seed)
+        vars(copy).update(vars(self))
+        copy._correct, copy._counts = dict(self._correct), self._counts.copy()
+        return copy
+
+    def _choice(self, reasoned: str, computed: str) -> str:
+        """The team's answer; the two are the same where they agree."""
+        return (reasoned or computed) if self.config.decides == "reasoner" else (computed or reasoned)
+
+    async def _run(self, program: str) -> Ran:
+        """Run a program, once an episode."""
+        if not program.strip():
+            return Ran()
+        if program not in self._runs:
+            result = await shared_sandbox().run(program)
+            if result.reason is Reason.SANDBOX:
+                raise SandboxError(f"a program could not be run: {result.message}")
+            self._runs.setdefault(program, _read(result))
+        return self._runs[program]
+
+    async def _equal(self, answer: str, other: str) -> bool:
+        """Whether two answers are equal; what cannot be compared is not, and counted."""
+        if not answer.strip() or not other.strip():
+            return False
+        verdict = await self._compare(answer, other)
+        self._counts["grader/timeouts"] += verdict is Verdict.TIMEOUT
+        self._counts["grader/errors"] += verdict is Verdict.ERROR
+        return verdict is Verdict.EQUAL
+
+    async def _compare(self, answer: str, other: str) -> Verdict:
+        """The grader's verdict, asked for once an episode."""
+        key = (answer, other)
+        if key not in self._verdicts:
+            verdict = await grade(answer, other, shared_pool(self.config.grader_workers, self.config.grader_timeout_s))
+            if verdict in (Verdict.TIMEOUT, Verdict.ERROR):
+                logger.warning("grader: %s for %.100r against %.100r; they count as unequal", verdict.value, answer, other)
+            self._verdicts.setdefault(key, verdict)
+        return self._verdicts[key]
+
+    def _info(self) -> dict[str, float]:
+        counted = ("reasoner/unparsed", "tool/unparsed", "tool/limits", "grader/timeouts", "grader/errors")
+        return {
+            "success": float(self._right),
+            "agreed": float(self._agreed),
+            "reasoner/accuracy": float(self._correct[REASONER]),
+            "tool/accuracy": float(self._correct[TOOL_USER]),
+            "tool/built": float(self._ran.built),
+            "tool/ran": float(self._ran.ended),
+            **{name: float(self._counts[name]) for name in counted},
+        }
+
+
+def _read(result: RunResult) -> Ran:
+    """What a run says."""
+    if not result.ok:
+        return Ran(not result.reason.is_no_program, told=result.failure(LONGEST_SHOWN), limited=result.reason.is_limit)
+    lines = result.stdout.strip().splitlines()
+    answer = (last_boxed(result.stdout) or lines[-1].strip()) if lines else ""
+    return Ran(True, True, answer, answer or "printed nothing")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} ..."

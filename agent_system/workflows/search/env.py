@@ -1,0 +1,178 @@
+"""The world: a question, a search engine, and an answer that is right or wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.errors import AgentSystemError
+from agent_system.registry import EnvRegistry
+from agent_system.workflows.search.agents import ANSWER, SEARCH, VERIFIER, Query
+from agent_system.workflows.search.options import YES, SearchEnvOptions
+from agent_system.workflows.search.retrieval.shared import Retriever, shared_retriever
+from agent_system.workflows.search.retrieval.wire import Passage, RetrievalError
+from agent_system.workflows.search.reward import accepted_answers, contains, exact_match, f1_score
+
+NO_QUERY = "no query was found in the reply"
+NO_ANSWER = "no answer was found in the reply"
+NOTHING = "nothing was found"
+COUNTED = (
+    "verifier/early",
+    "verifier/unparsed",
+    "search/unparsed",
+    "answer/unparsed",
+    "search/too_long",
+    "search/empty",
+    "search/repeated",
+)
+
+
+@EnvRegistry.register("search")
+class SearchEnv(BaseEnv):
+    """Searches when the Search Agent speaks, and ends the episode with the Answer Agent's answer.
+
+    Both happen in `act`, so that candidates can be told apart one by one; `step` does them only where neither spoke in the turn (a team
+    of one, say): a `Query` searches, anything else answers. What came back is the observation of the next turn. A search that fails
+    raises `RetrievalError` and so fails its own episode.
+
+    `info`: `success` (exact match), `f1`, `searches` (sent), `known` (what came back holds an accepted answer), `verifier/accuracy`
+    (verdicts that agree with that, an episode's share; a missing verdict does not), and over the episode the counts `verifier/early` (yes
+    before that), `verifier/unparsed`, `search/unparsed`, `answer/unparsed`, `search/too_long`, `search/empty` (searches that found
+    nothing), `search/repeated` (queries sent before).
+    """
+
+    config_class = SearchEnvOptions
+    blocking = False
+
+    def reset(self, task: Task) -> Observation:
+        """Start from the question.
+
+        Raises:
+            AgentSystemError: no accepted answer, or nothing to search in.
+        """
+        self.config.check_source()
+        self._accepted = accepted_answers(task.ground_truth)
+        if not self._accepted:
+            raise AgentSystemError(
+                f"task {task.task_id!r} has no answer in reward_model.ground_truth; expected a text, a list of texts or "
+                f'{{"target": [...]}}, found {task.ground_truth!r:.100}'
+            )
+        self._question = task.prompt
+        self._queries: list[str] = []
+        self._heard: list[str] = []
+        self._known = False
+        self._verdicts: list[bool] = []
+        self._counts: Counter[str] = Counter()
+        self._answer = ""
+        self._came_back: str | None = None
+        return Observation(self._question)
+
+    def observe(self, agent_id: str) -> Observation:
+        """Return the question; what the searches brought is in the team's memory, and told apart by the anchor."""
+        return Observation(self._question, {"anchor": "\n".join([self._question, *self._queries, *self._heard])})
+
+    async def act(self, agent_id: str, action: str) -> Outcome:
+        """Search, answer, or take note of a verdict. Raises RetrievalError."""
+        if agent_id == VERIFIER:
+            return self._judge(action)
+        if agent_id == SEARCH:
+            return await self._search(action)
+        return self._hand_in(action) if agent_id == ANSWER else Outcome()
+
+    async def step(self, action: str) -> Outcome:
+        """End the turn. Raises RetrievalError."""
+        made = Outcome()
+        if self._came_back is None:
+            made = await self._search(action) if isinstance(action, Query) else self._hand_in(action)
+        came_back, self._came_back = self._came_back, None
+        return Outcome(team=made.team, done=made.done, info=self._info(), observation=Observation(came_back or ""))
+
+    def fork(self) -> SearchEnv:
+        """Return a copy that goes its own way."""
+        copy = type(self)(self.config, seed=self.seed)
+        copy._accepted, copy._question, copy._answer, copy._came_back = self._accepted, self._question, self._answer, self._came_back
+        copy._queries, copy._heard, copy._verdicts = list(self._queries), list(self._heard), list(self._verdicts)
+        copy._known, copy._counts = self._known, self._counts.copy()
+        return copy
+
+    def probe(self) -> None:
+        """Search once and wait for it.
+
+        Raises:
+            AgentSystemError: nothing to search in, or a server that cannot be used.
+        """
+        self.config.check_source()
+        try:
+            self._retriever.start().search_now("test")
+        except RetrievalError as error:
+            raise AgentSystemError(str(error)) from error
+
+    @property
+    def _retriever(self) -> Retriever:
+        config = self.config
+        return shared_retriever(config.corpus, config.url, config.topk, config.timeout_s, config.start_timeout_s)
+
+    def _judge(self, action: str) -> Outcome:
+        self._counts["verifier/unparsed"] += not action
+        self._counts["verifier/early"] += action == YES and not self._known
+        fair = bool(action) and (action == YES) == self._known
+        self._verdicts.append(fair)
+        return Outcome(local=self.config.verdict_reward * fair, info=self._info())
+
+    async def _search(self, query: str) -> Outcome:
+        before = self._known
+        self._came_back = await self._ask(query)
+        self._heard.append(self._came_back)
+        found = self._known and not before
+        return Outcome(local=self.config.search_reward * found, info=self._info())
+
+    async def _ask(self, query: str) -> str:
+        """Return what the team reads of a search."""
+        most = self.config.max_query_chars
+        if not query:
+            self._counts["search/unparsed"] += 1
+            return NO_QUERY
+        if len(query) > most:
+            self._counts["search/too_long"] += 1
+            return f"the query has {len(query)} characters, at most {most} are allowed; nothing was searched"
+        self._counts["search/repeated"] += query in self._queries
+        found = await self._retriever.search(query)
+        self._queries.append(query)
+        self._counts["search/empty"] += not found
+        texts = [passage.text[: self.config.max_passage_chars] for passage in found]
+        self._known = self._known or contains([*texts, *(passage.title for passage in found)], self._accepted)
+        return show(found, texts, self.config.view)
+
+    def _hand_in(self, answer: str) -> Outcome:
+        """End with an answer; a reply without one only costs the turn."""
+        if not answer:
+            self._counts["answer/unparsed"] += 1
+            self._came_back = NO_ANSWER
+            return Outcome(info=self._info())
+        self._answer = answer
+        score = exact_match if self.config.reward == "em" else f1_score
+        return Outcome(team=score(answer, self._accepted), done=True, info=self._info())
+
+    def _info(self) -> dict[str, float]:
+        info = {
+            "success": exact_match(self._answer, self._accepted),
+            "f1": f1_score(self._answer, self._accepted),
+            "searches": float(len(self._queries)),
+            "known": float(self._known),
+        }
+        info |= {name: float(self._counts[name]) for name in COUNTED}
+        if self._verdicts:
+            info["verifier/accuracy"] = sum(self._verdicts) / len(self._verdicts)
+        return info
+
+
+def show(found: Sequence[Passage], texts: Sequence[str], view: str) -> str:
+    """Return passages as the team reads them, their texts cut already."""
+    if not found:
+        return NOTHING
+    if view == "text":
+        return "\n".join(texts)
+    return "\n".join(
+        f"Doc {i} (Title: {passage.title or 'none'}) {text}" for i, (passage, text) in enumerate(zip(found, texts, strict=True), 1)
+    )

@@ -1,0 +1,51 @@
+"""Whether an answer is one of the accepted ones, as SQuAD and HotpotQA judge it."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_CLOSED = ("yes", "no", "noanswer")
+
+
+def normalize(text: str) -> str:
+    """Return `text` in lower case without punctuation, articles and double spaces (Rajpurkar et al. 2016)."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, accepted: Sequence[str]) -> float:
+    """Return 1 when the answer is an accepted one after `normalize`, else 0."""
+    said = normalize(answer)
+    return float(bool(said) and any(said == normalize(truth) for truth in accepted))
+
+
+def f1_score(answer: str, accepted: Sequence[str]) -> float:
+    """Return the best F1 of words with an accepted answer; yes and no count whole or not at all (Yang et al. 2018)."""
+    return max((_f1(normalize(answer), normalize(truth)) for truth in accepted), default=0.0)
+
+
+def contains(texts: Sequence[str], accepted: Sequence[str]) -> bool:
+    """Return whether an accepted answer stands in one of the texts, as whole words."""
+    truths = [f" {normalize(truth)} " for truth in accepted if normalize(truth)]
+    return any(truth in f" {normalize(text)} " for text in texts for truth in truths)
+
+
+def accepted_answers(ground_truth: Any) -> list[str]:
+    """Return the accepted answers of a row: a text, a list of texts, or Search-R1's `{"target": [...]}`; empty when there is none."""
+    if isinstance(ground_truth, Mapping):
+        ground_truth = ground_truth.get("target")
+    several = [ground_truth] if isinstance(ground_truth, str) or not isinstance(ground_truth, Sequence) else ground_truth
+    return [text for one in several if one is not None and (text := str(one).strip())]
+
+
+def _f1(said: str, truth: str) -> float:
+    if said != truth and (said in _CLOSED or truth in _CLOSED):
+        return 0.0
+    words, wanted = said.split(), truth.split()
+    common = (Counter(words) & Counter(wanted)).total()
+    return 2 * common / (len(words) + len(wanted)) if common else 0.0

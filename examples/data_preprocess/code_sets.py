@@ -1,0 +1,70 @@
+"""APPS, CodeContests, LiveCodeBench, HumanEval and MBPP files to verl parquet for the code workflow, one file per input.
+
+    python examples/data_preprocess/code_sets.py --set human_eval --input HumanEval.jsonl --output data/human_eval
+
+Reference solutions are run on their tests in the sandbox: a task whose reference fails is dropped and counted. Tests become
+`reward_model.ground_truth`, which no prompt shows. Files are jsonl (also .jsonl.gz), json or parquet; a file's name becomes its split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_system.sandbox import Limits, SandboxSettings, configure
+from agent_system.workflows.code.prepare import Preparation, prepare
+from agent_system.workflows.code.sets import SETS
+from verl.utils.dataset import DatasetError, read_rows, write_rows
+
+logger = logging.getLogger(__name__)
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file. Raises DatasetError for one that cannot be read."""
+    if file.suffix != ".gz":
+        return read_rows(file)
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            rows = [json.loads(line) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{file}: no compressed jsonl: {error}") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise DatasetError(f"{file}: every line must be an object")
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> list[Path]:
+    """Run the command line; return the files written."""
+    default = Preparation()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", choices=sorted(SETS), required=True, help="which data set's rows these are")
+    parser.add_argument("--input", nargs="+", type=Path, required=True, help="files of the set")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the parquet files")
+    parser.add_argument("--max-tests", type=int, default=default.max_tests, help="golden tests of a task; the rest is left out")
+    parser.add_argument("--max-references", type=int, default=default.max_references, help="solutions tried until one passes")
+    parser.add_argument("--without-reference", action="store_true", help="keep tasks that come without a solution")
+    parser.add_argument("--min-level", default=SandboxSettings.min_level, help="weakest sandbox level to run solutions at")
+    args = parser.parse_args(argv)
+    preparation = Preparation(args.max_tests, args.max_references, args.without_reference)
+    # A solution that is slow because the machine is busy must not be dropped: only its CPU time counts.
+    configure(SandboxSettings(min_level=args.min_level, limits=Limits(cpu_s=10.0, wall_s=300.0)))
+    written = []
+    for file in args.input:
+        path = file.with_suffix("") if file.suffix == ".gz" else file
+        rows, counts = asyncio.run(prepare(args.set, read(file), path, preparation))
+        logger.info("%s: %s", file, ", ".join(f"{count} {what}" for what, count in sorted(counts.items()) if count) or "no rows")
+        if not rows:
+            raise DatasetError(f"{file}: no row of {args.set} could be kept: {dict(counts)}")
+        written.append(write_rows(rows, args.output / f"{path.stem}.parquet"))
+    return written
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    main()

@@ -1,0 +1,85 @@
+"""NQ, HotpotQA and the other question sets of Search-R1 to verl parquet: files you have, or sets of the Hugging Face hub.
+
+    python examples/data_preprocess/search_sets.py --input nq_train.jsonl --split train --output data/nq
+    python examples/data_preprocess/search_sets.py --hub --output data/search_r1           # needs the `datasets` package
+
+A file holds `question` and `golden_answers` (FlashRAG), `answer` (NQ open, HotpotQA) or Search-R1's own rows. `--hub` writes what Search-R1
+and Dr. MAS use: train.parquet of NQ and HotpotQA, test.parquet of seven sets. The corpus is a file of its own (wiki-18 there).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_system.workflows.search.data import find_answers, find_question, make_row
+from verl.utils.dataset import DatasetError, read_rows, write_rows
+
+logger = logging.getLogger(__name__)
+REPOSITORY = "RUC-NLPIR/FlashRAG_datasets"
+KEPT = ("id", "type", "level")
+# Split of the hub for each of our files.
+HUB: dict[str, dict[str, str]] = {
+    "train": {"nq": "train", "hotpotqa": "train"},
+    "test": {
+        "nq": "test",
+        "triviaqa": "test",
+        "popqa": "test",
+        "hotpotqa": "dev",
+        "2wikimultihopqa": "dev",
+        "musique": "dev",
+        "bamboogle": "test",
+    },
+}
+
+
+def convert(where: str, source: Iterable[Mapping[str, Any]], data_source: str, split: str) -> list[dict[str, Any]]:
+    """Return the rows of one set, a question that occurs again left out.
+
+    Raises:
+        DatasetError: naming the row that has no question or no answer.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for index, row in enumerate(source):
+        question, answers = find_question(row), find_answers(row)
+        if not question or not answers:
+            missing = "an answer ('golden_answers' or 'answer')" if question else "a 'question'"
+            raise DatasetError(f"{where}, row {index}: has not {missing}; columns: {', '.join(map(str, row))}")
+        extra = {name: str(row.get(name) or "") for name in KEPT}
+        rows.setdefault(question, make_row(question, answers, data_source=data_source, split=split, index=index, **extra))
+    return list(rows.values())
+
+
+def from_hub(name: str, hub_split: str, split: str) -> list[dict[str, Any]]:
+    """Fetch one set from the hub and convert it."""
+    import datasets
+
+    return convert(f"{REPOSITORY} {name}", datasets.load_dataset(REPOSITORY, name, split=hub_split), name, split)
+
+
+def main(argv: Sequence[str] | None = None) -> list[Path]:
+    """Run the command line; return the files written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--input", nargs="+", type=Path, help="jsonl, json or parquet files, joined; a file's name is its data source")
+    source.add_argument("--hub", action="store_true", help="fetch the sets of Search-R1")
+    parser.add_argument("--split", choices=("train", "test"), default="train", help="what the rows of --input are for")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the parquet files")
+    args = parser.parse_args(argv)
+    if args.hub:
+        parts = {split: [row for name, theirs in sets.items() for row in from_hub(name, theirs, split)] for split, sets in HUB.items()}
+    else:
+        parts = {args.split: [row for file in args.input for row in convert(str(file), read_rows(file), file.stem, args.split)]}
+    written = []
+    for split, rows in parts.items():
+        written.append(write_rows(rows, args.output / f"{split}.parquet"))
+        logger.info("%d rows: %s", len(rows), written[-1])
+    return written
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    main()

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# A Reasoner and a Tool-user, who writes programs, learn mathematics together, by AT-GRPO.
+#
+#   bash examples/run_math_tool.sh                   the embedded default: tiny models, generated problems, CPU; nothing is downloaded
+#   MODEL_PATH=Qwen/Qwen3-1.7B DATA=data/gsm8k bash examples/run_math_tool.sh     the real job, on GPUs
+#   bash examples/run_math_tool.sh eval              evaluate the last checkpoint of the experiment
+#   bash examples/run_math_tool.sh key=value ...     any key of docs/config.md
+#
+# The variables are those of examples/README.md.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source examples/common.sh
+
+begin math_tool "$@"
+ARGS+=(
+  'agent.agent_ids=[Reasoner Agent,Tool Agent]'
+  algorithm.preset=at_grpo
+  actor_rollout_ref.actor.skip_zero_advantages=true
+)
+if is_tiny; then
+  ARGS+=(
+    env.max_steps=2
+    sandbox.limits.wall_s=5
+    sandbox.limits.cpu_s=2
+    actor_rollout_ref.actor.optim.lr=5e-4
+    data.train_batch_size=16
+    data.max_prompt_length=256
+    data.max_response_length=64
+    env.rollout.n=1
+    env.rollout.val_n=1
+    trainer.total_training_steps=60
+  )
+else
+  real_model
+  ARGS+=(
+    env.max_steps=3
+    data.train_batch_size=32
+    data.max_prompt_length=4096
+    data.max_response_length=1024
+    env.rollout.n=1
+  )
+fi
+launch

@@ -1,0 +1,27 @@
+"""Measures `bash examples/run_code.sh`: success on held-out tasks before and after, one seed after the other.
+
+    python recipe/code/measure.py --seeds 0 1 2
+
+writes `results.json` beside this file, rows `{"seed", "before", "after", "train_seconds", ...}`: the share of tasks whose last program
+passes all golden tests, the pass rate, how many tests of the Tester are right, turns and agreement. Rows of an earlier call are kept
+where they are not measured again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from recipe.seeds import main
+
+METRICS = {
+    "pass_rate": "val/env/pass_rate",
+    "tester_right": "val/env/tester/right",
+    "agreed": "val/env/agreed",
+    "turns": "val/episode/turns/mean",
+}
+
+
+if __name__ == "__main__":
+    main("code", Path(__file__).parent, __doc__, METRICS)

@@ -1,0 +1,76 @@
+"""A script of `examples/` measured before and after, one seed after the other; `measure.py` of several recipes is a call of `main`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recipe.runs import ROOT, accuracy_key, overrides_of, read_metrics
+
+
+def run_seed(workflow: str, seed: int, settings: Mapping[str, Any], more: Sequence[str], metrics: Mapping[str, str]) -> dict[str, Any]:
+    """Train `examples/run_<workflow>.sh` with one seed; return the row of `results.json`.
+
+    Args:
+        workflow: names the script.
+        seed: of everything.
+        settings: keys for the script.
+        more: further `key=value`.
+        metrics: name in the row to metric of the validations.
+
+    Raises:
+        RuntimeError: the script failed; names the file with its output.
+    """
+    run_dir = ROOT / "outputs" / "verl-mas" / f"{workflow}_measured_seed{seed}"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "metrics.jsonl").unlink(missing_ok=True)
+    command = ["bash", f"examples/run_{workflow}.sh", *overrides_of(settings), f"trainer.default_local_dir={run_dir}", *more]
+    env = {k: v for k, v in os.environ.items() if k not in ("MODEL_PATH", "DATA", "EXPERIMENT")} | {"SEED": str(seed)}
+    log = run_dir / "run.log"
+    with log.open("w") as out:
+        ended = subprocess.run(command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, check=False)
+    if ended.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} (SEED={seed}) ended with status {ended.returncode}; its output is in {log}")
+    return summarise(seed, read_metrics(run_dir / "metrics.jsonl"), metrics)
+
+
+def summarise(seed: int, lines: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> dict[str, Any]:
+    """One row: success before and after, the seconds of all training steps, and more metrics of the first and the last validation."""
+    validations = [line for line in lines if any(name.startswith("val-core/") for name in line)]
+    first, last = validations[0], validations[-1]
+    accuracy = accuracy_key(first)
+    row: dict[str, Any] = {
+        "seed": seed,
+        "before": first[accuracy],
+        "after": last[accuracy],
+        "train_seconds": round(sum(line.get("timing_s/step", 0.0) for line in lines), 1),
+        "steps": last["step"],
+    }
+    for name, key in metrics.items():
+        row |= {f"{name}_before": first.get(key), f"{name}_after": last.get(key)}
+    return row
+
+
+def main(workflow: str, here: Path, doc: str | None, metrics: Mapping[str, str]) -> None:
+    """Measure the seeds of the command line with `here/config.yaml`; `results.json` is written after each and keeps other seeds' rows."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=here, help="folder of results.json")
+    parser.add_argument("overrides", nargs="*", help="more key=value for every run")
+    args = parser.parse_args()
+    settings = yaml.safe_load((here / "config.yaml").read_text())
+    path = args.out / "results.json"
+    rows = {row["seed"]: row for row in (json.loads(path.read_text()) if path.exists() else [])}
+    for seed in args.seeds:
+        rows[seed] = run_seed(workflow, seed, settings, args.overrides, metrics)
+        sys.stdout.write(json.dumps(rows[seed]) + "\n")
+        sys.stdout.flush()
+        path.write_text(json.dumps([rows[seed] for seed in sorted(rows)], indent=1) + "\n")

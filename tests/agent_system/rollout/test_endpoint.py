@@ -1,0 +1,185 @@
+"""Agents behind an API, against real servers that are right, slow, gone or talk rubbish."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent_system import Task
+from agent_system.rollout import TooManyFailuresError
+from agent_system.rollout.endpoint import Endpoint, EndpointError, EndpointSettings
+from agent_system.rollout.prompt import Prompt
+from agent_system.rollout.remote import RemoteBinding
+from tests.chat_server import ChatServer, completion
+from verl.protocol.generate import SamplingParams
+
+SAMPLING = SamplingParams(max_tokens=20, temperature=0.7, top_p=0.9)
+TASK = Task("t", "2+2?", ground_truth="4")
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    server = ChatServer()
+    yield server
+    server.stop()
+
+
+def endpoint(url: str, **changes: Any) -> Endpoint:
+    settings = {"request_timeout_s": 5.0, "max_retries": 2, "retry_delay_s": 0.01} | changes
+    return Endpoint(EndpointSettings("Judge", url, "some-model", **settings))
+
+
+async def ask(server: Endpoint, **changes: Any) -> Any:
+    try:
+        return await server.ask(MESSAGES, SAMPLING, seed=2**40 + 7, **changes)
+    finally:
+        await server.close()
+
+
+async def test_a_request_says_what_the_agent_samples_with_and_the_answer_is_read(server: ChatServer) -> None:
+    server.answer = lambda body: completion("forty two", "length")
+    answer = await ask(endpoint(server.url, api_key="sk-1", extra_body={"top_k": 5, "top_p": None}))
+    assert (answer.text, answer.stop_reason, answer.prompt_tokens, answer.reply_tokens, answer.retries) == ("forty two", "length", 11, 3, 0)
+    assert server.bodies == [{"model": "some-model", "messages": MESSAGES, "max_tokens": 20, "temperature": 0.7, "seed": 7, "top_k": 5}]
+    assert server.headers[0]["Authorization"] == "Bearer sk-1"
+
+
+async def test_an_address_may_end_in_the_path_and_without_a_key_none_is_sent(server: ChatServer) -> None:
+    await ask(endpoint(f"{server.url}/chat/completions/".rstrip("/")))
+    assert "Authorization" not in server.headers[0]
+
+
+async def test_a_server_that_recovers_costs_retries_only(server: ChatServer) -> None:
+    troubles = [503, b"<html>busy</html>", 429]
+    server.answer = lambda body: troubles.pop() if troubles else completion("better")
+    answer = await ask(endpoint(server.url, max_retries=3))
+    assert (answer.text, answer.retries, len(server.bodies)) == ("better", 3, 4)
+
+
+async def test_a_slow_server_is_given_up_after_its_time_limit_and_the_last_retry(server: ChatServer) -> None:
+    server.answer = lambda body: time.sleep(3)
+    before = time.monotonic()
+    with pytest.raises(EndpointError, match=r"Judge, some-model at .*in 3 attempts, the last: no answer within request_timeout_s=0\.2 s"):
+        await ask(endpoint(server.url, request_timeout_s=0.2))
+    assert time.monotonic() - before < 2.5 and len(server.bodies) == 3
+
+
+async def test_a_server_that_is_down_is_named_with_the_cause(server: ChatServer) -> None:
+    server.stop()
+    with pytest.raises(EndpointError, match=r"gave no reply in 3 attempts, the last: ClientConnectorError"):
+        await ask(endpoint(server.url))
+    with pytest.raises(EndpointError, match=r"gave no reply in one attempt: ClientConnectorError"):
+        await endpoint(server.url).check()
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, {"choices": []}, {"choices": [{}]}, {"choices": "none"}, {"error": "x"},
+        {"choices": [{"message": "text"}]}, {"choices": [{"message": {"content": {"a": 1}}}]}, {"choices": [{"message": {"content": 7}}]},
+    ],
+)  # fmt: skip
+async def test_rubbish_is_no_reply(server: ChatServer, rubbish: Any) -> None:
+    server.answer = lambda body: rubbish
+    with pytest.raises(EndpointError, match="in 2 attempts, the last: an answer"):
+        await ask(endpoint(server.url, max_retries=1))
+
+
+async def test_an_endless_answer_is_cut_off(server: ChatServer) -> None:
+    server.answer = lambda body: b" " * (9 << 20)
+    with pytest.raises(EndpointError, match="more than 8 MiB"):
+        await ask(endpoint(server.url), retries=0)
+
+
+async def test_what_the_server_refuses_for_good_is_not_tried_again_and_the_key_is_not_quoted(server: ChatServer) -> None:
+    server.answer = lambda body: 401
+    with pytest.raises(EndpointError, match=r"refuses the request with HTTP status 401: no: Bearer \*\*\*") as error:
+        await ask(endpoint(server.url, api_key="sk-secret"))
+    assert len(server.bodies) == 1 and "sk-secret" not in str(error.value)
+    assert "sk-secret" not in repr(EndpointSettings("Judge", server.url, "m", api_key="sk-secret"))
+
+
+async def test_the_key_does_not_follow_a_redirect(server: ChatServer) -> None:
+    server.answer = lambda body: 307
+    with pytest.raises(EndpointError, match="HTTP status 307"):
+        await ask(endpoint(server.url))
+
+
+async def test_no_more_requests_at_a_time_than_allowed(server: ChatServer) -> None:
+    now, most = [0], [0]
+
+    def answer(body: dict[str, Any]) -> Any:
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        time.sleep(0.05)
+        now[0] -= 1
+        return completion("x")
+
+    server.answer = answer
+    one = endpoint(server.url, max_concurrent_requests=2)
+    await asyncio.gather(*(one.ask(MESSAGES, SAMPLING, seed=i) for i in range(8)))
+    await one.close()
+    assert most[0] == 2
+
+
+def remote(server: ChatServer, **changes: Any) -> dict[str, RemoteBinding]:
+    return {"Verifier": RemoteBinding("Verifier", "api:some-model", endpoint(server.url, **changes), SAMPLING, SAMPLING)}
+
+
+def test_an_agent_behind_an_api_speaks_and_only_the_others_are_in_the_batch(make_collector: Any, scripted: Any, server: ChatServer) -> None:
+    server.answer = lambda body: completion("<verify>approve</verify>")
+    collector = make_collector(scripted(), remote=remote(server))
+    result = asyncio.run(collector.collect([TASK], 2, step=1))
+    assert list(result.batch.non_tensor_batch["agent_id"]) == ["Solver"] * 2
+    record = result.episodes[0]
+    calls = record.to_json()["calls"]
+    assert [(c["agent_id"], c["policy_id"], c["trained"]) for c in calls] == [
+        ("Solver", "solver", True), ("Verifier", "api:some-model", False),
+    ]  # fmt: skip
+    assert calls[1]["prompt"].startswith("user: Check: 2+2?\nSolver: ") and calls[1]["response_tokens"] == 3
+    assert (result.metrics["agent/verifier/calls"], result.metrics["agent/verifier/prompt_length/mean"]) == (2.0, 11.0)
+    assert result.metrics["agent/verifier/endpoint_retries"] == 0.0 and "agent/solver/endpoint_retries" not in result.metrics
+    assert record.reply_tokens == calls[0]["response_tokens"] > 3 and record.answer == "4"
+    assert "Solver: so \\boxed{4}" in server.bodies[0]["messages"][0]["content"]
+    assert server.bodies[0]["seed"] != server.bodies[1]["seed"]
+    assert asyncio.run(collector.collect([TASK], 1, step=2)).batch is not None  # on another event loop
+
+
+def test_a_server_that_is_down_fails_episodes_which_are_counted(make_collector: Any, scripted: Any, server: ChatServer) -> None:
+    def only_the_first(body: dict[str, Any]) -> Any:
+        return completion("<verify>approve</verify>") if body["seed"] == server.bodies[0]["seed"] else 500
+
+    server.answer = only_the_first
+    tolerant = make_collector(scripted(), remote=remote(server), max_failure_rate=0.5)
+    result = asyncio.run(tolerant.collect([TASK], 2, step=1))
+    assert result.metrics["episode/failed"] == 1.0 and len(result.batch) == 1
+    (failure,) = [e.failure for e in result.episodes if e.failure]
+    assert "EndpointError: the server of Judge, some-model at " in failure and "in 3 attempts, the last: HTTP status 500" in failure
+    strict = make_collector(scripted(), remote=remote(server), max_failure_rate=0.4)
+    with pytest.raises(TooManyFailuresError, match="1 x EndpointError: the server of Judge"):
+        asyncio.run(strict.collect([TASK], 2, step=1))
+
+
+def test_the_time_limit_of_a_call_holds_whatever_the_retries(make_collector: Any, scripted: Any, server: ChatServer) -> None:
+    server.answer = lambda body: 503
+    collector = make_collector(
+        scripted(), remote=remote(server, max_retries=50, retry_delay_s=0.2), call_timeout_s=0.5, max_failure_rate=1.0
+    )
+    (record,) = asyncio.run(collector.collect([TASK], 1, step=1)).episodes
+    assert "no reply for Verifier within rollout.call_timeout_s=0.5 s (policy api:some-model)" in record.failure
+
+
+async def test_candidates_of_a_tree_are_a_request_each_and_one_that_fails_is_left_out(server: ChatServer) -> None:
+    binding, prompt = remote(server, max_retries=0)["Verifier"], Prompt("text", (), messages=tuple(MESSAGES))
+    server.answer = lambda body: 500 if body["seed"] == 6 else completion(str(body["seed"]))
+    found = await binding.replies(prompt, SAMPLING, 3, 5, "id")
+    assert [(binding.text_of(r), r.stop_reason) for r in found] == [("5", "stop"), ("", "abort"), ("7", "stop")]
+    server.answer = lambda body: 500
+    with pytest.raises(EndpointError):
+        await binding.replies(prompt, SAMPLING, 3, 5, "id")
+    await binding.endpoint.close()

@@ -1,0 +1,81 @@
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from agent_system import Task
+from agent_system.reward import RewardSettings
+from agent_system.rollout import AgentBinding, Collector, CollectorSettings, TreeSettings
+from agent_system.sandbox import Limits, SandboxSettings, close_shared, configure
+from agent_system.task import task_from_row
+from agent_system.testing import ScriptedEngine, make_tokenizer
+from agent_system.workflows.code import CODER, TESTER
+from agent_system.workflows.code.problem import Case
+from agent_system.workflows.code.rows import make_row
+from verl.protocol.generate import SamplingParams
+
+ADD = "a, b = map(int, input().split())\nprint(a + b)"
+HIDDEN = (("31 41", "72"), ("5 -5", "0"), ("900 77", "977"), ("8 8", "16"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sandbox() -> Iterator[None]:
+    configure(SandboxSettings(min_level="rlimits", workers=2, limits=Limits(cpu_s=1.0, wall_s=60.0, memory_mb=128)))
+    yield
+    close_shared()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return make_tokenizer()
+
+
+def adding(**changes: Any) -> Task:
+    """Add two numbers; four golden tests."""
+    cases = [Case(f"{given}\n", f"{expected}\n") for given, expected in HIDDEN]
+    return task_from_row(
+        make_row("Add two numbers.", cases, **({"reference": ADD, "data_source": "demo", "split": "t", "index": 0} | changes))
+    )
+
+
+def fenced(program: str) -> str:
+    return f"So:\n```python\n{program}\n```"
+
+
+def written(*pairs: tuple[str, str]) -> str:
+    return "\n".join(f"Hm. <input>\n{given}\n</input>\n<output>\n{expected}\n</output>" for given, expected in pairs)
+
+
+@pytest.fixture
+def play(tokenizer: Any) -> Callable[..., Any]:
+    """Play episodes with scripted replies."""
+
+    async def run(
+        coder: Any,
+        tester: Any,
+        *,
+        task: Task | None = None,
+        n: int = 1,
+        k: int = 0,
+        max_steps: int = 3,
+        options: Any = None,
+        env: Any = None,
+    ) -> Any:
+        sampling = SamplingParams(max_tokens=4000)
+        bindings = {
+            agent: AgentBinding(agent, agent, "wg", ScriptedEngine(tokenizer, replies), tokenizer, sampling, sampling, 8000)
+            for agent, replies in ((CODER, coder), (TESTER, tester))
+        }
+        reward = RewardSettings(team_scope="call") if k else RewardSettings()
+        settings = CollectorSettings(max_failure_rate=0.5, max_steps=max_steps, reward=reward, tree=TreeSettings(k) if k else None)
+        collector = Collector.from_names(
+            orchestra_type="code",
+            env_name="code",
+            bindings=bindings,
+            settings=settings,
+            orchestra_options=options or {},
+            env_params=env or {},
+        )
+        return await collector.collect([task or adding()], n, step=0)
+
+    return run

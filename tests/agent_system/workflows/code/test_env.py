@@ -1,0 +1,173 @@
+"""The world alone: rewards, refinement, the end, forks."""
+
+import pytest
+
+from agent_system.sandbox import shared_sandbox
+from agent_system.task import task_from_row
+from agent_system.testing import check_env
+from agent_system.workflows.code import CODER, TESTER, CodeEnv, CodeEnvOptions
+from agent_system.workflows.code.problem import Case
+from agent_system.workflows.code.replies import write_pairs
+from agent_system.workflows.code.rows import make_row
+from tests.agent_system.workflows.code.conftest import ADD, HIDDEN, adding
+
+WRONG = "a, b = map(int, input().split())\nprint(a + abs(b))"  # passes three of the four golden tests
+
+
+def world(**options) -> CodeEnv:
+    env = CodeEnv(CodeEnvOptions(**options))
+    env.reset(adding())
+    return env
+
+
+@pytest.mark.parametrize(
+    ("program", "local", "rate"),
+    [
+        (ADD, 0.1 + 0.1 + 0.8, 1.0),
+        (WRONG, 0.1 + 0.1 + 0.8 * 0.75, 0.75),
+        ("print('x')", 0.1 + 0.1, 0.0),
+        ("print(1 / 0)", 0.1, 0.0),
+        ("while True: pass", 0.1, 0.0),
+        ("print(", 0.0, 0.0),
+        ("", 0.0, 0.0),
+    ],
+)
+async def test_the_coder_is_paid_for_building_running_and_passing(program: str, local: float, rate: float) -> None:
+    outcome = await world().act(CODER, program)
+    assert outcome.local == pytest.approx(local) and outcome.team == pytest.approx(rate) and not outcome.done
+    assert outcome.info["pass_rate"] == pytest.approx(rate) and outcome.info["success"] == (rate == 1.0)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "local"),
+    [
+        ([("1 2", "3")], 0.2 + 0.8),
+        ([("1 2", "3"), ("1 2", "4"), ("5 5", "10"), ("0 0", "x")], 0.2 + 0.8 * 0.5),
+        ([("not a number", "3")], 0.2),
+        ([], 0.0),
+    ],
+)
+async def test_the_tester_is_paid_for_the_form_and_for_what_the_reference_passes(pairs: list, local: float) -> None:
+    outcome = await world().act(TESTER, write_pairs(pairs))
+    assert outcome.local == pytest.approx(local) and outcome.team == 0.0
+    assert outcome.info["tester/unparsed"] == (not pairs)
+
+
+async def test_coefficients_are_options_and_a_task_without_reference_pays_the_form_only() -> None:
+    env = world(build_reward=1.0, smoke_reward=0.0, pass_reward=0.0, valid_reward=3.0)
+    assert (await env.act(CODER, "1 / 0")).local == 1.0
+    env.reset(adding(reference=""))
+    assert (await env.act(TESTER, write_pairs([("1 2", "3")]))).local == 3.0
+
+
+async def test_an_episode_earns_the_pass_rate_of_its_last_program() -> None:
+    env, team = world(), 0.0
+    for program in (WRONG, "print(1 / 0)", "", ADD):
+        team += (await env.act(CODER, program)).team
+        team += (await env.step(program)).team
+        assert team == pytest.approx({WRONG: 0.75, ADD: 1.0}.get(program, 0.0))
+
+
+async def test_a_program_is_judged_at_the_end_of_the_turn_where_no_coder_spoke() -> None:
+    outcome = await world().step(ADD)
+    assert outcome.team == 1.0 and outcome.info["success"] == 1.0 and not outcome.done
+
+
+async def test_a_turn_shows_the_tests_that_failed_to_the_next_one_and_no_golden_test() -> None:
+    env = world()
+    await env.act(CODER, WRONG)
+    await env.act(TESTER, write_pairs([("1 -1", "0"), ("1 1", "2"), ("2 2", "5")]))
+    outcome = await env.step(WRONG)
+    seen = env.observe(CODER)
+    assert outcome.observation == seen == env.observe(TESTER) and not outcome.done
+    assert seen.info["program"] == WRONG
+    assert seen.info["mismatches"] == [
+        {"given": "1 -1\n", "expected": "0\n", "found": "2\n"},
+        {"given": "2 2\n", "expected": "5\n", "found": "4\n"},
+    ]
+    assert not any(given in repr(outcome) for given, _ in HIDDEN)
+
+
+async def test_the_team_stops_when_all_its_tests_pass_even_where_the_program_is_wrong() -> None:
+    env = world()
+    await env.act(CODER, WRONG)
+    await env.act(TESTER, write_pairs([("1 1", "2")]))
+    outcome = await env.step(WRONG)
+    assert outcome.done and outcome.info["agreed"] == 1.0 and outcome.info["success"] == 0.0
+
+
+@pytest.mark.parametrize(("program", "pairs"), [(ADD, []), ("", [("1 1", "2")]), (ADD, [("1 1", "3")])])
+async def test_the_team_goes_on_without_tests_without_a_program_and_where_they_differ(program: str, pairs: list) -> None:
+    env = world()
+    await env.act(TESTER, write_pairs(pairs))
+    await env.act(CODER, program)
+    assert not (await env.step(program)).done
+
+
+async def test_tests_of_an_earlier_turn_do_not_count_again() -> None:
+    env = world()
+    await env.act(TESTER, write_pairs([("1 1", "2")]))
+    assert not (await env.step("")).done
+    assert not (await env.step(ADD)).done
+
+
+async def test_an_oracle_may_stop_the_team_instead() -> None:
+    env = world(stop="golden")
+    assert not (await env.step(WRONG)).done
+    outcome = await env.step(ADD)
+    assert outcome.done and (outcome.info["mended"], outcome.info["spoilt"]) == (1.0, 0.0)
+
+
+async def test_what_is_left_out_of_replies_is_counted() -> None:
+    env = world(max_tests=1)
+    await env.act(TESTER, write_pairs([("1 1", "2"), ("1 2", "3")]))
+    await env.act(TESTER, "")
+    await env.act(CODER, " ")
+    outcome = await env.act(CODER, "print('x' * 10**8)")
+    counted = {name: outcome.info[name] for name in ("coder/unparsed", "tester/unparsed", "tester/tests", "tester/surplus")}
+    assert counted == {"coder/unparsed": 1, "tester/unparsed": 1, "tester/tests": 1, "tester/surplus": 1}
+    assert outcome.info["coder/limits"] >= 1
+
+
+async def test_forks_go_their_own_way_and_run_nothing_twice() -> None:
+    env = world()
+    await env.act(TESTER, write_pairs([("1 1", "2")]))
+    fork = env.fork()
+    await fork.act(CODER, ADD)
+    runs = shared_sandbox().stats()["runs"]
+    outcome = await env.act(CODER, ADD)
+    assert shared_sandbox().stats()["runs"] == runs and outcome.team == 1.0
+    assert (await fork.step(ADD)).done
+    assert env.observe(CODER).info["program"] == "" and fork.observe(CODER).info["program"] == ADD
+
+
+async def test_the_order_of_the_two_does_not_matter() -> None:
+    pairs = write_pairs([("1 -1", "0")])
+    outcomes = []
+    for calls in ([(CODER, WRONG), (TESTER, pairs)], [(TESTER, pairs), (CODER, WRONG)]):
+        env = world()
+        acted = {agent: await env.act(agent, action) for agent, action in calls}
+        outcomes.append(({agent: (o.team, o.local) for agent, o in acted.items()}, await env.step(WRONG)))
+    assert outcomes[0] == outcomes[1]
+
+
+async def test_tests_of_a_function_are_told_as_the_tester_writes_them() -> None:
+    env = CodeEnv()
+    row = make_row("Solve.", [Case([[1, 2], "x"], 3)], function="solve", data_source="demo", split="t", index=0)
+    env.reset(task_from_row(row))
+    await env.act(TESTER, '<input>[1, 2]\n"x"</input><output>{"a": 1}</output>')
+    await env.step("def solve(v, s): return s")
+    assert env.observe(CODER).info["mismatches"] == [{"given": '[1, 2]\n"x"', "expected": '{"a": 1}', "found": '"x"'}]
+    assert "`solve`" in env.observe(TESTER).info["interface"] and "JSON" in env.observe(TESTER).info["form"]
+
+
+class Own(CodeEnv):
+    """A user's own kind: its forks are of the same kind."""
+
+
+def test_any_play_conforms() -> None:
+    tests = write_pairs([("1 1", "2"), ("1 -1", "7"), ("x", "x")])
+    random = (CODER, "import random; print(random.random())")
+    first = [(TESTER, tests), (CODER, WRONG), WRONG, ("Nobody", "x"), (CODER, ""), (TESTER, "\x00\ud7ff"), "", "print(", random]
+    play = [*first, (CODER, "\x00\ud800"), (CODER, ADD), (TESTER, write_pairs([("1 1", "2")])), ADD]
+    check_env(lambda seed: Own(seed=seed), adding(), play, team_range=(-1.0, 1.0), local_range=(0.0, 1.0))

@@ -1,0 +1,68 @@
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_system.workflows.code import agents
+from agent_system.workflows.code.problem import Case
+from agent_system.workflows.code.replies import read_cases, read_pairs
+
+
+def pair(given: str, expected: str) -> str:
+    return f"<input>{given}</input>\n<output>{expected}</output>"
+
+
+def test_tests_stand_anywhere_in_a_reply() -> None:
+    text = f"First\n{pair('1', '2')}\nthen <INPUT>\n3\n</Input> gives <output >\n4\n</output>"
+    assert read_pairs(text) == [("1", "2"), ("\n3\n", "\n4\n")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "<input>1</input>", "<output>1</output><input>1</input>", "<input>1<output>2</output>", "<input>1</input><output>2", "<in>1</in>",
+     "<input></output><output></input>", "</input></output>"],
+)  # fmt: skip
+def test_what_is_no_pair_is_no_test(text: str) -> None:
+    assert read_pairs(text) == []
+    said = agents.TesterAgent().project(text)
+    assert not said.valid and said.action == ""
+
+
+def test_an_unfinished_test_does_not_swallow_the_next_one() -> None:
+    assert read_pairs(f"<input>1</input> no: {pair('2', '3')} <input>4") == [("2", "3")]
+
+
+@given(st.lists(st.sampled_from(["<input>", "</input>", "<output>", "</output>", "1", "\n", "<"]), max_size=30))
+def test_any_mixture_of_tags_is_read(parts: list[str]) -> None:
+    for one, other in read_pairs("".join(parts)):
+        assert "<input>" not in one and "<output>" not in other
+
+
+def test_a_long_reply_is_read_in_no_time() -> None:
+    start = time.process_time()
+    read_pairs("<input>" * 100_000 + "<output>" * 100_000)
+    assert time.process_time() - start < 5
+
+
+def test_tests_in_the_thinking_do_not_count_and_only_tests_are_the_action() -> None:
+    said = agents.TesterAgent().project(f"<think>{pair('1', '1')}</think>Secret. {pair('2', '2')}")
+    assert said.valid and read_pairs(said.action) == [("2", "2")] and "Secret" not in said.action
+
+
+def test_tests_for_stdin_are_text_and_each_counts_once() -> None:
+    cases, left_out = read_cases(pair(" 1 2 ", "3") + pair("1 2", "3\n") + pair("4", "5") + pair("6", "7"), "", 2)
+    assert cases == (Case("1 2\n", "3\n"), Case("4\n", "5\n")) and left_out == 2
+
+
+def test_tests_for_a_function_are_json() -> None:
+    cases, left_out = read_cases(pair('[1, 2]\n"x"', '{"a": null}') + pair("1 +", "2") + pair("1", "f(x)") + pair("", "0"), "solve", 8)
+    assert cases == (Case([[1, 2], "x"], {"a": None}), Case([], 0)) and left_out == 2
+    assert read_cases(pair("[" * 10_000, "1"), "solve", 8)[0] == ()
+
+
+def test_the_last_python_block_is_the_program() -> None:
+    agent = agents.CoderAgent()
+    assert agent.project("```python\nprint(1)\n```\nor\n```py\nprint(2)\n```\n```\n3\n```").action == "print(2)"
+    for text in ("", "print(1)", "```\nprint(1)\n```", "```python\nprint(1)", "<think>```python\nprint(1)\n```"):
+        assert not agent.project(text).valid

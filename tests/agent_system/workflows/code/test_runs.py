@@ -1,0 +1,89 @@
+"""Programs on tests, for real in the sandbox; right answers are those of the judge outside, or of a special judge."""
+
+import pytest
+
+from agent_system.sandbox import Reason, RunResult, SandboxError, shared_sandbox
+from agent_system.workflows.code.problem import Case, Problem
+from agent_system.workflows.code.runs import LONGEST_ERROR, check_program
+from tests.agent_system.workflows.code.conftest import ADD
+
+CASES = (Case("1 2\n", "3\n"), Case("5 5\n", "10\n"))
+
+
+async def passed(program: str, problem: Problem) -> list[bool]:
+    return [one.passed for one in await check_program(program, problem.cases, problem, 1e-6)]
+
+
+@pytest.mark.parametrize(
+    ("program", "right"),
+    [
+        (ADD, [True, True]),
+        ("print('  3  ')", [True, False]),
+        ("import sys; print(sum(map(float, sys.stdin.read().split()))); sys.exit()", [True, True]),
+        (f"{ADD}\nimport os; os._exit(0)", [False, False]),  # what was not flushed was not printed
+        (f"{ADD}\nraise ValueError", [False, False]),
+        ("print(3", [False, False]),
+        ("", [False, False]),
+        ("while True: pass", [False, False]),
+        ("import pathlib; print(pathlib.Path('/etc/passwd').read_text())", [False, False]),
+    ],
+)
+async def test_programs_on_standard_input(program: str, right: list[bool]) -> None:
+    assert await passed(program, Problem(CASES)) == right
+
+
+@pytest.mark.parametrize(
+    ("program", "right"),
+    [
+        ("def solve(v, k): return tuple(x * k for x in v)", [True, True, True]),
+        ("def solve(v, k): return [x * k for x in v] or None", [True, True, False]),
+        ("def solve(v, k):\n    print([2, 4])\n    return None", [False, False, False]),
+        ("def solve(v): return v", [False, False, False]),
+        ("def other(v, k): return v", [False, False, False]),
+        ("class Anything:\n    def __eq__(self, other): return True\ndef solve(v, k): return Anything()", [False, False, False]),
+        ("def solve(v, k): return [float(x * k) for x in v]", [True, True, True]),
+    ],
+)
+async def test_programs_by_a_call(program: str, right: list[bool]) -> None:
+    cases = (Case([[1, 2], 2], [2, 4]), Case([[0.1], 3], [0.3]), Case([[], 1], []))
+    assert await passed(program, Problem(cases, "solve")) == right
+
+
+async def test_a_method_is_called_on_an_object_of_its_class() -> None:
+    program = "class Solution:\n    def add(self, a, b): return a + b"
+    assert await passed(program, Problem((Case([1, 2], 3),), "Solution.add")) == [True]
+
+
+JUDGE = "def judge(given, expected, found):\n    return sorted(found.split()) == sorted(given.split())"
+
+
+async def test_a_special_judge_is_asked_about_other_answers_than_the_expected_one() -> None:
+    problem = Problem((Case("3 1 2\n", "1 2 3\n"),), checker=JUDGE)
+    for program, right in (("print(2, 3, 1)", True), ("print(1, 2, 3)", True), ("print(1, 2, 4)", False), ("1 / 0", False)):
+        assert await passed(program, problem) == [right]
+
+
+@pytest.mark.parametrize("judge", ["1 / 0", "def judge(given, expected, found): return 'yes'", "def judge(given): return True", "x ="])
+async def test_a_special_judge_that_fails_or_does_not_say_true_approves_of_nothing(judge: str) -> None:
+    assert await passed("print(7)", Problem((Case("1\n", "2\n"),), checker=judge)) == [False]
+
+
+async def test_a_special_judge_reads_what_was_printed_as_data() -> None:
+    hostile = 'print(\'__import__("os").system("true") or {0.__class__} %s\')'
+    assert await passed(hostile, Problem((Case("1\n", "2\n"),), checker="def judge(g, e, f): return f.startswith('__import__')")) == [True]
+
+
+async def test_how_a_run_failed_is_told_in_one_line() -> None:
+    (error,) = await check_program("raise ValueError('no ' * 300)", CASES[:1], Problem(CASES), 0.0)
+    assert error.found.startswith("failed (error) ValueError: no no") and len(error.found) <= LONGEST_ERROR
+    (late,) = await check_program("while True: pass", CASES[:1], Problem(CASES), 0.0)
+    assert late.reason in (Reason.CPU, Reason.TIMEOUT) and late.found.startswith("failed (")
+
+
+async def test_a_sandbox_that_fails_is_not_held_against_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(program: str, tests: list) -> list[RunResult]:
+        return [RunResult(Reason.OK, stdout="3\n"), RunResult(Reason.SANDBOX, message="worker lost")]
+
+    monkeypatch.setattr(shared_sandbox(), "run_tests", broken)
+    with pytest.raises(SandboxError, match="worker lost"):
+        await check_program(ADD, CASES, Problem(CASES), 0.0)

@@ -1,0 +1,39 @@
+import pyarrow.parquet as pq
+import pytest
+
+from agent_system import AgentSystemError
+from agent_system.workflows.search.data import find_answers, find_question, main, make_row
+from agent_system.workflows.search.retrieval import load_corpus
+
+
+def test_the_generated_set_is_written_with_its_corpus(tmp_path):
+    main(["--out", str(tmp_path), "--seed", "1", "--train", "20", "--test", "8", "--two-hop", "0.25"])
+    rows = [pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "test")]
+    assert [len(part) for part in rows] == [20, 8]
+    assert sum(row["extra_info"]["hops"] == 2 for row in rows[0]) == 5
+    texts = {document.text for document in load_corpus(tmp_path / "corpus.jsonl")}
+    assert all(fact in texts for part in rows for row in part for fact in row["extra_info"]["facts"])
+
+
+@pytest.mark.parametrize(
+    ("row", "answers"),
+    [
+        ({"question": "q", "golden_answers": ["a", "b", "a"]}, ["a", "b"]),
+        ({"question": "q", "answer": ["a"]}, ["a"]),
+        ({"question": "q", "answer": "a"}, ["a"]),
+        ({"question": "q", "answers": {"text": ["a"], "answer_start": [3]}}, ["a"]),
+        ({"question": "q", "answer": {"value": "a", "aliases": ["b"]}}, ["a", "b"]),
+        ({"question": "q", "golden_answers": [], "answer": "a"}, ["a"]),
+        ({"prompt": [{"role": "user", "content": "Answer it.\nQuestion: q"}], "reward_model": {"ground_truth": {"target": ["a"]}}}, ["a"]),
+        ({"question": "q"}, []),
+    ],
+)
+def test_rows_of_every_set_are_read(row, answers):
+    assert (find_question(row), find_answers(row)) == ("q", answers)
+
+
+def test_a_row_without_question_is_empty_and_one_without_answer_refused():
+    assert find_question({"answer": "a"}) == ""
+    with pytest.raises(AgentSystemError, match="nq train row 3"):
+        make_row("q?", [" "], data_source="nq", split="train", index=3)
+    assert make_row(" q? ", ["a"], data_source="nq", split="test", index=0)["reward_model"]["ground_truth"] == {"target": ["a"]}

@@ -1,0 +1,126 @@
+import pytest
+
+from agent_system import AgentSystemError, Task
+from agent_system.options import build_options
+from agent_system.rollout.collector import EnvFactory
+from agent_system.testing import check_env
+from agent_system.workflows.search import ANSWER, SEARCH, VERIFIER, Query, SearchEnv, SearchEnvOptions, SearchOptions
+from agent_system.workflows.search.env import NO_ANSWER, NO_QUERY, NOTHING
+from tests.agent_system.workflows.search.conftest import TASK
+
+
+@pytest.fixture
+def make_env(server):
+    def make(seed: int = 0, **params) -> SearchEnv:
+        return SearchEnv(SearchEnvOptions(url=server.url, **params), seed=seed)
+
+    return make
+
+
+@pytest.fixture
+def env(make_env) -> SearchEnv:
+    env = make_env(topk=1, search_reward=0.5, verdict_reward=0.25)
+    env.reset(TASK)
+    return env
+
+
+async def test_a_search_shows_passages_and_the_answer_ends_the_episode(env):
+    assert (await env.act(VERIFIER, "no")).local == 0.25
+    found = await env.act(SEARCH, Query("author of Tamo"))
+    assert (found.local, found.done) == (0, False)
+    turn = await env.step(Query("author of Tamo"))
+    assert turn.observation.text == "Doc 1 (Title: Tamo) The author of Tamo is Kilu."
+    assert turn.info["searches"] == 1, "a query that was searched in act is not searched again in step"
+    assert (await env.act(VERIFIER, "yes")).local == 0, "yes before an answer is known is not fair"
+    assert (await env.act(SEARCH, Query("birthplace of Kilu"))).local == 0.5
+    assert (await env.act(SEARCH, Query("Dena"))).local == 0, "it was known already"
+    assert (await env.act(VERIFIER, "yes")).local == 0.25
+    last = await env.act(ANSWER, "dena.")
+    assert (last.team, last.done) == (1, True)
+    info = last.info
+    assert (info["success"], info["f1"], info["known"], info["searches"], info["verifier/early"]) == (1, 1, 1, 3, 1)
+    assert info["verifier/accuracy"] == pytest.approx(2 / 3)
+
+
+async def test_f1_pays_a_part(make_env):
+    env = make_env(reward="f1")
+    env.reset(TASK)
+    outcome = await env.act(ANSWER, "Dena Village")
+    assert (outcome.team, outcome.info["success"]) == (pytest.approx(2 / 3), 0)
+    assert make_env().config.reward == "em"
+
+
+async def test_replies_without_an_action_are_counted_and_cost_the_turn_alone(env):
+    for agent, action, text in ((SEARCH, Query(""), NO_QUERY), (ANSWER, "", NO_ANSWER)):
+        assert (await env.act(VERIFIER, "")).local == 0
+        assert (await env.act(agent, action)).done is False
+        turn = await env.step(action)
+        assert (turn.done, turn.observation.text) == (False, text)
+    assert [turn.info[f"{who}/unparsed"] for who in ("verifier", "search", "answer")] == [2, 1, 1]
+    assert (await env.act(ANSWER, "Dena")).team == 1
+
+
+async def test_a_query_over_the_limit_is_not_sent_and_the_team_reads_why(make_env):
+    env = make_env(max_query_chars=20)
+    env.reset(TASK)
+    await env.act(SEARCH, Query("author of Tamo " * 2))
+    turn = await env.step(Query("author of Tamo " * 2))
+    assert turn.observation.text == "the query has 30 characters, at most 20 are allowed; nothing was searched"
+    assert (turn.info["search/too_long"], turn.info["searches"], turn.done) == (1, 0, False)
+
+
+async def test_what_finds_nothing_and_what_was_asked_before_are_counted(env):
+    for query in ("zzz", "zzz"):
+        await env.act(SEARCH, Query(query))
+        turn = await env.step(Query(query))
+    assert turn.observation.text == NOTHING
+    assert (turn.info["search/empty"], turn.info["search/repeated"]) == (2, 1)
+
+
+async def test_passages_are_cut_and_shown_bare_where_that_is_asked_for(make_env):
+    env = make_env(topk=2, view="text", max_passage_chars=10)
+    env.reset(TASK)
+    await env.act(SEARCH, Query("Tamo translator"))
+    assert (await env.step("")).observation.text == "The transl\nThe author"
+
+
+async def test_a_team_of_one_searches_and_answers_in_step(env):
+    turn = await env.step(Query("birthplace of Kilu"))
+    assert (turn.done, "Dena" in turn.observation.text) == (False, True)
+    turn = await env.step("Dena")
+    assert (turn.done, turn.team) == (True, 1)
+
+
+def test_an_episode_is_the_same_again_in_a_fork_and_in_a_pickled_copy(server):
+    factory = EnvFactory(SearchEnv, SearchEnvOptions(url=server.url, search_reward=0.5, verdict_reward=0.5))
+    searched, empty = (SEARCH, Query("author")), (SEARCH, Query(""))
+    actions = [(VERIFIER, "no"), searched, "author", (VERIFIER, ""), empty, "", (VERIFIER, "yes"), (ANSWER, ""), "", (ANSWER, "Dena")]
+    check_env(factory.make, TASK, actions, team_range=(0, 1), local_range=(0, 0.5))
+
+
+@pytest.mark.parametrize("truth", [None, "", [], {"target": []}, {"answer": "x"}])
+def test_a_task_without_an_accepted_answer_is_named(env, truth):
+    with pytest.raises(AgentSystemError, match="task 't7' has no answer"):
+        env.reset(Task("t7", "Who?", "demo", truth))
+
+
+@pytest.mark.parametrize(("params", "found"), [({}, "found neither"), ({"url": "http://a", "corpus": "b.jsonl"}, "found both")])
+def test_exactly_one_place_to_search_in_is_needed(params, found):
+    with pytest.raises(AgentSystemError, match=found):
+        SearchEnv(SearchEnvOptions(**params)).reset(TASK)
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "words"),
+    [
+        (SearchEnvOptions, {"view": "ful"}, "did you mean 'full'"),
+        (SearchEnvOptions, {"reward": "rouge"}, "must be one of em, f1"),
+        (SearchEnvOptions, {"topk": 0}, "topk must be positive"),
+        (SearchEnvOptions, {"timeout_s": -1}, "timeout_s must be positive"),
+        (SearchOptions, {"verdict_fallback": "maybe"}, "must be one of no, yes"),
+        (SearchOptions, {"prompt_style": "tiny"}, "must be one of full, short"),
+    ],
+)
+def test_options_that_cannot_be_are_named(cls, options, words):
+    with pytest.raises(AgentSystemError, match=words):
+        build_options(cls, options, "here")

@@ -1,0 +1,88 @@
+import asyncio
+import threading
+
+import pytest
+
+from agent_system.workflows.search.retrieval.corpus import Document
+from agent_system.workflows.search.retrieval.finder import Finder
+
+DOCUMENTS = [Document(str(i), "", f"text {i}") for i in range(10)]
+
+
+class Counting:
+    """Finds document 1 for "1", and holds every search back until it is let go."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.go = threading.Event()
+
+    def search(self, queries, topk):
+        self.batches.append(list(queries))
+        assert self.go.wait(20)
+        if "bad" in queries:
+            raise ValueError("no such word")
+        return [[(int(query), 1.0)] * topk for query in queries]
+
+
+@pytest.fixture
+def index() -> Counting:
+    return Counting()
+
+
+async def test_what_is_asked_while_the_index_is_busy_is_searched_together(index):
+    finder = Finder(DOCUMENTS, index, max_batch=3)
+    first = asyncio.create_task(finder.find(["0"], 1))
+    await asyncio.sleep(0.05)
+    others = [asyncio.create_task(finder.find([str(i)], 1)) for i in range(1, 6)]
+    await asyncio.sleep(0.05)
+    index.go.set()
+    found = await asyncio.gather(first, *others)
+    assert [hits[0][0][0].id for hits in found] == list("012345")
+    assert index.batches == [["0"], ["1", "2", "3"], ["4", "5"]]
+    finder.close()
+
+
+async def test_a_query_is_searched_once_for_all_who_ask_at_the_same_time_or_later(index):
+    index.go.set()
+    finder = Finder(DOCUMENTS, index)
+    await asyncio.gather(*[finder.find(["1", "2"], 1) for _ in range(5)])
+    await finder.find(["2", "1", "3"], 1)
+    assert index.batches == [["1", "2"], ["3"]]
+    assert finder.cached == 2
+    await finder.find(["1"], 2)
+    assert index.batches[-1] == ["1"], "another number of documents is another question"
+    finder.close()
+
+
+async def test_the_oldest_of_what_is_known_is_forgotten(index):
+    index.go.set()
+    finder = Finder(DOCUMENTS, index, cache_size=2)
+    for query in ("1", "2", "1", "3", "1", "2"):
+        await finder.find([query], 1)
+    assert index.batches == [["1"], ["2"], ["3"], ["2"]]
+    finder.close()
+
+
+async def test_a_query_that_fails_costs_those_beside_it_nothing(index):
+    finder = Finder(DOCUMENTS, index)
+    first = asyncio.create_task(finder.find(["0"], 1))
+    await asyncio.sleep(0.05)
+    others = [asyncio.create_task(finder.find([query], 1)) for query in ("1", "bad", "2")]
+    await asyncio.sleep(0.05)
+    index.go.set()
+    zero, one, bad, two = await asyncio.gather(first, *others, return_exceptions=True)
+    assert [hits[0][0][0].id for hits in (zero, one, two)] == ["0", "1", "2"]
+    assert isinstance(bad, ValueError)
+    finder.close()
+
+
+async def test_who_gives_up_does_not_end_the_search_for_the_others(index):
+    finder = Finder(DOCUMENTS, index)
+    impatient = asyncio.create_task(finder.find(["4"], 1))
+    patient = asyncio.create_task(finder.find(["4"], 1))
+    await asyncio.sleep(0.05)
+    impatient.cancel()
+    index.go.set()
+    assert (await patient)[0][0][0].id == "4"
+    assert index.batches == [["4"]]
+    finder.close()

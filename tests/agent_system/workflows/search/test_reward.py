@@ -1,0 +1,52 @@
+import pytest
+
+from agent_system.workflows.search.reward import accepted_answers, contains, exact_match, f1_score, normalize
+
+
+def test_case_articles_punctuation_and_spaces_do_not_count():
+    assert normalize("  The  U.S. of a-Team! ") == "us of ateam"
+    assert exact_match("the Beatles.", ["Beatles"]) == 1
+    assert exact_match("Beatles band", ["Beatles"]) == 0
+
+
+@pytest.mark.parametrize("answer", ["", "  ", "the", "..."])
+def test_an_answer_without_a_word_is_wrong(answer):
+    assert exact_match(answer, ["The", ""]) == 0
+    assert f1_score(answer, ["The", "x"]) == 0
+
+
+def test_the_best_accepted_answer_counts():
+    assert exact_match("NYC", ["New York", "nyc"]) == 1
+    assert f1_score("New York City", ["London", "New York"]) == pytest.approx(0.8)
+    assert f1_score("york york", ["New York"]) == pytest.approx(0.5), "a word counts as often as the other side has it"
+    assert f1_score("x", []) == 0
+
+
+def test_yes_and_no_are_right_or_wrong_as_a_whole():
+    assert f1_score("yes", ["yes"]) == 1
+    assert f1_score("yes of course", ["yes"]) == 0
+    assert f1_score("no", ["no way"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("truth", "expected"),
+    [
+        ("Dena", ["Dena"]),
+        (["Dena", " ", "Dena Town"], ["Dena", "Dena Town"]),
+        ({"target": ["a", 7]}, ["a", "7"]),
+        ({"target": "a"}, ["a"]),
+        ({"other": "a"}, []),
+        (None, []),
+        ("  ", []),
+        (1984, ["1984"]),
+        (("a", None), ["a"]),
+    ],
+)
+def test_ground_truths_of_all_sets_are_read(truth, expected):
+    assert accepted_answers(truth) == expected
+
+
+def test_an_answer_is_found_in_a_text_as_whole_words():
+    assert contains(["She was born in the New York!"], ["new york"])
+    assert not contains(["Newark and Yorkshire"], ["york"])
+    assert not contains(["anything"], ["", "the"])

@@ -1,0 +1,122 @@
+"""Placements of a team of two, and what the engines of a run say of its policies before they are let go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from verl.protocol.generate import GenerateRequest, Generation, SamplingParams
+from verl.trainer.placement import AgentPlacement
+from verl.trainer.ppo.team import TeamWorkers
+
+ASKER, VERIFIER = "Asker", "Verifier Agent"
+ADAPTER = {"actor_rollout_ref.model.lora_rank": 4, "actor_rollout_ref.actor.optim.lr": 0.01}
+KL = {"actor_rollout_ref.actor.use_kl_loss": True, "algorithm.use_kl_in_reward": True}
+PROMPT = (40, 41, 42, 43, 44)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A placement.
+
+    Attributes:
+        changes: overrides that ask for it; `{qwen}` and `{llama}` stand for the folders of two models.
+        policy_of: the policy of each agent.
+        frozen: policies that must stay as their model is.
+    """
+
+    changes: dict[str, Any]
+    policy_of: dict[str, str]
+    frozen: tuple[str, ...] = ()
+
+    @property
+    def trained(self) -> set[str]:
+        """The policies that must move."""
+        return set(self.policy_of.values()) - set(self.frozen)
+
+
+OWN = {ASKER: "asker", VERIFIER: "verifier_agent"}
+LEVELS: dict[str, Level] = {
+    "L0": Level({"agent.orchestra_type": "alone", "agent.agent_ids": "[Asker]"}, {ASKER: "asker"}),
+    "L1": Level({"agent.specialization": "prompt"}, {ASKER: "tiny_qwen30", VERIFIER: "tiny_qwen30"}),
+    "L2": Level({"agent.specialization": "lora"} | ADAPTER, OWN),
+    "L2_shared": Level({"agent.specialization": "lora", "agent.adapter_ids": "[Both,Both]"} | ADAPTER, {ASKER: "both", VERIFIER: "both"}),
+    "L2_critic": Level({"agent.specialization": "lora", "algorithm.adv_estimator": "gae"} | ADAPTER, OWN),
+    "mixed": Level({"agent.specialization": "[lora,full]"} | ADAPTER, OWN),
+    "L3": Level({"agent.specialization": "full"}, OWN),
+    "frozen": Level({"agent.frozen": "[Verifier Agent]"}, OWN, frozen=("verifier_agent",)),
+    "frozen_base": Level(
+        {"agent.specialization": "lora", "agent.frozen": "[verifier_agent]"} | ADAPTER,
+        {ASKER: "asker", VERIFIER: "tiny_qwen30_lora"},
+        ("tiny_qwen30_lora",),
+    ),
+    "heterogeneous": Level({"agent.model_ids": "[{qwen},{llama}]"}, OWN),
+    "heterogeneous_lora": Level({"agent.model_ids": "[{qwen},{llama}]", "agent.specialization": "lora"} | ADAPTER, OWN),
+}
+
+
+def changes_of(level: Level, qwen: Path, llama: Path) -> dict[str, Any]:
+    """The overrides of a level on two models."""
+    return {k: v.format(qwen=qwen, llama=llama) if isinstance(v, str) else v for k, v in level.changes.items()}
+
+
+@contextmanager
+def asked_at_the_end() -> Iterator[dict[str, Generation]]:
+    """What each policy's engine says to `PROMPT` when a run in this block is over, by `policy_id`; adapters and bases apart."""
+    said: dict[str, Generation] = {}
+    shutdown = TeamWorkers.shutdown
+
+    async def ask(team: TeamWorkers, rows: list[AgentPlacement]) -> None:
+        for row in rows:
+            request = GenerateRequest(PROMPT, SamplingParams(max_tokens=12), adapter=row.adapter, seed=5)
+            (said[row.policy_id],) = await team.clients[row.wg_id].generate(request)
+
+    def first_ask(team: TeamWorkers) -> None:
+        asyncio.run(ask(team, list(team.placement.agents)))
+        shutdown(team)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TeamWorkers, "shutdown", first_ask)
+        yield said
+
+
+def log_probs(model: Any, generation: Generation) -> list[float]:
+    """What a plain model makes of a reply to `PROMPT`."""
+    ids = torch.tensor([[*PROMPT, *generation.token_ids]])
+    with torch.no_grad():
+        scores = model(input_ids=ids).logits[0, len(PROMPT) - 1 : -1].log_softmax(dim=-1)
+    return scores.gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0].tolist()
+
+
+def load_exported(folder: Path) -> Any:
+    """A policy's folder, by plain transformers or plain peft."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    if not (folder / "adapter_config.json").is_file():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), folder)
+
+
+def policies(run_dir: Path, step: int) -> dict[str, bytes]:
+    """Weights of every policy in a checkpoint, as Hugging Face and PEFT read them."""
+    actor = run_dir / "checkpoints" / f"global_step_{step}" / "actor"
+    files = sorted(actor.glob("*/huggingface/model.safetensors")) + sorted(actor.glob("*/huggingface/*/adapter_model.safetensors"))
+    return {(f.parent.parent if f.name == "model.safetensors" else f.parent).name: f.read_bytes() for f in files}
+
+
+def without_copies(run_dir: Path, step: int) -> Path:
+    """A copy of a run's checkpoint that has no Hugging Face folders, away from the run."""
+    moved = run_dir.with_name("moved") / f"global_step_{step}"
+    shutil.copytree(run_dir / "checkpoints" / f"global_step_{step}", moved, ignore=shutil.ignore_patterns("huggingface"))
+    return moved

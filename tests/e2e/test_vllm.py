@@ -1,0 +1,126 @@
+"""Whole runs that sample with vLLM: both controllers, a shared model and adapters; and an engine that dies in the middle of a step."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import Run, read_metrics
+from tests.e2e.test_levels import ADAPTER, policies
+from tests.workers.rollout.conftest import engine_processes
+from verl.protocol.generate import EngineGoneError
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
+FAULTS = '''
+"""A world that kills vLLM's process when the first episodes of step 2 begin: once, or whenever it is there."""
+
+import functools
+import os
+import threading
+import time
+
+import my_flow_package
+from agent_system.environment import Observation
+from agent_system.registry import EnvRegistry
+from tests.workers.rollout.conftest import engine_processes
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est
+
+state = {"steps": 0, "killed": 0}
+
+
+def hunt(times):
+    while state["killed"] < times:
+        for process in engine_processes():
+            if state["killed"] < times:
+                state["killed"] += 1
+                process.kill()
+                process.wait(30)
+        time.sleep(0.05)
+
+
+@EnvRegistry.register("deadly_world")
+class DeadlyWorld(my_flow_package.MyWorld):
+    blocking = False
+
+    def reset(self, task):
+        if state["steps"] == 1:
+            state["steps"] = -1000
+            threading.Thread(target=hunt, args=(int(os.environ["ENGINE_DEATHS"]),), daemon=True).start()
+        return Observation(task.prompt)
+
+
+@register_adv_est("counted")
+@functools.wraps(compute_grpo_outcome_advantage)
+def counted(*args, **kwargs):
+    state["steps"] += 1
+    return compute_grpo_outcome_advantage(*args, **kwargs)
+'''
+
+
+@pytest.fixture
+def vllm(train: Run, wide_heads_model_dir: Path) -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """Train with vLLM; when the run is over none of its processes is there any more."""
+    settings = {"actor_rollout_ref.rollout.name": "vllm", "actor_rollout_ref.model.path": wide_heads_model_dir, "data.val_files": "[]"}
+
+    def go(changes: dict[str, Any]) -> Any:
+        return train(settings | {"trainer.val_before_train": False, "trainer.save_freq": 1} | changes)
+
+    yield go
+    assert not psutil.wait_procs(engine_processes(), timeout=20)[1]
+
+
+def check_steps(run_dir: Path, moved: set[str]) -> list[dict[str, Any]]:
+    """Two steps with finite numbers, engine and trainer of one mind, and exactly these policies changed; returns the steps."""
+    steps = [line for line in read_metrics(run_dir) if "actor/lr" in line]
+    assert len(steps) == 2 and all(math.isfinite(value) for line in steps for value in line.values())
+    assert all(line["training/rollout_probs_diff_max"] < 1e-5 for line in steps)
+    first, second = policies(run_dir, 1), policies(run_dir, 2)
+    assert set(second) == moved and all(first[policy] != second[policy] for policy in second)
+    return steps
+
+
+def test_a_shared_model_without_ray_and_an_engine_that_dies_once(
+    vllm: Callable[..., Any], tmp_path: Path, deadly: Callable[..., Any]
+) -> None:
+    vllm(deadly(1))
+    steps = check_steps(tmp_path / "run", {"tiny_qwen31"})
+    assert [line["training/engine_restarts"] for line in steps] == [0, 1]
+
+
+def test_an_engine_that_dies_twice_in_a_step_ends_the_run_with_the_last_checkpoint(
+    vllm: Callable[..., Any], tmp_path: Path, deadly: Callable[..., Any]
+) -> None:
+    with pytest.raises(EngineGoneError, match="engine"):
+        vllm(deadly(2))
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "1"
+    assert [len(policies(tmp_path / "run", step)) for step in (1, 2)] == [1, 0]
+
+
+@pytest.fixture
+def deadly(user_package: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], dict[str, Any]]:
+    """The changes of a run whose engine is killed so many times in step 2."""
+    (user_package / "deadly_package.py").write_text(FAULTS)
+
+    def build(times: int) -> dict[str, Any]:
+        if "deadly_package" in sys.modules:
+            sys.modules["deadly_package"].state.update(steps=0, killed=0)
+        monkeypatch.setenv("ENGINE_DEATHS", str(times))
+        return {
+            "agent.specialization": "prompt",
+            "agent.plugins": "[my_flow_package,deadly_package]",
+            "env.env_name": "deadly_world",
+            "algorithm.adv_estimator": "counted",
+        }
+
+    return build
+
+
+@pytest.mark.ray
+def test_adapters_on_ray(vllm: Callable[..., Any], tmp_path: Path) -> None:
+    vllm({"agent.specialization": "lora", "trainer.controller": "ray"} | ADAPTER)
+    check_steps(tmp_path / "run", {"asker", "verifier_agent"})

@@ -1,0 +1,50 @@
+"""The search recipe runs, made small, and leaves no server behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from recipe.search.measure import summarise
+from tests.house.source import ROOT
+
+SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "env.rollout.n=2", "data.val_max_samples=4", "env.rollout.val_n=1"]
+
+
+def processes_about(folder: Path) -> set[str]:
+    """Process ids with the folder in their command line."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if str(folder).encode() in (entry / "cmdline").read_bytes():
+                    found.add(entry.name)
+            except OSError:
+                continue
+    return found
+
+
+def test_the_script_trains_on_a_real_server_keeps_earlier_rows_and_leaves_no_process(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps([{"seed": 9, "before": 0.3, "after": 0.9, "train_seconds": 1.0}]))
+    env = os.environ | {"DEMOS": "160", "EMBEDDED_DIR": str(tmp_path / "embedded")}
+    command = [sys.executable, "recipe/search/measure.py", "--seeds", "7", "--out", str(tmp_path), *SMALL]
+    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=400)
+    one, kept = json.loads((tmp_path / "results.json").read_text())
+    assert (one["seed"], one["steps"], kept["seed"]) == (7, 1, 9)
+    assert 0 <= one["before"] <= 1
+    assert 0 <= one["after"] <= 1
+    assert one["train_seconds"] > 0
+    assert one["searches_before"] > 0, "the server was asked"
+    assert processes_about(tmp_path) == set()
+
+
+def test_a_row_has_before_and_after_of_the_first_and_last_validation() -> None:
+    accuracy = "val-core/x/acc/mean@4"
+    lines = [
+        {"step": 0, accuracy: 0.4, "val/env/f1": 0.5},
+        {"step": 1, "timing_s/step": 2.0},
+        {"step": 2, accuracy: 0.9, "timing_s/step": 3.04},
+    ]
+    row = summarise(1, lines)
+    assert (row["before"], row["after"], row["train_seconds"], row["steps"], row["f1_before"]) == (0.4, 0.9, 5.0, 2, 0.5)

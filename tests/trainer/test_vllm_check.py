@@ -1,0 +1,46 @@
+"""What vLLM cannot do is said before a worker starts."""
+
+from pathlib import Path
+
+import pytest
+
+import patches
+from verl.trainer.config import RunConfig
+from verl.trainer.config_check import ConfigError
+from verl.trainer.placement import build_placement
+from verl.trainer.vllm_check import check_vllm
+
+
+def check(model: Path, device: str = "cpu", **model_keys: object) -> None:
+    config = RunConfig()
+    config.actor_rollout_ref.model.path = str(model)
+    config.actor_rollout_ref.rollout.name = "vllm"
+    config.agent.specialization = "lora"
+    for key, value in model_keys.items():
+        setattr(config.actor_rollout_ref.model, key, value)
+    check_vllm(build_placement(config.agent, config.actor_rollout_ref), device)
+
+
+def test_a_model_that_can_be_served_is_silent(wide_heads_model_dir: Path, tiny_model_dir: Path) -> None:
+    check(wide_heads_model_dir)
+    check(tiny_model_dir, "cuda")
+
+
+def test_heads_and_ranks_that_vllm_has_not_are_named(wide_heads_model_dir: Path, tiny_model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"worker group '.*' \(model .*\): the model's attention heads have 8 channels"):
+        check(tiny_model_dir)
+    with pytest.raises(ConfigError, match=r"rank 513; vLLM serves at most 512"):
+        check(wide_heads_model_dir, lora_rank=513)
+
+
+def test_a_missing_vllm_and_another_version_say_what_to_install(wide_heads_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "version", lambda name: "0.29.1")
+    with pytest.raises(ConfigError, match=r"rollout\.name=vllm is for vllm>=0\.32,<0\.33, but vllm 0\.29\.1 is installed.*pip install"):
+        check(wide_heads_model_dir)
+
+    def missing(name: str) -> str:
+        raise patches.PackageNotFoundError(name)
+
+    monkeypatch.setattr(patches, "version", missing)
+    with pytest.raises(ConfigError, match=r"none is installed; pip install 'verl-mas\[vllm\]', or 'verl-mas\[cpu-vllm\]'"):
+        check(wide_heads_model_dir)

@@ -1,0 +1,277 @@
+"""What every engine promises, held against each: `hf`, and `vllm` with its model in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from tests.workers.rollout.conftest import EVERYONE, SPECS, VOCAB, all_of, engine_processes, largest_gap, request, tensors_of, tiny_model
+from tests.workers.rollout.conftest import peft_model as any_peft_model
+from verl.protocol.generate import GenerateRequest, RolloutError, SamplingParams
+from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
+from verl.workers.rollout.base import RolloutEngine
+from verl.workers.rollout.server import build_engine
+
+# vLLM on a CPU has kernels for heads of 32 channels and more.
+HEAD_DIM = 32
+MAX_MODEL_LEN = 256
+pytestmark = [pytest.mark.parametrize("name", ["hf", "vllm"], scope="module"), pytest.mark.timeout(1200)]
+
+
+peft_model = functools.partial(any_peft_model, head_dim=HEAD_DIM)
+
+
+def base_weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in tiny_model(seed, HEAD_DIM).named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def started(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutEngine]:
+    """One engine of each kind for the whole module: starting vLLM takes seconds."""
+    folder: Path = tmp_path_factory.mktemp("model")
+    tiny_model(0, HEAD_DIM).save_pretrained(folder)
+    adapters = {
+        key: ActorRolloutRefConfig(
+            model=ModelConfig(
+                lora_rank=spec.rank, lora_alpha=spec.alpha, target_modules=spec.target_modules, exclude_modules=spec.exclude_modules
+            )
+        )
+        for key, spec in SPECS.items()
+    }
+    config = ActorRolloutRefConfig(model=ModelConfig(path=str(folder)), rollout=RolloutConfig(name=name, max_num_seqs=16))
+    engine = build_engine(config, max_model_len=MAX_MODEL_LEN, device="cpu", seed=0, num_threads=1, adapters=adapters)
+    yield engine
+    engine.close()
+    assert not engine_processes()
+
+
+@pytest.fixture
+def engine(started: RolloutEngine) -> RolloutEngine:
+    """The engine with the base and all adapters as they were at first."""
+    started.update_weights(base_weights(), version=0)
+    for name in SPECS:
+        started.update_weights(tensors_of(peft_model(), name), adapter=name, version=1)
+    return started
+
+
+def ask(adapter: str | None, seed: int = 0, max_tokens: int = 12, length: int = 140, **sampling: Any) -> GenerateRequest:
+    """A request with the prompt that all have; it is longer than a block of vLLM's prefix cache."""
+    plain = request(length, max_tokens, seed=seed, prompt_seed=7, **sampling)
+    return dataclasses.replace(plain, adapter=adapter, request_id=f"{adapter}-{seed}")
+
+
+def test_it_fits_the_protocol(engine: RolloutEngine) -> None:
+    assert isinstance(engine, RolloutEngine)
+
+
+async def test_log_probs_are_those_of_the_whole_distribution_at_the_sampling_temperature(engine: RolloutEngine) -> None:
+    how: list[dict[str, Any]] = [{}, {"temperature": 0.6}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.8}, {"top_k": 5}]
+    how.append({"temperature": 1.3, "top_k": 3, "top_p": 0.9})
+    requests = [request(length, 30, seed=i + length, **how[i]) for i in range(len(how)) for length in (1, 33, 160)]
+    replies = await all_of(engine, requests)
+    assert all(len(reply.token_ids) == 30 and reply.stop_reason == "length" for reply in replies)
+    assert largest_gap(peft_model(), requests, replies) < 1e-5
+
+
+async def test_greedy_takes_the_most_likely_token_at_every_step(engine: RolloutEngine) -> None:
+    req = request(20, 30, temperature=0.0)
+    (reply,) = await engine.generate(req)
+    with torch.no_grad():
+        logits = tiny_model(0, HEAD_DIM)(input_ids=torch.tensor([req.prompt_ids + reply.token_ids])).logits[0, 19:-1]
+    assert tuple(logits.argmax(-1).tolist()) == reply.token_ids
+
+
+async def test_a_seed_gives_one_reply_and_n_replies_differ_and_need_the_prompt_once(engine: RolloutEngine) -> None:
+    first, again, other = [await engine.generate(request(160, 12, seed=seed, prompt_seed=3, n=4)) for seed in (1, 1, 2)]
+    assert [reply.token_ids for reply in first] == [reply.token_ids for reply in again]
+    assert len({reply.token_ids for reply in (*first, *other)}) == 8
+    before = engine.stats()
+    await engine.generate(request(160, 2, seed=9, n=8))
+    after = engine.stats()
+    assert after["prompt_tokens_copied"] - before["prompt_tokens_copied"] >= 7 * 128
+    assert after["replies"] - before["replies"] == 8 and after["tokens"] - before["tokens"] == 16
+
+
+async def test_a_reply_ends_with_the_first_stop_token_of_its_request_alone(engine: RolloutEngine) -> None:
+    (free,) = await engine.generate(request(10, 30))
+    stops = (free.token_ids[12], free.token_ids[20])
+    (stopped,) = await engine.generate(request(10, 30, stop_token_ids=stops))
+    end = min(free.token_ids.index(stop) for stop in stops)
+    assert stopped.stop_reason == "stop" and stopped.token_ids == free.token_ids[: end + 1]
+    assert stopped.log_probs == pytest.approx(free.log_probs[: end + 1], abs=1e-5)
+
+
+async def test_max_tokens_is_clipped_to_the_room_the_model_leaves(engine: RolloutEngine) -> None:
+    (reply,) = await engine.generate(request(MAX_MODEL_LEN - 1, 50))
+    assert (len(reply.token_ids), reply.stop_reason) == (1, "length")
+    (reply,) = await engine.generate(request(MAX_MODEL_LEN - 30, 50))
+    assert len(reply.token_ids) == 30
+
+
+async def test_a_request_that_cannot_be_served_says_why(engine: RolloutEngine) -> None:
+    for bad, match in (
+        (request(MAX_MODEL_LEN, 5, request_id="r7"), "r7 has 256 tokens, max_model_len is 256"),
+        (GenerateRequest((), SamplingParams(5)), "0 prompt tokens"),
+        (GenerateRequest((1, VOCAB), SamplingParams(5)), "outside"),
+        (GenerateRequest((1,), SamplingParams(5), n=0), "n=0"),
+        (GenerateRequest((1,), SamplingParams(5, top_p=0.0)), "top_p"),
+        (ask("planner"), r"request planner-0: there is no adapter 'planner'.*\['a', 'b', 'c'\]"),
+    ):
+        with pytest.raises(RolloutError, match=match):
+            await engine.generate(bad)
+
+
+async def until_running(engine: RolloutEngine) -> None:
+    while engine.stats()["active"] == 0:
+        await asyncio.sleep(0.01)
+
+
+async def test_abort_and_cancel_free_what_a_request_holds(engine: RolloutEngine) -> None:
+    flight = asyncio.create_task(engine.generate(request(10, 240, n=4, request_id="x")))
+    await until_running(engine)
+    await asyncio.sleep(0.05)
+    ended = engine.abort("x")
+    replies = await flight
+    assert 0 < ended <= 4 and engine.abort("x") == 0
+    assert sum(reply.stop_reason == "abort" for reply in replies) == ended
+    assert all(len(reply.token_ids) == len(reply.log_probs) for reply in replies)
+    flight = asyncio.create_task(engine.generate(request(10, 240, n=4)))
+    await until_running(engine)
+    flight.cancel()
+    await asyncio.gather(flight, return_exceptions=True)
+    engine.sleep()
+    assert engine.stats()["active"] == 0
+
+
+async def test_a_pause_holds_replies_and_sleep_wants_an_idle_engine(engine: RolloutEngine) -> None:
+    (expected,) = await engine.generate(request(10, 30))
+    engine.pause()
+    flight = asyncio.create_task(engine.generate(request(10, 30)))
+    await asyncio.sleep(0.3)
+    assert not flight.done()
+    with pytest.raises(RolloutError, match="cannot sleep with 1 request"):
+        engine.sleep()
+    engine.resume()
+    assert (await flight)[0].token_ids == expected.token_ids
+    engine.sleep()
+    assert (await engine.generate(request(10, 30)))[0].token_ids == expected.token_ids
+    engine.wake()
+
+
+async def test_base_and_adapters_in_one_batch_agree_with_peft_before_and_after_an_update(engine: RolloutEngine) -> None:
+    """More requests than places, so that a place passes from one adapter to another; all have the same prompt."""
+    requests = [ask(name, seed) for seed in range(5) for name in EVERYONE]
+    before = await all_of(engine, requests)
+    assert largest_gap(peft_model(), requests, before) < 1e-5
+    assert len({reply.log_probs[0] for reply in before[:4]}) == 4
+    newer = peft_model(seed=1)
+    engine.update_weights(tensors_of(newer, "a"), adapter="a", version=2)
+    after = await all_of(engine, requests)
+    for name in EVERYONE:
+        mine = [i for i, req in enumerate(requests) if req.adapter == name]
+        model = newer if name == "a" else peft_model()
+        assert largest_gap(model, [requests[i] for i in mine], [after[i] for i in mine]) < 1e-5, name
+        assert {after[i].version for i in mine} == {{None: 0, "a": 2}.get(name, 1)}
+    assert after[1].log_probs[0] != before[1].log_probs[0]
+    assert (engine.version, engine.version_of("a"), engine.version_of("b")) == (0, 2, 1)
+
+
+async def test_half_an_update_of_an_adapter_is_none_and_others_are_sampled_meanwhile(engine: RolloutEngine) -> None:
+    newer = peft_model(seed=1)
+    halves = list(tensors_of(newer, "a").items())
+    running = asyncio.create_task(engine.generate(ask("b", 3, max_tokens=60)))
+    await until_running(engine)
+    engine.update_weights(dict(halves[:5]), adapter="a", version=2, final=False)
+    (reply,) = await all_of(engine, [ask("a")])
+    assert reply.version == 1 and largest_gap(peft_model(), [ask("a")], [reply]) < 1e-5
+    engine.update_weights(dict(halves[5:]), adapter="a", version=2)
+    (reply,) = await all_of(engine, [ask("a")])
+    assert reply.version == 2 and largest_gap(newer, [ask("a")], [reply]) < 1e-5
+    assert largest_gap(peft_model(), [ask("b", 3, max_tokens=60)], await running) < 1e-5
+
+
+async def test_new_base_weights_come_in_buckets_and_change_the_rows_of_every_adapter(engine: RolloutEngine) -> None:
+    requests = [ask(name) for name in EVERYONE]
+    await all_of(engine, requests)
+    new = base_weights(seed=1)
+    names = sorted(new)
+    engine.update_weights({name: new[name] for name in names[:4]}, version=5, final=False)
+    flight = asyncio.create_task(all_of(engine, requests))
+    await asyncio.sleep(0.2)
+    assert not flight.done() and engine.version == 0, "nothing is sampled between two buckets"
+    with pytest.raises(RolloutError, match="never came"):
+        engine.update_weights({}, version=5)
+    engine.update_weights({name: new[name] for name in names[4:]}, version=5)
+    replies = await flight
+    assert largest_gap(peft_model(base=1), requests, replies) < 1e-5
+    assert [reply.version for reply in replies] == [5, 1, 1, 1]
+
+
+async def test_stale_keys_would_be_noticed(engine: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tests above rest on: with the keys of old weights kept, log-probs are wrong by far more than the tolerance."""
+    newer = peft_model(seed=1, base=1)
+    await all_of(engine, [ask(None), ask("a")])
+    if name == "hf":
+        monkeypatch.setattr(engine._scheduler, "forget", lambda *_: None)
+        monkeypatch.setattr(engine._scheduler, "forget_adapter", lambda *_: None)
+        engine.update_weights(tensors_of(newer, "a"), adapter="a", version=2)
+    else:
+        stale, pause = engine._adapters.request("a"), engine._llm.pause_generation
+        engine.update_weights(tensors_of(newer, "a"), adapter="a", version=2)
+        monkeypatch.setattr(engine._adapters, "request", lambda adapter, replace=False: stale if adapter else None)
+        monkeypatch.setattr(engine._llm, "pause_generation", lambda mode, clear_cache: pause(mode=mode, clear_cache=False))
+    (reply,) = await all_of(engine, [ask("a")])
+    assert largest_gap(peft_model(seed=1), [ask("a")], [reply]) > 1e-3
+    engine.update_weights(base_weights(seed=1), version=5)
+    (reply,) = await all_of(engine, [ask(None)])
+    assert largest_gap(newer, [ask(None)], [reply]) > 1e-3
+
+
+async def test_a_reply_in_flight_goes_on_with_new_weights(engine: RolloutEngine) -> None:
+    flight = asyncio.create_task(engine.generate(ask(None, max_tokens=100)))
+    await until_running(engine)
+    engine.update_weights(base_weights(seed=1), version=7)
+    (reply,) = await flight
+    assert reply.version == 7 and len(reply.token_ids) == 100
+
+
+async def test_weights_that_do_not_fit_are_refused(engine: RolloutEngine) -> None:
+    good, norm = tensors_of(peft_model(), "b"), "model.norm.weight"
+    first = next(iter(good))
+    for adapter, tensors, match in (
+        (None, {"model.nrom.weight": torch.ones(64)}, "model.nrom.weight"),
+        (None, {norm: torch.ones(3)}, r"\(3,\), expected \(64,\)"),
+        ("planner", good, "no adapter 'planner' to update"),
+        ("b", tensors_of(peft_model(), "a"), "update of adapter 'b' has unknown names"),
+        ("b", {first: torch.zeros(3, 3)}, r"has shape \(3, 3\), expected \(1, 64\)"),
+        ("b", {first: torch.full_like(good[first], float("nan"))}, "not finite"),
+        ("b", {first: good[first]}, "update of adapter 'b' is incomplete"),
+    ):
+        with pytest.raises(RolloutError, match=match):
+            engine.update_weights(tensors, adapter=adapter, version=1)
+    (reply,) = await all_of(engine, [ask("b")])
+    assert largest_gap(peft_model(), [ask("b")], [reply]) < 1e-5
+
+
+async def test_logits_that_are_not_numbers_fail_their_requests_and_no_later_one(engine: RolloutEngine) -> None:
+    engine.update_weights({**base_weights(), "model.norm.weight": torch.full((64,), float("nan"))}, version=0)
+    failed = await asyncio.gather(*(engine.generate(request(10, 5, seed=i)) for i in range(3)), return_exceptions=True)
+    assert all(isinstance(error, RolloutError) and "non-finite" in str(error) for error in failed)
+    engine.update_weights(base_weights(), version=0)
+    requests = [request(10, 5, seed=i) for i in range(3)]
+    assert largest_gap(peft_model(), requests, await all_of(engine, requests)) < 1e-5
+
+
+def test_no_port_is_open_beyond_loopback(engine: RolloutEngine) -> None:
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        for connection in process.net_connections(kind="inet"):
+            assert connection.status != psutil.CONN_LISTEN or connection.laddr.ip in ("127.0.0.1", "::1"), (process.cmdline(), connection)

@@ -1,0 +1,89 @@
+"""An engine that dies is replaced once a step, and whoever waited asks the new one."""
+
+import asyncio
+
+import pytest
+
+from tests.workers.rollout.conftest import request
+from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutClient, RolloutError
+from verl.workers.rollout.restart import RestartingClient
+
+
+class Mortal:
+    """Serves until it dies, which all who wait then learn."""
+
+    def __init__(self, name: int, lives: int) -> None:
+        self.name, self.lives = name, lives
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        self.lives -= 1
+        await asyncio.sleep(0.01)
+        if self.lives < 0:
+            raise EngineGoneError(f"engine {self.name} is gone")
+        if request.n == 7:
+            raise RolloutError("no")
+        return [Generation((self.name,), (0.0,), "stop")]
+
+
+class Factory:
+    """Starts engines that serve so many requests; None cannot be started."""
+
+    def __init__(self, *lives: int | None) -> None:
+        self.lives, self.started = list(lives), 0
+
+    def __call__(self) -> RolloutClient:
+        self.started += 1
+        lives = self.lives.pop(0)
+        if lives is None:
+            raise OSError("no memory")
+        return Mortal(self.started, lives)
+
+
+async def ask(client: RestartingClient, count: int) -> list[Generation]:
+    return [replies[0] for replies in await asyncio.gather(*(client.generate(request(3, 1)) for _ in range(count)))]
+
+
+async def test_all_requests_of_a_dead_engine_run_again_on_one_new_engine() -> None:
+    factory = Factory(100)
+    client = RestartingClient(Mortal(0, 2), factory, "math")
+    replies = await ask(client, 6)
+    assert {reply.token_ids for reply in replies} == {(0,), (1,)} or {reply.token_ids for reply in replies} == {(1,)}
+    assert (factory.started, client.restarts) == (1, 1)
+
+
+async def test_a_second_death_in_a_step_is_the_end_and_in_the_next_step_it_is_not() -> None:
+    factory = Factory(0, 100)
+    client = RestartingClient(Mortal(0, 0), factory, "math")
+    with pytest.raises(EngineGoneError, match="engine 1 is gone"):
+        await ask(client, 1)
+    with pytest.raises(EngineGoneError, match="engine 1 is gone"):
+        await ask(client, 3)
+    assert factory.started == 1
+    client.allow()
+    assert [reply.token_ids for reply in await ask(client, 3)] == [(2,)] * 3
+
+
+async def test_an_engine_that_cannot_be_started_anew_says_why() -> None:
+    client = RestartingClient(Mortal(0, 0), Factory(None), "math")
+    with pytest.raises(EngineGoneError, match="engine math died and could not be started anew: no memory"):
+        await ask(client, 1)
+
+
+async def test_requests_that_the_old_engine_fails_in_other_words_run_again_too() -> None:
+    class Closed(Mortal):
+        async def generate(self, request: GenerateRequest) -> list[Generation]:
+            if request.seed == 0:
+                return await super().generate(request)
+            await asyncio.sleep(0.03)
+            raise RolloutError("this worker group has been shut down")
+
+    client = RestartingClient(Closed(0, 0), Factory(100), "math")
+    replies = await asyncio.gather(*(client.generate(request(3, 1, seed=seed)) for seed in (0, 1, 2)))
+    assert [reply.token_ids for (reply,) in replies] == [(1,)] * 3
+
+
+async def test_other_errors_are_the_requests_own() -> None:
+    factory = Factory()
+    with pytest.raises(RolloutError, match="no"):
+        await RestartingClient(Mortal(0, 9), factory, "math").generate(request(3, 1, n=7))
+    assert factory.started == 0

@@ -1,0 +1,234 @@
+"""The parts of the `vllm` engine that need no vLLM process: arguments, environment, shared files, seeds, and the order of its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from verl.models.lora import LoraSpec
+from verl.protocol.generate import RolloutError
+from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
+from verl.workers.rollout.vllm import arguments, engine, process
+from verl.workers.rollout.vllm.spool import PREFIX, Spool
+
+Call = tuple[str, dict[str, Any]]
+
+
+def made(device: str, adapters: dict[str, LoraSpec], path: Path, **rollout: Any) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    config = ActorRolloutRefConfig(model=ModelConfig(path=str(path)), rollout=RolloutConfig(name="vllm", **rollout))
+    model = AutoConfig.from_pretrained(path)
+    return arguments.engine_arguments(config, model, max_model_len=300, device=device, seed=3, adapters=adapters)
+
+
+def test_arguments_on_a_cpu(wide_heads_model_dir: Path) -> None:
+    found = made("cpu", {"a": LoraSpec(4, 8), "b": LoraSpec(9, 8)}, wide_heads_model_dir, max_num_seqs=8)
+    assert found["dtype"] == "float32" and found["enforce_eager"] and "enable_sleep_mode" not in found
+    assert (found["max_loras"], found["max_cpu_loras"], found["max_lora_rank"]) == (3, 3, 16)
+    per_token = 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, channels, bytes
+    assert found["kv_cache_memory_bytes"] >= 8 * 300 * per_token
+
+
+def test_arguments_on_a_gpu(wide_heads_model_dir: Path) -> None:
+    found = made("cuda", {}, wide_heads_model_dir, gpu_memory_utilization=0.3)
+    assert found["dtype"] == "bfloat16" and not found["enforce_eager"] and found["enable_sleep_mode"]
+    assert found["gpu_memory_utilization"] == 0.3 and "kv_cache_memory_bytes" not in found and "enable_lora" not in found
+    assert not made("cuda", {}, wide_heads_model_dir, free_cache_engine=False)["enable_sleep_mode"]
+
+
+def test_what_vllm_cannot_serve_is_refused(tiny_model_dir: Path, wide_heads_model_dir: Path) -> None:
+    with pytest.raises(RolloutError, match=r"heads have 8 channels; vLLM on a CPU serves 32, 64.*rollout\.name=hf"):
+        made("cpu", {}, tiny_model_dir)
+    made("cuda", {}, tiny_model_dir)
+    with pytest.raises(RolloutError, match="adapter 'b' has rank 600; vLLM serves at most 512"):
+        made("cpu", {"a": LoraSpec(1, 1), "b": LoraSpec(600, 1)}, wide_heads_model_dir)
+
+
+def test_limits_are_those_of_the_installed_vllm() -> None:
+    from vllm.config.lora import MaxLoRARanks
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert typing.get_args(MaxLoRARanks) == arguments.LORA_RANKS
+    assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == arguments.CPU_HEAD_SIZES
+
+
+def test_the_environment_is_for_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.delenv("VLLM_HOST_IP", raising=False)
+    before = dict(os.environ)
+    with process.environment(process.engine_environment("cpu", 2)):
+        assert os.environ["OMP_NUM_THREADS"] == "2" and os.environ["VLLM_HOST_IP"] == "127.0.0.1" and "RANK" not in os.environ
+    assert dict(os.environ) == before
+
+
+CHILD = """
+import time
+from verl.workers.rollout.vllm.process import end_with_parent
+end_with_parent()
+print("up", flush=True)
+time.sleep(60)
+"""
+STARTER = f"""
+import os, subprocess, sys
+os.environ["VERL_MAS_ENGINE_PARENT"] = str(os.getpid())
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_an_engine_process_ends_with_the_one_that_started_it() -> None:
+    starter = subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    pid = int(starter.stdout.readline())
+    assert Path(f"/proc/{pid}").exists()
+    starter.kill()
+    starter.wait(10)
+    assert asyncio.run(_gone(pid))
+
+
+async def _gone(pid: int) -> bool:
+    for _ in range(200):
+        status = Path(f"/proc/{pid}/stat")
+        if not status.exists() or status.read_text().split()[2] == "Z":
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+def test_a_spool_holds_tensors_that_share_memory_and_removes_those_of_dead_processes() -> None:
+    first = Spool(1)
+    dead = first.folder.with_name(f"{PREFIX}-99999999-{'a' * 12}")
+    dead.mkdir()
+    other = Spool(1)
+    assert not dead.exists() and first.folder.exists()
+    tensor = torch.arange(6.0)
+    path = other.write({"whole": tensor, "part": tensor[:3], "turned": tensor.view(2, 3).T})
+    found = load_file(path)
+    assert torch.equal(found["part"], tensor[:3]) and torch.equal(found["turned"], tensor.view(2, 3).T)
+    assert path.parent.stat().st_mode & 0o077 == 0
+    other.close()
+    assert not path.exists()
+    first.close()
+
+
+def test_replies_of_neighbouring_seeds_have_seeds_of_their_own() -> None:
+    seeds = {engine.reply_seed(seed, index) for seed in (-1, 0, 1, 2, 2**63) for index in range(4)}
+    assert len(seeds) == 20 and all(0 <= seed < 2**63 for seed in seeds)
+
+
+class Recorder:
+    """`AsyncLLM` as far as control calls go: writes down what is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def call(*args: Any, **kwargs: Any) -> None:
+            self.calls.append((f"{name} {args[0]}" if name == "collective_rpc" else name, {k: v for k, v in kwargs.items() if k != "args"}))
+
+        return call
+
+    def shutdown(self, timeout: float) -> None:
+        """Nothing runs."""
+
+    def names(self) -> list[str]:
+        found = [name for name, _ in self.calls]
+        self.calls.clear()
+        return found
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch, wide_heads_model_dir: Path) -> Callable[..., tuple[engine.VLLMEngine, Recorder]]:
+    """An engine with the settings of a GPU over a recorder."""
+    recorder = Recorder()
+
+    async def start(given: Any) -> Recorder:
+        assert given["enable_sleep_mode"]
+        return recorder
+
+    monkeypatch.setattr(engine, "_start", start)
+
+    def make(adapters: dict[str, LoraSpec] | None = None) -> tuple[engine.VLLMEngine, Recorder]:
+        config = ActorRolloutRefConfig(model=ModelConfig(path=str(wide_heads_model_dir)), rollout=RolloutConfig(name="vllm"))
+        made = engine.VLLMEngine(config, max_model_len=64, device="cuda", num_threads=0, seed=0, adapters=adapters)
+        assert recorder.names() == ["collective_rpc verl_prepare"]
+        return made, recorder
+
+    return make
+
+
+def all_weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_file(path / "model.safetensors")
+
+
+def test_a_sleeping_engine_takes_weights_first_and_then_the_cache(on_gpu: Callable[..., Any], wide_heads_model_dir: Path) -> None:
+    sleeper, recorder = on_gpu()
+    sleeper.sleep()
+    sleeper.sleep()
+    assert recorder.calls == [("sleep", {"level": 2})]
+    recorder.names()
+    sleeper.update_weights(all_weights(wide_heads_model_dir), version=3)
+    assert recorder.calls[0] == ("wake_up", {"tags": ["weights"]})
+    update = ["pause_generation", *(f"collective_rpc verl_{what}" for what in ("start_update", "load_bucket", "finish_update"))]
+    assert recorder.names() == ["wake_up", *update], "sampling begins when the cache is there"
+    sleeper.wake()
+    assert recorder.calls == [("wake_up", {"tags": ["kv_cache"]})] and sleeper.version == 3
+    recorder.names()
+    sleeper.update_weights(all_weights(wide_heads_model_dir), version=4)
+    assert recorder.names() == [*update, "resume_generation"]
+    sleeper.close()
+
+
+def test_the_base_of_adapters_is_kept_while_the_engine_sleeps(on_gpu: Callable[..., Any]) -> None:
+    sleeper, recorder = on_gpu({"a": LoraSpec(2, 2, ["q_proj"])})
+    sleeper.sleep()
+    assert recorder.calls == [("sleep", {"level": 1})]
+    recorder.names()
+    shapes = sleeper._adapters._inbox._shapes["a"]
+    sleeper.update_weights({name: torch.ones(shape) for name, shape in shapes.items()}, adapter="a", version=1)
+    assert recorder.names() == ["wake_up", "add_lora"]
+    sleeper.wake()
+    assert recorder.names() == ["wake_up"] and sleeper.version_of("a") == 1
+    sleeper.close()
+
+
+def test_an_update_while_paused_stays_paused(on_gpu: Callable[..., Any], wide_heads_model_dir: Path) -> None:
+    paused, recorder = on_gpu()
+    paused.pause()
+    paused.update_weights(all_weights(wide_heads_model_dir), version=1)
+    assert "resume_generation" not in recorder.names()
+    paused.resume()
+    assert recorder.names() == ["resume_generation"]
+    paused.close()
+
+
+def test_adapter_folders_are_what_peft_reads(on_gpu: Callable[..., Any], wide_heads_model_dir: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    writer, _ = on_gpu({"a": LoraSpec(2, 6, ["q_proj", "down_proj"])})
+    for version in (1, 2, 3):
+        tensors = {name: torch.full(shape, float(version)) for name, shape in writer._adapters._inbox._shapes["a"].items()}
+        writer.update_weights(tensors, adapter="a", version=version)
+    kept = [folder.name for folder in sorted(writer._spool.folder.iterdir())]
+    assert kept == ["1-2", "1-3"], "the one in use and the one before it"
+    folder = writer._adapters.request("a").lora_path
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(wide_heads_model_dir, dtype=torch.float32), folder)
+    lora = {name: p for name, p in model.named_parameters() if "lora_" in name}
+    assert len(lora) == 2 * 2 * 2 and all((p == 3.0).all() for p in lora.values())
+    assert model.base_model.model.model.layers[0].self_attn.q_proj.scaling == {"default": 3.0}
+    writer.close()
+    assert not Path(folder).exists()

@@ -1,0 +1,34 @@
+"""Write the policies of a checkpoint as Hugging Face models and PEFT adapters:
+
+    python -m verl.model_merger --checkpoint DIR --out DIR
+
+`--checkpoint` is a folder `global_step_N`, or a run's folder, of which the newest checkpoint is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from verl.models.loader import ModelPathError
+from verl.trainer.export import ExportError, export
+from verl.trainer.placement import PlacementError
+from verl.trainer.ppo.checkpointing import CheckpointError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; what a user can mend is one line on stderr and exit status 1."""
+    parser = argparse.ArgumentParser(prog="python -m verl.model_merger", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="global_step_N, or the folder of a run")
+    parser.add_argument("--out", required=True, metavar="DIR", help="a folder that is not there yet, or is empty")
+    given = parser.parse_args(arguments)
+    try:
+        folders = export(given.checkpoint, given.out)
+    except (CheckpointError, ExportError, ModelPathError, OSError, PlacementError) as error:
+        sys.exit(f"error: {' '.join(str(error).split())}")
+    sys.stdout.write("".join(f"{folder}\n" for folder in folders))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""From a checkpoint to folders that plain transformers and plain peft load, one for each policy, with a card that says what it is."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl.models.loader import build_causal_lm, load_tokenizer, without_progress_bars
+from verl.models.lora import lora_spec, peft_config, write_adapter
+from verl.trainer.model_card import policy_card, team_card
+from verl.trainer.placement import WorkerGroupSpec
+from verl.trainer.saved_run import SavedRun
+from verl.workers.engine.state import HF_FOLDER
+
+PIECE_BYTES = 1 << 30
+
+
+class ExportError(ValueError):
+    """A folder that cannot be written to."""
+
+
+def export(checkpoint: str | Path, out: str | Path) -> list[Path]:
+    """Write every trained policy of a checkpoint to `out/<policy_id>/`, and `out/README.md` about the team; returns the policies' folders.
+
+    `out` appears all at once when everything is written.
+
+    Raises:
+        ExportError: `out` is there and not empty.
+        CheckpointError, PlacementError: as `SavedRun.open`.
+        OSError: something cannot be written.
+    """
+    target = Path(out).expanduser().absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ExportError(f"--out {target} is there and not empty; name a new folder")
+    saved = SavedRun.open(checkpoint)
+    aside = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        metrics = saved.metrics()
+        for spec in saved.placement.groups:
+            for policy in spec.policies:
+                write_policy(saved, spec, policy if policy in spec.adapters else None, aside / policy)
+                (aside / policy / "README.md").write_text(policy_card(saved, spec, policy, metrics))
+        aside.mkdir(parents=True, exist_ok=True)
+        (aside / "README.md").write_text(team_card(saved, metrics))
+        if target.exists():
+            target.rmdir()
+        aside.rename(target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return [target / policy for policy in saved.placement.policy_ids]
+
+
+def write_policy(saved: SavedRun, spec: WorkerGroupSpec, adapter: str | None, folder: Path) -> None:
+    """Write one policy with its tokenizer: the copy that the checkpoint has (`trainer.save_hf_model`), or one made of its parameters."""
+    copy = saved.folder / "actor" / spec.wg_id / HF_FOLDER / (adapter or "")
+    if (copy / ("adapter_config.json" if adapter else "config.json")).is_file():
+        shutil.copytree(copy, folder)
+        return
+    with without_progress_bars():
+        if adapter is None:
+            _write_model(saved, spec, folder)
+        else:
+            _write_adapter(saved, spec, adapter, folder)
+        model = spec.config.model
+        load_tokenizer(model.tokenizer_path or spec.model_path, trust_remote_code=model.trust_remote_code).save_pretrained(folder)
+
+
+def _write_model(saved: SavedRun, spec: WorkerGroupSpec, folder: Path) -> None:
+    whole = {name: value for piece in saved.weights(spec, None, PIECE_BYTES) for name, value in piece.items()}
+    dtype = next(iter(whole.values())).dtype
+    with torch.device("meta"):
+        model = _build(spec, dtype)
+    model.save_pretrained(folder, state_dict=whole)
+
+
+def _write_adapter(saved: SavedRun, spec: WorkerGroupSpec, adapter: str, folder: Path) -> None:
+    with torch.device("meta"):
+        base = _build(spec, torch.float32)
+    config = peft_config(base, lora_spec(spec.adapters[adapter].model), spec.model_path)
+    tensors = {name: value for piece in saved.weights(spec, adapter, PIECE_BYTES) for name, value in piece.items()}
+    write_adapter(config, tensors, folder)
+
+
+def _build(spec: WorkerGroupSpec, dtype: torch.dtype) -> Any:
+    return build_causal_lm(spec.model_path, dtype=dtype, attn_implementation="eager", trust_remote_code=spec.config.model.trust_remote_code)

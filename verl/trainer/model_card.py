@@ -1,0 +1,100 @@
+"""The README.md of what is exported: which agents, base, step and metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from verl.trainer.placement import WorkerGroupSpec, slug
+
+if TYPE_CHECKING:
+    from verl.trainer.saved_run import SavedRun
+
+OF_THE_TEAM = ("val-core/*", "val/episode/success_rate", "episode/success_rate", "episode/team_reward/mean")
+OF_AN_AGENT = ("reward/mean", "valid_rate", "response_length/mean")
+OF_A_POLICY = ("actor/entropy", "actor/kl_loss", "actor/lr")
+
+
+def policy_card(saved: SavedRun, spec: WorkerGroupSpec, policy: str, metrics: Mapping[str, float]) -> str:
+    """The card of one policy, in Markdown with the front matter of the Hugging Face hub."""
+    own, agents = spec.policies[policy], [row.agent_id for row in saved.placement.agents if row.policy_id == policy]
+    lora = policy in spec.adapters
+    kind = f"LoRA adapter of rank {own.model.lora_rank}, alpha {own.model.lora_alpha}" if lora else "whole model"
+    facts = {
+        "agents": ", ".join(agents),
+        "kind": kind,
+        "base": f"`{spec.model_path}`",
+        "step": str(saved.step),
+        "run": f"{saved.config.trainer.project_name}/{saved.config.trainer.experiment_name}",
+        "team": _team(saved),
+        "estimator": f"`{saved.config.algorithm.adv_estimator}`, loss `{own.actor.policy_loss.loss_mode}`, peak learning rate "
+        f"{own.actor.optim.lr:g}",
+    }
+    names = [*OF_THE_TEAM, *(f"agent/{slug(a)}/{m}" for a in agents for m in OF_AN_AGENT), *(f"wg/{policy}/{m}" for m in OF_A_POLICY)]
+    lines = [
+        *_front_matter("peft" if lora else "transformers", spec.model_path),
+        f"# {policy}",
+        "",
+        f"What {_listed(agents)} of a team of {len(saved.config.agent.agent_ids)} learned with verl-mas.",
+        "",
+        *_table(facts),
+        *_metrics(metrics, names, saved.step),
+        "## Load",
+        "",
+        "```python",
+        *(_LOAD_ADAPTER if lora else _LOAD_MODEL),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+_LOAD_MODEL = (
+    "from transformers import AutoModelForCausalLM, AutoTokenizer",
+    "",
+    'model = AutoModelForCausalLM.from_pretrained("this folder")',
+    'tokenizer = AutoTokenizer.from_pretrained("this folder")',
+)
+_LOAD_ADAPTER = (
+    "from peft import AutoPeftModelForCausalLM",
+    "from transformers import AutoTokenizer",
+    "",
+    'model = AutoPeftModelForCausalLM.from_pretrained("this folder")  # loads the base that adapter_config.json names',
+    'tokenizer = AutoTokenizer.from_pretrained("this folder")',
+)
+
+
+def team_card(saved: SavedRun, metrics: Mapping[str, float]) -> str:
+    """The page above the policies: who speaks with what."""
+    rows = {row.agent_id: f"`{row.config.model.path}`, frozen: it is not here" for row in saved.placement.agents if row.frozen}
+    rows |= {row.agent_id: f"[{row.policy_id}]({row.policy_id}/README.md)" for row in saved.placement.trained}
+    rows |= {row.agent_id: f"`{row.api.model}` behind an API" for row in saved.placement.api}
+    table = {agent: rows[agent] for agent in saved.config.agent.agent_ids}
+    lines = [f"# {saved.config.trainer.experiment_name}, step {saved.step}", "", f"A {_team(saved)}.", ""]
+    return "\n".join([*lines, *_table(table, ("agent", "speaks with")), *_metrics(metrics, OF_THE_TEAM, saved.step)])
+
+
+def _team(saved: SavedRun) -> str:
+    agent = saved.config.agent
+    return f"team of {_listed(agent.agent_ids)}, orchestra `{agent.orchestra_type}`, environment `{saved.config.env.env_name}`"
+
+
+def _listed(agents: Sequence[str]) -> str:
+    return " and ".join([", ".join(agents[:-1]), agents[-1]] if len(agents) > 1 else agents)
+
+
+def _front_matter(library: str, base: str) -> list[str]:
+    return ["---", f"library_name: {library}", f"base_model: {json.dumps(base)}", "tags: [verl-mas, reinforcement-learning]", "---", ""]
+
+
+def _table(rows: Mapping[str, str], heading: tuple[str, str] = ("", "")) -> list[str]:
+    return [f"| {heading[0]} | {heading[1]} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items()), ""]
+
+
+def _metrics(metrics: Mapping[str, float], names: Sequence[str], step: int) -> list[str]:
+    found = {f"`{name}`": f"{metrics[name]:.4g}" for pattern in names for name in metrics if fnmatchcase(name, pattern)}
+    if not found:
+        return [f"No metrics of step {step} were found beside the checkpoint.", ""]
+    return [f"## Metrics of step {step}", "", *_table(found, ("metric", "value"))]

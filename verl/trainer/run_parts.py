@@ -1,0 +1,47 @@
+"""What follows from a run's configuration before anything is started: where it writes, values left open, tokenizers, the printed table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verl.models.loader import load_tokenizer
+from verl.trainer.config import RunConfig
+from verl.trainer.placement import AgentPlacement, WorkerGroupSpec
+
+# Enough that no slot of an engine waits for an environment, few enough that a call does not use up its time limit in the queue.
+EPISODES_PER_SLOT = 4
+
+
+def run_dir_of(config: RunConfig) -> Path:
+    """`trainer.default_local_dir`, or `outputs/<project>/<experiment>`."""
+    trainer = config.trainer
+    return Path(trainer.default_local_dir or Path("outputs") / trainer.project_name / trainer.experiment_name).expanduser().absolute()
+
+
+def resolve_defaults(config: RunConfig) -> None:
+    """Fill in what a key takes from another one, so that config.yaml shows what ran."""
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    rollout.prompt_length = rollout.prompt_length or data.max_prompt_length
+    rollout.response_length = rollout.response_length or data.max_response_length
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    config.rollout.max_concurrent_episodes = config.rollout.max_concurrent_episodes or max(
+        1, EPISODES_PER_SLOT * rollout.max_num_seqs * ranks
+    )
+
+
+def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
+    """The tokenizer of a worker group's model."""
+    model = group.config.model
+    return load_tokenizer(model.tokenizer_path or group.model_path, trust_remote_code=model.trust_remote_code)
+
+
+def table_row(agent_id: str, row: AgentPlacement, adapter_sizes: Mapping[str, int]) -> str:
+    """One line of the placement table: who speaks with which policy, and what that is."""
+    what = str(row.config.model.path)
+    if row.adapter is not None:
+        what += f", adapter of rank {row.config.model.lora_rank} with {adapter_sizes[row.adapter]:,} parameters"
+    if row.frozen:
+        what += ", frozen"
+    return f"agent {agent_id} -> policy {row.policy_id} -> worker group {row.wg_id} ({what})"

@@ -1,0 +1,92 @@
+"""A run as its checkpoint tells of it: the configuration, the placement table and the weights, without a trainer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl.models.lora import peft_names
+from verl.trainer.config import RunConfig
+from verl.trainer.config.entry import load_config
+from verl.trainer.lora_check import base_fingerprints
+from verl.trainer.placement import Placement, WorkerGroupSpec, build_placement
+from verl.trainer.ppo.checkpointing import CONFIG_FILE, POINTER, STATE_FILE, CheckpointError, CheckpointStore, read_state
+from verl.utils.checkpoint import stored_tensors
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """One checkpoint and what it belongs to.
+
+    Attributes:
+        folder: `global_step_N`.
+        step: N.
+        config: of the run.
+        placement: of its agents.
+        run_dir: where the run wrote; None when the checkpoint was moved away from it.
+    """
+
+    folder: Path
+    step: int
+    config: RunConfig
+    placement: Placement
+    run_dir: Path | None
+
+    @classmethod
+    def open(cls, path: str | Path) -> SavedRun:
+        """Read the checkpoint at `path`: a folder `global_step_N`, or a run's folder, of which the newest one is taken.
+
+        Raises:
+            CheckpointError: there is none, it has no configuration that can be read, or a frozen model that it needs has changed.
+            PlacementError: a model that it needs is not there.
+        """
+        folder = find_saved(Path(path).expanduser().absolute())
+        run_dir = folder.parent.parent if folder.parent.name == "checkpoints" else None
+        places = [folder / CONFIG_FILE, *([run_dir / CONFIG_FILE] if run_dir is not None else [])]
+        file = next((place for place in places if place.is_file()), None)
+        if file is None:
+            raise CheckpointError(f"{folder} has no {CONFIG_FILE}, and neither has the run around it; restore it from the run's folder")
+        try:
+            config = load_config(file)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        placement = build_placement(config.agent, config.actor_rollout_ref)
+        state = read_state(folder, placement, None, base_fingerprints(placement))
+        return cls(folder, int(state["global_step"]), config, placement, run_dir)
+
+    def weights(self, spec: WorkerGroupSpec, adapter: str | None, limit_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+        """The trained parameters of a policy, piece by piece: of an adapter by the names of PEFT's files, of a model by its own.
+
+        Raises CheckpointError when they cannot be read.
+        """
+        for piece in stored_tensors(self.folder / "actor" / spec.wg_id, "model.", limit_bytes):
+            names = peft_names(piece, adapter) if adapter is not None else {key: key for key in piece}
+            if names:
+                yield {name: piece[key] for key, name in names.items()}
+
+    def metrics(self) -> dict[str, float]:
+        """What `metrics.jsonl` of the run says of the checkpoint's step; {} when it is not there."""
+        file = self.run_dir / "metrics.jsonl" if self.run_dir is not None else None
+        if file is None or not file.is_file():
+            return {}
+        lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()]
+        return {name: value for line in lines if line.get("step") == self.step for name, value in line.items() if name != "step"}
+
+
+def find_saved(path: Path) -> Path:
+    """The checkpoint folder that `path` names. Raises CheckpointError when there is none."""
+    if (path / STATE_FILE).is_file():
+        return path
+    for root in (path / "checkpoints", path):
+        if (root / POINTER).is_file():
+            found = CheckpointStore(root).latest()
+            assert found is not None
+            return found
+    raise CheckpointError(
+        f"no checkpoint at {path}; expected a folder global_step_N with {STATE_FILE}, or a run's folder with checkpoints/"
+    )

@@ -1,0 +1,53 @@
+"""The engines of a saved team without its trainers: what it takes to answer, and no more memory than that."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+from verl.models.loader import resolve_dtype
+from verl.trainer.config import RunConfig
+from verl.trainer.placement import Placement
+from verl.trainer.ppo.checkpointing import CheckpointError
+from verl.trainer.ppo.controller import Controller
+from verl.trainer.ppo.team import TeamWorkers
+from verl.trainer.saved_run import SavedRun
+
+# One question at a time: what agents of one team say at once.
+SLOTS = 8
+
+
+def for_serving(config: RunConfig, device: str) -> RunConfig:
+    """The configuration of a run, for one process that answers and trains nothing; a failed episode is an answer as well."""
+    own = copy.deepcopy(config)
+    own.trainer.controller, own.trainer.device, own.trainer.nnodes, own.trainer.n_gpus_per_node = "local", device, 1, 1
+    own.trainer.resource_pool, own.trainer.pool_sizes = "shared", {}
+    own.trainer.val_only, own.rollout.max_failure_rate, own.agent.role_policies = True, 1.0, {}
+    return own
+
+
+def serving_team(config: RunConfig, placement: Placement, controller: Controller) -> TeamWorkers:
+    """The worker groups of a placement with their rollout servers alone, of the `hf` engine and with few slots."""
+    groups = []
+    for spec in placement.groups:
+        own = copy.deepcopy(spec.config)
+        own.rollout.name, own.rollout.max_num_seqs = "hf", min(own.rollout.max_num_seqs, SLOTS)
+        groups.append(replace(spec, config=own, trained=False))
+    return TeamWorkers(config, replace(placement, groups=tuple(groups)), controller)
+
+
+def serve_weights(saved: SavedRun, team: TeamWorkers) -> None:
+    """Give every engine what was trained, piece by piece. Raises CheckpointError when it cannot be read."""
+    for spec in saved.placement.groups:
+        dtype = resolve_dtype(spec.config.rollout.dtype, team.controller.device)
+        limit = spec.config.rollout.update_bucket_mb << 20
+        for adapter in (spec.adapters or (None,)) if spec.trained else ():
+            pieces = saved.weights(spec, adapter, limit)
+            piece = next(pieces, None)
+            if piece is None:
+                raise CheckpointError(f"{saved.folder} has no weights of policy '{adapter or spec.wg_id}'")
+            while piece is not None:
+                following = next(pieces, None)
+                bucket = {name: value.to(dtype) for name, value in piece.items()}
+                team.rollouts[spec.wg_id].update_weights(bucket, saved.step, following is None, adapter)
+                piece = following

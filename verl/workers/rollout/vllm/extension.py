@@ -1,0 +1,53 @@
+"""What our engine adds to vLLM's worker class (`worker_extension_cls`): new weights in place, and log-probs of the whole distribution.
+
+vLLM imports this module in the engine's process, before it loads the model; the methods are called by `collective_rpc`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.workers.rollout.vllm.process import end_with_parent
+
+end_with_parent()
+
+
+class EngineExtension:
+    """Mixed into vLLM's worker; `self` is that worker."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    def verl_prepare(self) -> None:
+        """Patch the sampler. Raises `PatchError` for a vLLM that it is not for."""
+        from patches import vllm_full_log_probs
+
+        vllm_full_log_probs.apply(self.model_runner.sampler)
+
+    def verl_start_update(self) -> None:
+        """Make the model ready for new weights of all layers; until `verl_finish_update` it cannot be run."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        with set_current_vllm_config(self.vllm_config):
+            initialize_layerwise_reload(self.model_runner.get_model())
+
+    def verl_load_bucket(self, path: str) -> None:
+        """Load one file of named tensors; vLLM fuses and shards them as it does those of a checkpoint."""
+        from safetensors.torch import load_file
+        from vllm.config import set_current_vllm_config
+
+        with set_current_vllm_config(self.vllm_config):
+            self.model_runner.get_model().load_weights(list(load_file(path).items()))
+
+    def verl_finish_update(self) -> None:
+        """Put the new weights in use, and forget adapters' derived state; their files are read again."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        from patches import vllm_cpu_tied_head
+
+        with set_current_vllm_config(self.vllm_config):
+            finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
+            vllm_cpu_tied_head.apply(self.model_runner.get_model())
+        self.model_runner.reset_lora_state()
