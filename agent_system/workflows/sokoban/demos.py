@@ -1,11 +1,17 @@
 """Demonstrations of both roles for the warm start of tiny models.
 
-A reply begins with a word that names the way of working, one token right before what it decides. With care (`Care`, `Check`) it says which
-way the box is pushed next and where the player must stand for it, and makes the solver's moves. By habit the Tool agent makes moves at
-random (`Guess`) and the Executor makes what it is told (`Trust`). Both ways are shown; the last part of the course shows mostly habits. So
-the warm-started team can solve rooms but often does not, and reinforcement learning can find out that care pays. Care is shown from states
-off the good way too, so that what a guess leads to is nothing new. `team_success` says how often demonstrators with given habits solve
-their rooms.
+With care a reply says which way the box goes next and where the player must stand for it, and makes the solver's moves:
+
+    box U from D 1 R 1
+    <moves>D R U</moves>
+
+By habit it holds the moves alone: the Tool agent's are drawn at random, the Executor makes what it is told. So the first token chooses the
+way of working. Both ways are shown; the last part of the course shows mostly habits. So the warm-started team can solve rooms but often
+does not, and reinforcement learning can find out that care pays. Care is shown from states off the good way too, so that what a guess leads
+to is nothing new. `team_success` says how often demonstrators with given habits solve their rooms.
+
+The first tokens are `box` and `<` because both stand elsewhere as well. The tiny model ties its embeddings, and words that only ever
+compete at one place (`Care` and `Guess`, say) come to have nearly the same one: what follows could not be told apart.
 
 The prompts are made by the agents and the views of the workflow, so they are what the team reads later.
 """
@@ -44,8 +50,8 @@ class Habits:
         check: share of the Executor's replies that work the moves out again; the others make the plan whatever it is.
     """
 
-    plan: float = 0.1
-    check: float = 0.1
+    plan: float = 0.2
+    check: float = 0.2
 
     def __post_init__(self) -> None:
         _check_shares(plan=self.plan, check=self.check)
@@ -74,7 +80,7 @@ class Course:
     count: int = 24_000
     rooms: int = 6000
     difficulty: Difficulty = field(default_factory=Difficulty)
-    habits_from: float = 0.75
+    habits_from: float = 0.8
     habits_before: float = 0.15
     habits: Habits = Habits()
     executor: float = 0.5
@@ -124,15 +130,15 @@ class Demonstrators:
     def plan(self, room: Room, state: State, habits: Habits) -> tuple[str, str]:
         """Return the Tool agent's reply and its moves."""
         if self._rng.random() < habits.plan:
-            return careful("Care", room, state, self._env.max_moves)
+            return careful(room, state, self._env.max_moves)
         moves = guessed(self._rng, self._env.max_moves)
-        return f"Guess {moves_reply(moves)}", moves
+        return moves_reply(moves), moves
 
     def decide(self, room: Room, state: State, plan: str, habits: Habits) -> tuple[str, str]:
         """Return the Executor's reply to a plan and its moves."""
         if self._rng.random() < habits.check:
-            return careful("Check", room, state, self._env.max_moves)
-        return f"Trust {moves_reply(plan)}", plan
+            return careful(room, state, self._env.max_moves)
+        return moves_reply(plan), plan
 
     def tool_demo(self, room: Room, state: State, habits: Habits) -> Messages:
         """Return one conversation of the Tool agent."""
@@ -178,10 +184,10 @@ def pick_state(rng: random.Random, puzzle: Puzzle, wander: int) -> State:
     return state if solve(room, state).solution is not None else on_the_way
 
 
-def careful(word: str, room: Room, state: State, limit: int) -> tuple[str, str]:
+def careful(room: Room, state: State, limit: int) -> tuple[str, str]:
     """Return a reply with the solver's next moves, and the moves: the way to the next push and the pushes straight on, at most `limit`.
 
-    The reply says which way is pushed next and the way to the cell to do it from: `Care push U from D 1 R 0 <moves>D</moves>`.
+    The reply says which way the box goes next and the way to the cell to push it from.
 
     Raises:
         AgentSystemError: the solver knows no way on from `state`.
@@ -196,7 +202,7 @@ def careful(word: str, room: Room, state: State, limit: int) -> tuple[str, str]:
     while end < len(pushes) and pushes[end] and solution.moves[end] == push:
         end += 1
     moves = solution.moves[: min(end, limit)]
-    return f"{word} push {push} from {way(room, state.player, states[first].player)} {moves_reply(moves)}", moves
+    return f"box {push} from {way(room, state.player, states[first].player)}\n{moves_reply(moves)}", moves
 
 
 def guessed(rng: random.Random, limit: int) -> str:

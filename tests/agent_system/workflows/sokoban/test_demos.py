@@ -29,30 +29,30 @@ def test_careful_moves_are_the_solvers_up_to_where_the_box_turns() -> None:
         moves = read_moves(reply).action
         solution = solve(room, state).solution
         assert solution is not None and solution.moves.startswith(moves) and 1 <= len(moves) <= 3
-        assert reply.startswith("Care" if prompt.startswith("Plan:") else "Check")
+        assert reply.startswith("box ")
 
 
 def test_care_says_what_is_pushed_and_from_where() -> None:
     room, state = parse_room(UP)
-    assert careful("Care", room, state, 3) == ("Care push U from U 0 R 0 <moves>U</moves>", "U")
+    assert careful(room, state, 3) == ("box U from U 0 R 0\n<moves>U</moves>", "U")
     turned = walk(room, state, "RU").states[-1]
-    reply, moves = careful("Check", room, turned, 9)
-    assert reply == f"Check push U from D 1 L 1 <moves>{' '.join(moves)}</moves>" and is_solved(room, walk(room, turned, moves).states[-1])
+    reply, moves = careful(room, turned, 9)
+    assert reply == f"box U from D 1 L 1\n<moves>{' '.join(moves)}</moves>" and is_solved(room, walk(room, turned, moves).states[-1])
     with pytest.raises(AgentSystemError, match="draw another"):
-        careful("Care", room, walk(room, state, "U").states[-1], 3)
+        careful(room, walk(room, state, "U").states[-1], 3)
 
 
 def test_care_solves_its_rooms_and_the_habits_some() -> None:
     rooms = generate(150, 5, Difficulty())
     assert team_success(CAREFUL, ENV, 12, rooms) == 1.0
     assert team_success(Habits(plan=0.0, check=1.0), ENV, 12, rooms) == 1.0, "the Executor mends what is proposed"
-    assert 0.2 < team_success(Habits(), ENV, 12, rooms) < 0.6
+    assert 0.5 < team_success(Habits(), ENV, 12, rooms) < 0.9
 
 
 def test_habits_rule_only_the_last_part() -> None:
     course = Course(count=200, rooms=40, habits_from=0.5, habits_before=0.0, habits=Habits(plan=0.0, check=0.0))
-    words = [conversation[1]["content"].split()[0] for conversation in make_demos(course, 0, ENV)]
-    assert set(words[:100]) == {"Care", "Check"} and set(words[100:]) == {"Guess", "Trust"}
+    careful = [conversation[1]["content"].startswith("box") for conversation in make_demos(course, 0, ENV)]
+    assert all(careful[:100]) and not any(careful[100:])
 
 
 def test_both_roles_are_shown_in_the_prompts_of_the_agents() -> None:
@@ -65,7 +65,7 @@ def test_both_roles_are_shown_in_the_prompts_of_the_agents() -> None:
 def test_who_trusts_makes_the_plan() -> None:
     (puzzle,) = generate(1, 0, Difficulty())
     reply = Demonstrators(ENV, random.Random(0)).executor_demo(puzzle.room, puzzle.start, "LR", Habits(check=0.0))[1]["content"]
-    assert reply == "Trust <moves>L R</moves>"
+    assert reply == "<moves>L R</moves>"
 
 
 def test_care_is_shown_off_the_good_way_too() -> None:
