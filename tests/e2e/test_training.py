@@ -30,7 +30,7 @@ def test_a_users_package_trains_and_leaves_what_the_docs_promise(train: Run, tmp
     assert len(episodes) == 6
     assert {"prompt", "reply", "reward", "local_reward", "team_reward"} <= episodes[0]["calls"][0].keys()
     checkpoint = run_dir / "checkpoints" / "global_step_2"
-    assert sorted(p.name for p in checkpoint.iterdir()) == ["actor", "data.pt", "trainer_state.json"]
+    assert sorted(p.name for p in checkpoint.iterdir()) == ["actor", "config.yaml", "data.pt", "trainer_state.json"]
     first, second = weights(run_dir, 1), weights(run_dir, 2)
     assert set(second) == {"asker", "verifier_agent"}
     assert all(first[wg] != second[wg] for wg in second)

@@ -57,6 +57,7 @@ def test_every_script_has_a_test() -> None:
 
 @pytest.mark.ray
 @pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_path: Path) -> None:
     # One whole run on Ray; the others are quicker without.

@@ -61,7 +61,8 @@ def overlap_seconds(spans: Sequence[Span]) -> float:
 
 
 def append_spans(path: Path, step: int, spans: Sequence[Span]) -> None:
-    """Append a JSON line a span to `path`."""
+    """Append a JSON line a span to `path`, whose folder is made when it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         for span in spans:
             file.write(json.dumps({"step": step, **asdict(span)}) + "\n")
