@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up, then runs every check of CI: lint, format, types, tests. Arguments go to pytest; a file of tests stays in one process.
+# Sets up, then runs every check of CI: lint, format, types, tests. Arguments go to pytest; tests of a file stay in one process (tests/conftest.py).
 # A failing check does not hide the next one; the last line names those that failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,7 +17,7 @@ check() {
 check "ruff check" "$python" -m ruff check .
 check "ruff format" "$python" -m ruff format --check .
 check "mypy" "$python" -m mypy
-check "pytest" "$python" -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@"
+check "pytest" "$python" -m pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder "$@"
 
 if ((${#failed[@]})); then
     printf 'failed: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2

@@ -14,6 +14,7 @@ JOINT = {"critic.view": "joint", "critic.joint_prompt_length": 128}
 TEAM = {"asker", "verifier_agent"}
 
 
+pytestmark = pytest.mark.spread
 MACHINE = ("timing", "time_per", "throughput", "memory")
 
 

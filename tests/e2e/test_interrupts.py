@@ -131,6 +131,11 @@ TOKEN = {"RAY_AUTH_MODE": "token"}
 DONE = {"asker", "verifier_agent"}
 
 
+def on_the_cluster(test: Any) -> Any:
+    """Long tests that share a cluster: one process, beside the rest of the file."""
+    return pytest.mark.spread(pytest.mark.xdist_group("cluster")(test))
+
+
 @pytest.fixture
 def faults(user_package: Path, train: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Train in this process with a fault in step 2 (None for none); the module's count of steps starts anew."""
@@ -302,6 +307,7 @@ def our_actors(cluster: subprocess.Popen[str], within_s: float = 20.0) -> list[s
 
 
 @pytest.mark.ray
+@pytest.mark.spread
 def test_ctrl_c_checkpoints_and_leaves_no_process(command: Callable[..., Command], tmp_path: Path) -> None:
     run = command("collect:ctrl_c", {"trainer.save_freq": -1})
     assert run.end() == (130, [])
@@ -310,6 +316,7 @@ def test_ctrl_c_checkpoints_and_leaves_no_process(command: Callable[..., Command
 
 
 @pytest.mark.ray
+@pytest.mark.spread
 def test_ctrl_c_in_the_update_and_a_second_run_end_as_one_uninterrupted_run_without_ray(
     command: Callable[..., Command], faults: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -324,6 +331,7 @@ def test_ctrl_c_in_the_update_and_a_second_run_end_as_one_uninterrupted_run_with
 
 
 @pytest.mark.ray
+@pytest.mark.spread
 def test_a_killed_driver_leaves_no_process(command: Callable[..., Command], tmp_path: Path) -> None:
     run = command("update:SIGKILL")
     assert run.end() == (-signal.SIGKILL, [])
@@ -332,6 +340,7 @@ def test_a_killed_driver_leaves_no_process(command: Callable[..., Command], tmp_
 
 
 @pytest.mark.ray
+@on_the_cluster
 def test_a_foreign_cluster_outlives_a_stopped_run_and_the_one_that_goes_on(
     command: Callable[..., Command], cluster: subprocess.Popen[str], address: str, tmp_path: Path
 ) -> None:
@@ -349,6 +358,7 @@ def test_a_foreign_cluster_outlives_a_stopped_run_and_the_one_that_goes_on(
 
 
 @pytest.mark.ray
+@on_the_cluster
 @pytest.mark.parametrize(("fault", "ranks"), [("collect:RolloutWorkers", 1), ("update:PolicyWorker", 1), ("update:PolicyWorker", 2)])
 def test_a_worker_that_dies_is_named_in_one_line_and_ends_the_run(
     command: Callable[..., Command], cluster: subprocess.Popen[str], address: str, tmp_path: Path, fault: str, ranks: int
@@ -366,6 +376,7 @@ def test_a_worker_that_dies_is_named_in_one_line_and_ends_the_run(
 
 
 @pytest.mark.ray
+@on_the_cluster
 def test_an_engine_that_dies_once_in_a_step_is_started_anew_and_the_run_ends_as_an_uninterrupted_one(
     command: Callable[..., Command], faults: Callable[..., Any], cluster: subprocess.Popen[str], address: str, tmp_path: Path
 ) -> None:

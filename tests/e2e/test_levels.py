@@ -15,6 +15,7 @@ from tests.e2e.test_training import without_clock
 from verl.trainer.export import export
 from verl.utils.names import slug
 
+pytestmark = pytest.mark.spread
 # (level, engine, controller): every level in this process, three with real Ray actors.
 CASES = [(level, "hf", "local") for level in LEVELS]
 CASES += [pytest.param(level, "hf", "ray", marks=pytest.mark.ray) for level in ("L1", "frozen_base", "heterogeneous")]

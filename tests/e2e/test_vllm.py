@@ -14,7 +14,7 @@ from tests.e2e.test_levels import ADAPTER, policies
 from tests.workers.rollout.conftest import engine_processes
 from verl.protocol.generate import EngineGoneError
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.spread, pytest.mark.timeout(1500)]
 FAULTS = '''
 """A world that kills vLLM's process when the first episodes of step 2 begin: once, or whenever it is there."""
 

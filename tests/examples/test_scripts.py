@@ -9,6 +9,7 @@ import pytest
 
 from tests.house.source import ROOT
 
+pytestmark = pytest.mark.spread
 SMALL = ["trainer.total_training_steps=2", "data.train_batch_size=2", "env.rollout.n=2", "data.val_max_samples=4", "env.rollout.val_n=1"]
 
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
@@ -61,6 +62,8 @@ def test_every_script_has_a_test() -> None:
 def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_path: Path) -> None:
     # One whole run on Ray; the others are quicker without.
     small = [*SMALL, *([] if name == "math" else ["trainer.controller=local"])]
+    if name in ("plan_path", "sokoban", "sudoku"):  # a team that has learned nothing talks on to the last turn
+        small.append("env.max_steps=2")
     trained = run(name, tmp_path, *small)
     assert trained.returncode == 0, trained.stderr[-2000:]
     assert "before" in trained.stdout
@@ -76,7 +79,7 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert "accuracy avg@1" in evaluated.stdout
     (folder,) = (tmp_path / "run" / "swapped").iterdir() if swap else [tmp_path / "run"]
-    episodes = [json.loads(line) for line in (folder / "trajectories" / "val_000002.jsonl").read_text().splitlines()]
+    episodes = [json.loads(line) for line in (folder / "trajectories" / "val_000002.jsonl").read_text(encoding="utf-8").splitlines()]
     spoke = {call["agent_id"]: call["policy_id"] for episode in episodes for call in episode["calls"]}
     # A search that is all that its Verifier asks for leaves the Answer Agent silent.
     assert set(spoke) - {"Answer Agent"} == set(swap or roles) - {"Answer Agent"}

@@ -66,6 +66,14 @@ class Adder(Worker):
         time.sleep(60)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def lose_a_peer(self, dies_after_s: float) -> None:
+        """As in a collective: who lives hears of the lost connection before Ray says who died."""
+        if self.rank == self.world_size - 1:
+            time.sleep(dies_after_s)
+            os._exit(1)
+        raise RuntimeError("Connection reset by peer")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
@@ -99,7 +107,7 @@ class Server(Worker):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -209,6 +217,19 @@ def test_two_ranks_split_the_batch_and_meet_over_loopback(cluster: None) -> None
     assert time.monotonic() - started < 30, "a dead rank must not wait for its living peer"
     group.shutdown()
     assert pool.pgs is None
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("on_a_loop", [False, True])
+def test_the_rank_that_died_is_named_and_not_the_one_that_lost_its_connection(cluster: None, on_a_loop: bool) -> None:
+    group = RayWorkerGroup(RayResourcePool([3], use_gpu=False), RayClassWithInitArgs(ray.remote(Adder)), timeout_s=90)
+
+    async def waited() -> None:
+        await group.execute_all_async("lose_a_peer", 1.0).wait()
+
+    with pytest.raises(WorkerDiedError, match=r"Adder_.*:2 died while it ran lose_a_peer"):
+        asyncio.run(waited()) if on_a_loop else group.lose_a_peer(1.0)
+    group.shutdown()
 
 
 @pytest.mark.ray

@@ -123,3 +123,11 @@ def test_handing_out_a_row_does_not_share_it(tmp_path):
     dataset = RLHFDataset(write_rows([row()], tmp_path / "a.jsonl"), None, DataConfig())
     dataset[0]["extra"] = 1
     assert "extra" not in dataset[0]
+
+
+def test_a_row_of_jsonl_is_one_line_whatever_a_model_wrote(tmp_path):
+    reply = "a\x85b\u2028c\u2029d\x1ce\ud800 世"
+    file = write_rows([{"reply": reply}, {"reply": "next"}], tmp_path / "rows.jsonl")
+    text = file.read_text(encoding="utf-8")
+    assert len(text.splitlines()) == 2 and "世" in text
+    assert [row["reply"] for row in read_rows(file)] == [reply, "next"]

@@ -8,10 +8,24 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from verl.protocol.future import PendingResults
 from verl.single_controller.base.worker_group import WorkerDiedError
+
+# How long a rank's error waits for the death of another rank: a peer that dies in a collective is often heard of first through the
+# lost connection of those who live.
+DEATH_NOTICE_S = 10.0
+
+
+def failures(futures: Sequence[asyncio.Future[Any]], done: set[asyncio.Future[Any]]) -> dict[int, Any]:
+    """The exceptions of those that are done, by position."""
+    return {i: future.exception() for i, future in enumerate(futures) if future in done and future.exception() is not None}
+
+
+def deaths(errors: dict[int, Any]) -> list[int]:
+    """The ranks that died, of those that failed."""
+    return [rank for rank, error in errors.items() if isinstance(error, RayActorError)]
 
 
 class RayPendingResults(PendingResults):
@@ -49,20 +63,39 @@ class RayPendingResults(PendingResults):
                     results[rank_of[ref]] = ray.get(ref, timeout=limit)
                 except RayActorError as error:
                     raise self._died(rank_of[ref], error) from error
+                except RayTaskError:
+                    self._raise_a_death(waiting, rank_of)
+                    raise
         return results
+
+    def _raise_a_death(self, refs: list[Any], rank_of: dict[Any, int]) -> None:
+        deadline = time.monotonic() + DEATH_NOTICE_S
+        while refs:
+            ready, refs = ray.wait(refs, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return
+            try:
+                ray.get(ready)
+            except RayActorError as error:
+                raise self._died(rank_of[ready[0]], error) from error
+            except RayTaskError:
+                continue
 
     async def wait(self) -> list[Any]:
         """As `get`, on an event loop."""
         futures = [asyncio.wrap_future(ref.future()) for ref in self]
         done, pending = await asyncio.wait(futures, timeout=self.timeout_s, return_when=asyncio.FIRST_EXCEPTION)
-        for i, future in enumerate(futures):
-            if future in done and future.exception() is not None:
-                for other in pending:
-                    other.cancel()
-                error = future.exception()
-                if isinstance(error, RayActorError):
-                    raise self._died(i, error) from error
-                raise error  # type: ignore[misc]
+        errors = failures(futures, done)
+        deadline = time.monotonic() + DEATH_NOTICE_S
+        while errors and pending and not deaths(errors) and time.monotonic() < deadline:
+            late, pending = await asyncio.wait(pending, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_EXCEPTION)
+            errors |= failures(futures, late)
+        if errors:
+            for other in pending:
+                other.cancel()
+            for rank in deaths(errors):
+                raise self._died(rank, errors[rank]) from errors[rank]
+            raise next(iter(errors.values()))
         if pending:
             for other in pending:
                 other.cancel()

@@ -7,7 +7,6 @@ not know whether workers are Ray actors or objects in this process, nor what an 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from verl.trainer.ppo.timeline import Span, append_spans, overlap_seconds
 from verl.trainer.ppo.utils import Role, WorkerType, need_critic, need_reference_policy, refuse_verl_arguments
 from verl.trainer.ppo.validation import ValidationResult, validation_result
 from verl.utils.dataset import RLHFDataset, TaskLoader
+from verl.utils.dataset.files import write_rows
 from verl.utils.timer import Timer
 from verl.utils.tracking import Tracking
 
@@ -270,10 +270,7 @@ class RayPPOTrainer:
         episodes = episodes if limit < 0 else episodes[:limit]
         if not episodes:
             return
-        folder = self.run_dir / "trajectories"
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / f"{name}.jsonl", "w") as file:
-            file.writelines(json.dumps(e.to_json(), ensure_ascii=False) + "\n" for e in episodes)
+        write_rows((episode.to_json() for episode in episodes), self.run_dir / "trajectories" / f"{name}.jsonl")
 
     def _save_if_new(self) -> None:
         if self._saved_step == self.global_step or self.loader is None:

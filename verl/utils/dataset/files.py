@@ -10,6 +10,8 @@ from typing import Any
 
 Row = dict[str, Any]
 SUFFIXES = (".parquet", ".jsonl", ".json")
+# What JSON leaves bare in a string and `str.splitlines` ends a line at.
+LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 
 class DatasetError(ValueError):
@@ -48,8 +50,9 @@ def write_rows(rows: Iterable[Row], path: str | os.PathLike[str]) -> Path:
 
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), aside)
         else:
-            with aside.open("w", encoding="utf-8") as out:
-                out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            # A lone surrogate, which UTF-8 has no bytes for, becomes its JSON escape.
+            with aside.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as out:
+                out.writelines(json.dumps(row, ensure_ascii=False).translate(LINE_ENDS) + "\n" for row in rows)
         aside.replace(file)
     finally:
         aside.unlink(missing_ok=True)
