@@ -44,9 +44,9 @@ class TooManyFailuresError(RuntimeError):
     """More episodes failed than `rollout.max_failure_rate` allows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CollectResult:
-    """What one collection brought.
+    """What one collection brought. It has no generated repr: asyncio asks for that of a finished task's result, all texts of it.
 
     Attributes:
         batch: a row per sample, ordered by task, episode, call and candidate; None when no sample was made.

@@ -96,7 +96,8 @@ class PromptBuilder:
         for kept, forgotten in _shrinking(entries, len(memory.recent())):
             prompt = self._attempt(variables, kept, memory, forgotten)
             if len(prompt.ids) <= self.max_prompt_length:
-                return replace(prompt, dropped=len(entries) - len(kept) + forgotten)
+                dropped = len(entries) - len(kept) + forgotten
+                return replace(prompt, dropped=dropped) if dropped else prompt
             shortest = len(prompt.ids)
         if entries:
             prompt, shortest = self._cut(variables, entries[-1], memory)

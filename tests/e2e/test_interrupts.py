@@ -105,7 +105,7 @@ class SlowWorld(Harmful):
 
 
 @register_adv_est("harmful")
-@functools.wraps(compute_grpo_outcome_advantage)
+@functools.wraps(compute_grpo_outcome_advantage, assigned=())
 def harmful(*args, **kwargs):
     state["steps"] += 1
     phase, fault = phase_and_fault()

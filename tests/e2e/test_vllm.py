@@ -54,7 +54,7 @@ class DeadlyWorld(my_flow_package.MyWorld):
 
 
 @register_adv_est("counted")
-@functools.wraps(compute_grpo_outcome_advantage)
+@functools.wraps(compute_grpo_outcome_advantage, assigned=())
 def counted(*args, **kwargs):
     state["steps"] += 1
     return compute_grpo_outcome_advantage(*args, **kwargs)

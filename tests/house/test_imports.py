@@ -103,6 +103,14 @@ def test_importing_the_packages_loads_nothing_heavy(statement: str) -> None:
     assert result.stdout.strip().splitlines()[-1] == "[]"
 
 
+def test_the_driver_starts_without_what_only_workers_need() -> None:
+    code = "import verl.trainer.main_ppo, sys\nprint([name for name in ('transformers', 'peft', 'vllm', 'pandas') if name in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
+    )
+    assert result.stdout.strip() == "[]", result.stderr
+
+
 def test_the_configuration_is_read_without_torch() -> None:
     code = "import verl.trainer.config, sys\nassert 'torch' not in sys.modules"
     result = subprocess.run(

@@ -15,7 +15,6 @@ from typing import Any
 from zlib import crc32
 
 import torch
-from transformers import PreTrainedModel
 
 ALL_LINEAR = "all-linear"
 PARTS = ("lora_A", "lora_B")
@@ -63,6 +62,8 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.L
     """
     layers = {name: module for name, module in model.named_modules() if name}
     linear = {name: module for name, module in layers.items() if isinstance(module, torch.nn.Linear)}
+    from transformers import PreTrainedModel
+
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     targets: str | Sequence[str] = spec.target_modules
     if targets == ALL_LINEAR:

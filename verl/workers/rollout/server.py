@@ -16,7 +16,6 @@ from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.config import ActorRolloutRefConfig
 from verl.workers.rollout.base import RolloutEngine
-from verl.workers.rollout.hf_engine import HFEngine
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,9 @@ def build_engine(
             attn_implementation="sdpa",
             trust_remote_code=config.model.trust_remote_code,
         )
+    # Here, not above: the driver names this module too, and has no use for transformers' models.
+    from verl.workers.rollout.hf_engine import HFEngine
+
     return HFEngine(model.to(device), max_num_seqs=rollout.max_num_seqs, max_model_len=max_model_len, adapters=specs)
 
 

@@ -55,7 +55,9 @@ def singleton_advantage(scores: np.ndarray, config: Any) -> np.ndarray | float:
 def broadcast(advantages: np.ndarray, response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Spread one advantage a row over the row's unmasked tokens: `(advantages, returns)`, one tensor `[bsz, response_len]`."""
     row = torch.as_tensor(advantages, dtype=torch.float32, device=response_mask.device)
-    out = torch.mul(response_mask, row.unsqueeze(-1)).to(torch.float32)
+    # Copied and then multiplied in place: a product of integers and floats would first make a second copy of the mask.
+    out = torch.empty(response_mask.shape, dtype=torch.float32, device=response_mask.device).copy_(response_mask)
+    out.mul_(row.unsqueeze(-1))
     return out, out
 
 
