@@ -30,10 +30,10 @@ from agent_system.rollout.remote import MessageBuilder, RemoteBinding
 from agent_system.rollout.runner import Episode
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
-from agent_system.rollout.threads import DaemonExecutor
 from agent_system.rollout.ties import TieWatch
 from agent_system.rollout.transcript import joint_prompts
 from agent_system.rollout.tree import check_tree_env
+from agent_system.threads import DaemonExecutor
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX, EngineGoneError
 

@@ -9,7 +9,6 @@ import queue
 import threading
 from concurrent.futures import Future
 
-from agent_system.rollout.threads import DaemonExecutor
 from agent_system.sandbox.job import Job
 from agent_system.sandbox.levels import LEVELS, complaint, describe, rank
 from agent_system.sandbox.limits import Limits, SandboxError
@@ -18,6 +17,7 @@ from agent_system.sandbox.result import Reason, RunResult
 from agent_system.sandbox.sandbox import Sandbox, padded
 from agent_system.sandbox.settings import SandboxSettings
 from agent_system.sandbox.worker import Worker, WorkerError, ended_by_sandbox
+from agent_system.threads import DaemonExecutor
 
 logger = logging.getLogger(__name__)
 

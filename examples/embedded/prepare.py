@@ -26,17 +26,22 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from examples.embedded import worlds
 from examples.embedded.worlds import WORLDS, Messages, Row
-from verl.models import tiny
 from verl.models.tiny import TinyModelSize, make_tiny_model
-from verl.trainer.sft import data, loop, muon, optim
 from verl.trainer.sft.config import SFTConfig
 
 logger = logging.getLogger(__name__)
+# What carries a recipe out. They are not imported to be hashed: a second run, which finds its folder, does without torch.
+MODULES = (
+    "examples.embedded.worlds",
+    "examples.embedded.prepare",
+    "verl.models.tiny",
+    *(f"verl.trainer.sft.{name}" for name in ("data", "loop", "muon", "optim")),
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ def recipe_hash(recipe: Recipe) -> str:
     digest = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode())
     world = WORLDS[recipe.world]
     packages = [Path(str(package.__file__)).parent for package in (world.package, *world.borrows)]
-    modules = [Path(str(module.__file__)) for module in (worlds, tiny, data, loop, muon, optim, sys.modules[__name__])]
+    modules = [Path(str(find_spec(name).origin)) for name in MODULES]
     for path in (*(path for package in packages for path in sorted(package.glob("*.py"))), *modules):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
@@ -89,6 +94,8 @@ def prepare(out: Path, recipe: Recipe, num_threads: int = 0) -> Path:
 
 
 def _make(folder: Path, recipe: Recipe, num_threads: int) -> None:
+    from verl.trainer.sft import loop
+
     started, out = time.monotonic(), folder.parent
     aside = Path(tempfile.mkdtemp(prefix=".partial-", dir=out))
     try:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 PAD_TOKEN = "<|endoftext|>"
 START_TOKEN = "<|im_start|>"
@@ -42,6 +42,9 @@ class TinyModelSize:
 
 def train_tokenizer(corpus: Iterable[str], vocab_size: int = 768) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE with ChatML tokens on `corpus`; at most `vocab_size` tokens, at least 256 bytes plus the special ones."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -69,6 +72,9 @@ def make_tiny_model(
 
     The result is a function of the arguments alone; the global random state is left as it was.
     """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     size = size or TinyModelSize()
     tokenizer = train_tokenizer(corpus, vocab_size)
     config = Qwen3Config(

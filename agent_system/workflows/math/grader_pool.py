@@ -18,7 +18,7 @@ from collections import OrderedDict
 from enum import Enum
 from pathlib import Path
 
-from agent_system.rollout.threads import DaemonExecutor
+from agent_system.threads import DaemonExecutor
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from agent_system.rollout.threads import DaemonExecutor
+from agent_system.threads import DaemonExecutor
 
 HANGS = """
 import threading
-from agent_system.rollout.threads import DaemonExecutor
+from agent_system.threads import DaemonExecutor
 with DaemonExecutor(1) as threads:
     threads.submit(threading.Event().wait)
 """
