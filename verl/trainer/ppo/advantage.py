@@ -14,6 +14,7 @@ from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, group_index
 from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
+from verl.trainer.ppo.core_algos.registry import CHECKS_REWARDS
 from verl.trainer.ppo.estimator_inputs import FIXES, EstimatorInputs
 from verl.trainer.ppo.per_agent import averages_trajectories, group_fields, split_by_settings
 
@@ -81,7 +82,7 @@ def compute_advantage(
         ValueError: rewards that are not finite, tensors that differ in shape or device, a group key that samples lack, an
             estimator without what it needs.
     """
-    _check_rewards(data)
+    _check_shapes(data)
     shape, device = data.batch["response_mask"].shape, data.batch["response_mask"].device
     given = {"gamma": gamma, "lam": lam, "num_repeat": num_repeat, "norm_adv_by_std_in_grpo": norm_adv_by_std_in_grpo, "seed": seed}
     memory: MutableMapping[str, Any] = {} if state is None else state
@@ -93,7 +94,13 @@ def compute_advantage(
         name = _plain(settings.adv_estimator if "adv_estimator" in own else adv_estimator)
         remembered = memory.get(name, {})
         arguments = given | {key: getattr(settings, key) for key in own & given.keys()} | {"config": settings, "state": remembered}
-        part = _estimate(name, _inputs(data, rows, arguments, settings, name))
+        if name not in CHECKS_REWARDS:
+            _check_finite(data)
+        try:
+            part = _estimate(name, _inputs(data, rows, arguments, settings, name))
+        except ValueError:
+            _check_finite(data)  # whose error names the agent
+            raise
         if remembered:
             memory[name] = remembered
         if rows is None:
@@ -168,14 +175,18 @@ def _arguments(name: str, estimator: Callable[..., Any], inputs: EstimatorInputs
     return arguments
 
 
-def _check_rewards(data: DataProto) -> None:
-    """One error for rewards that no estimator can use, before any of them runs."""
+def _check_shapes(data: DataProto) -> None:
     rewards, mask = data.batch["token_level_rewards"], data.batch["response_mask"]
     if rewards.shape != mask.shape or rewards.device != mask.device:
         raise ValueError(
             f"token_level_rewards {tuple(rewards.shape)} on {rewards.device} and response_mask {tuple(mask.shape)} on {mask.device} differ "
             "in shape or device; both are [bsz, response_len]"
         )
+
+
+def _check_finite(data: DataProto) -> None:
+    """One error for rewards that no estimator can use."""
+    rewards, mask = data.batch["token_level_rewards"], data.batch["response_mask"]
     if not torch.isfinite(rewards.sum()):
         bad = (real_rows(mask) & ~torch.isfinite(rewards).all(dim=1)).nonzero().squeeze(1)
         if len(bad):

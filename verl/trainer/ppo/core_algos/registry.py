@@ -11,6 +11,7 @@ Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 ADV_ESTIMATOR_REGISTRY: dict[str, Callable[..., Any]] = {}
 POLICY_LOSS_REGISTRY: dict[str, Callable[..., Any]] = {}
+CHECKS_REWARDS: set[str] = set()
 
 
 class AdvantageEstimator(StrEnum):
@@ -58,9 +59,21 @@ def _lookup(registry: dict[str, Callable[..., Any]], kind: str, name_or_enum: st
     return registry[name]
 
 
-def register_adv_est(name_or_enum: str | Enum) -> Callable[[Fn], Fn]:
-    """Register an advantage estimator under a name; raises ValueError when another function has it."""
-    return _register(ADV_ESTIMATOR_REGISTRY, "advantage estimator", name_or_enum)
+def register_adv_est(name_or_enum: str | Enum, *, checks_rewards: bool = False) -> Callable[[Fn], Fn]:
+    """Register an advantage estimator under a name; raises ValueError when another function has it.
+
+    Args:
+        name_or_enum: its name in `algorithm.adv_estimator`.
+        checks_rewards: it raises ValueError itself for rewards that are not finite, so nobody else has to read them for that.
+    """
+
+    def decorator(fn: Fn) -> Fn:
+        registered = _register(ADV_ESTIMATOR_REGISTRY, "advantage estimator", name_or_enum)(fn)
+        if checks_rewards:
+            CHECKS_REWARDS.add(_name(name_or_enum))
+        return registered
+
+    return decorator
 
 
 def get_adv_estimator_fn(name_or_enum: str | Enum) -> Callable[..., Any]:

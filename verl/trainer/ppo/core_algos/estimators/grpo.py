@@ -11,7 +11,7 @@ from verl.trainer.ppo.core_algos.estimators.outcome import Compared, singleton_a
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 
-@register_adv_est(AdvantageEstimator.GRPO)
+@register_adv_est(AdvantageEstimator.GRPO, checks_rewards=True)
 def compute_grpo_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -63,4 +63,6 @@ def group_relative(compared: Compared, epsilon: float, by_std: bool, config: Any
     return np.where(stats.count[groups] == 1, singleton_advantage(compared.scores, config), relative)
 
 
-compute_grpo_vectorized_outcome_advantage = register_adv_est(AdvantageEstimator.GRPO_VECTORIZED)(compute_grpo_outcome_advantage)
+compute_grpo_vectorized_outcome_advantage = register_adv_est(AdvantageEstimator.GRPO_VECTORIZED, checks_rewards=True)(
+    compute_grpo_outcome_advantage
+)

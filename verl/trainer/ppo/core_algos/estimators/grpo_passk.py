@@ -13,7 +13,7 @@ from verl.trainer.ppo.core_algos.estimators.signal import settle
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 
-@register_adv_est(AdvantageEstimator.GRPO_PASSK)
+@register_adv_est(AdvantageEstimator.GRPO_PASSK, checks_rewards=True)
 def compute_grpo_passk_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,

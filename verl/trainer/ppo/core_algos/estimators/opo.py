@@ -14,7 +14,7 @@ from verl.trainer.ppo.core_algos.grouping import group_stats
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 
-@register_adv_est(AdvantageEstimator.OPO)
+@register_adv_est(AdvantageEstimator.OPO, checks_rewards=True)
 def compute_opo_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,

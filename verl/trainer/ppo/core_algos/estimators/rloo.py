@@ -11,7 +11,7 @@ from verl.trainer.ppo.core_algos.estimators.outcome import Compared, singleton_a
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 
-@register_adv_est(AdvantageEstimator.RLOO)
+@register_adv_est(AdvantageEstimator.RLOO, checks_rewards=True)
 def compute_rloo_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -57,4 +57,6 @@ def compute_rloo_outcome_advantage(
     return compared.spread(np.where(alone, singleton_advantage(compared.scores, config), relative), response_mask)
 
 
-compute_rloo_vectorized_outcome_advantage = register_adv_est(AdvantageEstimator.RLOO_VECTORIZED)(compute_rloo_outcome_advantage)
+compute_rloo_vectorized_outcome_advantage = register_adv_est(AdvantageEstimator.RLOO_VECTORIZED, checks_rewards=True)(
+    compute_rloo_outcome_advantage
+)
