@@ -1,6 +1,6 @@
 """What the retrieval server finds of the generated two-hop questions, and how fast: many queries in a request against one.
 
-    python benchmarks/retrieval.py [--questions 200] [--train 2000] [--repeats 3]
+    python benchmarks/retrieval.py [--questions 200] [--train 1000] [--repeats 3]
 
 The server is started as a process of its own, as a run starts it, and asked over HTTP by one client.
 
@@ -112,7 +112,7 @@ async def measure(url: str, questions: Sequence[Question], words: Sequence[str],
 def main() -> None:
     """Measure and write one line a number, then all of them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", type=int, default=2000, help="training questions whose facts fill the corpus")
+    parser.add_argument("--train", type=int, default=1000, help="training questions whose facts fill the corpus")
     parser.add_argument("--questions", type=int, default=200, help="test questions, all of two hops")
     parser.add_argument("--queries", type=int, default=512, help="queries of one measurement of speed")
     parser.add_argument("--batch", type=int, default=64, help="queries of a request")
