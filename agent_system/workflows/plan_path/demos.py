@@ -42,7 +42,7 @@ class Habits:
 
     tool_care: float = 0.05
     guess: float = 0.8
-    check: float = 0.05
+    check: float = 0.2
     stray: float = 0.0
     executor: float = 0.5
     wander: int = 0
