@@ -65,7 +65,7 @@ class World:
     demos: Callable[[Any, int, Collection[Any]], list[Messages]] = field(repr=False)
     package: ModuleType = field(repr=False)
     borrows: tuple[ModuleType, ...] = ()
-    size: TinyModelSize = TinyModelSize()
+    size: TinyModelSize = field(default_factory=TinyModelSize)
 
 
 def _rows(generate: ModuleType, train: list[Any], test: list[Any], key: Callable[[Any], Any]) -> Split:
