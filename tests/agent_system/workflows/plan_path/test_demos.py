@@ -1,11 +1,21 @@
 import re
 
 from agent_system.workflows.plan_path import ExecutorAgent
-from agent_system.workflows.plan_path.demos import CAREFUL, Course, Demonstrators, Habits, checked, make_demos, tagged, team_success
+from agent_system.workflows.plan_path.demos import (
+    CAREFUL,
+    Course,
+    Demonstrators,
+    Habits,
+    around,
+    checked,
+    make_demos,
+    tagged,
+    team_success,
+)
 from agent_system.workflows.plan_path.generate import generate
 from agent_system.workflows.plan_path.grid import parse_map
 from agent_system.workflows.plan_path.options import Difficulty
-from agent_system.workflows.plan_path.rules import initial_state
+from agent_system.workflows.plan_path.rules import advance, initial_state, walk
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 
 OPEN = Difficulty(wall_share=0.15)
@@ -57,6 +67,15 @@ def test_the_executor_finds_the_wall_and_goes_around_it():
     assert checked(grid, state, "D", 2, 2)[0] == f"D ok Good. {tagged('D')}"
     assert checked(grid, state, "DD", 2, 2)[0] == f"D ok D ok Detour. {tagged('D')}"
     assert checked(grid, state, "DR", 2, 2)[0] == f"D ok Good. {tagged('D')}"  # what is around the corner is out of sight
+
+
+def test_care_tells_closed_free_known_and_worn_ways_apart():
+    grid = parse_map(AROUND)
+    state = initial_state(grid)
+    assert around(grid, state) == "U wall D ok L wall R wall"
+    for moves, said in (("D", "U been D ok"), ("UD", "U worn D ok")):
+        state = advance(grid, state, walk(grid, state.cell, moves))
+        assert around(grid, state) == f"{said} L wall R wall"
 
 
 def test_care_is_shown_off_the_way_too():
