@@ -21,6 +21,7 @@ ARGS+=(
 if is_tiny; then
   ARGS+=(
     env.params.view=digits
+    env.params.clashes=refuse
     actor_rollout_ref.actor.optim.lr=5e-4
     data.train_batch_size=16
     data.max_prompt_length=128

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,22 +50,23 @@ class Recipe:
 
     Attributes:
         world: a name of `worlds.WORLDS`.
-        course: what the warm start shows; None for the world's own.
+        size, course: of the model, and what the warm start shows; None for the world's own.
     """
 
     world: str = "math"
     seed: int = 0
     num_train: int = 2000
     num_test: int = 200
-    size: TinyModelSize = field(default_factory=TinyModelSize)
+    size: TinyModelSize | None = None
     course: Any = None
     batch_size: int = 32
     lr: float = 4e-3
     muon_lr: float = 0.03
 
     def __post_init__(self) -> None:
-        if self.course is None:
-            object.__setattr__(self, "course", WORLDS[self.world].course)
+        for name in ("size", "course"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(WORLDS[self.world], name))
 
 
 def recipe_hash(recipe: Recipe) -> str:

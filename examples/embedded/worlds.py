@@ -25,6 +25,7 @@ from agent_system.workflows.sokoban.options import SokobanEnvOptions
 from agent_system.workflows.sudoku import demos as sudoku_demos
 from agent_system.workflows.sudoku import generate as sudoku_generate
 from agent_system.workflows.sudoku.generate import Kind
+from verl.models.tiny import TinyModelSize
 
 Row = dict[str, Any]
 Messages = list[dict[str, str]]
@@ -56,6 +57,7 @@ class World:
         demos: (course, seed, keys to leave out) to conversations.
         package: the workflow's package; its code is part of what the result depends on.
         borrows: packages whose code it uses.
+        size: of the model.
     """
 
     course: Any
@@ -63,6 +65,7 @@ class World:
     demos: Callable[[Any, int, Collection[Any]], list[Messages]] = field(repr=False)
     package: ModuleType = field(repr=False)
     borrows: tuple[ModuleType, ...] = ()
+    size: TinyModelSize = field(default_factory=TinyModelSize)
 
 
 def _rows(generate: ModuleType, train: list[Any], test: list[Any], key: Callable[[Any], Any]) -> Split:
@@ -106,12 +109,15 @@ def _search(num_train: int, num_test: int, seed: int, course: search_demos.Cours
     return replace(split, files={"corpus.jsonl": "".join(documents)})
 
 
+UNTIED = TinyModelSize(tie_embeddings=False)
 WORLDS = {
     "code": World(code_demos.Course(), _code, code_demos.make_demos, code),
     "math": World(math_demos.Course(), _math, math_demos.make_demos, math),
     "math_tool": World(math_tool_demos.Course(), _math, math_tool_demos.make_demos, math_tool, (math,)),
-    "plan_path": World(plan_path_demos.Course(difficulty=Difficulty(wall_share=0.15)), _plan_path, plan_path_demos.make_demos, plan_path),
-    "sudoku": World(sudoku_demos.Course(count=24_000, kind=Kind(4, "easy")), _sudoku, sudoku_demos.make_demos, sudoku),
+    "plan_path": World(
+        plan_path_demos.Course(difficulty=Difficulty(wall_share=0.15)), _plan_path, plan_path_demos.make_demos, plan_path, size=UNTIED
+    ),
+    "sudoku": World(sudoku_demos.Course(count=24_000, kind=Kind(4, "easy")), _sudoku, sudoku_demos.make_demos, sudoku, size=UNTIED),
     "search": World(search_demos.Course(), _search, search_demos.make_demos, search),
-    "sokoban": World(sokoban_demos.Course(), _sokoban, _sokoban_demos, sokoban),
+    "sokoban": World(sokoban_demos.Course(), _sokoban, _sokoban_demos, sokoban, size=UNTIED),
 }

@@ -1,4 +1,5 @@
 import hashlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,6 +52,14 @@ def test_folder_loads_with_plain_transformers(tmp_path):
     assert model.config.vocab_size >= len(tokenizer)
     ids = tokenizer("Anna has 3", return_tensors="pt")["input_ids"]
     assert model(input_ids=ids).logits.shape == (1, ids.shape[1], model.config.vocab_size)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_embeddings_are_tied_or_not_in_the_file_too(tmp_path, tie):
+    folder = make_tiny_model(tmp_path / "m", CORPUS, size=replace(SMALL, tie_embeddings=tie), vocab_size=320)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) is tie
+    assert torch.equal(model.get_input_embeddings().weight, model.get_output_embeddings().weight) is tie
 
 
 def test_same_arguments_make_the_same_files_and_leave_the_random_state(tmp_path):

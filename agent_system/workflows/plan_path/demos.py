@@ -42,7 +42,7 @@ class Habits:
 
     tool_care: float = 0.05
     guess: float = 0.8
-    check: float = 0.05
+    check: float = 0.2
     stray: float = 0.0
     executor: float = 0.5
     wander: int = 0
@@ -174,11 +174,11 @@ def tagged(moves: str) -> str:
 
 
 def around(grid: GridMap, state: State) -> str:
-    """Return what each move would meet: a wall, a cell that was entered before, or a free one."""
+    """Return what each move would meet: a wall, a free cell, one that was entered once, or one that was entered often."""
 
     def met(move: str) -> str:
         there = grid.after(state.cell, move)
-        return "wall" if there is None else "been" if state.visits[there] else "ok"
+        return "wall" if there is None else ("ok", "been", "worn")[min(state.visits[there], 2)]
 
     return " ".join(f"{move} {met(move)}" for move in MOVES)
 

@@ -24,7 +24,7 @@ def grid_text(grid: GridMap, state: State) -> str:
 
 
 def compact_text(grid: GridMap, state: State, radius: int) -> str:
-    """Return the way to the goal and, for each move, the `radius` cells straight ahead, the next one first.
+    """Return the way to the goal, how often this cell was entered, and for each move the `radius` cells straight ahead, next one first.
 
     Every sign stands apart, and the layout is the same in every state, so that a tiny model finds each cell at a fixed place: `G` goal,
     `#` wall or outside, `.` free, `1` to `9` how often a free cell was entered.
@@ -36,7 +36,7 @@ def compact_text(grid: GridMap, state: State, radius: int) -> str:
         " ".join([move, *(_sign(grid, state, row + i * rows, column + i * columns) for i in range(1, radius + 1))])
         for move, (rows, columns) in MOVES.items()
     )
-    return f"go {way}\n{' '.join(lines)}"
+    return f"go {way} at {state.visits[state.cell]}\n{' '.join(lines)}"
 
 
 def _sign(grid: GridMap, state: State, row: int, column: int) -> str:

@@ -20,7 +20,8 @@ class State:
     Attributes:
         cell: where the team is.
         best: shortest distance to the goal so far.
-        visits: [cells], how often each cell was entered, up to 9; the start counts as entered once.
+        visits: [cells], how often each cell was entered, up to 9. The start counts as entered once, and who runs into a wall enters the
+            cell in front of it once more: a mistake that changed nothing would be made again.
         moves: legal moves made.
     """
 
@@ -83,7 +84,7 @@ def walk(grid: GridMap, cell: int, moves: str) -> Walk:
 def advance(grid: GridMap, state: State, made: Walk) -> State:
     """Return the state after a walk that began at `state.cell`."""
     visits = bytearray(state.visits)
-    for cell in made.cells:
+    for cell in (*made.cells, *([made.end] if made.illegal else [])):
         visits[cell] = min(MOST_VISITS, visits[cell] + 1)
     best = min([state.best, *(grid.distances[cell] for cell in made.cells)])
     return replace(state, cell=made.end, best=best, visits=bytes(visits), moves=state.moves + len(made.cells))

@@ -24,9 +24,9 @@ class SudokuEnv(BaseEnv):
         state: puzzle and board, from `reset` on.
 
     `info`: `success`; `progress` (share of the open cells that were right at best) and `right` (that are right now); `unreadable`,
-    `illegal` (actions stopped by a clue or the edge of the board), `clues_touched`, `clashes` (written cells that clash) and `cells_cut`
-    (beyond `max_cells`) of the Executor so far; of the Tool likewise under `tool/`, and `tool/progress` (share of the open cells that
-    its last plan would make right).
+    `illegal` (actions stopped by a clue or the edge of the board), `clues_touched`, `clashes` (cells that clash, written or refused) and
+    `cells_cut` (beyond `max_cells`) of the Executor so far; of the Tool likewise under `tool/`, and `tool/progress` (share of the open
+    cells that its last plan would make right).
     """
 
     config_class = SudokuEnvOptions
@@ -91,8 +91,9 @@ class SudokuEnv(BaseEnv):
         return team, applied
 
     def _try(self, action: str, prefix: str = "") -> Applied:
-        applied = apply_action(self.state, parse_action(action, self.state.puzzle.size), self.config.max_cells)
-        found = (not applied.readable, applied.illegal, applied.touched_clue, applied.clashes, applied.cut)
+        config = self.config
+        applied = apply_action(self.state, parse_action(action, self.state.puzzle.size), config.max_cells, config.clashes == "refuse")
+        found = (not applied.readable, applied.illegal, applied.touched_clue, applied.clashes + applied.refused, applied.cut)
         for name, count in zip(COUNTS, found, strict=True):
             self._counts[prefix + name] += int(count)
         return applied

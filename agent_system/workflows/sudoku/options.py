@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from agent_system.errors import AgentSystemError, suggestion
+from agent_system.options import check_choice
 from agent_system.workflows.sudoku.prompts import STYLES
 
 # Fewest and most clues, by size and difficulty. No 4x4 puzzle with one solution has fewer than 4 clues, no 9x9 one fewer than 17.
@@ -13,6 +14,7 @@ CLUES: dict[int, dict[str, tuple[int, int]]] = {
     9: {"easy": (40, 45), "medium": (32, 36), "hard": (26, 29)},
 }
 VIEWS = ("grid", "digits")
+CLASHES = ("keep", "refuse")
 
 
 def clue_range(size: int, difficulty: str) -> tuple[int, int]:
@@ -62,6 +64,7 @@ class SudokuEnvOptions:
     Attributes:
         view: what the agents see: grid (the clues, and the board below them once something is written) | digits (the board alone, 0 where
             it is empty).
+        clashes: what becomes of a digit that its row, column or box holds already: keep (it is written) | refuse (it is not).
         max_cells: most cells that one action may change; what follows them is left out and counted.
         success_reward: team reward for the solved puzzle, once.
         progress_reward: team reward for all cells right; each part of it is paid when it is reached for the first time.
@@ -72,6 +75,7 @@ class SudokuEnvOptions:
     """
 
     view: str = "grid"
+    clashes: str = "keep"
     max_cells: int = 81
     success_reward: float = 1.0
     progress_reward: float = 0.5
@@ -81,8 +85,8 @@ class SudokuEnvOptions:
     wrong_penalty: float = 0.3
 
     def __post_init__(self) -> None:
-        if self.view not in VIEWS:
-            raise AgentSystemError(f"env.params.view must be one of {', '.join(VIEWS)}, found {self.view!r}{suggestion(self.view, VIEWS)}")
+        check_choice("env.params.view", self.view, VIEWS)
+        check_choice("env.params.clashes", self.clashes, CLASHES)
         if self.max_cells < 1:
             raise AgentSystemError(f"env.params.max_cells must be 1 or more, found {self.max_cells}")
         for field in fields(self):

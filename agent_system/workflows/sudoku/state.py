@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from agent_system.workflows.sudoku.action import Action, Move
-from agent_system.workflows.sudoku.puzzle import Board, Puzzle, clashing, to_text
+from agent_system.workflows.sudoku.puzzle import Board, Puzzle, clashing, shape_of, to_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,10 @@ class Applied:
         illegal: it touched a clue or left the board; what came before that was written.
         touched_clue: it was a clue.
         written: cells that were written, over their present digit too.
+        refused: cells that were not written because their digit would have clashed.
         cut: moves beyond the most that an action may make.
         clashes: written cells that clash with their row, column or box afterwards.
-        wrong: written cells that hold another digit than the solution's afterwards; emptied ones do not count.
+        wrong: digits, written or refused, that are not the solution's; emptied cells do not count.
     """
 
     state: State
@@ -67,26 +68,27 @@ class Applied:
     illegal: bool = False
     touched_clue: bool = False
     written: int = 0
+    refused: int = 0
     cut: int = 0
     clashes: int = 0
     wrong: int = 0
 
     @property
     def clash_share(self) -> float:
-        """Share of the written cells that clash."""
-        return self.clashes / self.written if self.written else 0.0
+        """Share of the cells written or refused that clash."""
+        return (self.clashes + self.refused) / (self.written + self.refused) if self.written + self.refused else 0.0
 
     @property
     def wrong_share(self) -> float:
-        """Share of the written cells that are wrong."""
-        return self.wrong / self.written if self.written else 0.0
+        """Share of the cells written or refused that are wrong; a digit that is refused may be right, beside a wrong one."""
+        return self.wrong / (self.written + self.refused) if self.written + self.refused else 0.0
 
 
-def apply_action(state: State, action: Action | None, max_cells: int) -> Applied:
+def apply_action(state: State, action: Action | None, max_cells: int, refuse_clashes: bool = False) -> Applied:
     """Write the cells of `action` in order until one is illegal or the puzzle is solved; None, and nothing to write, change nothing.
 
-    A cell without a clue may be written again. A whole grid has to repeat the clues; where it repeats what stands there, nothing is
-    written.
+    A cell without a clue may be written again. With `refuse_clashes` a digit that its row, column or box holds is left out.
+    A whole grid has to repeat the clues; where it repeats what stands there, nothing is written.
     """
     if action is None:
         return Applied(state, readable=False)
@@ -94,7 +96,7 @@ def apply_action(state: State, action: Action | None, max_cells: int) -> Applied
     board = list(state.board)
     written: list[int] = []
     illegal = touched = False
-    cut = 0
+    cut = refused = wrong = 0
     moves = [move for move in action.moves if not _repeats(move, board, size)] if action.whole else list(action.moves)
     for number, move in enumerate(moves):
         if number >= max_cells:
@@ -105,14 +107,17 @@ def apply_action(state: State, action: Action | None, max_cells: int) -> Applied
         if cell is None or touched:
             illegal = True
             break
+        wrong += move.digit not in (0, state.puzzle.solution[cell])
+        if refuse_clashes and move.digit and any(board[peer] == move.digit for peer in shape_of(size).peers[cell]):
+            refused += 1
+            continue
         board[cell] = move.digit
         written.append(cell)
         if tuple(board) == state.puzzle.solution:
             break
     after = replace(state, board=tuple(board)) if written else state
     clash = clashing(after.board) if written else set()
-    wrong = sum(after.board[cell] not in (0, state.puzzle.solution[cell]) for cell in written)
-    return Applied(after, True, illegal, touched, len(written), cut, sum(cell in clash for cell in written), wrong)
+    return Applied(after, True, illegal, touched, len(written), refused, cut, sum(cell in clash for cell in written), wrong)
 
 
 def _cell(move: Move, size: int) -> int | None:

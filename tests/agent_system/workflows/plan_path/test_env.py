@@ -84,6 +84,12 @@ def test_equal_states_have_equal_anchors_and_other_states_others(start):
     assert env.step("D").observation.info["anchor"] != first.info["anchor"]
 
 
+def test_a_move_that_changes_nothing_changes_the_view(start):
+    env = start(view="compact")
+    first, second = (env.step("R").observation.text for _ in range(2))
+    assert first.replace("at 2", "at 3") == second != first
+
+
 def test_the_prompt_is_the_map_where_a_row_has_no_other():
     env = PlanPathEnv()
     env.reset(Task("t", AROUND))

@@ -21,8 +21,8 @@ def test_grid_view_shows_the_map_the_position_and_the_goal():
 
 def test_compact_view_shows_the_way_the_cells_ahead_and_where_the_team_was():
     text = compact_text(parse_map(AROUND), after(parse_map(AROUND), "DDUDR"), 2)
-    assert text == "go U 2 R 1\nU # # D # # L 2 # R . #"
-    assert compact_text(parse_map("S.G"), initial_state(parse_map("S.G")), 3) == "go D 0 R 2\nU # # # D # # # L # # # R . G #"
+    assert text == "go U 2 R 1 at 1\nU # # D # # L 2 # R . #"
+    assert compact_text(parse_map("S.G"), initial_state(parse_map("S.G")), 3) == "go D 0 R 2 at 1\nU # # # D # # # L # # # R . G #"
 
 
 def test_compact_view_has_the_same_length_wherever_the_team_is():

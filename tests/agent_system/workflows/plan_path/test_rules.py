@@ -35,6 +35,16 @@ def test_best_is_kept_when_the_team_turns_back():
     assert list(state.visits) == [1, 0, 0, 2, 0, 0, 1, 0, 0]
 
 
+def test_who_runs_into_a_wall_enters_the_cell_in_front_of_it_once_more():
+    grid = parse_map(AROUND)
+    state = initial_state(grid)
+    for entered in (2, 3):
+        state = advance(grid, state, walk(grid, state.cell, "RD"))
+        assert (state.cell, state.moves, state.visits[grid.start]) == (grid.start, 0, entered)
+    state = advance(grid, state, walk(grid, state.cell, "DR"))
+    assert state.cell == 3 and state.visits[3] == 2 and state.moves == 1
+
+
 def test_visits_stop_at_nine():
     grid = parse_map("S.G")
     state = initial_state(grid)

@@ -61,3 +61,15 @@ def test_clashes_are_counted_on_the_board_as_it_is_afterwards():
 
 def test_keys_tell_states_apart_and_nothing_else():
     assert applied("1 2 2; 1 4 4").state.key == applied("1 4 4; 1 2 2").state.key != applied("1 2 2").state.key
+
+
+def test_a_digit_that_clashes_is_written_or_refused_and_costs_both_ways():
+    puzzle = puzzle_from_text(CLUES)
+    kept, refused = (
+        apply_action(State.start(puzzle), parse_action("1 2 1; 1 2 2", 4), 81, refuse_clashes=refuse) for refuse in (False, True)
+    )
+    assert refused.state == kept.state and (refused.refused, refused.written, refused.clashes) == (1, 1, 0)
+    clash = apply_action(State.start(puzzle), parse_action("1 2 1", 4), 81, refuse_clashes=True)
+    assert clash.state == State.start(puzzle) and (clash.clash_share, clash.wrong_share) == (1.0, 1.0)
+    emptied = apply_action(kept.state, parse_action("1 2 0", 4), 81, refuse_clashes=True)
+    assert emptied.state == State.start(puzzle) and emptied.clash_share == 0.0
