@@ -22,7 +22,7 @@ if is_tiny; then
     env.params.view=compact
     env.params.radius=2
     env.params.max_moves=2
-    env.max_steps=24
+    env.max_steps=32
     rollout.tree.epsilon=0.1
     actor_rollout_ref.actor.optim.lr=8e-4
     actor_rollout_ref.actor.optim.lr_scheduler_type=cosine

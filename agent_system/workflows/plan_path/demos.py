@@ -42,7 +42,7 @@ class Habits:
 
     tool_care: float = 0.05
     guess: float = 0.8
-    check: float = 0.2
+    check: float = 0.1
     stray: float = 0.0
     executor: float = 0.5
     wander: int = 0
@@ -66,7 +66,7 @@ class Course:
     """
 
     count: int = 24_000
-    max_turns: int = 24
+    max_turns: int = 32
     radius: int = 2
     max_moves: int = 2
     habits_from: float = 0.75
