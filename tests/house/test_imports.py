@@ -111,6 +111,14 @@ def test_the_driver_starts_without_what_only_workers_need() -> None:
     assert result.stdout.strip() == "[]", result.stderr
 
 
+def test_a_prepared_world_is_found_without_torch() -> None:
+    code = "import examples.embedded.prepare as p, sys\np.recipe_hash(p.Recipe())\nassert 'torch' not in sys.modules"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_the_configuration_is_read_without_torch() -> None:
     code = "import verl.trainer.config, sys\nassert 'torch' not in sys.modules"
     result = subprocess.run(
