@@ -75,7 +75,7 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     roles = {policy.replace("_", " ").title(): policy for policy in SCRIPTS[name]}
     swap = {} if name in ("math", "search") else dict(zip(roles, [*SCRIPTS[name][1:], SCRIPTS[name][0]], strict=True))
     mapping = f"agent.role_policies={{{', '.join(f'{role}: {policy}' for role, policy in swap.items())}}}"
-    evaluated = run(name, tmp_path, "eval", *small, "trainer.controller=local", mapping)
+    evaluated = run(name, tmp_path, "eval", *small, mapping)
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert "accuracy avg@1" in evaluated.stdout
     (folder,) = (tmp_path / "run" / "swapped").iterdir() if swap else [tmp_path / "run"]
@@ -86,6 +86,7 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     assert all(policy == (swap or roles)[role] for role, policy in spoke.items())
 
 
+@pytest.mark.ray
 @pytest.mark.needs_shared
 @pytest.mark.skipif(not GSM8K.is_dir(), reason="the real GSM8K is not beside the project")
 @pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
@@ -93,7 +94,7 @@ def test_five_steps_on_the_real_gsm8k_go_through(tmp_path: Path) -> None:
     files = [str(GSM8K / "train.jsonl"), str(GSM8K / "test.jsonl")]
     convert = ["examples/data_preprocess/gsm8k.py", "--input", *files, "--output", str(tmp_path / "data")]
     subprocess.run([str(ROOT / ".venv" / "bin" / "python"), *convert], cwd=ROOT, check=True, capture_output=True, timeout=120)
-    steps = [*SMALL, "trainer.total_training_steps=5", "trainer.val_before_train=false", "trainer.controller=local"]
+    steps = [*SMALL, "trainer.total_training_steps=5", "trainer.val_before_train=false"]
     trained = run("math", tmp_path, *steps, DATA=str(tmp_path / "data"))
     assert trained.returncode == 0, trained.stderr[-2000:]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -11,6 +11,7 @@ from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.advantage import compute_advantage, group_numbers
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.core_algos.registry import CHECKS_REWARDS
 from verl.trainer.ppo.reward import place_on_last_token
 
 Result = tuple[torch.Tensor, torch.Tensor]
@@ -186,6 +187,9 @@ def test_rewards_that_no_estimator_can_use_are_one_error() -> None:
     for estimator in ("grpo", "remax"):
         with pytest.raises(ValueError, match=r"1 of 5 rows are not finite \(first: row 2 of agent 'S'"):
             run(data, adv_estimator=estimator)
+    for estimator in CHECKS_REWARDS:  # nobody reads the rewards before these
+        with pytest.raises(ValueError, match="1 of 5 rows are not finite"):
+            ADV_ESTIMATOR_REGISTRY[estimator](data.batch["token_level_rewards"], data.batch["response_mask"], np.zeros(5, dtype=np.int64))
     padding = batch([0.0] * 5, [2, 2, 0, 2, 2], **team())
     padding.batch["token_level_rewards"][2] = float("nan")
     assert first_tokens(run(padding)) == [0.0] * 5, "a padding row may hold anything"

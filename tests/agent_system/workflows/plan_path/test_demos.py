@@ -24,7 +24,7 @@ SMALL = Course(count=400, difficulty=OPEN)
 
 def test_habits_fail_often_and_care_hardly_ever():
     maps = generate(200, 11, OPEN)
-    assert 0.4 <= team_success(SMALL, Habits(), maps) <= 0.7
+    assert 0.25 <= team_success(SMALL, Habits(), maps) <= 0.55
     assert team_success(SMALL, Habits(tool_care=1.0, check=1.0), maps) >= 0.98
     assert team_success(SMALL, Habits(tool_care=0.0, guess=1.0, check=1.0), maps) >= 0.95  # the Executor mends what is proposed
 
@@ -41,7 +41,7 @@ def test_the_last_part_is_habit():
     demos = make_demos(Course(count=2000), 0)
     decisions = [demo[-1]["content"] for demo in demos if demo[0]["content"].startswith("Check")]
     early, late = decisions[: len(decisions) // 2], decisions[-len(decisions) // 5 :]
-    assert sum(d.startswith("Fine.") for d in early) / len(early) < 0.4 < 0.7 < sum(d.startswith("Fine.") for d in late) / len(late)
+    assert sum(d.startswith("Fine.") for d in early) / len(early) < 0.4 < 0.8 < sum(d.startswith("Fine.") for d in late) / len(late)
 
 
 def test_a_seed_makes_the_same_demos_and_another_one_others():

@@ -130,6 +130,7 @@ def test_a_task_without_a_puzzle_that_can_be_solved_is_refused(extra, message):
     ("options", "message"),
     [
         ({"max_cells": 0}, "max_cells must be 1 or more"),
+        ({"clashes": "forbid"}, "env.params.clashes.*refuse"),
         ({"plan_reward": -1.0}, "plan_reward must be 0"),
         ({"penalty": 1.0}, "not an option"),
     ],
@@ -137,3 +138,10 @@ def test_a_task_without_a_puzzle_that_can_be_solved_is_refused(extra, message):
 def test_a_bad_option_names_its_key(options, message):
     with pytest.raises(AgentSystemError, match=message):
         build_options(SudokuEnvOptions, options, "env.params")
+
+
+def test_a_refused_digit_is_counted_and_changes_nothing(make_env):
+    kept, refused = make_env(), make_env(clashes="refuse")
+    for env in (kept, refused):
+        assert env.act(EXECUTOR, "1 2 1").info["clashes"] == 1.0
+    assert refused.state.board == refused.state.puzzle.clues != kept.state.board
