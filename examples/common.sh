@@ -34,6 +34,11 @@ begin() {
   fi
   if [ "$TINY" ]; then MODEL_PATH=$EMBEDDED/model; fi
   DATA=${DATA:-$EMBEDDED}
+  if [[ $WORKFLOW == math* && ! -f $DATA/train.parquet && -f $DATA/train.jsonl && -f $DATA/test.jsonl ]]; then
+    # GSM8K as it is published: questions with solutions.
+    python examples/data_preprocess/gsm8k.py --input "$DATA/train.jsonl" "$DATA/test.jsonl" --output "outputs/data/$(basename "$DATA")"
+    DATA=outputs/data/$(basename "$DATA")
+  fi
   local split
   for split in train test; do
     if [ ! -f "$DATA/$split.parquet" ]; then

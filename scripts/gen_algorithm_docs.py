@@ -5,12 +5,18 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DOC = ROOT / "docs" / "algorithms.md"
 # What every entry says beside its idea and formula; a docstring holds each as a paragraph `<name>: ...`.
 FACTS = ("Keys", "Use when", "Fails when")
+# What it says in its own words: where it comes from, and how it is computed (in a code span or an indented block).
+IN_THE_TEXT = {
+    "a source": r"arXiv \d{4}\.\d{5}|https?://|no paper",
+    "a formula": r"`[^`\n]*[-+*/<>=(][^`\n]*`|^ {4}.*[-+*/<>=]",
+}
 HEADER = """# Algorithms
 
 Written by `python scripts/gen_algorithm_docs.py` from the docstrings of the functions; change those, not this file.
@@ -29,25 +35,34 @@ REWARDS = """Mixing, team scope, shaping, propagation and penalties happen befor
 """
 
 
-def paragraphs(fn: Callable[..., Any]) -> list[str]:
-    """The docstring before `Args:`, cut at empty lines."""
-    text = inspect.cleandoc(fn.__doc__ or "")
-    text = re.split(r"^(?:Args|Returns|Raises|Attributes):$", text, flags=re.MULTILINE)[0]
-    return [p.strip("\n").rstrip() for p in re.split(r"\n[ \t]*\n", text) if p.strip()]
+def before_arguments(documented: Any) -> str:
+    """The docstring of a function, class or module, before `Args:`."""
+    text = inspect.cleandoc(documented.__doc__ or "")
+    return re.split(r"^(?:Args|Returns|Raises|Attributes):$", text, flags=re.MULTILINE)[0].strip("\n").rstrip()
 
 
-def facts(fn: Callable[..., Any]) -> tuple[list[str], dict[str, str]]:
-    """(what the entry is about, its `FACTS`). Raises ValueError naming a function that lacks one."""
+def facts(text: str, where: str) -> tuple[list[str], dict[str, str]]:
+    """(what the entry is about, its `FACTS`).
+
+    Raises ValueError naming where a source, a formula or a fact is missing.
+    """
     told, about = {}, []
-    for paragraph in paragraphs(fn):
-        starts = re.split(rf"^({'|'.join(FACTS)}): ", paragraph, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n[ \t]*\n", text):
+        starts = re.split(rf"^({'|'.join(FACTS)}): ", paragraph.strip("\n"), flags=re.MULTILINE)
         if starts[0].strip():
             about.append(starts[0].rstrip())
         told |= {name: " ".join(text.split()) for name, text in zip(starts[1::2], starts[2::2], strict=True)}
     missing = [name for name in FACTS if name not in told]
-    if missing or not about:
-        raise ValueError(f"{fn.__module__}.{fn.__qualname__}: the docstring says nothing under {missing or 'its first lines'}")
+    missing += [name for name, pattern in IN_THE_TEXT.items() if not re.search(pattern, "\n\n".join(about), re.MULTILINE | re.IGNORECASE)]
+    if missing:
+        raise ValueError(f"{where}: the docstring says nothing under {missing}")
     return about, told
+
+
+def entry(title: str, where: str, text: str) -> str:
+    """One section: its heading, where it is written, and what its docstring says."""
+    about, told = facts(text, where)
+    return f"### {title}\n\n`{where}`\n\n" + "\n\n".join(about) + "\n\n" + "".join(f"- **{name}**: {told[name]}\n" for name in FACTS)
 
 
 def entries(registry: Mapping[str, Callable[..., Any]]) -> str:
@@ -56,32 +71,58 @@ def entries(registry: Mapping[str, Callable[..., Any]]) -> str:
     for name, fn in registry.items():
         if fn.__module__.startswith("verl."):
             names.setdefault(fn, []).append(name)
-    out = []
-    for fn, known_as in sorted(names.items(), key=lambda item: item[1][0]):
-        about, told = facts(fn)
-        out.append(f"### {', '.join(f'`{n}`' for n in known_as)}\n\n`{fn.__module__}.{fn.__name__}`\n\n" + "\n\n".join(about) + "\n")
-        out.append("".join(f"- **{name}**: {told[name]}\n" for name in FACTS))
-    return "\n".join(out)
+    ordered = sorted(names.items(), key=lambda item: item[1][0])
+    return "\n".join(
+        entry(", ".join(f"`{n}`" for n in known_as), f"{fn.__module__}.{fn.__name__}", before_arguments(fn)) for fn, known_as in ordered
+    )
 
 
-def described(*functions: Callable[..., Any]) -> str:
-    """One section a function that nobody picks by name: what its docstring says before its arguments."""
-    return "\n".join(f"### `{fn.__module__}.{fn.__qualname__}`\n\n" + "\n\n".join(paragraphs(fn)) + "\n" for fn in functions)
+def described(titled: Mapping[str, Any]) -> str:
+    """One section a function, class or module that nobody picks by name."""
+    return "\n".join(
+        entry(title, what.__name__ if inspect.ismodule(what) else f"{what.__module__}.{what.__qualname__}", before_arguments(what))
+        for title, what in titled.items()
+    )
+
+
+def in_parts(module: ModuleType) -> str:
+    """A module's docstring and a section for each of its underlined titles."""
+    preface, *parts = re.split(r"^(\w+)\n-{3,}\n", inspect.cleandoc(module.__doc__ or ""), flags=re.MULTILINE)
+    sections = zip(parts[::2], parts[1::2], strict=True)
+    return "\n".join([preface.rstrip() + "\n", *(entry(f"`{title}`", module.__name__, text) for title, text in sections)])
 
 
 def render() -> str:
     """The whole page."""
+    from agent_system.reward import mixing, penalties, propagation, shaping
     from verl.trainer.config import presets
-    from verl.trainer.ppo import core_algos
+    from verl.trainer.ppo import core_algos, dynamic_sampling, estimator_inputs
 
+    losses = {
+        "Aggregation": core_algos.agg_loss,
+        "KL estimators": core_algos.kl_penalty,
+        "KL in the reward": core_algos.compute_rewards,
+        "Fixed KL coefficient": core_algos.FixedKLController,
+        "Adaptive KL coefficient": core_algos.AdaptiveKLController,
+        "Value loss": core_algos.compute_value_loss,
+        "Entropy": core_algos.compute_entropy_loss,
+    }
+    samples = {"Dynamic sampling": dynamic_sampling, "Call weighting": estimator_inputs.call_weights}
+    rewards = {
+        "Mixing": mixing.mix,
+        "Shaping": shaping,
+        "Propagation": propagation,
+        "Invalid-action penalty": penalties.invalid_action,
+        "Over-long penalty": penalties.overlong,
+    }
     pages = [HEADER]
     pages += ["## Advantage estimators\n", entries(core_algos.ADV_ESTIMATOR_REGISTRY)]
     pages += ["## Policy losses\n", entries(core_algos.POLICY_LOSS_REGISTRY)]
-    pages += ["## Aggregation, KL and values\n", described(core_algos.agg_loss, core_algos.kl_penalty, core_algos.kl_penalty_forward)]
-    pages += [described(core_algos.AdaptiveKLController.update, core_algos.compute_value_loss)]
-    pages += ["## Rewards\n", REWARDS]
-    pages += ["## Off-policy correction\n", inspect.cleandoc(core_algos.rollout_correction.__doc__ or "") + "\n"]
-    pages += ["## Presets\n", inspect.cleandoc(presets.__doc__ or "") + "\n", presets_table(presets.PRESETS)]
+    pages += ["## Aggregation, KL and values\n", described(losses)]
+    pages += ["## Which samples count, and how much\n", described(samples)]
+    pages += ["## Rewards\n", REWARDS, described(rewards)]
+    pages += ["## Off-policy correction\n", in_parts(core_algos.rollout_correction)]
+    pages += ["## Presets\n", in_parts(presets), presets_table(presets.PRESETS)]
     return "\n".join(pages)
 
 

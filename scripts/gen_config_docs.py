@@ -1,12 +1,24 @@
-"""Write docs/config.md from the typed configuration: `python scripts/gen_config_docs.py [--check]`."""
+"""Write docs/config.md from the typed configuration, and the table of verl's keys into docs/upstream_map.md.
 
+`python scripts/gen_config_docs.py [--check]`
+"""
+
+from __future__ import annotations
+
+import re
 import sys
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verl.trainer.config.verl_keys import VerlKey
 
 ROOT = Path(__file__).resolve().parents[1]
 DOC = ROOT / "docs" / "config.md"
+MAP = ROOT / "docs" / "upstream_map.md"
+VERL_KEYS_HEADER = "| verl 0.9 | here | |\n|---|---|---|\n"
 HEADER = """# Configuration keys
 
 Written by `python scripts/gen_config_docs.py` from `verl/trainer/config`; change the declaration there, not this file.
@@ -31,17 +43,33 @@ def render(rows: list[tuple[str, str, Any, str]]) -> str:
     return "".join(pages)
 
 
+def render_verl_keys(entries: Sequence[VerlKey]) -> str:
+    """The Markdown table of verl's keys that are not keys here; entries that say the same share a row."""
+    rows = []
+    for (here, note), members in groupby(entries, key=lambda entry: (entry.here, entry.note)):
+        names = ", ".join(f"<code>{entry.name}</code>".replace("*", "\\*") for entry in members)  # no code spans: those are our keys
+        rows.append(f"| {names} | {', '.join(f'`{key}`' for key in here) or 'none'} | {note} |\n")
+    return VERL_KEYS_HEADER + "".join(rows)
+
+
 def main(arguments: list[str]) -> int:
-    """Write the page, or with `--check` compare only; returns the exit status (1: the page is out of date)."""
+    """Write the pages, or with `--check` compare only; returns the exit status (1: a page is out of date)."""
     sys.path.insert(0, str(ROOT))
     from verl.trainer.config import RunConfig
     from verl.trainer.config.spec import describe
+    from verl.trainer.config.verl_keys import VERL_KEYS
 
-    text = render(describe(RunConfig))
+    old = {path: path.read_text(encoding="utf-8") if path.is_file() else "" for path in (DOC, MAP)}
+    table = render_verl_keys(VERL_KEYS)
+    new = {
+        DOC: render(describe(RunConfig)),
+        MAP: re.sub(re.escape(VERL_KEYS_HEADER) + r"(\|.*\n)*", lambda _: table, old[MAP]),
+    }
     if "--check" in arguments:
-        return int(not DOC.is_file() or DOC.read_text(encoding="utf-8") != text)
-    DOC.parent.mkdir(exist_ok=True)
-    DOC.write_text(text, encoding="utf-8")
+        return int(new != old or table not in new[MAP])
+    for path, text in new.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

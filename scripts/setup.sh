@@ -30,10 +30,14 @@ make_venv() {
     local python
     python="$(find_python)"
     echo "setup: making .venv with $("$python" --version)" >&2
-    if "$python" -m venv .venv 2>/dev/null; then return; fi
-    # Debian splits ensurepip off: any of these two makes the same environment.
-    if command -v virtualenv >/dev/null && virtualenv -q -p "$python" .venv; then return; fi
-    if command -v uv >/dev/null && uv venv -q --seed --python "$python" .venv; then return; fi
+    # Debian splits ensurepip off: any of these three makes the same environment.
+    if "$python" -m venv .venv 2>/dev/null ||
+        { command -v virtualenv >/dev/null && virtualenv -q -p "$python" .venv; } ||
+        { command -v uv >/dev/null && uv venv -q --seed --python "$python" .venv; }; then
+        # The pip that comes with an older Python takes twice as long to install the same packages.
+        .venv/bin/python -m pip install -qq --disable-pip-version-check --upgrade pip || echo "setup: going on with the pip that is there" >&2
+        return
+    fi
     rm -rf .venv
     fail "$python cannot make a virtual environment; install its venv module (Debian: apt-get install python3-venv)"
 }
@@ -71,7 +75,8 @@ if ! "$venv_python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     constraint=()
 fi
 echo "setup: installing verl-mas (the first time takes minutes)" >&2
-"$venv_python" -m pip install -qq --disable-pip-version-check -e ".[$(IFS=,; echo "${missing[*]}")]" ${constraint[@]+"${constraint[@]}"}
+# Modules are compiled when they are first imported: most never are.
+"$venv_python" -m pip install -qq --disable-pip-version-check --no-compile -e ".[$(IFS=,; echo "${missing[*]}")]" ${constraint[@]+"${constraint[@]}"}
 if [[ " ${missing[*]} " == *" cpu-vllm "* ]]; then
     # It asks for libraries of images and sound that no CPU build of torch here fits and that nothing here needs.
     "$venv_python" -m pip uninstall -qq --disable-pip-version-check -y torchvision torchaudio torchcodec

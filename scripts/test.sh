@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up, then runs every check of CI: lint, format, types, tests. Arguments go to pytest; tests of a file stay in one process (tests/conftest.py).
-# A failing check does not hide the next one; the last line names those that failed.
+# A failing check does not hide the next one; the last line names those that failed. Types are checked beside the tests and reported after them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh cpu-vllm
@@ -16,8 +16,13 @@ check() {
 
 check "ruff check" "$python" -m ruff check .
 check "ruff format" "$python" -m ruff format --check .
-check "mypy" "$python" -m mypy
+types=$(mktemp)
+trap 'rm -f "$types"' EXIT
+"$python" -m mypy >"$types" 2>&1 &
+mypy=$!
 check "pytest" "$python" -m pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder "$@"
+types_are_right() { wait "$mypy" && status=0 || status=$?; cat "$types"; return "$status"; }
+check "mypy" types_are_right
 
 if ((${#failed[@]})); then
     printf 'failed: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2

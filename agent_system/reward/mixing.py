@@ -10,5 +10,10 @@ Rewards = TypeVar("Rewards", float, np.ndarray)
 
 
 def mix(team: Rewards, local: Rewards, alpha: float) -> Rewards:
-    """Return `alpha * team + local` (AT-GRPO, arXiv 2510.11062, the mixed reward; alpha 1 and local 0 is Dr. MAS)."""
+    """Return `alpha * team + local` (AT-GRPO, arXiv 2510.11062, the mixed reward; alpha 1 and local 0 is Dr. MAS).
+
+    Keys: `reward.alpha`, `reward.team_scope`.
+    Use when: the environment pays single calls (tests passed, a move that helps) beside the team.
+    Fails when: local rewards can be had without helping the team and alpha is small: agents then work for themselves.
+    """
     return alpha * team + local

@@ -8,12 +8,23 @@ from agent_system.reward.settings import OverlongBuffer
 
 
 def invalid_action(valid: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    """`coefficient * (1 - valid)`, `[calls]`: what an agent pays for a reply that could not be parsed."""
+    """`coefficient * (1 - valid)`, `[calls]`: what an agent pays for a reply that could not be parsed.
+
+    From the code of GiGPO (arXiv 2505.10978).
+
+    Keys: `actor.use_invalid_action_penalty`, `actor.invalid_action_penalty_coef`; may differ by agent.
+    Use when: replies do not keep to the format yet.
+    Fails when: it is large beside the reward: saying anything parsable is then worth more than being right.
+    """
     return np.where(valid, 0.0, coefficients)
 
 
 def overlong(lengths: np.ndarray, limits: np.ndarray, buffer: OverlongBuffer) -> np.ndarray:
     """`factor * clip((length - (limit - len)) / len, 0, 1)`, `[calls]` (DAPO, arXiv 2503.14476, equation 13 with its sign turned).
+
+    Keys: `reward.overlong_buffer.enable`, `reward.overlong_buffer.len`, `reward.overlong_buffer.penalty_factor`.
+    Use when: replies run into the limit, where they earn nothing whatever they had found out.
+    Fails when: the limit is short for the task: the penalty then teaches to think less.
 
     Args:
         lengths: tokens of each reply.

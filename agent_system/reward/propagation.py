@@ -7,6 +7,12 @@ Local rewards are scaled to 0..1 first, so that `alpha` weighs the same whatever
     threshold    b_m = R;  b_j = b_(j+1) if local_(j+1) >= theta else 0
 
 The reward of a call is `alpha * b_j + local_j`. With `threshold`, a call that did badly cuts the credit of all that came before it.
+No paper: the rule is this project's; `discounted` is the return of a reward at the end of the episode.
+
+Keys: `reward.propagation.mode`, `reward.propagation.gamma`, `reward.propagation.theta`, `reward.propagation.theta_quantile`,
+`reward.propagation.local_range`, `reward.propagation.min_pass_rate`.
+Use when: agents hand their work on in a chain and the environment pays each call for itself, so that it shows where a chain broke.
+Fails when: local rewards say little of a call's part in the outcome: `threshold` then cuts credit at random.
 """
 
 from __future__ import annotations

@@ -4,6 +4,15 @@ The names are PettingLLMs' (the code of AT-GRPO, arXiv 2510.11062). Three things
 keeps its whole reward: turns and calls are counted against the length of the episode that was played, not against a configured
 maximum (an early success is not worth less than a late one); the last turn's discount is 1, not gamma; and the shaped quantity is
 the call's own mixed reward, not only the final one of the environment.
+
+    turn_weighted, hop_weighted  r * turn / turns, r * call / calls
+    discount, hop_discount       r * gamma^(turns - turn), r * gamma^(calls - call)
+    binary                       1 if r > threshold, else 0
+    normalized                   clip(r, -1, 1)
+
+Keys: `reward.shaping`, `reward.shaping_gamma`, `reward.shaping_threshold`.
+Use when: later calls decide (weighted, discount), or single rewards dominate a group (binary, normalized).
+Fails when: calls of different turns are compared in one group: what shaping takes from the early ones then looks like bad play.
 """
 
 from __future__ import annotations

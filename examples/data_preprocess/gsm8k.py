@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,4 +57,7 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    main()
+    try:
+        main()
+    except DatasetError as error:
+        sys.exit(f"error: {error}")

@@ -25,6 +25,13 @@ def test_a_users_package_trains_and_leaves_what_the_docs_promise(train: Run, tmp
         for wg in ("asker", "verifier_agent"):
             assert line[f"wg/{wg}/actor/grad_norm"] > 0
             assert line[f"agent/{wg}/calls"] == 6
+            for phase in ("gen", "update_actor", "sync_weights"):
+                assert line[f"wg/{wg}/timing_s/{phase}"] > 0
+            assert line[f"wg/{wg}/global_seqlen/mean"] > 0
+        shares = [line[f"agent/{wg}/truncated_replies"] for wg in ("asker", "verifier_agent")]
+        assert line["response_length/clip_ratio"] == pytest.approx(sum(shares) / 2)
+        assert line["prompt_length/clip_ratio"] == 0.0
+        assert line["training/rollout_probs_diff_std"] < 1e-5 and line["training/rollout_actor_probs_pearson_corr"] > 0.99
     assert (run_dir / "config.yaml").is_file()
     episodes = [json.loads(line) for line in (run_dir / "trajectories" / "train_000001.jsonl").read_text().splitlines()]
     assert len(episodes) == 6

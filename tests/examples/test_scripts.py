@@ -86,16 +86,28 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     assert all(policy == (swap or roles)[role] for role, policy in spoke.items())
 
 
+@pytest.fixture
+def gsm8k(tmp_path: Path) -> Path:
+    """The real GSM8K where it is beside the project, else two files of its form."""
+    if GSM8K.is_dir():
+        return GSM8K
+    folder = tmp_path / "gsm8k"
+    folder.mkdir()
+    for split in ("train", "test"):
+        rows = [
+            {"question": f"Ann has {n} pens and finds {n}. How many?", "answer": f"{n}+{n}=<<{n}+{n}={2 * n}>>\n#### {2 * n}"}
+            for n in range(20)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
 @pytest.mark.ray
 @pytest.mark.needs_shared
-@pytest.mark.skipif(not GSM8K.is_dir(), reason="the real GSM8K is not beside the project")
 @pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
-def test_five_steps_on_the_real_gsm8k_go_through(tmp_path: Path) -> None:
-    files = [str(GSM8K / "train.jsonl"), str(GSM8K / "test.jsonl")]
-    convert = ["examples/data_preprocess/gsm8k.py", "--input", *files, "--output", str(tmp_path / "data")]
-    subprocess.run([str(ROOT / ".venv" / "bin" / "python"), *convert], cwd=ROOT, check=True, capture_output=True, timeout=120)
+def test_five_steps_on_gsm8k_as_it_is_published_go_through(tmp_path: Path, gsm8k: Path) -> None:
     steps = [*SMALL, "trainer.total_training_steps=5", "trainer.val_before_train=false"]
-    trained = run("math", tmp_path, *steps, DATA=str(tmp_path / "data"))
+    trained = run("math", tmp_path, *steps, DATA=str(gsm8k))
     assert trained.returncode == 0, trained.stderr[-2000:]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]

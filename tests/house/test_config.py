@@ -55,6 +55,12 @@ class Reads(ast.NodeVisitor):
         if called in PASS_THROUGH and node.args:
             argument = node.args[0]
             self.whole.add(argument.attr if isinstance(argument, ast.Attribute) else getattr(argument, "id", ""))
+        if called == "own_key" and isinstance(node.args[1], ast.Constant):
+            key = str(node.args[1].value)
+            self.attributes.add(key)
+            self.names.add(key)
+            if getattr(node.args[0], "id", "") == "config":
+                self.of_config.add(key)
         self.generic_visit(node)
 
 

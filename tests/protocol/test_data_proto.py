@@ -216,3 +216,36 @@ def test_pickling_sends_the_rows_of_a_view_only_and_gives_writable_memory() -> N
     received.batch["a"] += 1
     assert received.batch["a"].sum() == 200 and received.batch["b"].dtype == torch.bfloat16
     assert pickle.loads(pickle.dumps(DataProto(meta_info={"a": 1}))).meta_info == {"a": 1}
+
+
+def test_batches_compare_by_what_they_hold() -> None:
+    nested = torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    assert DataProto() == DataProto() and make(3) == make(3) and make(3) != make(4)
+    for other in (make(3, x=1), make(3).select(["obs"]), make(3).select(non_tensor_batch_keys=[]), DataProto(), 3):
+        assert make(3) != other
+    assert DataProto(TensorDict({"n": nested}, batch_size=2)) == DataProto(TensorDict({"n": nested.clone()}, batch_size=2))
+    nan = {"t": torch.tensor([1.0])}
+    assert DataProto.from_dict(nan, {"o": [float("nan")]}) == DataProto.from_dict(nan, {"o": [float("nan")]})
+
+
+def test_select_shares_what_it_keeps_whole_and_copies_on_request() -> None:
+    data = make(3, x=1)
+    kept = data.select(["obs"])
+    assert kept.meta_info is data.meta_info and kept.non_tensor_batch is data.non_tensor_batch
+    own = data.select(deepcopy=True)
+    own.meta_info["x"] = 2
+    own.batch["obs"] += 1
+    assert data == make(3, x=1)
+
+
+def test_size_and_types_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    DataProto.from_dict({"t": torch.zeros(1, 1).expand(1024, 262144)}).print_size("here")
+    assert capsys.readouterr().out == "here, Size of tensordict: 1.0 GB, size of non_tensor_batch: 0.0 GB\n"
+    info = {"a": [1, "x", 2.0, None], "b": ({"k": [np.zeros(2)]}, 1), "c": {}, "d": [], "e": None}
+    assert DataProto(meta_info=info).get_data_info().splitlines()[3:] == [
+        "  a: list[int|str|float]",
+        "  b: tuple(dict[str: list[ndarray(2,) (float64)]], int)",
+        "  c: dict",
+        "  d: list[...]",
+        "  e: NoneType",
+    ]

@@ -1,6 +1,8 @@
 """What is saved comes back, and nothing else does."""
 
 import pickle
+from collections import OrderedDict, defaultdict
+from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,42 @@ def test_a_saved_batch_comes_back_whole(tmp_path: Path) -> None:
     assert all(deep_equal(back.batch[key], data.batch[key]) for key in ("a", "h"))
     assert deep_equal(back.non_tensor_batch, data.non_tensor_batch) and deep_equal(back.meta_info, data.meta_info)
     assert [path.name for path in tmp_path.iterdir()] == ["d.pt"]
+
+
+PLAIN_OBJECTS: dict[str, Any] = {
+    "ordered": OrderedDict([("b", 1), ("a", frozenset({1, "x"}))]),
+    "defaults": [defaultdict(kind, {"k": kind()}) for kind in (list, int, dict, set, float, str)] + [defaultdict(None, {})],
+    "dtypes": (torch.bfloat16, torch.int64, torch.bool),
+    "devices": [torch.device("cpu"), torch.device("cuda", 1)],
+    "times": [date(2026, 2, 3), datetime(2026, 2, 3, 4, 5, 6, 7), datetime(2026, 2, 3, tzinfo=UTC)],
+    "slices": [slice(3), slice(None, -1, 2), slice("a", None)],
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN_OBJECTS)
+def test_plain_objects_are_saved_as_what_they_are(tmp_path: Path, kind: str) -> None:
+    value = PLAIN_OBJECTS[kind]
+    data = DataProto.from_dict(non_tensors={"column": [value, {"inside": value}]}, meta_info={"value": value})
+    data.save_to_disk(tmp_path / "d.pt")
+    back = DataProto.load_from_disk(tmp_path / "d.pt")
+    assert deep_equal(back.meta_info["value"], value) and deep_equal(back.non_tensor_batch, data.non_tensor_batch)
+    if kind == "defaults":
+        assert [part.default_factory for part in back.meta_info["value"]] == [list, int, dict, set, float, str, None]
+
+
+@pytest.mark.parametrize("value", [defaultdict(lambda: 3), datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=1), "here"))])
+def test_plain_objects_with_more_inside_than_plain_data_are_refused(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(TypeError, match=r"\['value'\].*cannot be saved"):
+        DataProto(meta_info={"value": value}).save_to_disk(tmp_path / "d.pt")
+
+
+@pytest.mark.parametrize(
+    "content", [("default", "eval", []), ("dtype", "torch.load"), ("date", "timedelta", "1"), ("device", "no such device")]
+)
+def test_a_file_names_no_type_but_the_known_ones(tmp_path: Path, content: Any) -> None:
+    torch.save(("dict", [("format", 1), ("x", content)]), tmp_path / "x.pt")
+    with pytest.raises(ValueError, match="not a saved batch"):
+        DataProto.load_from_disk(tmp_path / "x.pt")
 
 
 def test_what_cannot_be_saved_is_named_and_the_old_file_stays(tmp_path: Path) -> None:

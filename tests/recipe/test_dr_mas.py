@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from agent_system.environment import Task
+from recipe.dr_mas.measure import AGENTS
 from recipe.dr_mas.team import REVISER, MathReviserEnv, ReviserEnvOptions
 from tests.house.source import ROOT
 
@@ -21,6 +22,36 @@ def test_the_script_trains_both_baselines_and_draws_them(tmp_path: Path) -> None
     curves = json.loads((tmp_path / "curves.json").read_text())
     assert all(len(values) == 2 for run in curves.values() for values in run.values())
     assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+def test_the_committed_runs_show_the_spikes_that_the_readme_tells_of() -> None:
+    """18 to 26 spikes a run with one baseline against 0 or 1; the largest norm is the Reviser's, 4.6, 3.2 and 3.1 times as large."""
+    rows = json.loads((ROOT / "recipe" / "dr_mas" / "results.json").read_text())
+    readme = (ROOT / "recipe" / "dr_mas" / "README.md").read_text(encoding="utf-8")
+    runs = {(row["seed"], row["baseline"]): row for row in rows}
+    assert sorted(runs) == [(seed, baseline) for seed in (0, 1, 2) for baseline in ("agent", "global")]
+    one, own = ([runs[seed, baseline] for seed in (0, 1, 2)] for baseline in ("global", "agent"))
+    assert (min(r["spikes"] for r in one), max(r["spikes"] for r in one)) == (18, 26)
+    assert {r["spikes"] for r in own} == {0, 1}
+    assert "18 to 26 spikes a run against 0 or 1" in readme
+    gaps = [round(a["grad_norm_max"] / b["grad_norm_max"], 1) for a, b in zip(one, own, strict=True)]
+    assert "The gap in the largest norm is {}, {} and {} times.".format(*gaps) in readme
+    assert all(r["grad_norm_max"] == r["reviser_agent_grad_norm_max"] for r in one)
+    for row in rows:
+        name = "per agent" if row["baseline"] == "agent" else "global"
+        norms = [f"{row[f'{agent}_agent_grad_norm_max']:.2f}" for agent in ("solver", "verifier", "reviser")]
+        measured = [f"{row['grad_norm_max']:.2f}", f"{row['grad_norm_median']:.3f}", str(row["spikes"]), *norms]
+        assert f"| {row['seed']} | {name} | {' | '.join(measured)} |" in readme
+
+
+def test_the_committed_curves_have_the_spikes_of_the_committed_rows() -> None:
+    folder = ROOT / "recipe" / "dr_mas"
+    rows, curves = (json.loads((folder / name).read_text()) for name in ("results.json", "curves.json"))
+    assert len(curves) == len(rows)
+    for row in rows:
+        run = curves[f"{row['baseline']}/{row['seed']}"]
+        norms = [norm for agent in AGENTS for norm in run[agent] if norm is not None]
+        assert (sum(norm > 0.5 for norm in norms), max(norms)) == (row["spikes"], row["grad_norm_max"])
 
 
 async def test_only_a_right_revision_earns_the_bonus() -> None:

@@ -9,6 +9,8 @@ import torch
 from tensordict import TensorDict
 
 from verl import DataProto
+from verl.protocol.future import concat_parts
+from verl.protocol.tensordicts import chunk_tensordict
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import (
     DISPATCH_MODE_FN_REGISTRY,
@@ -22,7 +24,6 @@ from verl.single_controller.base.decorator import (
     register_dispatch_mode,
     update_dispatch_mode,
 )
-from verl.single_controller.base.dispatch import chunk_tensordict, concat_parts
 
 
 class Group:

@@ -39,6 +39,8 @@ def deep_equal(left: Any, right: Any, _open: frozenset[tuple[int, int]] = frozen
             return all(deep_equal(a, b, inner) for a, b in zip(left.flat, right.flat, strict=True))
         return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"))
     if isinstance(left, torch.Tensor):
+        if left.is_nested and right.is_nested:
+            return left.layout == right.layout and deep_equal(left.unbind(), right.unbind(), inner)
         return left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right)
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(deep_equal(left[k], right[k], inner) for k in left)
@@ -47,6 +49,20 @@ def deep_equal(left: Any, right: Any, _open: frozenset[tuple[int, int]] = frozen
     if isinstance(left, float):
         return left == right or (math.isnan(left) and math.isnan(right))
     return bool(left == right)
+
+
+def type_name(value: Any) -> str:
+    """Name of a value's type with those inside it: `dict[str: list[int]]`. A list tells by its first three, a dict by its first entry."""
+    if isinstance(value, np.ndarray):
+        return f"ndarray{value.shape} ({value.dtype})"
+    if isinstance(value, list):
+        return f"list[{'|'.join(dict.fromkeys(type_name(item) for item in value[:3])) or '...'}]"
+    if isinstance(value, tuple):
+        return f"tuple({', '.join(type_name(item) for item in value)})"
+    if isinstance(value, dict) and value:
+        key, held = next(iter(value.items()))
+        return f"dict[{type_name(key)}: {type_name(held)}]"
+    return "dict" if isinstance(value, dict) else type(value).__name__
 
 
 def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:

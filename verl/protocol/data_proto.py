@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +18,18 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
-from verl.protocol.arrays import as_object_array, merge_meta_info, union_numpy_dict, union_tensor_dict, union_two_dict
+from verl.protocol.arrays import (
+    as_object_array,
+    deep_equal,
+    merge_meta_info,
+    type_name,
+    union_numpy_dict,
+    union_tensor_dict,
+    union_two_dict,
+)
 from verl.protocol.config import DataProtoConfig
 from verl.protocol.serialization import deserialize_tensordict, load_plain, save_plain, serialize_tensordict
 from verl.protocol.tensordicts import from_tensordict, to_tensordict
-
-logger = logging.getLogger(__name__)
 
 Index = Union[slice, list, tuple, np.ndarray, torch.Tensor]
 
@@ -135,6 +140,15 @@ class DataProto:
         batch = torch.cat(batches, dim=0) if batches else None
         return type(data[0])(batch=batch, non_tensor_batch=arrays, meta_info=merge_meta_info([part.meta_info for part in data]))
 
+    # ---- comparison
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same columns and meta_info, by value; NaN equals NaN."""
+        if not isinstance(other, DataProto):
+            return NotImplemented
+        mine, theirs = ((None if part.batch is None else dict(part.batch.items()), part.meta_info) for part in (self, other))
+        return deep_equal(mine, theirs) and deep_equal(self.non_tensor_batch, other.non_tensor_batch)
+
     # ---- size, consistency, description
 
     def __len__(self) -> int:
@@ -163,15 +177,16 @@ class DataProto:
         lines.append("non_tensor_batch")
         lines += [f"  {key}: ndarray{value.shape} ({value.dtype})" for key, value in self.non_tensor_batch.items()]
         lines.append("meta_info")
-        lines += [f"  {key}: {type(value).__name__}" for key, value in self.meta_info.items()]
+        lines += [f"  {key}: {type_name(value)}" for key, value in self.meta_info.items()]
         return "\n".join(lines)
 
     def print_size(self, prefix: str = "") -> None:
-        """Log the memory of the tensors and of the arrays, in GiB."""
+        """Print the memory of the tensors and of the arrays, in GiB."""
         tensors = self.batch.values() if self.batch is not None else ()
         tensor_gib = sum(tensor.element_size() * tensor.numel() for tensor in tensors) / 1024**3
         array_gib = sum(value.nbytes for value in self.non_tensor_batch.values()) / 1024**3
-        logger.info("%sSize of tensordict: %s GB, size of non_tensor_batch: %s GB", f"{prefix}, " if prefix else "", tensor_gib, array_gib)
+        size = f"Size of tensordict: {tensor_gib} GB, size of non_tensor_batch: {array_gib} GB"
+        print(f"{prefix}, {size}" if prefix else size)
 
     # ---- rows
 
@@ -269,12 +284,15 @@ class DataProto:
         meta_info_keys: Sequence[str] | None = None,
         deepcopy: bool = False,
     ) -> Self:
-        """Return a batch with the named columns only; None keeps all of a part."""
+        """Return a batch with the named columns only; None keeps a part as it is, shared with this batch unless `deepcopy`."""
         batch = self.batch
         if batch is not None and batch_keys is not None:
             batch = batch.select(*batch_keys)
-        arrays = {k: v for k, v in self.non_tensor_batch.items() if non_tensor_batch_keys is None or k in non_tensor_batch_keys}
-        info = {k: v for k, v in self.meta_info.items() if meta_info_keys is None or k in meta_info_keys}
+        arrays, info = self.non_tensor_batch, self.meta_info
+        if non_tensor_batch_keys is not None:
+            arrays = {key: value for key, value in arrays.items() if key in non_tensor_batch_keys}
+        if meta_info_keys is not None:
+            info = {key: value for key, value in info.items() if key in meta_info_keys}
         if deepcopy:
             batch = None if batch is None else batch.clone()
             arrays, info = copy.deepcopy(arrays), copy.deepcopy(info)

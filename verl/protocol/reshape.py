@@ -50,6 +50,30 @@ def collate_fn(x: list[DataProtoItem]) -> DataProto:
     return DataProto(batch=batch, non_tensor_batch=arrays, meta_info=x[0].meta_info)
 
 
+def allgather_dict_tensors(
+    tensors: dict[str, torch.Tensor] | TensorDict, size: int, group: Any, dim: int = 0
+) -> dict[str, torch.Tensor] | TensorDict:
+    """Join every tensor of all ranks of a process group along `dim`, in rank order; the tensors must have equal shapes on every rank.
+
+    Args:
+        tensors: a dict, or a TensorDict, of which a TensorDict is made again.
+        size: number of ranks.
+        group: the process group; None is the default one.
+        dim: dimension to join along.
+    """
+    joined: dict[str, torch.Tensor] = {}
+    for key in sorted(tensors.keys()):  # every rank must ask for the same tensor at a time
+        parts = [torch.empty_like(tensors[key], memory_format=torch.contiguous_format) for _ in range(size)]
+        torch.distributed.all_gather(parts, tensors[key].contiguous(), group=group)
+        joined[key] = torch.cat(parts, dim=dim)
+    if not isinstance(tensors, TensorDict):
+        return joined
+    shape = list(tensors.batch_size)
+    if dim < len(shape):
+        shape[dim] *= size
+    return TensorDict(joined, batch_size=shape)
+
+
 def all_gather_data_proto(data: DataProto, process_group: Any) -> None:
     """Replace the batch by the rows of all ranks of a process group, in rank order, in place."""
     parts: list[Any] = [None] * torch.distributed.get_world_size(process_group)

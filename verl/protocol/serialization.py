@@ -6,7 +6,9 @@ only tensors and plain values are written, and `torch.load(weights_only=True)` r
 
 from __future__ import annotations
 
+import datetime
 import os
+from collections import OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,11 @@ from tensordict import TensorDict
 SerializedTensor = tuple[str, tuple[int, ...], Any]
 
 _PLAIN = (str, int, float, bool, bytes, type(None))
+# Types that a file may name. Whatever it says, nothing but these is ever looked up or called.
+_SEQUENCES: dict[str, type] = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
+_FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, dict, str, int, float, bool, bytes)}
+_DTYPES: dict[str, torch.dtype] = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+_DATES: dict[str, type[datetime.date]] = {kind.__name__: kind for kind in (datetime.date, datetime.datetime)}
 
 
 def serialize_single_tensor(obj: torch.Tensor) -> SerializedTensor:
@@ -80,14 +87,32 @@ def encode_plain(value: Any, where: str) -> Any:
         return ("scalar", value.dtype.str, value.item())
     if isinstance(value, torch.Size):
         return ("tuple", list(value))
-    if type(value) in (list, tuple, set):
+    if type(value) in _SEQUENCES.values():
         return (type(value).__name__, [encode_plain(item, where) for item in value])
-    if type(value) is dict:
-        return ("dict", [(encode_plain(k, where), encode_plain(v, f"{where}[{k!r}]")) for k, v in value.items()])
+    if type(value) in (dict, OrderedDict, defaultdict):
+        return _encode_dict(value, where)
+    if isinstance(value, torch.dtype):
+        return ("dtype", str(value))
+    if isinstance(value, torch.device):
+        return ("device", str(value))
+    if type(value) is slice:
+        return ("slice", [encode_plain(bound, where) for bound in (value.start, value.stop, value.step)])
+    if type(value) in _DATES.values() and getattr(value, "tzinfo", None) in (None, datetime.UTC):
+        return ("date", type(value).__name__, value.isoformat())
     raise TypeError(
         f"{where} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved; "
         "convert it to numbers, text, lists, dicts, arrays or tensors, or pop it before saving"
     )
+
+
+def _encode_dict(value: dict[Any, Any], where: str) -> tuple[Any, ...]:
+    entries = [(encode_plain(k, where), encode_plain(v, f"{where}[{k!r}]")) for k, v in value.items()]
+    if not isinstance(value, defaultdict):
+        return ("ordered" if isinstance(value, OrderedDict) else "dict", entries)
+    factory = value.default_factory
+    if factory is not None and factory not in _FACTORIES.values():
+        raise TypeError(f"{where} is a defaultdict of {factory!r}, which cannot be saved; save dict(...) of it")
+    return ("default", None if factory is None else factory.__name__, entries)  # type: ignore[attr-defined]
 
 
 def _encode_array(array: np.ndarray, where: str) -> tuple[Any, ...]:
@@ -129,11 +154,35 @@ def decode_plain(value: Any) -> Any:
         return array.reshape(tuple(rest[0]))
     if tag == "scalar":
         return np.dtype(rest[0]).type(rest[1])
-    if tag in ("list", "tuple", "set"):
-        return {"list": list, "tuple": tuple, "set": set}[tag](decode_plain(item) for item in rest[0])
-    if tag == "dict":
-        return {decode_plain(k): decode_plain(v) for k, v in rest[0]}
+    if tag in _SEQUENCES:
+        return _SEQUENCES[tag](decode_plain(item) for item in rest[0])
+    if tag in ("dict", "ordered", "default"):
+        entries = ((decode_plain(k), decode_plain(v)) for k, v in rest[-1])
+        if tag == "default":
+            return defaultdict(None if rest[0] is None else _named(_FACTORIES, rest[0]), entries)
+        return OrderedDict(entries) if tag == "ordered" else dict(entries)
+    if tag == "dtype":
+        return _named(_DTYPES, rest[0])
+    if tag == "device":
+        return _device(rest[0])
+    if tag == "slice":
+        return slice(*(decode_plain(bound) for bound in rest[0]))
+    if tag == "date":
+        return _named(_DATES, rest[0]).fromisoformat(rest[1])
     raise ValueError(f"not a saved batch: unknown tag {tag!r}")
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"not a saved batch: {name!r} is no device") from error
+
+
+def _named(known: dict[str, Any], name: str) -> Any:
+    if name not in known:
+        raise ValueError(f"not a saved batch: {name!r} is none of {sorted(known)}")
+    return known[name]
 
 
 def save_plain(value: Any, path: str | os.PathLike[str], where: str) -> None:

@@ -23,6 +23,10 @@ from verl.workers.engine.optimizer import SCHEDULES
 # Columns of a sample that name it; what `algorithm.group_by` may list.
 SAMPLE_FIELDS = ("uid", "traj_uid", "task_id", "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "data_source")
 
+# Those that tell tasks apart, and those that alone stand for a baseline over the whole batch.
+TASK_FIELDS = ("uid", "traj_uid", "task_id")
+BATCH_FIELDS = ("policy_id", "wg_id", "agent_id")
+
 # Arguments of a tokenizer's apply_chat_template that the run gives itself.
 TEMPLATE_ARGUMENTS = ("conversation", "tokenize", "add_generation_prompt", "return_tensors", "return_dict")
 
@@ -102,9 +106,8 @@ PULLS_WITHOUT_ADVANTAGE = ("bypass_mode", "clip_cov", "dro", "kl_cov")
 TRAINED_NAMES: dict[str, Sequence[str]] = {
     "loss_agg_mode": LOSS_AGG_MODES,
     "optim.lr_scheduler_type": SCHEDULES,
-    "fsdp_config.model_dtype": tuple(DTYPES),
-    "fsdp_config.mixed_precision": ("auto", *DTYPES),
 }
+FSDP_NAMES: dict[str, Sequence[str]] = {"model_dtype": tuple(DTYPES), "dtype": ("auto", *DTYPES)}
 TRAINED_NUMBERS: dict[Range, Sequence[str]] = {
     SIZE: ("ppo_epochs", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu"),
     COUNT: ("ppo_mini_batch_size", "optim.lr", "optim.weight_decay"),
@@ -143,8 +146,7 @@ def check_config(config: RunConfig, placement: Placement) -> None:
     _check(config, RUN_NAMES, RUN_NUMBERS, "")
     _check_trained(config.critic, "critic.", config.data.train_batch_size)
     _check_name("algorithm.adv_estimator", config.algorithm.adv_estimator, sorted(ADV_ESTIMATOR_REGISTRY))
-    for name in config.algorithm.group_by or ():
-        _check_name("algorithm.group_by", name, SAMPLE_FIELDS)
+    _check_group_key("algorithm.group_by", config.algorithm.group_by or ())
     _check_per_agent(config, [agent.agent_id for agent in placement.trained])
     _check_reward(config, placement)
     _check_files(config)
@@ -179,8 +181,18 @@ def _check_per_agent(config: RunConfig, agent_ids: Sequence[str]) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     for agent_id in agent_ids:
-        for name in own_keys(config.algorithm, agent_id).get("group_by") or ():
-            _check_name(f"algorithm.per_agent.{slug(agent_id)}.group_by", name, SAMPLE_FIELDS)
+        _check_group_key(f"algorithm.per_agent.{slug(agent_id)}.group_by", own_keys(config.algorithm, agent_id).get("group_by") or ())
+
+
+def _check_group_key(key: str, fields: Sequence[str]) -> None:
+    """Refuse unknown fields, and a part of the batch that mixes tasks, which no method compares."""
+    for name in fields:
+        _check_name(key, name, SAMPLE_FIELDS)
+    if not set(fields) & set(TASK_FIELDS) and not set(fields) <= set(BATCH_FIELDS):
+        raise ConfigError(
+            f"{key}=[{','.join(fields)}] compares replies to different tasks with each other: add one of {', '.join(TASK_FIELDS)}, or use "
+            f"only {', '.join(BATCH_FIELDS)} (or []) for a baseline over the whole batch"
+        )
 
 
 def _check_reward(config: RunConfig, placement: Placement) -> None:
@@ -232,6 +244,8 @@ def _check_skipping(config: ActorConfig, where: str) -> None:
 
 def _check_trained(config: ActorConfig | CriticConfig, prefix: str, train_batch_size: int, where: str = "") -> None:
     _check(config, TRAINED_NAMES, TRAINED_NUMBERS, prefix, where)
+    section = "fsdp" if isinstance(config, CriticConfig) else "fsdp_config"  # verl's names of the same thing
+    _check(getattr(config, section), FSDP_NAMES, {}, f"{prefix}{section}.", where)
     if len(config.optim.betas) != 2 or not all(0 <= beta < 1 for beta in config.optim.betas):
         raise ConfigError(f"{prefix}optim.betas={config.optim.betas}{where}: expected two numbers from 0 to below 1")
     mini = config.ppo_mini_batch_size

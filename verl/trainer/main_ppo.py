@@ -51,7 +51,7 @@ from verl.trainer.ppo.critic import critic_agents, critic_signature
 from verl.trainer.ppo.critic_check import check_critic
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.pools import assign_devices
-from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
+from verl.trainer.ppo.ray_trainer import METRICS_FILE, NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.sampling_check import check_filter_groups
 from verl.trainer.ppo.team import TeamError, TeamWorkers
 from verl.trainer.ppo.tree_check import check_sampling
@@ -60,15 +60,17 @@ from verl.trainer.role_policies import set_apart, speakers
 from verl.trainer.run_parts import load_group_tokenizer, resolve_defaults, run_dir_of, table_row
 from verl.trainer.untrained_check import api_key, check_untrained
 from verl.trainer.vllm_check import check_vllm
+from verl.utils.checkpoint import CheckpointError as ShardError
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
+from verl.utils.disk import DiskError, writing
 from verl.utils.tracking import Tracking, check_backends
 
 logger = logging.getLogger(__name__)
 
-# What a user can mend, and what the machine refuses (OSError: a full disk, a time limit): one line, no traceback.
+# What a user can mend, and what the machine refuses (a full disk, a time limit): one line. A bug keeps its traceback, an OSError too.
 USER_ERRORS = (
-    AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, EngineGoneError, ModelPathError, NoSamplesError,
-    PlacementError, PresetError, TeamError, TooManyFailuresError, WorkerDiedError, OSError,
+    AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, DiskError, EngineGoneError, ModelPathError,
+    NoSamplesError, PlacementError, PresetError, ShardError, TeamError, TimeoutError, TooManyFailuresError, WorkerDiedError,
 )  # fmt: skip
 
 
@@ -324,8 +326,10 @@ def run(config: RunConfig) -> RayPPOTrainer:
 
     checked = check_run(config)
     placement, run_dir = checked.placement, checked.run_dir
-    run_dir.mkdir(parents=True, exist_ok=True)
-    save_config(config, run_dir / ("config_eval.yaml" if config.trainer.val_only else CONFIG_FILE))
+    config_file = run_dir / ("config_eval.yaml" if config.trainer.val_only else CONFIG_FILE)
+    with writing(config_file):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        save_config(config, config_file)
     for agent_id, row in speakers(config, placement).items():
         logger.info(table_row(agent_id, row, checked.adapter_sizes))
     for remote in placement.api:
@@ -344,11 +348,17 @@ def run(config: RunConfig) -> RayPPOTrainer:
         collector = build_collector(config, placement, checked.tokenizers, team.clients)
         plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(config)))
         tracking = Tracking(config.trainer.project_name, checked.name, config.trainer.logger, plain, run_dir)
-        started.callback(tracking.finish)
+        started.callback(finish, tracking, run_dir)
         trainer = RayPPOTrainer(config, placement, team, collector, checked.train, checked.val, tracking, run_dir)
         trainer.fit()
     print_before_after(rows_before_after(trainer.before, trainer.after))
     return trainer
+
+
+def finish(tracking: Tracking, run_dir: Path) -> None:
+    """Close the backends of a run. Raises DiskError when what they still held cannot be written."""
+    with writing(run_dir / METRICS_FILE):
+        tracking.finish()
 
 
 def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], None]:

@@ -29,7 +29,7 @@ class CriticWorker(EngineWorker):
         Raises:
             ModelPathError: the model cannot be loaded, or has no value model.
         """
-        self._engine = FSDPEngine(self.config.model, self.config.fsdp_config, self.config.optim, self._start(), VALUE_MODEL)
+        self._engine = FSDPEngine(self.config.model, self.config.fsdp, self.config.optim, self._start(), VALUE_MODEL)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:

@@ -11,6 +11,7 @@ from verl.trainer.ppo.metric_utils import (
     calc_maj_val,
     compute_agent_metrics,
     compute_data_metrics,
+    compute_seqlen_metrics,
     compute_throughout_metrics,
     compute_timing_metrics,
     compute_variance_proxy_metrics,
@@ -57,6 +58,28 @@ def test_values_are_compared_with_returns_and_widths_with_lengths() -> None:
     assert metrics["response_length/clip_ratio"] == 0.5 and metrics["prompt_length/clip_ratio"] == 0.5
     assert metrics["num_turns/mean"] == 3.0
     assert "response_length/clip_ratio" not in compute_data_metrics(data, fixed_width=False)
+
+
+def test_a_row_is_clipped_when_its_limit_cut_it_and_not_when_it_is_the_widest() -> None:
+    data = batch()
+    data.non_tensor_batch["response_clipped"] = np.array([False, True, True], dtype=object)
+    data.non_tensor_batch["prompt_clipped"] = np.array([False, False, True], dtype=object)
+    for fixed_width in (True, False):
+        metrics = compute_data_metrics(data, use_critic=False, fixed_width=fixed_width)
+        assert metrics["response_length/clip_ratio"] == metrics["response_length_non_aborted/clip_ratio"] == 0.5
+        assert metrics["prompt_length/clip_ratio"] == 0.0
+
+
+def test_a_ranks_tokens_before_and_after_rows_were_moved() -> None:
+    # ranks get 9 + 7 and 1 + 2 as rows came, 9 + 1 and 7 + 2 as they were arranged
+    assert compute_seqlen_metrics([9, 7, 1, 2], np.array([0, 2, 1, 3]), 2) == {
+        "global_seqlen/min": 3.0,
+        "global_seqlen/max": 16.0,
+        "global_seqlen/minmax_diff": 13.0,
+        "global_seqlen/balanced_min": 9.0,
+        "global_seqlen/balanced_max": 10.0,
+        "global_seqlen/mean": 9.5,
+    }
 
 
 def test_the_gradients_noise_by_hand() -> None:

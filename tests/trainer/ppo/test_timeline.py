@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from verl.trainer.ppo.timeline import Span, Timeline, append_spans, overlap_seconds
+from verl.trainer.ppo.timeline import Span, Timeline, append_spans, overlap_seconds, seconds_by_group
 
 
 def spans(*parts: tuple[str, float, float]) -> list[Span]:
@@ -25,6 +25,15 @@ def spans(*parts: tuple[str, float, float]) -> list[Span]:
 )
 def test_overlap_is_of_different_groups(parts: list[tuple[str, float, float]], seconds: float) -> None:
     assert overlap_seconds(spans(*parts)) == pytest.approx(seconds)
+
+
+def test_seconds_are_of_a_group_and_a_phase_of_the_step() -> None:
+    calls = [Span("a", "compute_log_prob", 0, 2), Span("a", "compute_log_prob", 5, 6), Span("a", "sync_weights", 2, 3)]
+    assert seconds_by_group([*calls, Span("b", "sync_weights", 2, 6)]) == {
+        "wg/a/timing_s/old_log_prob": 3,
+        "wg/a/timing_s/sync_weights": 1,
+        "wg/b/timing_s/sync_weights": 4,
+    }
 
 
 def test_a_call_that_raises_is_noted_and_every_span_is_written_once(tmp_path: Path) -> None:

@@ -42,6 +42,18 @@ def test_a_roles_rate_is_over_the_episodes_that_have_it() -> None:
     assert found.metrics["val/env/x"] == 2.0
 
 
+def test_an_agents_accuracy_has_avg_and_pass_as_the_teams() -> None:
+    """Three tasks of two episodes; of the third, one episode failed: it says nothing of the agent."""
+    solver = {"t0": (1.0, 0.0), "t1": (0.0, 0.5), "t2": (1.0,)}
+    episodes = [Episode(t, {"success": 0.0, "solver/accuracy": v}) for t, values in solver.items() for v in values]
+    table = result([*episodes, Episode("t2", failure="timeout")], 2).table
+    assert table["solver", "accuracy avg@2"].value == pytest.approx((0.5 + 0.25 + 1.0) / 3)
+    once = table["solver", "accuracy pass@2"]
+    assert (once.value, once.num_tasks) == (0.5, 2)
+    assert once.low < 0.5 < once.high
+    assert ("solver", "accuracy") not in table
+
+
 def test_an_environment_that_knows_no_success_gets_no_accuracy() -> None:
     found = result([Episode("a", {}), Episode("b", failure="x")], 1)
     assert not any("acc" in k for k in found.metrics)

@@ -83,7 +83,7 @@ def test_gradient_checkpointing_and_padding_change_nothing(tiny_model_dir: Path)
 def test_adapters_keep_fp32_weights_and_gradients_under_bf16(tiny_model_dir: Path, base_dtype: str) -> None:
     """The first pass is of the base, when no adapter is on: what FSDP sees then must not decide how gradients are reduced."""
     exact, rows = make_adapter_engine(tiny_model_dir), make_rows(6)
-    engine = make_adapter_engine(tiny_model_dir, fsdp=FSDPConfig(model_dtype=base_dtype, mixed_precision="bf16"))
+    engine = make_adapter_engine(tiny_model_dir, fsdp=FSDPConfig(model_dtype=base_dtype, dtype="bf16"))
     log_probs(engine, None)
     for name in ADAPTERS:
         expected = train_adapter(exact, name, rows)

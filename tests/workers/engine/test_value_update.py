@@ -119,7 +119,7 @@ def test_rows_without_values_are_refused(value_model: Path) -> None:
 
 
 def test_values_are_finer_than_the_numbers_that_the_layers_compute_in(value_model: Path) -> None:
-    rows, fsdp = make_rows(6), FSDPConfig(mixed_precision="bf16")
+    rows, fsdp = make_rows(6), FSDPConfig(dtype="bf16")
     values = make_value_engine(value_model, fsdp=fsdp).value_all(rows, ONE_PIECE)
     exact = make_value_engine(value_model).value_all(rows, ONE_PIECE)
     assert not torch.equal(values, values.bfloat16().float())

@@ -51,6 +51,15 @@ async def test_all_requests_of_a_dead_engine_run_again_on_one_new_engine() -> No
     assert (factory.started, client.restarts) == (1, 1)
 
 
+async def test_busy_seconds_are_those_with_a_request_under_way() -> None:
+    client = RestartingClient(Mortal(0, 100), Factory(), "math")
+    await ask(client, 20)
+    await asyncio.sleep(0.1)
+    await ask(client, 1)
+    assert 0.02 <= client.take_busy_seconds() < 0.1
+    assert client.take_busy_seconds() == 0.0
+
+
 async def test_a_second_death_in_a_step_is_the_end_and_in_the_next_step_it_is_not() -> None:
     factory = Factory(0, 100)
     client = RestartingClient(Mortal(0, 0), factory, "math")

@@ -13,20 +13,18 @@ from typing import Any
 
 from tensordict import TensorDict
 
+from verl.protocol.batch_data import BatchData
 from verl.protocol.config import PADDING_SIZE_KEY
 from verl.protocol.data_proto import DataProto
-from verl.protocol.future import DataProtoFuture, PendingResults, concat_parts
-from verl.protocol.tensordicts import chunk_tensordict
+from verl.protocol.future import PendingResults
 
 Dispatched = tuple[Any, dict[str, Any]]
 
 
 def _chunk(value: Any, chunks: int) -> list[Any]:
-    if isinstance(value, TensorDict):
-        return chunk_tensordict(value, chunks)
-    if isinstance(value, (DataProto, DataProtoFuture)):
-        return value.chunk(chunks=chunks)
-    raise AssertionError(f"expected a DataProto, DataProtoFuture or TensorDict to split over workers, got {type(value).__name__}")
+    batch = BatchData(value)
+    assert batch.is_chunkable(), f"expected a DataProto, DataProtoFuture or TensorDict to split over workers, got {type(value).__name__}"
+    return list(batch.chunk(chunks))
 
 
 def split_arguments(chunks: int, *args: Any, **kwargs: Any) -> Dispatched:
@@ -104,11 +102,9 @@ def dispatch_dp_compute_data_proto_with_func(worker_group: Any, *args: Any, **kw
 
 def join_results(output: Any) -> Any:
     """Concatenate results by rows, or promise to when they are still pending. Raises AssertionError for other results."""
-    if isinstance(output, PendingResults):
-        return DataProtoFuture.concat(output)
-    for part in output:
+    for part in () if isinstance(output, PendingResults) else output:
         assert isinstance(part, (DataProto, TensorDict)), f"expecting a DataProto or TensorDict from a worker, but got {type(part)}"
-    return concat_parts(output)
+    return BatchData(output).concat()
 
 
 def collect_dp_compute_data_proto(worker_group: Any, output: Any) -> Any:

@@ -21,6 +21,14 @@ class _DynamicEnumMeta(type):
     def __getattr__(cls, name: str) -> Any:
         raise AttributeError(f"{cls.__name__} has no member {name!r}; its members are {sorted(cls.__dict__.get('_registry', {}))}")
 
+    def names(cls) -> list[str]:
+        """Names of the members, in the order they were registered."""
+        return list(cls._registry)
+
+    def values(cls) -> list[Any]:
+        """The members, in the order they were registered."""
+        return list(cls._registry.values())
+
     @property
     def __members__(cls) -> dict[str, Any]:
         return dict(cls._registry)

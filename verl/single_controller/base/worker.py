@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from verl.single_controller.base.decorator import Dispatch, Execute, register
@@ -13,11 +13,21 @@ from verl.single_controller.base.decorator import Dispatch, Execute, register
 logger = logging.getLogger(__name__)
 
 
-def find_free_port(host: str = "") -> int:
-    """Return a TCP port that is free on this machine now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
+def find_free_port(host: str = "", port_range: Sequence[int] | None = None) -> int:
+    """Return a TCP port that is free on this machine now, the first one of `[begin, end)` when a range is given.
+
+    Raises RuntimeError when the range has none.
+    """
+    for port in (0,) if port_range is None else range(*port_range):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            try:
+                listener.bind((host, port))
+            except OSError:
+                if port_range is None:
+                    raise
+                continue
+            return int(listener.getsockname()[1])
+    raise RuntimeError(f"no free port in the range {port_range}; give a wider one")
 
 
 def _node_address() -> str:
@@ -28,7 +38,23 @@ def _node_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-class Worker:
+class WorkerHelper:
+    """What a process knows of its node, for a process group of one's own."""
+
+    @staticmethod
+    def _get_node_ip() -> str:
+        return _node_address()
+
+    @staticmethod
+    def _get_free_port() -> int:
+        return find_free_port()
+
+    def get_available_master_addr_port(self) -> tuple[str, str]:
+        """Return this node's address and a port that is free on it now."""
+        return self._get_node_ip(), str(self._get_free_port())
+
+
+class Worker(WorkerHelper):
     """One rank of a worker group.
 
     The controller sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT before a worker starts, so
@@ -48,6 +74,11 @@ class Worker:
         self._dispatch_dp_rank: dict[str, int] = {}
         self._collect_dp_rank: dict[str, bool] = {}
         self.fused_worker_dict: dict[str, Worker] = {}
+
+    @classmethod
+    def env_keys(cls) -> list[str]:
+        """Return the environment variables that say which rank a worker is and what it sees."""
+        return ["WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"]
 
     def close(self) -> None:
         """End what the worker has started outside this process. A group in this process calls it; elsewhere the process itself is ended."""
@@ -70,10 +101,6 @@ class Worker:
     def get_master_addr_port(self) -> tuple[str, str]:
         """Return where rank 0 listens for `torch.distributed`."""
         return os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "0")
-
-    def get_available_master_addr_port(self) -> tuple[str, str]:
-        """Return this node's address and a port that is free on it now, for a process group of one's own."""
-        return _node_address(), str(find_free_port())
 
     def get_cuda_visible_devices(self) -> str:
         """Return CUDA_VISIBLE_DEVICES of this process, or "not set"."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from verl.protocol.config import PADDING_SIZE_KEY
 from verl.protocol.data_proto import DataProto
 from verl.protocol.future import DataProtoFuture, PendingResults
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch, get_predefined_dispatch_fn, get_predefined_execute_fn
+from verl.single_controller.base.dispatch import dispatch_all_to_all
 
 DEFAULT_TIMEOUT_S = 3600.0
 
@@ -34,6 +36,10 @@ class ResourcePool:
     def add_node(self, process_count: int) -> None:
         """Append a node with this many processes."""
         self._store.append(process_count)
+
+    def __call__(self) -> list[int]:
+        """Processes per node, as `store`."""
+        return self._store
 
     @property
     def store(self) -> list[int]:
@@ -176,25 +182,53 @@ class WorkerGroup:
 
     def _bound(self, method_name: str, attributes: dict[str, Any]) -> Callable[..., Any]:
         mode = attributes["dispatch_mode"]
-        functions = get_predefined_dispatch_fn(mode) if isinstance(mode, Dispatch) else mode
+        functions = _dispatch_functions(mode)
         on_all = (
             get_predefined_execute_fn(attributes["execute_mode"])["execute_fn_name"] == "execute_all" and mode is not Dispatch.RANK_ZERO
         )
+        # Rank 0 alone takes what is meant for everyone as it is.
+        dispatch_fn = functions["dispatch_fn"] if on_all or mode is not Dispatch.ONE_TO_ALL else dispatch_all_to_all
+        execute_fn = self.execute_all_async if on_all else self._start_on_rank_zero
+        wait = methodcaller("get") if attributes["blocking"] else None
+        return bound_method(self, method_name, dispatch_fn, functions["collect_fn"], execute_fn, wait)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if on_all or mode is not Dispatch.ONE_TO_ALL:  # rank 0 alone takes what is meant for everyone as it is
-                args, kwargs = functions["dispatch_fn"](self, *args, **kwargs)
-            padding = kwargs.pop(PADDING_SIZE_KEY, 0)
-            pending = (
-                self.execute_all_async(method_name, *args, **kwargs) if on_all else self._submit(method_name, [(0, tuple(args), kwargs)])
-            )
-            output: Any = pending.get() if attributes["blocking"] else pending
-            if not on_all:
-                output = output[0] if attributes["blocking"] else PendingResult(pending)
-            return without_padding(functions["collect_fn"](self, output), padding)
+    def _start_on_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> PendingResult:
+        return PendingResult(self._submit(method_name, [(0, args, kwargs)]))
 
-        call.__name__ = method_name
-        return call
+    def _bind_worker_method(self, user_defined_cls: type, func_generator: Callable[..., Callable[..., Any]]) -> list[str]:
+        """Bind the registered methods of a class by a `func_generator` such as verl's groups have; returns their names."""
+        for name, attributes in registered_methods(user_defined_cls).items():
+            functions = _dispatch_functions(attributes["dispatch_mode"])
+            execute_fn = getattr(self, get_predefined_execute_fn(attributes["execute_mode"])["execute_fn_name"])
+            parts = {"dispatch_fn": functions["dispatch_fn"], "collect_fn": functions["collect_fn"], "execute_fn": execute_fn}
+            setattr(self, name, func_generator(self, name, **parts, blocking=attributes["blocking"]))
+        return list(registered_methods(user_defined_cls))
+
+
+def bound_method(
+    group: WorkerGroup,
+    method_name: str,
+    dispatch_fn: Callable[..., Any],
+    collect_fn: Callable[..., Any],
+    execute_fn: Callable[..., Any],
+    wait: Callable[[Any], Any] | None,
+) -> Callable[..., Any]:
+    """Return a method of the group: its arguments dispatched, the workers called, waited for if `wait` is given, the results collected."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = dispatch_fn(group, *args, **kwargs)
+        padding = kwargs.pop(PADDING_SIZE_KEY, 0)
+        output = execute_fn(method_name, *args, **kwargs)
+        if wait is not None:
+            output = wait(output)
+        return without_padding(collect_fn(group, output), padding)
+
+    call.__name__ = method_name
+    return call
+
+
+def _dispatch_functions(mode: Any) -> dict[str, Callable[..., Any]]:
+    return get_predefined_dispatch_fn(mode) if isinstance(mode, Dispatch) else mode
 
 
 class _DropTail:

@@ -41,10 +41,10 @@ class RayClassWithInitArgs(ClassWithInitArgs):
         self._options.update(options)
 
     def __call__(  # type: ignore[override]
-        self, placement_group: Any, placement_group_bundle_idx: int, use_gpu: bool = True, num_gpus: float = 1
+        self, placement_group: Any, placement_group_bundle_idx: int, use_gpu: bool = True, num_gpus: float = 1, *, device_name: str = "cuda"
     ) -> Any:
         """Start one actor, without a name or a rank of its own, in a bundle; `RayWorkerGroup` uses `create`."""
-        return self.create(placement_group, placement_group_bundle_idx, None, {}, num_gpus if use_gpu else 0)
+        return self.create(placement_group, placement_group_bundle_idx, None, {}, num_gpus if use_gpu and device_name != "cpu" else 0)
 
     def create(self, placement_group: Any, bundle: int, name: str | None, env_vars: dict[str, str], num_gpus: float) -> Any:
         """Start one actor in a bundle and return its handle; the caller's `env_vars` options are kept below `env_vars`."""

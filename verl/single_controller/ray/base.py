@@ -7,6 +7,7 @@ from verl.single_controller.ray.colocated import (
     create_colocated_worker_cls_fused,
     create_colocated_worker_raw_cls,
 )
+from verl.single_controller.ray.func_generator import func_generator
 from verl.single_controller.ray.resource_pool import (
     RayResourcePool,
     SubRayResourcePool,
@@ -20,5 +21,5 @@ from verl.single_controller.ray.worker_group import RayWorkerGroup
 __all__ = [
     "ClassWithInitArgs", "RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup", "ResourcePool", "ResourcePoolManager",
     "SubRayResourcePool", "Worker", "WorkerGroup", "create_colocated_worker_cls", "create_colocated_worker_cls_fused",
-    "create_colocated_worker_raw_cls", "merge_resource_pool", "sort_placement_group_by_node_ip", "split_resource_pool",
+    "create_colocated_worker_raw_cls", "func_generator", "merge_resource_pool", "sort_placement_group_by_node_ip", "split_resource_pool",
 ]  # fmt: skip

@@ -59,6 +59,8 @@ def plain_class(worker_class: type) -> type:
 
 
 def _delegate(key: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.ismethod(method):  # of the class: Ray writes on the function behind it
+        method = method.__func__
     if inspect.iscoroutinefunction(method):
 
         @wraps(method)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -30,7 +31,8 @@ class RayWorkerGroup(WorkerGroup):
 
     Args:
         resource_pool: where the actors run.
-        ray_cls_with_init: what they are.
+        ray_cls_with_init: what they are. A group that attaches to running actors does without: it has no methods of theirs then, and
+            `execute_all_sync("method", ...)` calls them.
         bin_pack: pack each node's processes onto one node.
         name_prefix: start of the actors' names; random when None.
         detached: actors outlive this driver.
@@ -39,10 +41,15 @@ class RayWorkerGroup(WorkerGroup):
         ray_wait_register_center_timeout: limit of the wait for the pool's resources, in seconds; the pool's own when None.
         worker_env: environment variables for the workers, e.g. OMP_NUM_THREADS.
         device_name: "cuda" or "cpu"; taken from the pool when None.
-        master_port: port of rank 0 for `torch.distributed`; a free one when None.
+        use_gpu: workers get a share of their bundle's GPU; as the pool when None.
+        master_addr: address of rank 0 for `torch.distributed`, given with `master_port`; found when None.
+        master_port: port of rank 0; a free one when None.
+        master_port_range: `[begin, end)` to take a free port from.
         timeout_s: limit of every wait for a result, in seconds.
+        **kwargs: accepted as by verl and without effect here (`profile_steps`, `worker_nsight_options`); a warning names them.
 
-    Raises ValueError when `worker_env` sets a variable that the group sets itself, TimeoutError when resources do not come.
+    Raises ValueError when `worker_env` sets a variable that the group sets itself, for `master_addr` without its port and for
+    GPUs of a pool without any; TimeoutError when resources do not come, RuntimeError when `master_port_range` has no free port.
     """
 
     def __init__(
@@ -58,14 +65,21 @@ class RayWorkerGroup(WorkerGroup):
         *,
         worker_env: dict[str, str] | None = None,
         device_name: str | None = None,
-        master_port: int | None = None,
+        use_gpu: bool | None = None,
+        master_addr: str | None = None,
+        master_port: int | str | None = None,
+        master_port_range: Sequence[int] | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         method_prefix: str = "",
+        **kwargs: Any,
     ) -> None:
         super().__init__(resource_pool, timeout_s=timeout_s)
-        if ray_cls_with_init is None:
-            raise ValueError("RayWorkerGroup needs ray_cls_with_init, a RayClassWithInitArgs")
+        if kwargs:
+            logger.warning("RayWorkerGroup: %s has no effect here", ", ".join(sorted(kwargs)))
+        if master_addr is not None and master_port is None:
+            raise ValueError(f"master_addr={master_addr!r} needs the port that goes with it: give master_port, or neither")
         self.ray_cls_with_init = ray_cls_with_init
+        self.use_gpu = (resource_pool is not None and resource_pool.use_gpu) if use_gpu is None else use_gpu
         self.name_prefix = name_prefix if name_prefix is not None else uuid.uuid4().hex[:6]
         self.device_name = device_name or ("cuda" if resource_pool is not None and resource_pool.use_gpu else "cpu")
         self._method_prefix = method_prefix
@@ -78,8 +92,11 @@ class RayWorkerGroup(WorkerGroup):
         else:
             if ray_wait_register_center_timeout is not None and isinstance(resource_pool, RayResourcePool):
                 resource_pool.timeout_s = ray_wait_register_center_timeout
-            self._start(bin_pack, detached, self._checked_env(worker_env or {}), master_port)
-        if not method_prefix:
+            if ray_cls_with_init is None:
+                raise ValueError("RayWorkerGroup needs ray_cls_with_init, a RayClassWithInitArgs")
+            rendezvous = _Rendezvous(master_addr, master_port, master_port_range)
+            self._start(ray_cls_with_init, bin_pack, detached, self._checked_env(worker_env or {}), rendezvous)
+        if ray_cls_with_init is not None and not method_prefix:
             self._bind_worker_methods(ray_cls_with_init.worker_class)
 
     @classmethod
@@ -108,20 +125,24 @@ class RayWorkerGroup(WorkerGroup):
         self._workers = list(worker_handles) if worker_handles is not None else [ray.get_actor(name) for name in names]
         self._worker_names = list(names)
 
-    def _start(self, bin_pack: bool, detached: bool, worker_env: dict[str, str], master_port: int | None) -> None:
+    def _start(
+        self, spec: RayClassWithInitArgs, bin_pack: bool, detached: bool, worker_env: dict[str, str], rendezvous: _Rendezvous
+    ) -> None:
         pool = self.resource_pool
         if not isinstance(pool, RayResourcePool):
             raise ValueError(f"RayWorkerGroup needs a RayResourcePool to start workers, got {type(pool).__name__}")
         if pool.world_size < 1:
             raise ValueError(f"the resource pool has no processes: process_on_nodes={pool.store}")
+        if self.use_gpu and not pool.use_gpu:
+            raise ValueError("use_gpu=True, but the resource pool has no GPUs: make it with use_gpu=True, or leave it out here")
         slots = pool.slots("STRICT_PACK" if bin_pack else "PACK")
+        self._rendezvous = address, port = rendezvous.at(slots)
         pool.acquire(self)
         self._owned = True
-        self._rendezvous = address, port = _rendezvous(slots, master_port)
-        on_gpu = pool.use_gpu and self.device_name != "cpu"
+        on_gpu = self.use_gpu and self.device_name != "cpu"
         if detached:
-            self.ray_cls_with_init.update_options({"lifetime": "detached"})
-        class_name = self.ray_cls_with_init.worker_class.__name__
+            spec.update_options({"lifetime": "detached"})
+        class_name = spec.worker_class.__name__
         unique = uuid.uuid4().hex[:6]
         for rank, slot in enumerate(slots):
             env = {
@@ -139,7 +160,7 @@ class RayWorkerGroup(WorkerGroup):
             }
             name = f"{self.name_prefix}{class_name}_{unique}:{rank}"
             gpus = 1 / pool.max_colocate_count if on_gpu else 0.0
-            self._workers.append(self.ray_cls_with_init.create(slot.placement_group, slot.bundle, name, env, gpus))
+            self._workers.append(spec.create(slot.placement_group, slot.bundle, name, env, gpus))
             self._worker_names.append(name)
 
     def shutdown(self) -> None:
@@ -223,9 +244,10 @@ class RayWorkerGroup(WorkerGroup):
             setattr(self, prefix, group)
 
 
-def colocated_classes(ray_cls_with_init: RayClassWithInitArgs) -> dict[str, type]:
-    """Return the worker classes that a colocated class holds, by prefix; empty for a plain class."""
-    classes: dict[str, type] = getattr(ray_cls_with_init.worker_class, "colocated_classes", {})
+def colocated_classes(ray_cls_with_init: RayClassWithInitArgs | None) -> dict[str, type]:
+    """Return the worker classes that a colocated class holds, by prefix; empty for a plain class, or none."""
+    held = None if ray_cls_with_init is None else ray_cls_with_init.worker_class
+    classes: dict[str, type] = getattr(held, "colocated_classes", {})
     return classes
 
 
@@ -249,19 +271,29 @@ class _Shared:
 
 
 @ray.remote(num_cpus=0)
-def _address_and_port() -> tuple[str, int]:
-    return ray.util.get_node_ip_address(), find_free_port()
+def _address_and_port(port_range: Sequence[int] | None) -> tuple[str, int]:
+    return ray.util.get_node_ip_address(), find_free_port("", port_range)
 
 
-def _rendezvous(slots: list[Slot], master_port: int | None) -> tuple[str, int]:
-    """Return address and port of rank 0: loopback when all ranks share a node, so that nothing listens outside."""
-    first = slots[0]
-    nodes = {node_of(slot.placement_group, slot.bundle) for slot in slots}
-    here = ray.get_runtime_context().get_node_id()
-    if nodes == {here}:
-        address, port = "127.0.0.1", find_free_port("127.0.0.1")
-    else:
-        where = PlacementGroupSchedulingStrategy(first.placement_group, placement_group_bundle_index=first.bundle)
-        address, port = ray.get(_address_and_port.options(scheduling_strategy=where).remote(), timeout=120)
-        address = "127.0.0.1" if len(nodes) == 1 else address
-    return address, port if master_port is None else master_port
+@dataclass(frozen=True)
+class _Rendezvous:
+    """Where rank 0 is to listen, as far as the caller says."""
+
+    address: str | None
+    port: int | str | None
+    port_range: Sequence[int] | None
+
+    def at(self, slots: list[Slot]) -> tuple[str, int]:
+        """Return address and port of rank 0: loopback when all ranks share a node, so that nothing listens outside."""
+        if self.address is not None and self.port is not None:
+            return self.address, int(self.port)
+        first = slots[0]
+        nodes = {node_of(slot.placement_group, slot.bundle) for slot in slots}
+        here = ray.get_runtime_context().get_node_id()
+        if nodes == {here}:
+            address, port = "127.0.0.1", find_free_port("127.0.0.1", self.port_range)
+        else:
+            where = PlacementGroupSchedulingStrategy(first.placement_group, placement_group_bundle_index=first.bundle)
+            address, port = ray.get(_address_and_port.options(scheduling_strategy=where).remote(self.port_range), timeout=120)
+            address = "127.0.0.1" if len(nodes) == 1 else address
+        return address, port if self.port is None else int(self.port)

@@ -1,4 +1,4 @@
-"""Keys under `critic`: one value model for every policy, trained when an estimator needs values."""
+"""Keys under `critic`: one value model for every worker group, trained when an estimator needs values."""
 
 from dataclasses import dataclass
 from typing import Optional
@@ -35,4 +35,4 @@ class CriticConfig:
     loss_agg_mode: str = key("token-mean", "token-mean | token-sum | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm")
     model: TrainedModelConfig = section(CriticModelConfig)
     optim: OptimConfig = section(CriticOptimConfig)
-    fsdp_config: FSDPConfig = section(FSDPConfig)
+    fsdp: FSDPConfig = section(FSDPConfig)

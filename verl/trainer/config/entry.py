@@ -9,6 +9,7 @@ from pathlib import Path
 
 from verl.trainer.config.run import RunConfig
 from verl.trainer.config.spec import describe
+from verl.trainer.config.verl_keys import find_verl_key
 
 CONFIG_NAME = "ppo_trainer"
 # Sections whose keys belong to the user's own workflow, environment or agents.
@@ -45,7 +46,7 @@ def free_form_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> str:
-    """One line for an error of Hydra or OmegaConf: the override it is about and the nearest key that exists."""
+    """One line for an error of Hydra or OmegaConf: the override it is about, and what verl's key is here or the nearest that exists."""
     known = {name: kind for name, kind, _, _ in describe(RunConfig)}
     sections = {name.rsplit(".", i)[0] for name in known for i in range(1, name.count(".") + 1)}
     for override in overrides:
@@ -53,6 +54,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         free = key.startswith((*FREE_FORM, "hydra.", "-")) or override.startswith("-")
         if free or key in known or key in sections or any(key.startswith(f"{name}.") for name in known):
             continue
+        if verls := find_verl_key(key):
+            return f"unknown key {key}; {verls.says()} (verl's keys: docs/upstream_map.md)"
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or [k for k in known if k.endswith(f".{key}")][:1]
         hint = f"did you mean {near[0]}?" if near else f"sections are {', '.join(sorted(s for s in sections if '.' not in s))}"
         return f"unknown key {key}; {hint} (all keys: docs/config.md)"

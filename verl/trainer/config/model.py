@@ -45,7 +45,7 @@ class OptimConfig:
 @dataclass
 class FSDPConfig:
     model_dtype: str = key("fp32", "dtype of the master weights: fp32 | bf16")
-    mixed_precision: str = key("auto", "compute dtype: auto (bf16 on GPU, fp32 on CPU) | fp32 | bf16; gradients reduce in fp32")
+    dtype: str = key("auto", "compute dtype: auto (bf16 on GPU, fp32 on CPU) | fp32 | bf16; gradients reduce in fp32")
     param_offload: bool = key(False, "keep parameters in host memory outside compute (GPU)")
     optimizer_offload: bool = key(False, "keep optimizer state in host memory outside the update (GPU)")
     reshard_after_forward: bool = key(True, "free gathered parameters after the forward pass")
@@ -77,7 +77,9 @@ class ActorConfig:
     ppo_micro_batch_size_per_gpu: int = key(8, "rows of one micro-batch (when use_dynamic_bsz is off)")
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
     skip_zero_advantages: bool = key(
-        False, "do not compute rows whose advantage is 0, which add nothing to the gradient; actor/* metrics are then of the other rows"
+        False,
+        "do not compute rows whose advantage is 0, which add nothing to the gradient; what the update measures (actor/*, at times "
+        "rollout_corr/*) is then of the other rows",
     )
     grad_clip: float = key(1.0, "maximum gradient norm")
     clip_ratio: float = key(0.2, "PPO clip range; clip_ratio_low/high override one side each")

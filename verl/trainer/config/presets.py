@@ -5,17 +5,47 @@ beside it win, wherever they stand; so do those that a script gives (examples/ru
 `actor_rollout_ref.actor.clip_ratio`, when given, takes the place of a preset's two sides. The run prints the expansion, and its
 config.yaml holds it. In Python: `apply_preset(config, "dapo")`, then whatever is to differ.
 
-- `dr_mas` (arXiv 2602.08847, equation 5): every agent's samples of a task are compared with that agent's samples of it, minus their
-  mean, over their standard deviation; the team reward of an episode goes to all its samples. The paper trains with GRPO's clip 0.2, 8
-  episodes a task, learning rate 1e-6 and no KL on mathematics.
-- `at_grpo` (arXiv 2510.11062): every call samples a tree of K = 4 candidates, which are compared with each other; the reward of a
-  candidate is alpha * team + local with alpha = 1, what its own action earned; the episode goes on with the best one. The environment
-  needs `fork()`. Its parallel sampling: `rollout.sampling=parallel algorithm.group_by=[uid,agent_id,turn] reward.team_scope=turn`.
-- `dr_grpo` (arXiv 2503.20783): advantages are not divided by a standard deviation, and a reply's loss is summed over its tokens and
-  divided by a constant (the longest reply allowed), so that neither easy tasks nor long replies weigh more; no KL.
-- `dapo` (arXiv 2503.14476): clip range 0.2 below and 0.28 above (clip-higher), loss averaged over tokens, tasks that all episodes solve
-  or none are replaced by new ones (dynamic sampling), a soft penalty over the last fifth of the reply limit (the paper: 4,096 of 20,480
-  tokens, at most 1), no KL. The filter looks at rewards before penalties, as the paper does at correctness.
+dr_mas
+------
+`A = (s - mean_ug) / (std_ug + 1e-6)` over the samples of a task u and agent g (arXiv 2602.08847, eq. 5): every agent's samples of a task
+are compared with that agent's samples of it; the team reward of an episode goes to all its samples. The paper trains with GRPO's clip
+0.2, 8 episodes a task, learning rate 1e-6 and no KL on mathematics.
+
+Keys: `algorithm.group_by_agent_id`, `algorithm.norm_adv_by_std_in_grpo`, `reward.team_scope`.
+Use when: agents of a team are paid on different scales or called at different rates ([recipe/dr_mas](../recipe/dr_mas/README.md)).
+Fails when: an agent is called so seldom that it is alone in its group: it then learns nothing from that task.
+
+at_grpo
+-------
+`A_k = (r_k - mean_K r) / (std_K r + 1e-6)`, `r = alpha * team + local` (arXiv 2510.11062): every call samples a tree of K = 4 candidates,
+which are compared with each other; the reward of a candidate is what its own action earned, alpha = 1; the episode goes on with the best
+one. The environment needs `fork()`. Its parallel sampling: `rollout.sampling=parallel algorithm.group_by=[uid,agent_id,turn]
+reward.team_scope=turn`.
+
+Keys: `rollout.sampling`, `rollout.tree.k`, `algorithm.group_by`, `reward.alpha`, `reward.team_scope`.
+Use when: episodes have many turns and the environment pays each action, so that calls can be compared in the very same state.
+Fails when: only the end of an episode pays: all candidates of a call then earn the same (`tree/signal_rate`).
+
+dr_grpo
+-------
+`A = s - mean_g`, `L = sum_i sum_t L_it / (n * constant)` (arXiv 2503.20783): advantages are not divided by a standard deviation, and a
+reply's loss is summed over its tokens and divided by a constant (the longest reply allowed), so that neither easy tasks nor long replies
+weigh more; no KL.
+
+Keys: `algorithm.norm_adv_by_std_in_grpo`, `actor.loss_agg_mode`, `algorithm.use_kl_in_reward`, `actor.use_kl_loss`.
+Use when: replies grow without getting better, or tasks that are nearly always solved dominate the gradient.
+Fails when: rewards differ in scale between tasks, since nothing divides them; the learning rate may have to grow.
+
+dapo
+----
+`L = max(-r A, -clip(r, 1 - 0.2, 1 + 0.28) A)`, averaged over tokens (arXiv 2503.14476): clip-higher, tasks that all episodes solve or
+none are replaced by new ones (dynamic sampling), a soft penalty over the last fifth of the reply limit (the paper: 4,096 of 20,480
+tokens, at most 1), no KL. The filter looks at rewards before penalties, as the paper does at correctness.
+
+Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`, `actor.loss_agg_mode`, `algorithm.filter_groups.enable`,
+`algorithm.filter_groups.metric`, `reward.overlong_buffer.enable`.
+Use when: entropy collapses under the symmetric clip, replies are long, and tasks are many.
+Fails when: tasks are few or sampling is slow: filtered groups are played for nothing.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class RolloutCorrectionConfig:
     )
     rollout_rs_threshold: Any = key(None, 'one bound a mode, comma-separated; "lower_upper" for k1, an upper bound for k2 and k3')
     m2po_tau: Optional[float] = key(
-        None, "M2PO: mask the worst tokens until the mean of (log pi - log sampler)^2 is at most this; null is off"
+        None, "M2PO: mask the worst tokens until the mean of (log pi_old - log sampler)^2 is at most this; null is off"
     )
     bypass_mode: bool = key(False, "take the sampler's log-probs as the old ones")
     loss_type: str = key("ppo_clip", "loss in bypass mode: ppo_clip | reinforce")

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
-from verl.trainer.config import AlgorithmConfig
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn, group_index
+from verl.trainer.ppo.core_algos import AdvantageEstimator, compute_pf_ppo_reweight_data, get_adv_estimator_fn, group_index
 from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
+from verl.trainer.ppo.core_algos.own_keys import own_key
 from verl.trainer.ppo.core_algos.registry import CHECKS_REWARDS
 from verl.trainer.ppo.estimator_inputs import FIXES, EstimatorInputs
 from verl.trainer.ppo.per_agent import averages_trajectories, group_fields, split_by_settings
@@ -33,7 +33,7 @@ def group_keys(data: DataProto, fields: list[str]) -> np.ndarray:
     return group_index([data.non_tensor_batch[f] for f in fields]) if fields else np.zeros(len(data), dtype=np.int64)
 
 
-def group_numbers(data: DataProto, config: AlgorithmConfig) -> np.ndarray:
+def group_numbers(data: DataProto, config: Any) -> np.ndarray:
     """Number of the group that each row is compared in, `[bsz]`, when agents may have settings of their own."""
     numbers, taken = np.zeros(len(data), dtype=np.int64), 0
     for settings, rows in _parts(data, config):
@@ -52,7 +52,7 @@ def compute_advantage(
     lam: float = 1.0,
     num_repeat: int = 1,
     norm_adv_by_std_in_grpo: bool = True,
-    config: AlgorithmConfig | None = None,
+    config: Any = None,
     *,
     state: MutableMapping[str, Any] | None = None,
     seed: int = 0,
@@ -67,22 +67,25 @@ def compute_advantage(
     is compared on its own (Dr. MAS, arXiv 2602.08847).
 
     Args:
-        data: `token_level_rewards`, `response_mask` and the columns of the group key.
+        data: `token_level_rewards`, `response_mask` (or `responses` and `attention_mask`, from which it is made and added) and the
+            columns of the group key.
         adv_estimator: a name of `register_adv_est`; `config.per_agent` may give an agent another one.
         gamma, lam, num_repeat: for estimators that use them.
         norm_adv_by_std_in_grpo: divide by the group's standard deviation.
-        config: gives the group key; without it rows are grouped by `uid`, each row on its own, as in verl.
+        config: `AlgorithmConfig`, which gives the group key, or verl's config (an OmegaConf, a dataclass) without our keys. Without
+            them, or without a config, rows are grouped by `uid`, each row on its own, as in verl.
         state: what estimators remember from step to step, in JSON types; changed in place.
         seed: for estimators that draw.
 
     Returns:
-        `data`, with `row_weights` `[bsz]` as well when rows weigh differently in the loss.
+        `data`, with `row_weights` `[bsz]` as well when rows weigh differently in the loss. With verl's `use_pf_ppo` and `gae` a new
+        batch: rows of it, drawn with replacement by `compute_pf_ppo_reweight_data`.
 
     Raises:
         ValueError: rewards that are not finite, tensors that differ in shape or device, a group key that samples lack, an
             estimator without what it needs.
     """
-    _check_shapes(data)
+    _complete(data)
     shape, device = data.batch["response_mask"].shape, data.batch["response_mask"].device
     given = {"gamma": gamma, "lam": lam, "num_repeat": num_repeat, "norm_adv_by_std_in_grpo": norm_adv_by_std_in_grpo, "seed": seed}
     memory: MutableMapping[str, Any] = {} if state is None else state
@@ -107,7 +110,7 @@ def compute_advantage(
             advantages, returns, row_weights = part
             break
         if advantages is None:
-            advantages, returns = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+            advantages, returns = (torch.zeros(shape, dtype=part[0].dtype, device=device) for _ in range(2))
         place = torch.as_tensor(rows, device=device)
         advantages[place], returns[place] = part[0], part[1]
         if part[2] is not None:
@@ -116,12 +119,17 @@ def compute_advantage(
     data.batch["advantages"], data.batch["returns"] = advantages, returns
     if row_weights is not None:
         data.batch["row_weights"] = torch.as_tensor(row_weights, dtype=torch.float32, device=device)
-    return data
+    return _drawn_again(data, config) if _plain(adv_estimator) == AdvantageEstimator.GAE and own_key(config, "use_pf_ppo", False) else data
 
 
-def _parts(data: DataProto, config: AlgorithmConfig | None) -> list[tuple[Any, np.ndarray | None]]:
+def _drawn_again(data: DataProto, config: Any) -> DataProto:
+    keys = own_key(config, "pf_ppo", None)
+    return compute_pf_ppo_reweight_data(data, own_key(keys, "reweight_method", "pow"), own_key(keys, "weight_pow", 2.0))
+
+
+def _parts(data: DataProto, config: Any) -> list[tuple[Any, np.ndarray | None]]:
     """(settings, row numbers) of each part; the row numbers are None when one part has all rows."""
-    if config is None or not config.per_agent:
+    if not own_key(config, "per_agent", None):
         return [(config, None)]
     if "agent_id" not in data.non_tensor_batch:
         raise ValueError(f"algorithm.per_agent needs the column agent_id, which samples lack; they have {sorted(data.non_tensor_batch)}")
@@ -129,19 +137,18 @@ def _parts(data: DataProto, config: AlgorithmConfig | None) -> list[tuple[Any, n
     return [(settings, rows if len(parts) > 1 else None) for settings, rows in parts]
 
 
-def _inputs(
-    data: DataProto, rows: np.ndarray | None, given: Mapping[str, Any], settings: AlgorithmConfig | None, estimator: str
-) -> EstimatorInputs:
-    fields = ["uid"] if settings is None else group_fields(settings)
+def _inputs(data: DataProto, rows: np.ndarray | None, given: Mapping[str, Any], settings: Any, estimator: str) -> EstimatorInputs:
+    fields = group_fields(settings)
+    chosen = own_key(settings, "group_by", None) is not None or own_key(settings, "group_by_agent_id", None) is not None
 
     def index(inputs: EstimatorInputs) -> np.ndarray:
-        if settings is None and "uid" not in data.non_tensor_batch:
-            raise KeyError("uid")
+        if not chosen and "uid" not in data.non_tensor_batch:
+            raise KeyError("uid")  # nobody asked for groups, so only an estimator that needs them misses them
         keys = group_keys(data, fields)
         return keys if inputs.rows is None else keys[inputs.rows]
 
-    trajectories = settings is not None and averages_trajectories(settings, estimator)
-    weigh = settings is not None and settings.call_weighting == "trajectory"
+    trajectories = averages_trajectories(settings, estimator)
+    weigh = own_key(settings, "call_weighting", "sample") == "trajectory"
     return EstimatorInputs(data, rows, given, index, over_trajectories=trajectories, weigh_calls=weigh)
 
 
@@ -158,7 +165,7 @@ def _arguments(name: str, estimator: Callable[..., Any], inputs: EstimatorInputs
     """What the estimator's parameters name, as far as the batch has it. Raises ValueError for a parameter that needs more."""
     parameters = dict(inspect.signature(estimator).parameters)
     config = inputs.given["config"]
-    if config is not None and config.statistics_over == "trajectories" and "traj_index" not in parameters:
+    if own_key(config, "statistics_over", "samples") == "trajectories" and "traj_index" not in parameters:
         raise ValueError(f"algorithm.statistics_over=trajectories: estimator '{name}' compares samples only; use auto or samples")
     named = {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     # An estimator that cannot do without traj_index needs episodes, whatever is averaged.
@@ -175,7 +182,13 @@ def _arguments(name: str, estimator: Callable[..., Any], inputs: EstimatorInputs
     return arguments
 
 
-def _check_shapes(data: DataProto) -> None:
+def _complete(data: DataProto) -> None:
+    """Add a missing `response_mask`. Raises ValueError when it cannot be made, or does not fit the rewards."""
+    held = set(data.batch.keys())
+    if "response_mask" not in held:
+        if missing := {"responses", "attention_mask"} - held:
+            raise ValueError(f"the batch has no response_mask, nor {sorted(missing)} to make it from; it has {sorted(held)}")
+        data.batch["response_mask"] = compute_response_mask(data)
     rewards, mask = data.batch["token_level_rewards"], data.batch["response_mask"]
     if rewards.shape != mask.shape or rewards.device != mask.device:
         raise ValueError(

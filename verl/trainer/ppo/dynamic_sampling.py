@@ -2,6 +2,12 @@
 
 A group (`algorithm.group_by`) whose rewards are all equal has advantage 0. With `algorithm.filter_groups.enable` such groups are left
 out and more tasks are played until `data.train_batch_size` tasks have a signal. A task counts when one of its groups has one.
+
+    keep group g  if  max_(i in g) r_i > min_(i in g) r_i
+
+Keys: `algorithm.filter_groups.enable`, `algorithm.filter_groups.metric`, `algorithm.filter_groups.max_num_gen_batches`.
+Use when: many tasks are always or never solved, so that much of a batch has no gradient and its size varies.
+Fails when: sampling is what takes the time: a step then costs several collections; or tasks are few: they run out.
 """
 
 from __future__ import annotations

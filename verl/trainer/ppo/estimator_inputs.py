@@ -134,7 +134,14 @@ class EstimatorInputs:
 
 
 def call_weights(traj_uid: np.ndarray, agent_id: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """1 / m for a row whose agent has m real rows in that episode, 0 for a row that is not real: `[bsz]`; all arguments `[bsz]`."""
+    """`w = 1 / m` for a row whose agent has m real rows in that episode, 0 for a row that is not real: `[bsz]`; all arguments `[bsz]`.
+
+    An agent's calls of one episode together weigh as much as one call, in the statistics of its group and in the loss. No paper: ours.
+
+    Keys: `algorithm.call_weighting=trajectory`.
+    Use when: agents are called a varying number of times and long episodes drown short ones.
+    Fails when: long episodes are where there is most to learn: each of their calls then counts little.
+    """
     chain = group_index([traj_uid, agent_id])
     calls = np.bincount(chain, weights=real)[chain]
     return np.divide(1.0, calls, out=np.zeros(len(real)), where=real)

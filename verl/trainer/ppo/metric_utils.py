@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from verl.trainer.ppo.core_algos import group_index
 from verl.trainer.ppo.validation_metrics import bootstrap_metric, calc_maj_val, process_validation_metrics
 
 __all__ = [
-    "bootstrap_metric", "calc_maj_val", "compute_agent_metrics", "compute_data_metrics", "compute_throughout_metrics",
-    "compute_timing_metrics", "compute_variance_proxy_metrics", "process_validation_metrics", "reduce_metrics",
+    "bootstrap_metric", "calc_maj_val", "compute_agent_metrics", "compute_data_metrics", "compute_seqlen_metrics",
+    "compute_throughout_metrics", "compute_timing_metrics", "compute_variance_proxy_metrics", "process_validation_metrics",
+    "reduce_metrics",
 ]  # fmt: skip
 
 
@@ -47,10 +48,11 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = True, *, fixed_wid
 
     Args:
         batch: `responses`, `response_mask`, `attention_mask`, `token_level_scores`, `token_level_rewards`, `advantages`, `returns`;
-            optional columns `__num_turns__` and `tool_call_counts`.
+            optional columns `__num_turns__`, `tool_call_counts`, and `prompt_clipped` and `response_clipped`: the row was cut by its limit,
+            whose share is `*/clip_ratio`.
         use_critic: report `values` as well, and how much of the returns' variance they explain (`critic/vf_explained_var`).
-        fixed_width: the batch is as wide as the longest prompt and reply allowed: report which share of rows fills it
-            (`*/clip_ratio`). Off for batches cut to their longest row.
+        fixed_width: the batch is as wide as the longest prompt and reply allowed: without the columns `*_clipped` the rows that fill it
+            count as cut. Off for batches cut to their longest row.
     """
     tensors, columns = batch.batch, batch.non_tensor_batch
     mask = tensors["response_mask"].bool()
@@ -65,8 +67,13 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = True, *, fixed_wid
     width = tensors["responses"].shape[1]
     for name, attention in (("prompt", tensors["attention_mask"][:, :-width]), ("response", tensors["attention_mask"][:, -width:])):
         lengths = attention.sum(dim=1)[real]
-        clipped = {f"{name}_length/clip_ratio": (lengths == attention.shape[1]).float().mean().item()} if fixed_width else {}
-        out |= _spread(f"{name}_length", lengths) | clipped
+        out |= _spread(f"{name}_length", lengths)
+        if f"{name}_clipped" in columns:
+            clipped = torch.as_tensor(columns[f"{name}_clipped"].astype(bool))[real]
+        else:
+            clipped = lengths == attention.shape[1] if fixed_width else lengths[:0]
+        if len(clipped):
+            out[f"{name}_length/clip_ratio"] = clipped.float().mean().item()
     out |= {name.replace("/", "_non_aborted/"): value for name, value in out.items() if name.startswith("response_length/")}
     out["response/aborted_ratio"] = (~real).float().mean().item()
     for column, name in (("__num_turns__", "num_turns"), ("tool_call_counts", "tool_call_counts")):
@@ -147,6 +154,27 @@ def _zero_signal(groups: np.ndarray, advantage: np.ndarray) -> float:
     signal = np.zeros(groups.max() + 1)
     np.maximum.at(signal, groups, advantage)
     return float((signal == 0).mean())
+
+
+def compute_seqlen_metrics(lengths: Sequence[int], order: np.ndarray, ranks: int) -> dict[str, float]:
+    """Tokens of the rows that each rank gets, under verl's names: `balanced_*` as they are shared out, the others had no row been moved.
+
+    Args:
+        lengths: tokens of each row as the rows came, `[bsz]`.
+        order: how they were arranged, `[bsz]`; every rank takes an equal share of rows, one after the other.
+        ranks: of the worker group.
+    """
+    came = np.asarray(lengths).reshape(ranks, -1).sum(axis=1)
+    balanced = np.asarray(lengths)[order].reshape(ranks, -1).sum(axis=1)
+    numbers = {
+        "min": came.min(),
+        "max": came.max(),
+        "minmax_diff": came.max() - came.min(),
+        "balanced_min": balanced.min(),
+        "balanced_max": balanced.max(),
+        "mean": came.mean(),
+    }
+    return {f"global_seqlen/{name}": float(value) for name, value in numbers.items()}
 
 
 def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:

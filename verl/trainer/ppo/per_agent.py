@@ -13,6 +13,7 @@ from verl.trainer.config import AlgorithmConfig
 from verl.trainer.placement import slug
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, get_adv_estimator_fn
 from verl.trainer.ppo.core_algos.estimators.keys import check_estimator_keys
+from verl.trainer.ppo.core_algos.own_keys import own_key
 from verl.utils.names import did_you_mean
 
 # What an advantage is computed from. The other keys of `algorithm` (KL in the reward, filters, corrections) hold for the whole team.
@@ -60,17 +61,25 @@ def estimators_in_use(config: AlgorithmConfig, agent_ids: Sequence[str]) -> set[
     return {str(agent_config(config, agent_id).adv_estimator) for agent_id in agent_ids}
 
 
-def group_fields(config: AlgorithmConfig) -> list[str]:
-    """Sample fields whose tuple is the group: `algorithm.group_by`, else Dr. MAS's `[uid, agent_id]` or GRPO's `[uid]`."""
-    if config.group_by is not None:
-        return list(config.group_by)
-    return ["uid", "agent_id"] if config.group_by_agent_id else ["uid"]
+def group_fields(config: Any) -> list[str]:
+    """Sample fields whose tuple is the group: `algorithm.group_by`, else Dr. MAS's `[uid, agent_id]` or GRPO's `[uid]`.
+
+    `[uid]` as well without a config, or with one of verl's, which has neither key.
+    """
+    group_by = own_key(config, "group_by", None)
+    if group_by is not None:
+        return list(group_by)
+    return ["uid", "agent_id"] if own_key(config, "group_by_agent_id", False) else ["uid"]
 
 
-def averages_trajectories(settings: AlgorithmConfig, estimator: str) -> bool:
-    """Whether the rows of a trajectory are averaged first: `auto` does so by `uid` alone, and where there is no group at all (rae)."""
-    if settings.statistics_over != "auto":
-        return settings.statistics_over == "trajectories"
+def averages_trajectories(settings: Any, estimator: str) -> bool:
+    """Whether the rows of a trajectory are averaged first: `auto` does so by `uid` alone, and where there is no group at all (rae).
+
+    Without a config, or with one of verl's, every row is on its own.
+    """
+    statistics_over = own_key(settings, "statistics_over", "samples")
+    if statistics_over != "auto":
+        return bool(statistics_over == "trajectories")
     return group_fields(settings) == ["uid"] or "index" not in signature(get_adv_estimator_fn(estimator)).parameters
 
 

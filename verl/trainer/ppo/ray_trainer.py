@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,12 @@ from verl.trainer.ppo.reward import apply_kl_penalty
 from verl.trainer.ppo.rollout_protocol import Collector, Episode
 from verl.trainer.ppo.step_samples import collect_step
 from verl.trainer.ppo.team import TeamWorkers
-from verl.trainer.ppo.timeline import Span, append_spans, overlap_seconds
+from verl.trainer.ppo.timeline import Span, append_spans, overlap_seconds, seconds_by_group
 from verl.trainer.ppo.utils import Role, WorkerType, need_critic, need_reference_policy, refuse_verl_arguments
 from verl.trainer.ppo.validation import ValidationResult, validation_result
 from verl.utils.dataset import RLHFDataset, TaskLoader
 from verl.utils.dataset.files import write_rows
+from verl.utils.disk import writing
 from verl.utils.timer import Timer
 from verl.utils.tracking import Tracking
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup, ResourcePoolManager
 
 logger = logging.getLogger(__name__)
+METRICS_FILE = "metrics.jsonl"
 
 __all__ = [
     "AdvantageEstimator", "CheckpointError", "RayClassWithInitArgs", "RayPPOTrainer", "RayWorkerGroup", "ResourcePoolManager", "Role",
@@ -126,7 +128,8 @@ class RayPPOTrainer:
         self.team.init_model(max((steps - warmup) * self.updates_per_step, 1), max(steps * self.critic_updates_per_step, 1))
         self._bases = base_fingerprints(self.placement)  # now, when a model of the hub is on this machine
         self._resume()
-        self.tracking.start(self.total_training_steps)
+        with writing(self.run_dir / METRICS_FILE):
+            self.tracking.start(self.total_training_steps)
         self.team.sync_weights(self.global_step)
         with StopRequest() as stop:
             try:
@@ -172,7 +175,7 @@ class RayPPOTrainer:
                         self._save_if_new()
                     metrics["timing_s/save_checkpoint"] = self.timer.seconds["save_checkpoint"]
             finally:
-                self.tracking.log(metrics, self.global_step)
+                self._log(metrics)
             if stop.requested and not last:
                 raise Interrupted("stop requested")
 
@@ -199,6 +202,7 @@ class RayPPOTrainer:
     def _train_step(self, loader: TaskLoader, stop: StopRequest) -> dict[str, float]:
         self.timer = Timer()
         self._write_timeline()
+        self.team.take_generation_seconds()  # those of a validation
         step = self.global_step + 1
         with self.timer("step"):
             with self.timer("gen"):
@@ -219,6 +223,7 @@ class RayPPOTrainer:
         seconds = self.timer.seconds
         metrics |= compute_timing_metrics(batch, seconds) | compute_throughout_metrics(batch, seconds, self.team.n_devices)
         metrics["timing_s/overlap"] = overlap_seconds(spans)
+        metrics |= seconds_by_group(spans) | self.team.take_generation_seconds()
         metrics["perf/generated_tokens"] = float(result.generated_tokens)
         metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / max(result.generated_tokens, 1)
@@ -228,7 +233,9 @@ class RayPPOTrainer:
     def _write_timeline(self) -> list[Span]:
         """Append what the worker groups did since the last call to `timeline.jsonl`, as of the present step."""
         spans = self.team.timeline.take()
-        append_spans(self.run_dir / "timeline.jsonl", self.global_step, spans)
+        path = self.run_dir / "timeline.jsonl"
+        with writing(path):
+            append_spans(path, self.global_step, spans)
         return spans
 
     def _update(self, batch: DataProto) -> dict[str, float]:
@@ -263,14 +270,20 @@ class RayPPOTrainer:
             self._write_trajectories(chunk.episodes, name, -1 if self.config.trainer.log_trajectories else 0)
         result = validation_result(chunks, n)
         if log:
-            self.tracking.log(result.metrics, self.global_step)
+            self._log(result.metrics)
         return result
+
+    def _log(self, metrics: Mapping[str, float]) -> None:
+        with writing(self.run_dir / METRICS_FILE):
+            self.tracking.log(metrics, self.global_step)
 
     def _write_trajectories(self, episodes: Sequence[Episode], name: str, limit: int) -> None:
         episodes = episodes if limit < 0 else episodes[:limit]
         if not episodes:
             return
-        write_rows((episode.to_json() for episode in episodes), self.run_dir / "trajectories" / f"{name}.jsonl")
+        path = self.run_dir / "trajectories" / f"{name}.jsonl"
+        with writing(path):
+            write_rows((episode.to_json() for episode in episodes), path)
 
     def _save_if_new(self) -> None:
         if self._saved_step == self.global_step or self.loader is None:

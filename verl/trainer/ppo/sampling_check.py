@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from verl.trainer.config import RunConfig
-from verl.trainer.config_check import ConfigError
+from verl.trainer.config_check import TASK_FIELDS, ConfigError
 from verl.trainer.ppo.critic import needs_values
 from verl.trainer.ppo.dynamic_sampling import FILTER_METRICS
 from verl.trainer.ppo.greedy_baseline import needs_baselines
@@ -19,7 +19,6 @@ UNGROUPED = ("rae", "reinforce_plus_plus")
 # Estimators that learn from more than the reward that the filter looks at.
 LEARNS_FROM = {"gigpo": "the rewards of single steps", "gdpo": "algorithm.gdpo_reward_keys"}
 # Fields that keep the tasks of a step apart.
-TASK_FIELDS = ("uid", "traj_uid", "task_id")
 
 
 def check_filter_groups(config: RunConfig) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from verl.models.loader import ModelPathError
 from verl.protocol import DataProto, RolloutClient
 from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.worker_group import WorkerDiedError
@@ -32,9 +33,10 @@ from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.core_algos.rollout_correction import over_policies
 from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
 from verl.trainer.ppo.learners import Learner, group_learners, in_turn, policy_learners
-from verl.trainer.ppo.metric_utils import reduce_metrics
+from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
 from verl.trainer.ppo.pools import assign_devices, processes_per_device
 from verl.trainer.ppo.timeline import Timeline
+from verl.utils.checkpoint import CheckpointError
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.client import replica_client
@@ -49,9 +51,9 @@ UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_
                   "row_weights")  # fmt: skip
 CRITIC_COLUMNS = (*LOG_PROB_COLUMNS, "values", "returns", "row_weights")
 # Metrics of an update that are worth one number for the team; the others are a worker group's own.
-TEAM_METRICS = ("actor/", "critic/", "training/", "rollout_corr/")
+TEAM_METRICS = ("actor/", "critic/", "training/", "rollout_corr/", "global_seqlen/")
 # Errors whose message says all; anything else is a fault of the code and keeps its traceback.
-PLAIN_ERRORS = (WorkerDiedError, OSError)
+PLAIN_ERRORS = (WorkerDiedError, CheckpointError, ModelPathError, TimeoutError)
 
 
 class TeamError(RuntimeError):
@@ -219,7 +221,8 @@ class TeamWorkers:
         learners, rows = {wg: self._critic_learners[wg] for wg in self.critics}, self._read_by_critics(batch)
         per_group = self._update(rows, learners, self.critics, "update_critic", CRITIC_COLUMNS, meta, seed, split_batch_by_wg_ids)
         for metrics in per_group.values():
-            del metrics["perf/tokens"]  # means the policy's
+            for name in [n for n in metrics if n == "perf/tokens" or n.startswith("global_seqlen/")]:
+                del metrics[name]  # means the policy's
         return _team_metrics(per_group)
 
     def _update(
@@ -238,7 +241,9 @@ class TeamWorkers:
 
         def update(name: str) -> dict[str, float]:
             learner = learners[name]
-            sub, _, _ = self._for_ranks(with_tokens(parts[name].batch), columns, learner.wg_id)
+            sub, order, _ = self._for_ranks(with_tokens(parts[name].batch), columns, learner.wg_id)
+            lengths = sub.batch["attention_mask"].sum(dim=1).numpy()[np.argsort(order)]
+            shares = compute_seqlen_metrics(lengths, order, self.devices[learner.wg_id].ranks)
             sub.meta_info = {
                 **meta,
                 "temperature": learner.temperature,
@@ -248,7 +253,7 @@ class TeamWorkers:
             }
             start = time.perf_counter()
             metrics = reduce_metrics(getattr(workers[learner.wg_id], method)(sub).meta_info["metrics"])
-            return metrics | {f"timing_s/{method}": time.perf_counter() - start}
+            return metrics | shares | {f"timing_s/{method}": time.perf_counter() - start}
 
         return self._on_learners(method, learners, list(parts), update)
 
@@ -280,6 +285,10 @@ class TeamWorkers:
                 engine.update_weights(bucket, version, not following, adapter)
                 bucket = following
         engine.wake()
+
+    def take_generation_seconds(self) -> dict[str, float]:
+        """`wg/<id>/timing_s/gen`: seconds since the last call in which the worker group's engine had a request."""
+        return {f"wg/{wg}/timing_s/gen": client.take_busy_seconds() for wg, client in self.clients.items()}
 
     @property
     def engine_restarts(self) -> int:

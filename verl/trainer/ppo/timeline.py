@@ -60,6 +60,19 @@ def overlap_seconds(spans: Sequence[Span]) -> float:
     return total
 
 
+# A call of a worker group and the phase of the step that it is, where the names differ.
+PHASES = {"compute_log_prob": "old_log_prob", "compute_ref_log_prob": "ref", "compute_values": "values"}
+
+
+def seconds_by_group(spans: Sequence[Span]) -> dict[str, float]:
+    """`wg/<id>/timing_s/<phase>`: seconds that each worker group spent in each phase."""
+    out: dict[str, float] = {}
+    for span in spans:
+        name = f"wg/{span.wg_id}/timing_s/{PHASES.get(span.call, span.call)}"
+        out[name] = out.get(name, 0.0) + span.end - span.start
+    return out
+
+
 def append_spans(path: Path, step: int, spans: Sequence[Span]) -> None:
     """Append a JSON line a span to `path`, whose folder is made when it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -87,24 +87,31 @@ def _pool(metrics: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dic
 def _table(episodes: Sequence[Episode], n: int) -> dict[tuple[str, str], Estimate]:
     known = any("success" in e.info for e in episodes if e.failure is None)
     judged = [(scores["success"], e.task_id) for e in episodes for scores in [_scores(e)] if known and "success" in scores]
-    rows: dict[tuple[str, str], Estimate] = {}
-    if judged:
-        rows["team", f"accuracy avg@{n}"] = _average(judged)
-    counts = Counter(task_id for _, task_id in judged)
-    whole = [(value >= 1.0, task_id) for value, task_id in judged if counts[task_id] == n]
+    return _accuracy("team", "accuracy", judged, n) | _role_rates(episodes, n)
+
+
+def _accuracy(name: str, metric: str, values: Sequence[tuple[float, str]], n: int) -> dict[tuple[str, str], Estimate]:
+    """avg@n of (correctness in 0..1, task), and pass@n over the tasks that have all n: an episode counts there when it is right whole."""
+    rows = {(name, f"{metric} avg@{n}"): _average(values)} if values else {}
+    counts = Counter(task_id for _, task_id in values)
+    whole = [(value >= 1.0, task_id) for value, task_id in values if counts[task_id] == n]
     if n > 1 and whole:
-        rows["team", f"accuracy pass@{n}"] = estimate_pass([v for v, _ in whole], [t for _, t in whole], n)
-    return rows | _role_rates(episodes)
+        rows[name, f"{metric} pass@{n}"] = estimate_pass([v for v, _ in whole], [t for _, t in whole], n)
+    return rows
 
 
-def _role_rates(episodes: Sequence[Episode]) -> dict[tuple[str, str], Estimate]:
-    """Rates in 0..1 that the environment reports as `<role>/<name>`, over the tasks of the episodes that have them."""
+def _role_rates(episodes: Sequence[Episode], n: int) -> dict[tuple[str, str], Estimate]:
+    """What the environment reports of a role as `<role>/<name>`, in 0..1 and over the episodes that have it.
+
+    An accuracy has avg@n and pass@n as the team's; the other rates are shares of what happened in an episode and have a mean.
+    """
     scores = [(_scores(e), e.task_id) for e in episodes]
     names = sorted({name for s, _ in scores for name in s if "/" in name and name.split("/")[1].startswith(ROLE_RATES)})
-    rows = {}
+    rows: dict[tuple[str, str], Estimate] = {}
     for name in names:
         role, metric = name.split("/", 1)
-        rows[role, metric] = _average([(s[name], task_id) for s, task_id in scores if name in s])
+        values = [(s[name], task_id) for s, task_id in scores if name in s]
+        rows |= _accuracy(role, metric, values, n) if metric.startswith("accuracy") else {(role, metric): _average(values)}
     return rows
 
 

@@ -27,6 +27,8 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise DatasetError(f"no such data file: {file} (looked in {Path.cwd()}); set data.train_files / data.val_files")
+    if not os.access(file, os.R_OK):
+        raise DatasetError(f"{file} may not be read; correct its rights, or data.train_files / data.val_files")
     if file.suffix == ".parquet":
         return _read_parquet(file)
     if file.suffix == ".jsonl":

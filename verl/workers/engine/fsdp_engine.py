@@ -75,7 +75,7 @@ class FSDPEngine:
         self.fsdp = fsdp
         plans = dict(adapters or {})
         trained = optim is not None or bool(plans)
-        compute_dtype = resolve_dtype(fsdp.mixed_precision, mesh.device_type)
+        compute_dtype = resolve_dtype(fsdp.dtype, mesh.device_type)
         arguments: dict[str, Any] = {
             "dtype": resolve_dtype(fsdp.model_dtype, mesh.device_type),
             "attn_implementation": self._attention(model),

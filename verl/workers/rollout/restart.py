@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutClient, RolloutError
 
@@ -25,6 +27,24 @@ class RestartingClient:
         self._allowed = True
         self._under_way: asyncio.Task[None] | None = None
         self.restarts = 0
+        self._requests, self._since, self._busy_s = 0, 0.0, 0.0
+
+    def take_busy_seconds(self) -> float:
+        """Seconds since the last call in which at least one request was under way; requests that still are count next time."""
+        seconds, self._busy_s = self._busy_s, 0.0
+        return seconds
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        if not self._requests:
+            self._since = time.perf_counter()
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._busy_s += time.perf_counter() - self._since
 
     def allow(self) -> None:
         """A new step begins: the engine may be started anew once more."""
@@ -33,14 +53,15 @@ class RestartingClient:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies; raises as the engine does, and `EngineGoneError` when it died for the second time in a step."""
         client = self._client
-        try:
-            return await client.generate(request)
-        except RolloutError as error:
-            # The end of the old engine reaches some of its requests in other words.
-            if not isinstance(error, EngineGoneError) and self._client is client and self._under_way is None:
-                raise
-            await self._replaced(client, error)
-        return await self._client.generate(request)
+        with self._busy():
+            try:
+                return await client.generate(request)
+            except RolloutError as error:
+                # The end of the old engine reaches some of its requests in other words.
+                if not isinstance(error, EngineGoneError) and self._client is client and self._under_way is None:
+                    raise
+                await self._replaced(client, error)
+            return await self._client.generate(request)
 
     async def _replaced(self, client: RolloutClient, cause: RolloutError) -> None:
         """Return when another engine has taken the place of the one behind `client`; who comes first starts it, the others wait."""

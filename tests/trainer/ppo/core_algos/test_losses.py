@@ -55,6 +55,14 @@ def test_masked_values_may_be_anything() -> None:
     assert masked_mean(loss, torch.zeros_like(MASK)).item() == 0.0
 
 
+def test_shapes_that_torch_would_spread_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"loss_mat .*differ in shape"):
+        agg_loss(LOSS, MASK[:, :1], "token-mean")
+    for kind in ("k1", "abs", "k2", "k3", "k1+"):
+        with pytest.raises(ValueError, match=r"ref_logprob .*differ in shape"):
+            kl_penalty(LOSS, LOSS[:1], kind)
+
+
 def test_aggregation_refuses_what_it_cannot_normalise() -> None:
     with pytest.raises(ValueError, match="batch_num_tokens"):
         agg_loss(LOSS, MASK, "token-mean", dp_size=2)
@@ -105,6 +113,16 @@ def test_kl_estimators_by_hand() -> None:
     assert kl_penalty(log_prob, ref, "low_var_kl").item() == pytest.approx(math.exp(-0.5) + 0.5 - 1)
     with pytest.raises(ValueError, match="low_var_kl"):
         kl_penalty(log_prob, ref, "k9")
+
+
+@pytest.mark.parametrize("kind", ["low_var_kl", "k3"])
+def test_k3_is_at_most_10_and_far_tokens_have_no_gradient_instead_of_nan(kind: str) -> None:
+    """e^x - 1 - x at x = 4 is 49.6: cut to 10. At x = 200 the exponential overflows, so x is cut to 20 before it is taken."""
+    log_prob = torch.tensor([-1.0, -5.0, -201.0, -1.0], requires_grad=True)
+    value = kl_penalty(log_prob, torch.tensor([-1.5, -1.0, -1.0, -201.0]), kind)
+    value.sum().backward()
+    assert value.tolist() == pytest.approx([math.exp(-0.5) + 0.5 - 1, 10.0, 10.0, 10.0])
+    assert log_prob.grad.tolist() == pytest.approx([1 - math.exp(-0.5), 0.0, 0.0, 0.0])
 
 
 def test_straight_through_kl_has_the_value_of_one_and_the_gradient_of_k2() -> None:

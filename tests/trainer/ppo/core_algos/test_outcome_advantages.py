@@ -90,6 +90,25 @@ def test_rewards_that_are_not_finite_are_an_error(estimator) -> None:
         estimator(rewards, mask, np.zeros(2))
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_columns_of_another_length_are_an_error(estimator) -> None:
+    rewards, mask = batch([1.0, 0.0, 2.0])
+    for wrong in ({"index": np.zeros(2)}, {"index": np.zeros(4)}, {"traj_index": np.zeros(1)}, {"weights": np.ones(1)}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} has . entries for the 3 rows"):
+            estimator(rewards, mask, **{"index": np.zeros(3)} | wrong)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_double_precision_rewards_give_double_precision_advantages(estimator) -> None:
+    """float32 holds 1000.1 to 3e-5 only."""
+    rewards, mask = batch([1000.1, 1000.2])
+    rewards = rewards.double()
+    rewards[rewards > 0] = torch.tensor([1000.1, 1000.2], dtype=torch.float64)
+    advantages, _ = estimator(rewards, mask, np.zeros(2))
+    assert advantages.dtype == torch.float64
+    assert estimator(rewards.float(), mask, np.zeros(2))[0].dtype == torch.float32
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(-5, 5, width=32)), min_size=1, max_size=40), st.randoms())
 def test_shuffled_rows_give_the_same_advantages_to_the_bit(data, random) -> None:

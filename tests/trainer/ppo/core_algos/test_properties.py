@@ -16,7 +16,7 @@ from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.config.algorithm import MGRPOConfig
 from verl.trainer.ppo.advantage import compute_advantage, group_numbers
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, group_index
 
 WIDTH = 3
 TASKS = ("1", "11", "1 1", "", " ", "None", "1.0", "a_b", "a|b", "a,b", "('a', 'b')", "A")
@@ -30,14 +30,16 @@ class Case:
     Attributes:
         changes: keys of `algorithm`.
         by_group: an advantage is a function of the row's own group: silent groups are exactly 0, other tasks change nothing.
-        sums_to_zero: the (weighted) advantages of a group do.
+        silent: an episode's rows whose group has equal scores are exactly 0, whatever others score; `by_group` methods are anyway.
+        sums_to_zero: what the advantages of a group are weighed by (`WEIGHINGS`) when they sum to 0; None: they do not.
         renames: names of tasks and episodes mean nothing (M-GRPO draws by them).
     """
 
     estimator: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     by_group: bool = False
-    sums_to_zero: bool = False
+    silent: bool = False
+    sums_to_zero: str | None = None
     renames: bool = True
 
 
@@ -46,28 +48,32 @@ TRAJECTORIES = {"group_by": ["uid"], "statistics_over": "trajectories"}
 SAMPLES = {"group_by": ["uid"], "statistics_over": "samples"}
 RAW = {"norm_adv_by_std_in_grpo": False}
 CASES = {
-    "grpo": Case("grpo", by_group=True, sums_to_zero=True),
-    "grpo, by task": Case("grpo", SAMPLES, by_group=True, sums_to_zero=True),
-    "grpo, trajectories": Case("grpo", TRAJECTORIES, by_group=True),
+    "grpo": Case("grpo", by_group=True, sums_to_zero="rows"),
+    "grpo, by task": Case("grpo", SAMPLES, by_group=True, sums_to_zero="rows"),
+    "grpo, trajectories": Case("grpo", TRAJECTORIES, by_group=True, sums_to_zero="trajectories"),
     "grpo, trajectories, weighted": Case("grpo", TRAJECTORIES | WEIGHTED, by_group=True),
-    "grpo, weighted": Case("grpo", WEIGHTED, by_group=True, sums_to_zero=True),
-    "grpo, global": Case("grpo", {"group_by": []}, sums_to_zero=True),
-    "dr_grpo": Case("grpo", RAW, by_group=True, sums_to_zero=True),
-    "grpo_vectorized": Case("grpo_vectorized", by_group=True, sums_to_zero=True),
-    "rloo": Case("rloo", by_group=True, sums_to_zero=True),
+    "grpo, weighted": Case("grpo", WEIGHTED, by_group=True, sums_to_zero="rows"),
+    "grpo, global": Case("grpo", {"group_by": []}, sums_to_zero="rows"),
+    "dr_grpo": Case("grpo", RAW, by_group=True, sums_to_zero="rows"),
+    "grpo_vectorized": Case("grpo_vectorized", by_group=True, sums_to_zero="rows"),
+    "rloo": Case("rloo", by_group=True, sums_to_zero="rows"),
     "rloo, weighted": Case("rloo", WEIGHTED, by_group=True),
-    "rloo, trajectories": Case("rloo", TRAJECTORIES, by_group=True),
-    "rloo_vectorized": Case("rloo_vectorized", by_group=True, sums_to_zero=True),
-    "opo": Case("opo", by_group=True),
+    "rloo, trajectories": Case("rloo", TRAJECTORIES, by_group=True, sums_to_zero="trajectories"),
+    "rloo_vectorized": Case("rloo_vectorized", by_group=True, sums_to_zero="rows"),
+    "opo": Case("opo", by_group=True, sums_to_zero="tokens"),
+    "opo, trajectories": Case("opo", TRAJECTORIES, by_group=True, sums_to_zero="tokens"),
     "grpo_passk": Case("grpo_passk", by_group=True),
-    "gpg": Case("gpg", sums_to_zero=True),
-    "m_grpo": Case("m_grpo", {"m_grpo": MGRPOConfig(main_agent="1", sub_calls=3)} | RAW, by_group=True, renames=False),
+    "gpg": Case("gpg", silent=True, sums_to_zero="rows"),
+    "gpg, trajectories": Case("gpg", TRAJECTORIES, silent=True),
+    "m_grpo": Case(
+        "m_grpo", {"m_grpo": MGRPOConfig(main_agent="1", sub_calls=3)} | RAW, by_group=True, sums_to_zero="drawn calls", renames=False
+    ),
     "reinforce_plus_plus": Case("reinforce_plus_plus"),
-    "reinforce_plus_plus_baseline": Case("reinforce_plus_plus_baseline"),
-    "gigpo": Case("gigpo", by_group=True),
+    "reinforce_plus_plus_baseline": Case("reinforce_plus_plus_baseline", silent=True),
+    "gigpo": Case("gigpo", by_group=True, sums_to_zero="rows"),
     "gigpo, trajectories, weighted": Case("gigpo", TRAJECTORIES | WEIGHTED, by_group=True),
     "rae": Case("rae"),
-    "gdpo": Case("gdpo", {"gdpo_reward_keys": ["step_reward", "score"]}),
+    "gdpo": Case("gdpo", {"gdpo_reward_keys": ["step_reward", "score"]}, silent=True),
     "remax": Case("remax"),
     "gae": Case("gae"),
     "optimal_token_baseline": Case("optimal_token_baseline", by_group=True),
@@ -82,8 +88,7 @@ ROW = st.tuples(
 ROWS = st.lists(st.sampled_from(TASKS), min_size=1, max_size=3, unique=True).flatmap(
     lambda tasks: st.lists(ROW.map(lambda row: (tasks[TASKS.index(row[0]) % len(tasks)], *row[1:])), min_size=1, max_size=24)
 )
-# Shrinking a failure takes minutes on a busy machine; a failing batch is small enough to read as it is.
-QUICK = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+QUICK = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink])
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -174,7 +179,10 @@ def test_groups_never_span_tasks(case: Case, rows: list[tuple]) -> None:
     assert torch.equal(whole[own], estimate(case, make(rows).select_idxs(own)))
 
 
-@pytest.mark.parametrize("case", [c for c in CASES.values() if c.by_group], ids=[n for n, c in CASES.items() if c.by_group])
+SILENT = {name: case for name, case in CASES.items() if case.by_group or case.silent}
+
+
+@pytest.mark.parametrize("case", SILENT.values(), ids=SILENT)
 @QUICK
 @given(ROWS, st.floats(-4, 4, width=32))
 def test_a_group_without_a_signal_is_exactly_zero(case: Case, rows: list[tuple], score: float) -> None:
@@ -182,12 +190,60 @@ def test_a_group_without_a_signal_is_exactly_zero(case: Case, rows: list[tuple],
     assert (estimate(case, data) == 0).all()
 
 
+@pytest.mark.parametrize("case", SILENT.values(), ids=SILENT)
+@QUICK
+@given(ROWS, ROWS, st.floats(-4, 4, width=32))
+def test_a_group_without_a_signal_stays_zero_beside_others(case: Case, rows: list[tuple], others: list[tuple], score: float) -> None:
+    """Equal scores of one task, in replies of different length, beside tasks that have a signal: nothing moves them off 0."""
+    if case.changes.get("group_by") == []:
+        return
+    silent = [("A", *row[1:4], score, row[5], i) for i, row in enumerate(rows)]
+    loud = [(TASKS[TASKS.index(row[0]) % (len(TASKS) - 1)], *row[1:]) for row in others]
+    advantages = estimate(case, make((silent + loud)[:64]))
+    assert (advantages[: len(silent)] == 0).all()
+
+
+def _rows(data: DataProto, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every row, as often as it counts in the loss."""
+    counted = "row_weights" in data.batch.keys()  # noqa: SIM118
+    return groups, data.batch["row_weights"].double().numpy() if counted else np.ones(len(data))
+
+
+def _tokens(data: DataProto, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every token (OPO's baseline leans to long replies)."""
+    return groups, data.batch["response_mask"].sum(dim=-1).double().numpy()
+
+
+def _once(units: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """One over the number of real rows that a row shares its unit with; 0 for a row without a token."""
+    return real / np.maximum(np.bincount(units, weights=real), 1)[units]
+
+
+def _trajectories(data: DataProto, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every episode once, however many rows it has."""
+    real = data.batch["response_mask"].bool().any(dim=-1).double().numpy()
+    return groups, _once(group_index([groups, data.non_tensor_batch["traj_uid"]]), real)
+
+
+def _drawn_calls(data: DataProto, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """M-GRPO: the main agent's episodes once each, and apart from them the sub-agents' calls as often as they were drawn."""
+    main = data.non_tensor_batch["agent_id"] == "1"
+    episodes = _once(
+        group_index([data.non_tensor_batch["traj_uid"], main]), data.batch["response_mask"].bool().any(dim=-1).double().numpy()
+    )
+    return group_index([groups, main]), np.where(main, episodes, data.batch["row_weights"].double().numpy())
+
+
+WEIGHINGS = {"rows": _rows, "tokens": _tokens, "trajectories": _trajectories, "drawn calls": _drawn_calls}
+
+
 @pytest.mark.parametrize("case", [c for c in CASES.values() if c.sums_to_zero], ids=[n for n, c in CASES.items() if c.sums_to_zero])
 @QUICK
 @given(ROWS)
 def test_the_advantages_of_a_group_sum_to_zero(case: Case, rows: list[tuple]) -> None:
     data = make(rows)
+    assert case.sums_to_zero is not None
     advantages = estimate(case, data)[:, 0].double().numpy()
-    weights = data.batch["row_weights"].double().numpy() if "row_weights" in data.batch.keys() else np.ones(len(rows))  # noqa: SIM118
-    sums = np.bincount(group_numbers(data, AlgorithmConfig(**dict(case.changes))), weights=weights * advantages)
+    groups, weights = WEIGHINGS[case.sums_to_zero](data, group_numbers(data, AlgorithmConfig(**dict(case.changes))))
+    sums = np.bincount(groups, weights=weights * advantages)
     assert np.abs(sums).max() < 1e-4

@@ -34,3 +34,10 @@ def test_micro_batches_add_up(mode: str) -> None:
     parts = [slice(0, 1), slice(1, 3), slice(3, 5)]
     cut = sum(compute_value_loss(vpreds[p], returns[p], values[p], mask[p], 0.2, mode, **counts)[0] for p in parts)
     assert cut.item() == pytest.approx(whole.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("wrong", ["vpreds", "returns", "values"])
+def test_tensors_of_another_shape_are_named(wrong: str) -> None:
+    tensors = {key: torch.zeros(3, 4) for key in ("vpreds", "returns", "values")}
+    with pytest.raises(ValueError, match=f"{wrong} .*differ in shape"):
+        compute_value_loss(**tensors | {wrong: torch.zeros(3, 1)}, response_mask=torch.ones(3, 4), cliprange_value=0.5)

@@ -32,6 +32,20 @@ def agg_loss(
     Given the counts of the whole mini-batch, the sum over micro-batches and the mean over ranks (as FSDP does with gradients)
     equals the loss of the mini-batch in one piece. Rows without an unmasked token, or of weight 0, weigh nothing.
 
+        token-mean (DAPO, arXiv 2503.14476, eq. 8)            sum_i w_i sum_t L_it / sum_i w_i n_i
+        seq-mean-token-mean (GRPO, arXiv 2402.03300, eq. 3)   sum_i w_i (sum_t L_it / n_i) / sum_i w_i
+        seq-mean-token-sum                                    sum_i w_i sum_t L_it / sum_i w_i
+        seq-mean-token-sum-norm (Dr. GRPO, arXiv 2503.20783)  that, divided by a constant
+        token-sum                                             sum_i w_i sum_t L_it
+
+    n_i are the tokens of row i, w_i is its weight (1 without `call_weighting`).
+
+    Keys: `actor.loss_agg_mode`, `critic.loss_agg_mode`, `algorithm.call_weighting`.
+    Use when: `token-mean` in doubt; `seq-mean-token-mean` when every reply is to count the same; the sums when no token is to count less
+        for standing in a long reply.
+    Fails when: `seq-mean-token-mean` meets long wrong replies, which cost less a token than short ones; `token-sum` meets batches of
+        varying size, which are steps of varying size.
+
     Args:
         loss_mat: `[bsz, response_len]`.
         loss_mask: `[bsz, response_len]`.
@@ -44,8 +58,11 @@ def agg_loss(
         row_weights: `[bsz]`, not negative; a row of weight k counts like k rows. None means all ones.
 
     Raises:
-        ValueError: unknown mode, a global count missing when `dp_size > 1`, or `row_weights` of another shape.
+        ValueError: `loss_mat` and `loss_mask` differ in shape, unknown mode, a global count missing when `dp_size > 1`, or `row_weights`
+            of another shape.
     """
+    if loss_mat.shape != loss_mask.shape:
+        raise ValueError(f"loss_mat {tuple(loss_mat.shape)} and loss_mask {tuple(loss_mask.shape)} differ in shape")
     if loss_agg_mode not in LOSS_AGG_MODES:
         raise ValueError(f"loss_agg_mode={loss_agg_mode!r}: expected one of {LOSS_AGG_MODES}")
     weights = _row_weights(loss_mask, row_weights)

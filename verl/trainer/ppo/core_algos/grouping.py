@@ -53,9 +53,7 @@ def group_index(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 def _codes(column: np.ndarray) -> tuple[np.ndarray, int]:
     """Codes `[bsz]`, the same for equal values, and a bound that all are below; whole numbers in a narrow range are their own codes."""
-    import pandas as pd
-
-    if column.dtype.kind == "O" and len(column) and pd.api.types.infer_dtype(column, skipna=False) == "integer":
+    if column.dtype.kind == "O" and _all_integers(column):
         try:
             column = column.astype(np.int64)
         except OverflowError:
@@ -65,6 +63,13 @@ def _codes(column: np.ndarray) -> tuple[np.ndarray, int]:
         if highest - lowest < max(NARROW * len(column), 256) and highest < MAX_CODE:
             return column.astype(np.int64, copy=False) - lowest if lowest else column.astype(np.int64, copy=False), highest - lowest + 1
     return _number(column)
+
+
+def _all_integers(column: np.ndarray) -> bool:
+    """Whether a column of objects holds whole numbers alone; the first row answers for most that do not."""
+    import pandas as pd
+
+    return len(column) > 0 and isinstance(column[0], int | np.integer) and pd.api.types.infer_dtype(column, skipna=False) == "integer"
 
 
 def _in_order(code: np.ndarray) -> np.ndarray:

@@ -11,10 +11,18 @@ KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 
 
 def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
-    """Estimate KL(pi || ref) per token from samples of pi: `[bsz, response_len]`.
+    """Estimate KL(pi || ref) per token from samples of pi (http://joschu.net/blog/kl-approx.html): `[bsz, response_len]`.
 
-    A trailing `+` (`k1+`, ...) keeps the value and takes k2's gradient, which is the unbiased one
-    (http://joschu.net/blog/kl-approx.html for the estimators).
+        kl, k1          x = log_prob - ref_log_prob
+        abs             |x|
+        mse, k2         x^2 / 2
+        low_var_kl, k3  exp(-x) - 1 + x, at most 10
+
+    A trailing `+` (`k1+`, ...) keeps the value and takes k2's gradient, which is the unbiased one.
+
+    Keys: `actor.use_kl_loss`, `actor.kl_loss_type`, `actor.kl_loss_coef`; `algorithm.use_kl_in_reward`, `algorithm.kl_penalty`.
+    Use when: the policy must stay near the reference: k3 in the loss (never negative, low variance), k1 in the reward (unbiased).
+    Fails when: k1 is the loss (its expected gradient is 0), or the policy is far off: k3's cut at 10 has no gradient.
     """
     value = kl_penalty_forward(logprob, ref_logprob, kl_penalty.removesuffix("+"))
     if not kl_penalty.endswith("+"):
@@ -26,8 +34,10 @@ def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str
 def kl_penalty_forward(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
     """`kl`/`k1`: log-ratio; `abs`; `mse`/`k2`: half its square; `low_var_kl`/`k3`: `exp(-x) - 1 + x`, clamped to +-10.
 
-    Raises ValueError for an unknown estimator.
+    Raises ValueError for an unknown estimator, or when shapes differ.
     """
+    if logprob.shape != ref_logprob.shape:
+        raise ValueError(f"logprob {tuple(logprob.shape)} and ref_logprob {tuple(ref_logprob.shape)} differ in shape")
     if kl_penalty in ("kl", "k1"):
         return logprob - ref_logprob
     if kl_penalty == "abs":
@@ -43,12 +53,22 @@ def kl_penalty_forward(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_pena
 def compute_rewards(
     token_level_scores: torch.Tensor, old_log_prob: torch.Tensor, ref_log_prob: torch.Tensor, kl_ratio: float
 ) -> torch.Tensor:
-    """Token rewards with the log-ratio to the reference subtracted, `[bsz, response_len]`."""
+    """`r_t - beta (log_prob - ref_log_prob)`: token rewards minus the KL to the reference (arXiv 1909.08593, eq. 2), `[bsz, response_len]`.
+
+    Keys: `algorithm.use_kl_in_reward`, `algorithm.kl_ctrl.kl_coef`.
+    Use when: the pull to the reference is to be part of what is credited: token returns (reinforce_plus_plus, gae) see where it was paid.
+    Fails when: the estimator reads the score of a whole reply: its KL is then one number, and long replies pay more.
+    """
     return token_level_scores - (old_log_prob - ref_log_prob) * kl_ratio
 
 
 class FixedKLController:
-    """A coefficient that stays."""
+    """A coefficient that stays: `beta_(k+1) = beta_k` (the plain penalty of arXiv 1707.06347, section 4).
+
+    Keys: `algorithm.kl_ctrl.type=fixed`, `algorithm.kl_ctrl.kl_coef`.
+    Use when: in doubt, and whenever runs are to be compared.
+    Fails when: rewards change their scale during a run: the same coefficient then pulls harder or not at all.
+    """
 
     def __init__(self, kl_coef: float) -> None:
         self.value = kl_coef
@@ -58,7 +78,16 @@ class FixedKLController:
 
 
 class AdaptiveKLController:
-    """A coefficient that follows a target KL (arXiv 1909.08593, section 2.2)."""
+    """A coefficient that follows a target KL (arXiv 1909.08593, section 2.2).
+
+        e = clip(KL / target - 1, -0.2, 0.2),  beta <- beta (1 + e n / horizon),  n the sequences of the step
+
+    Every policy has its own.
+
+    Keys: `algorithm.kl_ctrl.type=adaptive`, `algorithm.kl_ctrl.kl_coef`, `algorithm.kl_ctrl.target_kl`, `algorithm.kl_ctrl.horizon`.
+    Use when: it is known how far the policy may go, but not which coefficient keeps it there.
+    Fails when: the horizon is short beside a step's sequences: the coefficient swings; or long: it never gets there.
+    """
 
     def __init__(self, init_kl_coef: float, target_kl: float, horizon: int) -> None:
         self.value = init_kl_coef

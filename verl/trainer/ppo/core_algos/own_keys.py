@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
 def own_key(config: Any, name: str, default: Any) -> Any:
-    """The value of a key that is ours alone; `default` without a config, or with one of verl's, which cannot have it."""
-    return default if config is None else getattr(config, name, default)
+    """The value of a key of a config (a dict, an OmegaConf, a dataclass); `default` without a config, or with one that lacks the key."""
+    if config is None:
+        return default
+    return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
+from verl.trainer.ppo.core_algos.estimators.checks import check_tokens
 
 
 def compute_value_loss(
@@ -27,6 +28,10 @@ def compute_value_loss(
     The pessimistic choice keeps one update from moving a value further than the clip range (PPO's reference code; arXiv 2006.05990
     finds no gain from it: a large `cliprange_value` switches it off).
 
+    Keys: `critic.cliprange_value`, `critic.loss_agg_mode`.
+    Use when: a batch is used for several updates of the critic and returns are noisy.
+    Fails when: returns are larger than the clip range and the critic starts far from them: it then needs many steps to get there.
+
     Args:
         vpreds: values under the current critic, `[bsz, response_len]`.
         returns: what they should be, the same shape.
@@ -37,7 +42,11 @@ def compute_value_loss(
 
     Returns:
         the loss and the share of unmasked tokens of this micro-batch whose clipped error counts.
+
+    Raises:
+        ValueError: shapes or devices differ, or what `agg_loss` raises.
     """
+    check_tokens(response_mask, vpreds=vpreds, returns=returns, values=values)
     clipped = torch.clamp(vpreds, values - cliprange_value, values + cliprange_value)
     error, clipped_error = (vpreds - returns).square(), (clipped - returns).square()
     loss = agg_loss(

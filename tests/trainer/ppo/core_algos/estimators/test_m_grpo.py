@@ -44,6 +44,16 @@ def test_weights_stand_for_copies() -> None:
     assert advantages.tolist() == [1.0, -2.0, -1.0, 0.0]
 
 
+def test_division_by_the_deviation_of_each_kind_of_group() -> None:
+    # Main agent: episodes 2 and 6, deviation sqrt(8). Sub-agents: weights 3, 1, 1, 1 on 4, 1, 2, 3, mean 3,
+    # variance (3 * 1 + 4 + 1 + 0) / (6 - 12 / 6) = 2.
+    scores, agents, episodes = [2, 6, 4, 1, 2, 3], ["Main", "Main"] + ["Sub"] * 4, ["e", "f", "e", "f", "f", "f"]
+    advantages, weights = estimate(scores, agents, episodes, calls=3, norm_adv_by_std_in_grpo=True, epsilon=0.0)
+    assert weights.tolist() == [1.0, 1.0, 3.0, 1.0, 1.0, 1.0]
+    root = 2**-0.5
+    assert advantages.tolist() == pytest.approx([-root, root, root, -2 * root, -root, 0.0])
+
+
 def test_a_call_that_is_not_drawn_leaves_statistics_and_loss() -> None:
     scores = [float(2**i) for i in range(6)]
     advantages, weights = estimate(scores, ["Sub"] * 6, ["e"] * 5 + ["f"], calls=2)

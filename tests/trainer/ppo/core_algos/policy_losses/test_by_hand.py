@@ -8,7 +8,13 @@ import torch
 
 from verl.trainer.config import ActorConfig, RolloutCorrectionConfig
 from verl.trainer.config.model import PolicyLossConfig
-from verl.trainer.ppo.core_algos import compute_entropy_loss, compute_policy_loss, compute_policy_loss_reinforce, get_policy_loss_fn
+from verl.trainer.ppo.core_algos import (
+    POLICY_LOSS_REGISTRY,
+    compute_entropy_loss,
+    compute_policy_loss,
+    compute_policy_loss_reinforce,
+    get_policy_loss_fn,
+)
 from verl.workers.engine.policy_update import LossConfig
 
 Loss = tuple[float, list[list[float]], dict[str, float]]
@@ -43,6 +49,30 @@ def test_gspo_clips_a_whole_reply() -> None:
         "actor/ppo_kl": pytest.approx(-(0.3 + 0.1 - 0.1) / 3, abs=1e-7),
         "actor/pg_clipfrac_lower": 0.0,
     }
+
+
+def test_gspo_averages_replies_whatever_the_aggregation_asked_for() -> None:
+    """Ratios 1: row 1 (two tokens, A = 1): -1; row 2 (one token, A = -2): 2. Replies weigh the same: 1 / 2; tokens would give 0."""
+    rows = [[0.0, 0.0], [0.0, 0.0]]
+    for mode in ("token-mean", "seq-mean-token-sum"):
+        assert run("gspo", rows, rows, [[1.0, 1.0], [-2.0, 0.0]], mask=[[1, 1], [1, 0]], loss_agg_mode=mode)[0] == pytest.approx(0.5)
+
+
+ALL_LOSSES = sorted(set(POLICY_LOSS_REGISTRY) - {"bypass_mode"})
+
+
+@pytest.mark.parametrize("name", ALL_LOSSES)
+@pytest.mark.parametrize("wrong", ["old_log_prob", "log_prob", "advantages", "response_mask", "rollout_is_weights"])
+def test_a_tensor_of_another_shape_is_named_instead_of_spread(name: str, wrong: str) -> None:
+    tensors = {key: torch.zeros(3, 4) for key in ("old_log_prob", "log_prob", "advantages", "rollout_is_weights")}
+    tensors["response_mask"] = torch.ones(3, 4)
+    config = ActorConfig(policy_loss=PolicyLossConfig(dro_beta=1.0))
+    get_policy_loss_fn(name)(**tensors, config=config)
+    for part in (tensors[wrong][:1], tensors[wrong][:, :1], tensors[wrong][0]):
+        if name == "gpg" and wrong == "old_log_prob":  # which it does not read
+            continue
+        with pytest.raises(ValueError, match=rf"{'log_prob' if wrong == 'response_mask' else wrong} .*response_mask.* differ in shape"):
+            get_policy_loss_fn(name)(**tensors | {wrong: part}, config=config)
 
 
 @pytest.mark.parametrize("name", ["geo_mean", "gmpo"])

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.config.model import PolicyLossConfig
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, MiniBatch, Ranks, find_preparation
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, MiniBatch, Ranks, compute_value_loss, find_preparation
+from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
 from verl.workers.engine.policy_update import LossConfig
 
 Rows = dict[str, torch.Tensor]
@@ -65,6 +66,74 @@ def test_order_and_padding_change_nothing(name: str, count: int, width: int, see
     assert torch.allclose(other_gradient[:-1, :width], gradient[order], atol=1e-6)
     assert not other_gradient[-1].any() and not other_gradient[:, width:].any()
     assert metrics == pytest.approx(other_metrics, abs=1e-5)
+
+
+def counts_of(mask: torch.Tensor, weights: torch.Tensor) -> dict[str, float]:
+    """What the engine tells `agg_loss` of a mini-batch."""
+    tokens = mask.sum(dim=-1)
+    return {
+        "batch_num_tokens": float((tokens * weights).sum()),
+        "global_batch_size": float((weights * (tokens > 0)).sum()),
+        "loss_scale_factor": mask.shape[1],
+    }
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> list[int]:
+    """Sizes of micro-batches, in rows; some have none."""
+    return draw(st.lists(st.integers(0, 3), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 0))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@given(cuts(), st.integers(1, 5), st.sampled_from(LOSS_AGG_MODES), st.booleans(), st.integers(0, 10_000))
+@settings(max_examples=10, deadline=None)
+def test_any_cut_into_micro_batches_gives_the_same_loss_and_gradient(
+    name: str, sizes: list[int], width: int, mode: str, weighted: bool, seed: int
+) -> None:
+    """As the engine does it: columns prepared for the whole mini-batch travel with their rows, and counts are of the whole."""
+    rows = {key: value.double() if value.is_floating_point() else value for key, value in make_rows(sum(sizes), width, seed).items()}
+    weights = torch.randint(1, 4, (sum(sizes),), generator=torch.Generator().manual_seed(seed)).double() / 2
+    weights = weights if weighted else torch.ones_like(weights)
+    config = dataclasses.replace(CONFIG, loss_agg_mode=mode)
+    prepare = find_preparation(name, config)
+    mini = MiniBatch(*(rows[key] for key in ("old_log_prob", "log_prob", "advantages", "response_mask")), weights, Ranks())
+    columns = {} if prepare is None else prepare(mini, config)
+    rows |= {"response_mask": columns.pop("response_mask", rows["response_mask"])}
+    counts = counts_of(rows["response_mask"], weights)
+
+    def part(start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss and gradient of these rows."""
+        given_counts = counts | {"row_weights": weights[start:stop]}
+        own = {key: value[start:stop] for key, value in columns.items()}
+        of_part = dataclasses.replace(config, global_batch_info=given_counts, prepared=own)
+        return evaluate(name, {key: value[start:stop] for key, value in rows.items()}, of_part)[:2]
+
+    loss, gradient = part(0, sum(sizes))
+    parts = [part(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
+    assert torch.allclose(torch.stack([p[0] for p in parts]).sum(), loss, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(torch.cat([p[1] for p in parts]), gradient, rtol=1e-9, atol=1e-12)
+    own_counts = dataclasses.replace(config, global_batch_info={"row_weights": weights}, prepared=columns)
+    assert torch.allclose(evaluate(name, rows, own_counts)[0], loss), "the counts of the whole are those that it finds itself"
+
+
+@given(cuts(), st.integers(1, 5), st.sampled_from(LOSS_AGG_MODES), st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_any_cut_gives_the_same_value_loss_and_gradient(sizes: list[int], width: int, mode: str, seed: int) -> None:
+    rows = make_rows(sum(sizes), width, seed)
+    columns = [rows[key].double() for key in ("advantages", "rollout_is_weights", "old_log_prob")]
+    counts = counts_of(rows["response_mask"], torch.ones(sum(sizes)))
+
+    def part(start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss and gradient of these rows."""
+        values = columns[0][start:stop].clone().requires_grad_()
+        others = (column[start:stop] for column in (*columns[1:], rows["response_mask"]))
+        loss, _ = compute_value_loss(values, *others, 0.5, mode, **counts)
+        return loss.detach(), torch.autograd.grad(loss, values)[0]
+
+    loss, gradient = part(0, sum(sizes))
+    parts = [part(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
+    assert torch.allclose(torch.stack([p[0] for p in parts]).sum(), loss, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(torch.cat([p[1] for p in parts]), gradient, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -28,6 +29,16 @@ def test_metrics_of_three_tokens_by_hand() -> None:
     gaps = [0.0, math.exp(-2) - math.exp(-3), math.exp(-0.5) - math.exp(-2.5)]
     assert metrics["training/rollout_probs_diff_mean"] == pytest.approx(sum(gaps) / 3)
     assert metrics["training/rollout_probs_diff_max"] == pytest.approx(max(gaps))
+    assert metrics["training/rollout_probs_diff_std"] == pytest.approx(statistics.stdev(gaps))
+    probabilities = [[math.exp(-x) for x in row] for row in ((1, 2, 0.5), (1, 3, 2.5))]
+    assert metrics["training/rollout_actor_probs_pearson_corr"] == pytest.approx(statistics.correlation(*probabilities))
+
+
+def test_one_token_has_no_spread_and_equal_probabilities_no_correlation() -> None:
+    one = sampler_gap(OLD, MU, torch.tensor([[1, 0, 0], [0, 0, 0]])).metrics()
+    equal = sampler_gap(torch.full((1, 9), -0.7), torch.full((1, 9), -0.7), torch.ones(1, 9)).metrics()
+    assert "training/rollout_probs_diff_std" not in one and equal["training/rollout_probs_diff_std"] == 0.0
+    assert "training/rollout_actor_probs_pearson_corr" not in one | equal
 
 
 def test_parts_add_up_to_the_whole_and_travel_as_sums_and_maxima() -> None:

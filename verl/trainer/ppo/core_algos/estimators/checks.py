@@ -1,4 +1,4 @@
-"""What every estimator refuses: tensors and columns that do not belong to the same rows, and numbers that are none."""
+"""What estimators and losses refuse: tensors and columns that do not belong to the same rows, and numbers that are none."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import numpy as np
 import torch
 
 
-def check_tokens(response_mask: torch.Tensor, **tensors: torch.Tensor) -> None:
-    """Raise ValueError unless every tensor has the shape `[bsz, response_len]` and the device of `response_mask`."""
+def check_tokens(response_mask: torch.Tensor, **tensors: torch.Tensor | None) -> None:
+    """Raise ValueError unless every tensor that is given has the shape `[bsz, response_len]` and the device of `response_mask`."""
     for name, tensor in tensors.items():
+        if tensor is None:
+            continue
         if tensor.shape != response_mask.shape:
             raise ValueError(f"{name} {tuple(tensor.shape)} and response_mask {tuple(response_mask.shape)} differ in shape")
         if tensor.device != response_mask.device:

@@ -10,6 +10,7 @@ import torch
 from verl.trainer.ppo.core_algos.estimators.chains import after, build_chains, discounted_sums
 from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_finite, check_tokens
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
+from verl.trainer.ppo.core_algos.own_keys import own_key
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 LEVELS = ("token", "turn")
@@ -62,7 +63,7 @@ def compute_gae_advantage_return(
     Raises:
         ValueError: unknown level, level `turn` without its columns, shapes or devices that differ, numbers not finite.
     """
-    level = level if config is None else config.gae.level
+    level = own_key(own_key(config, "gae", None), "level", level)
     check_tokens(response_mask, token_level_rewards=token_level_rewards, values=values)
     columns = {"policy_index": policy_index, "traj_uid": traj_uid, "agent_index": agent_index, "turn_index": turn_index}
     check_columns(response_mask, **columns, weights=weights)

@@ -13,6 +13,7 @@ from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared, real_rows
 from verl.trainer.ppo.core_algos.estimators.signal import silent_units
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
+from verl.trainer.ppo.core_algos.own_keys import own_key
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 
@@ -74,7 +75,9 @@ def compute_gdpo_outcome_advantage(
         says_nothing = silent_units(compared, compared.stats(), config) | (factor == 0)
         total += factor * (relative if compared.unit is None else relative[compared.unit])
         silent &= says_nothing if compared.unit is None else says_nothing[compared.unit]
-    rows = torch.as_tensor(total, dtype=torch.float32, device=response_mask.device).unsqueeze(-1)
+    rows = torch.as_tensor(
+        total, dtype=torch.promote_types(token_level_rewards.dtype, torch.float32), device=response_mask.device
+    ).unsqueeze(-1)
     advantages = whiten(rows.expand(response_mask.shape), response_mask, policy_index, weights)
     advantages[torch.as_tensor(silent, device=advantages.device)] = 0.0
     return advantages, advantages
@@ -82,12 +85,13 @@ def compute_gdpo_outcome_advantage(
 
 def _named_rewards(config: Any, columns: Mapping[str, np.ndarray], response_mask: torch.Tensor) -> tuple[list[torch.Tensor], list[float]]:
     """Each named column as token rewards `[bsz, response_len]`, and the weight of each."""
-    keys = config.gdpo_reward_keys
+    keys = own_key(config, "gdpo_reward_keys", None)
     if not keys:
         raise ValueError(f"adv_estimator=gdpo needs algorithm.gdpo_reward_keys: fields of the samples, which have {sorted(columns)}")
     if missing := [key for key in keys if key not in columns]:
         raise ValueError(f"algorithm.gdpo_reward_keys names {missing}, which samples do not have; they have {sorted(columns)}")
-    factors = [1.0] * len(keys) if config.gdpo_reward_weights is None else [float(w) for w in config.gdpo_reward_weights]
+    weights = own_key(config, "gdpo_reward_weights", None)
+    factors = [1.0] * len(keys) if weights is None else [float(weight) for weight in weights]
     if len(factors) != len(keys):
         raise ValueError(f"algorithm.gdpo_reward_weights has {len(factors)} entries for {len(keys)} gdpo_reward_keys; give one each")
     valid = real_rows(response_mask).cpu().numpy()

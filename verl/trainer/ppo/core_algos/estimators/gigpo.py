@@ -12,6 +12,7 @@ from verl.trainer.ppo.core_algos.estimators.chains import build_chains, discount
 from verl.trainer.ppo.core_algos.estimators.checks import check_columns, numbers
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared, broadcast, real_rows
+from verl.trainer.ppo.core_algos.own_keys import own_key
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 MODES = ("mean_norm", "mean_std_norm")
@@ -74,10 +75,10 @@ def compute_gigpo_outcome_advantage(
     Raises:
         ValueError: unknown mode, rewards or anchors missing, shapes or devices that differ, numbers not finite.
     """
-    if config is not None:
-        keys, gamma = config.gigpo, config.gamma
-        step_advantage_w, mode = keys.step_advantage_w, keys.mode
-        enable_similarity, similarity_thresh = keys.enable_similarity, keys.similarity_thresh
+    keys, gamma = own_key(config, "gigpo", None), own_key(config, "gamma", gamma)
+    step_advantage_w, mode = own_key(keys, "step_advantage_w", step_advantage_w), own_key(keys, "mode", mode)
+    enable_similarity = own_key(keys, "enable_similarity", enable_similarity)
+    similarity_thresh = own_key(keys, "similarity_thresh", similarity_thresh)
     if mode not in MODES:
         raise ValueError(f"algorithm.gigpo.mode={mode!r}: expected one of {MODES}")
     if step_rewards is None or anchor_obs is None:
@@ -98,7 +99,7 @@ def compute_gigpo_outcome_advantage(
     states = build_step_group(anchor_obs, index, enable_similarity, similarity_thresh)
     step = group_relative(Compared(returns, valid, states, episodes.row_weights), epsilon, by_std, None)
     counts = valid if episodes.row_weights is None else valid & (episodes.row_weights > 0)
-    return broadcast(np.where(counts, episode + step_advantage_w * step, 0.0), response_mask)
+    return broadcast(np.where(counts, episode + step_advantage_w * step, 0.0), response_mask, token_level_rewards.dtype)
 
 
 def compute_step_discounted_returns(

@@ -66,7 +66,7 @@ def compute_gpg_outcome_advantage(
     scores, valid = outcome_scores(token_level_rewards, response_mask)
     weight = valid.astype(np.float64) if compared.row_weights is None else valid * compared.row_weights
     scale = _rows_per_signal(scores, weight, policy_index)
-    return broadcast(np.where(weight > 0, scale * rows, 0.0), response_mask)
+    return broadcast(np.where(weight > 0, scale * rows, 0.0), response_mask, token_level_rewards.dtype)
 
 
 def _rows_per_signal(scores: np.ndarray, weight: np.ndarray, policy_index: np.ndarray | None) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch
 from verl.trainer.ppo.core_algos.estimators.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared
 from verl.trainer.ppo.core_algos.estimators.signal import settle
+from verl.trainer.ppo.core_algos.own_keys import own_key
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 
@@ -58,7 +59,7 @@ def compute_grpo_passk_outcome_advantage(
         raise ValueError(
             "adv_estimator=grpo_passk compares the two best replies and cannot weigh calls; set algorithm.call_weighting=sample"
         )
-    by_std = norm_adv_by_std_in_grpo if config is None else config.norm_adv_by_std_in_grpo
+    by_std = own_key(config, "norm_adv_by_std_in_grpo", norm_adv_by_std_in_grpo)
     stats = compared.stats()
     relative = np.zeros(len(compared.scores))
     units = np.flatnonzero(compared.valid)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from verl.trainer.config.algorithm import MGRPOConfig
+from verl.trainer.ppo.core_algos.estimators.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared, outcome_scores
 from verl.trainer.ppo.core_algos.grouping import first_rows, group_index
+from verl.trainer.ppo.core_algos.own_keys import own_key
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 
@@ -60,22 +64,25 @@ def compute_m_grpo_outcome_advantage(
     Raises:
         ValueError: no `config.m_grpo.main_agent`, `sub_calls` below 1, or what GRPO raises.
     """
-    if config is None or not config.m_grpo.main_agent:
+    keys = own_key(config, "m_grpo", None)
+    main_agent = own_key(keys, "main_agent", None)
+    if not main_agent:
         raise ValueError("m_grpo needs algorithm.m_grpo.main_agent, the agent that calls the others; name one of agent.agent_ids")
     _, valid = outcome_scores(token_level_rewards, response_mask)
-    main = np.asarray(agent_index == config.m_grpo.main_agent)
+    check_columns(response_mask, index=index, agent_index=agent_index, traj_uid=traj_uid, turn_index=turn_index, candidate=candidate)
+    main = np.asarray(agent_index == main_agent)
     candidates = np.zeros(len(main), dtype=np.int64) if candidate is None else np.asarray(candidate, dtype=np.int64)
     weights = valid.astype(np.float64)
     subs = np.flatnonzero(~main & valid)
     columns = (agent_index[subs], traj_uid[subs], np.asarray(turn_index, dtype=np.int64)[subs], candidates[subs])
-    weights[subs] = aligned_calls(*columns, calls=config.m_grpo.sub_calls, seed=seed)
+    weights[subs] = aligned_calls(*columns, calls=own_key(keys, "sub_calls", MGRPOConfig.sub_calls), seed=seed)
     # A unit is an episode of the main agent, or one call of a sub-agent, numbered behind the episodes.
     episode = group_index([traj_uid])
     unit = np.where(main, episode, len(main) + np.arange(len(main)))
     compared = Compared.of(token_level_rewards, response_mask, group_index([index, main]), unit, weights)
     per_unit = np.zeros(len(compared.scores))
     per_unit[compared.unit] = np.where(main, 1.0, weights)
-    compared = Compared(compared.scores, compared.valid, compared.groups, per_unit, compared.unit, weights)
+    compared = replace(compared, weights=per_unit)
     advantages, returns = compared.spread(group_relative(compared, epsilon, norm_adv_by_std_in_grpo, config), response_mask)
     return advantages, returns, weights
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl.trainer.ppo.core_algos.estimators.checks import check_columns
 from verl.trainer.ppo.core_algos.grouping import GroupStats, first_rows, group_index, group_stats
 from verl.trainer.ppo.core_algos.own_keys import own_key
 
@@ -52,20 +53,24 @@ def singleton_advantage(scores: np.ndarray, config: Any) -> np.ndarray | float:
     return scores if mode == "raw" else 0.0
 
 
-def broadcast(advantages: np.ndarray, response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Spread one advantage a row over the row's unmasked tokens: `(advantages, returns)`, one tensor `[bsz, response_len]`."""
-    row = torch.as_tensor(advantages, dtype=torch.float32, device=response_mask.device)
+def broadcast(advantages: np.ndarray, response_mask: torch.Tensor, rewards_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Spread one advantage a row over the row's unmasked tokens: `(advantages, returns)`, one tensor `[bsz, response_len]`.
+
+    It is float64 when the rewards are, else float32.
+    """
+    dtype = torch.promote_types(rewards_dtype, torch.float32)
+    row = torch.as_tensor(advantages, dtype=dtype, device=response_mask.device)
     # Copied and then multiplied in place: a product of integers and floats would first make a second copy of the mask.
-    out = _empty(response_mask).copy_(response_mask)
+    out = _empty(response_mask, dtype).copy_(response_mask)
     out.mul_(row.unsqueeze(-1))
     return out, out
 
 
-def _empty(like: torch.Tensor) -> torch.Tensor:
-    """A float32 tensor of that shape and device. On a CPU from NumPy, which asks for huge pages: 16 MB are 8 page faults, not 4,096."""
+def _empty(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of that shape and device. On a CPU from NumPy, which asks for huge pages: 16 MB are 8 page faults, not 4,096."""
     if like.device.type != "cpu":
-        return torch.empty(like.shape, dtype=torch.float32, device=like.device)
-    return torch.from_numpy(np.empty(tuple(like.shape), dtype=np.float32))
+        return torch.empty(like.shape, dtype=dtype, device=like.device)
+    return torch.from_numpy(np.empty(tuple(like.shape), dtype=np.float64 if dtype == torch.float64 else np.float32))
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class Compared:
         weights: of each unit in the statistics; None when all weigh the same.
         unit: `[bsz]` unit of each row; None when every row is its own.
         row_weights: `[bsz]`; a row of weight 0 has advantage 0.
+        rewards_dtype: of the token rewards.
     """
 
     scores: np.ndarray
@@ -85,6 +91,7 @@ class Compared:
     weights: np.ndarray | None = None
     unit: np.ndarray | None = None
     row_weights: np.ndarray | None = None
+    rewards_dtype: torch.dtype = torch.float32
 
     @classmethod
     def of(
@@ -97,13 +104,14 @@ class Compared:
     ) -> Compared:
         """Rows of the groups `index`; with `traj_index` the (weighted) mean of each trajectory of a group, all trajectories alike."""
         scores, valid = outcome_scores(token_level_rewards, response_mask)
+        check_columns(response_mask, index=index, traj_index=traj_index, weights=weights)
         weights = None if weights is None else np.asarray(weights, dtype=np.float64)
         groups = group_index([index])
         if traj_index is None:
-            return cls(scores, valid, groups, weights, None, weights)
+            return cls(scores, valid, groups, weights, None, weights, token_level_rewards.dtype)
         unit = group_index([groups, traj_index])
         per_unit = group_stats(scores, unit, valid, weights)
-        return cls(per_unit.mean, per_unit.count > 0, groups[first_rows(unit)], None, unit, weights)
+        return cls(per_unit.mean, per_unit.count > 0, groups[first_rows(unit)], None, unit, weights, token_level_rewards.dtype)
 
     def stats(self) -> GroupStats:
         """Statistics of each group."""
@@ -112,4 +120,5 @@ class Compared:
     def spread(self, advantages: np.ndarray, response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """One advantage a unit over the unmasked tokens of its rows, as `broadcast` returns it."""
         rows = advantages if self.unit is None else advantages[self.unit]
-        return broadcast(rows if self.row_weights is None else np.where(self.row_weights > 0, rows, 0.0), response_mask)
+        rows = rows if self.row_weights is None else np.where(self.row_weights > 0, rows, 0.0)
+        return broadcast(rows, response_mask, self.rewards_dtype)

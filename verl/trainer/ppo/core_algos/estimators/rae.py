@@ -10,6 +10,7 @@ import torch
 from verl.trainer.ppo.core_algos.estimators.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.outcome import broadcast, outcome_scores
 from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
+from verl.trainer.ppo.core_algos.own_keys import own_key
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 
@@ -56,7 +57,7 @@ def compute_rae_outcome_advantage(
     Raises:
         ValueError: decay out of range, shapes or devices that differ, a score is not finite.
     """
-    decay = decay if config is None else config.rae.decay
+    decay = own_key(own_key(config, "rae", None), "decay", decay)
     if not 0 <= decay < 1:
         raise ValueError(f"algorithm.rae.decay={decay}: expected at least 0 and less than 1")
     if agent_index is None:
@@ -78,4 +79,4 @@ def compute_rae_outcome_advantage(
         kept = decay ** float(batch.count[role])
         baselines[name] = kept * baselines.get(name, 0.0) + (1.0 - kept) * float(batch.mean[role])
     baseline = np.array([baselines[name] for name in names])[roles]
-    return broadcast(np.where(valid, scores - baseline, 0.0), response_mask)
+    return broadcast(np.where(valid, scores - baseline, 0.0), response_mask, token_level_rewards.dtype)

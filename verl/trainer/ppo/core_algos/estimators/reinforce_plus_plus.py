@@ -11,6 +11,7 @@ from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_f
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared
 from verl.trainer.ppo.core_algos.estimators.signal import settle, silent_units
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
+from verl.trainer.ppo.core_algos.own_keys import own_key
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
 
@@ -49,8 +50,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
     Raises:
         ValueError: neither config nor gamma, shapes or devices that differ, rewards that are not finite.
     """
-    if config is not None:
-        gamma = config.gamma
+    gamma = own_key(config, "gamma", gamma)
     if gamma is None:
         raise ValueError("adv_estimator=reinforce_plus_plus needs a discount: config.gamma (algorithm.gamma) or gamma=")
     check_tokens(response_mask, token_level_rewards=token_level_rewards)
@@ -114,7 +114,9 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
         relative, silent = relative[compared.unit], silent[compared.unit]
     if compared.row_weights is not None:
         silent = silent | (compared.row_weights == 0)
-    rows = torch.as_tensor(relative, dtype=torch.float32, device=response_mask.device).unsqueeze(-1)
+    rows = torch.as_tensor(
+        relative, dtype=torch.promote_types(token_level_rewards.dtype, torch.float32), device=response_mask.device
+    ).unsqueeze(-1)
     advantages = whiten(rows.expand(response_mask.shape), response_mask, policy_index, weights)
     advantages[torch.as_tensor(silent, device=advantages.device)] = 0.0
     return advantages, advantages

@@ -77,7 +77,8 @@ def compute_multi_turn_optimal_token_baseline_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`compute_optimal_token_baseline_advantage` over the n-th unmasked tokens instead of the n-th columns (arXiv 2602.07078).
 
-    Replies in which tool output is masked are compared by the tokens they wrote themselves.
+    `A_n = G_n - sum_g(G_n W_n) / (sum_g(W_n) + epsilon)`, n counting a reply's own tokens: replies in which tool output is masked are
+    compared by the tokens they wrote themselves.
 
     Keys: `algorithm.group_by`, `group_by_agent_id`, `singleton`.
     Use when: replies hold masked tokens in between (tool calls).

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.own_keys import own_key
-from verl.trainer.ppo.core_algos.policy_losses.parts import need_config
+from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, need_config
 from verl.trainer.ppo.core_algos.policy_losses.preparation import (
     MiniBatch,
     find_preparation,
@@ -105,7 +105,8 @@ def compute_policy_loss_bypass_mode(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The sampler's log-probs are the old ones: one forward pass less, and the ratio corrects for sampler and drift at once.
+    """The sampler's log-probs are the old ones: one forward pass less, and the ratio corrects for sampler and drift at once
+    (the PPO of arXiv 1707.06347 as written, against the decoupled one of arXiv 2110.00641).
 
         ppo_clip   L = the loss of `loss_mode` (default vanilla) with r = pi / sampler; its clip stands for importance weights
         reinforce  L = -w A log_prob with w = sg(pi / sampler) truncated as `rollout_is` says
@@ -128,8 +129,9 @@ def compute_policy_loss_bypass_mode(
         the loss, and the metrics of the loss that ran; called without an engine also those of the correction (`rollout_corr/*`).
 
     Raises:
-        ValueError: no config, no `rollout_correction`, or an unknown loss type, mode or threshold.
+        ValueError: shapes or devices differ, no config, no `rollout_correction`, or an unknown loss type, mode or threshold.
     """
+    check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     correction = _settings(config)
     columns = prepared_columns("bypass_mode", config, old_log_prob, log_prob, advantages, response_mask)
     shared = {"advantages": advantages, "loss_agg_mode": loss_agg_mode, "config": config}

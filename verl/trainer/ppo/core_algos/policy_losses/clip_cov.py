@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.policy_losses.covariance import token_covariance
-from verl.trainer.ppo.core_algos.policy_losses.parts import clamped_log_ratio, clip_range, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clamped_log_ratio, clip_range, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, prepared_columns, register_preparation
 from verl.trainer.ppo.core_algos.registry import register_policy_loss
 
@@ -65,8 +65,9 @@ def compute_policy_loss_clip_cov(
         the loss and the metrics `actor/pg_clipfrac` (share of tokens left out by covariance) and `actor/ppo_kl`: token means.
 
     Raises:
-        ValueError: no config, or `clip_cov_ratio` not positive.
+        ValueError: shapes or devices differ, no config, or `clip_cov_ratio` not positive.
     """
+    check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     clip_range(config, "clip_cov")
     share = prepared_columns("clip_cov", config, old_log_prob, log_prob, advantages, response_mask)[SHARE]
     log_ratio = clamped_log_ratio(log_prob, old_log_prob)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.parts import clamped_log_ratio, clip_range, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clamped_log_ratio, clip_range, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.registry import register_policy_loss
 
 PROBABILITY_FLOOR = 1e-8
@@ -46,8 +46,9 @@ def compute_policy_loss_dppo_tv(
         `actor/ppo_kl`: token means.
 
     Raises:
-        ValueError: no config.
+        ValueError: shapes or devices differ, no config.
     """
+    check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     low, high = clip_range(config, "dppo_tv")
     moved = torch.exp(log_prob.detach()) - torch.exp(old_log_prob)
     inside = torch.where(advantages > 0, moved <= high, moved >= -low)
@@ -83,8 +84,9 @@ def compute_policy_loss_dppo_kl(
         the loss and the metrics of `dppo_tv`.
 
     Raises:
-        ValueError: no config.
+        ValueError: shapes or devices differ, no config.
     """
+    check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     low, high = clip_range(config, "dppo_kl")
     new = log_prob.detach()
     p, p_old = torch.exp(new), torch.exp(old_log_prob)

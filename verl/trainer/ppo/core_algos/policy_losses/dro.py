@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.parts import need_config, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, need_config, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.registry import register_policy_loss
 
 
@@ -38,8 +38,9 @@ def compute_policy_loss_dro(
         the loss and the metric `actor/ppo_kl` (token mean).
 
     Raises:
-        ValueError: no config, or `dro_beta` not positive.
+        ValueError: shapes or devices differ, no config, or `dro_beta` not positive.
     """
+    check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     beta = need_config(config, "dro").policy_loss.dro_beta
     if beta is None or beta <= 0:
         raise ValueError(f"dro: actor.policy_loss.dro_beta={beta} must be a positive number")

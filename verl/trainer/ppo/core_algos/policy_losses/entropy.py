@@ -8,7 +8,11 @@ from verl.trainer.ppo.core_algos.aggregation import agg_loss
 
 
 def compute_entropy_loss(logits: torch.Tensor, response_mask: torch.Tensor, loss_agg_mode: str = "token-mean") -> torch.Tensor:
-    """Aggregated entropy (nats) of the categorical distributions of `logits`: a scalar.
+    """Aggregated entropy (nats) of the softmax of `logits`: `H = -sum_v p_v log p_v` (arXiv 1602.01783, section 4), a scalar.
+
+    Keys: `actor.entropy_coeff` times H is subtracted from the loss.
+    Use when: the policy turns deterministic before it has explored.
+    Fails when: the coefficient is more than a trace: with a vocabulary of 100,000 tokens H is cheaply raised by noise.
 
     Args:
         logits: `[bsz, response_len, vocab]`.

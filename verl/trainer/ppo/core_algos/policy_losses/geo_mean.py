@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.parts import clip_range, row_mean, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clip_range, row_mean, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.registry import register_policy_loss
 
 # Keeps the logarithm of a weight of zero finite.
@@ -44,8 +44,9 @@ def compute_policy_loss_geo_mean(
         the loss and the metrics `actor/pg_clipfrac` (clipped tokens with A > 0), `actor/pg_clipfrac_lower` (with A < 0), `actor/ppo_kl`.
 
     Raises:
-        ValueError: no config.
+        ValueError: shapes or devices differ, no config.
     """
+    check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     low, high = clip_range(config, "geo_mean")
     log_ratio = log_prob - old_log_prob
     clamped = torch.clamp(log_ratio, -low, high)

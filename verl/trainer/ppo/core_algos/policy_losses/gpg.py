@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.parts import need_config, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, need_config, weighted_loss
 from verl.trainer.ppo.core_algos.registry import register_policy_loss
 
 
@@ -39,7 +39,8 @@ def compute_policy_loss_gpg(
         the loss and no metrics.
 
     Raises:
-        ValueError: no config.
+        ValueError: shapes or devices differ, no config.
     """
+    check_loss_inputs(response_mask, None, log_prob, advantages, rollout_is_weights)
     config = need_config(config, "gpg")
     return weighted_loss(-log_prob * advantages, response_mask, loss_agg_mode, config, rollout_is_weights), {}

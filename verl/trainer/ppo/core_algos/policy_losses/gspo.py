@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.parts import clip_range, row_mean, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clip_range, row_mean, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.registry import register_policy_loss
 
 # Upper bound of the log of a sequence's ratio.
@@ -27,7 +27,8 @@ def compute_policy_loss_gspo(
 
         s_i = exp(mean_t(log_prob - old_log_prob)),  s_it = sg(s_i) pi_it / sg(pi_it),  L = max(-s_it A, -clip(s_it, 1 - low, 1 + high) A)
 
-    Every token of a reply has the same ratio, so that a reply is clipped as a whole.
+    Every token of a reply has the same ratio, so that a reply is clipped as a whole; replies are averaged over their tokens, then over
+    replies.
 
     Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`; the paper's ranges are small (3e-4, 4e-4).
     Use when: replies are long or the model is a mixture of experts, where single token ratios are noise.
@@ -35,7 +36,7 @@ def compute_policy_loss_gspo(
 
     Args:
         old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
-        loss_agg_mode: see `agg_loss`; the paper's is `seq-mean-token-mean`.
+        loss_agg_mode: not used; always `seq-mean-token-mean`.
         config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
         rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
 
@@ -43,13 +44,14 @@ def compute_policy_loss_gspo(
         the loss and the metrics `actor/pg_clipfrac`, `actor/ppo_kl` (token means), `actor/pg_clipfrac_lower` (always 0).
 
     Raises:
-        ValueError: no config.
+        ValueError: shapes or devices differ, no config.
     """
+    check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     low, high = clip_range(config, "gspo")
     log_ratio = log_prob.detach() - old_log_prob
     straight_through = log_prob - log_prob.detach()
     ratio = torch.exp((straight_through + row_mean(log_ratio, response_mask).unsqueeze(-1)).clamp(max=LOG_SEQUENCE_RATIO_MAX))
     unclipped, clipped = -advantages * ratio, -advantages * torch.clamp(ratio, 1 - low, 1 + high)
-    loss = weighted_loss(torch.maximum(unclipped, clipped), response_mask, loss_agg_mode, config, rollout_is_weights)
+    loss = weighted_loss(torch.maximum(unclipped, clipped), response_mask, "seq-mean-token-mean", config, rollout_is_weights)
     metrics = token_metrics(response_mask, pg_clipfrac=clipped > unclipped, ppo_kl=-log_ratio)
     return loss, metrics | {"actor/pg_clipfrac_lower": 0.0}

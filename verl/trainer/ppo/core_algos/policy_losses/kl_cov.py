@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.policy_losses.covariance import share_of_largest, token_covariance
-from verl.trainer.ppo.core_algos.policy_losses.parts import clamped_log_ratio, need_config, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clamped_log_ratio, need_config, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, prepared_columns, register_preparation
 from verl.trainer.ppo.core_algos.registry import register_policy_loss
 
@@ -60,8 +60,9 @@ def compute_policy_loss_kl_cov(
         the loss and the metric `actor/ppo_kl` (token mean of `|log r|`).
 
     Raises:
-        ValueError: no config, or `kl_cov_ratio` not positive.
+        ValueError: shapes or devices differ, no config, or `kl_cov_ratio` not positive.
     """
+    check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     config = need_config(config, "kl_cov")
     share = prepared_columns("kl_cov", config, old_log_prob, log_prob, advantages, response_mask)[SHARE]
     log_ratio = clamped_log_ratio(log_prob, old_log_prob)

@@ -7,12 +7,24 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
+from verl.trainer.ppo.core_algos.estimators.checks import check_tokens
 from verl.trainer.ppo.core_algos.rollout_correction.thresholds import LOG_RATIO_BOUND
 
 
 def clamped_log_ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> torch.Tensor:
     """`log_prob - old_log_prob`, within the bound that keeps its exponential finite."""
     return torch.clamp(log_prob - old_log_prob, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def check_loss_inputs(
+    response_mask: torch.Tensor,
+    old_log_prob: torch.Tensor | None,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    rollout_is_weights: torch.Tensor | None,
+) -> None:
+    """Raise ValueError unless all that are given are `[bsz, response_len]` on one device; torch would spread a row or a column silently."""
+    check_tokens(response_mask, old_log_prob=old_log_prob, log_prob=log_prob, advantages=advantages, rollout_is_weights=rollout_is_weights)
 
 
 def need_config(config: Any, loss: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.parts import need_config, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, need_config, token_metrics, weighted_loss
 
 
 def compute_policy_loss_reinforce(
@@ -31,8 +31,9 @@ def compute_policy_loss_reinforce(
         the loss and the metric `actor/ppo_kl`: token mean of `rollout_log_prob - log_prob`.
 
     Raises:
-        ValueError: no config.
+        ValueError: shapes or devices differ, no config.
     """
+    check_loss_inputs(response_mask, rollout_log_prob, log_prob, advantages, rollout_is_weights)
     config = need_config(config, "reinforce")
     loss = weighted_loss(-advantages * log_prob, response_mask, loss_agg_mode, config, rollout_is_weights)
     return loss, token_metrics(response_mask, ppo_kl=rollout_log_prob - log_prob)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.parts import clamped_log_ratio, need_config, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clamped_log_ratio, need_config, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.registry import register_policy_loss
 
 
@@ -40,8 +40,9 @@ def compute_policy_loss_sapo(
         the loss and the metrics `actor/ppo_kl` (token mean), `actor/pg_clipfrac` and `actor/pg_clipfrac_lower` (always 0).
 
     Raises:
-        ValueError: no config, or a temperature that is not positive.
+        ValueError: shapes or devices differ, no config, or a temperature that is not positive.
     """
+    check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     config = need_config(config, "sapo")
     if min(config.tau_pos, config.tau_neg) <= 0:
         raise ValueError(f"sapo: actor.tau_pos={config.tau_pos} and actor.tau_neg={config.tau_neg} must be positive")

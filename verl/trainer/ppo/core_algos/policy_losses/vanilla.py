@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
-from verl.trainer.ppo.core_algos.policy_losses.parts import clamped_log_ratio, clip_range, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clamped_log_ratio, clip_range, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.registry import register_policy_loss
 
 
@@ -68,8 +68,9 @@ def compute_policy_loss_vanilla(
         the loss and the metrics `actor/pg_clipfrac`, `actor/ppo_kl`, `actor/pg_clipfrac_lower` (means over this micro-batch's tokens).
 
     Raises:
-        ValueError: no config, or `clip_ratio_c <= 1`.
+        ValueError: shapes or devices differ, no config, or `clip_ratio_c <= 1`.
     """
+    check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     low, high = clip_range(config, "vanilla")
     parts = ClippedLoss.of(old_log_prob, log_prob, advantages, low, high, config.clip_ratio_c)
     loss = weighted_loss(parts.losses, response_mask, loss_agg_mode, config, rollout_is_weights)

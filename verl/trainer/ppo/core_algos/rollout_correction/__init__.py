@@ -4,26 +4,58 @@ With `mu` the sampler's log-probs, `old` those of the policy at the start of the
 `w * min(r A, clip(r) A)` with `r = exp(pi - old)` (decoupled PPO, arXiv 2110.00641) and the detached weight `w` of
 `x = old - mu`. Log-ratios are clamped to +-20. All keys are under `algorithm.rollout_correction`.
 
-- **TIS** (https://fengyao.notion.site/off-policy-rl): `rollout_is=token` or `sequence`, `rollout_is_threshold=C`.
-  `w = min(exp(x), C)`, per token or of the reply's summed `x`.
-- **IcePop** (arXiv 2510.18855): `rollout_is=token`, `rollout_is_threshold="lo_hi"`. `w = exp(x)` inside the band, 0 outside.
-- **Rejection**: `rollout_rs=<modes>`, `rollout_rs_threshold=<bounds>`, both comma-separated. Tokens (`token_`) or whole replies
-  (`seq_sum_`, `seq_mean_`, `seq_max_`) beyond a bound leave the batch; `k1` is `-x` (bounds `"lo_hi"` of the ratio), `k2` is
-  `x^2 / 2`, `k3` is `exp(x) - 1 - x`.
-- **MIS**: both, `rollout_is=sequence rollout_rs=seq_sum_k1`.
-- **M2PO** (arXiv 2510.01161): `m2po_tau=0.04`. The tokens with the largest `x^2` leave until its mean over the policy's kept tokens
-  is at most tau. The paper does not clip: widen `actor.clip_ratio` to follow it.
-- **Bypass**: `bypass_mode=true`, `loss_type=ppo_clip` or `reinforce`. `old := mu`, so that no pass for old log-probs is needed; weights
-  (`reinforce`) and rejection are taken in the loss from `pi - mu`, after the advantages, because nothing is known of `pi` before.
-
 What is rejected leaves before group statistics and advantages; a reply that loses only some tokens keeps its reward, on the last token
-left. `rollout_is_batch_normalize` divides by the mean weight of the policy, never of the team.
+left. `rollout_is_batch_normalize` divides by the mean weight of the policy, never of the team. With `bypass_mode=true` the old log-probs
+are the sampler's (`old := mu`) and the correction is taken in the loss, see [`bypass_mode`](#bypass_mode).
 
-Use when: the engine is quantised, in another precision or another framework than the trainer (`rollout_corr/log_prob_diff_mean`), or
-samples are older than the weights (`agent/<agent>/staleness/mean`). Token weights have the lower variance, sequence weights the lower bias.
+It helps where the engine is quantised, in another precision or another framework than the trainer (`rollout_corr/log_prob_diff_mean`), or
+samples are older than the weights (`agent/<agent>/staleness/mean`). It cannot help where sampling was truncated by `top_p` or `top_k`: the
+engine's log-probs are those before truncation, so that no ratio shows it.
 
-Fails when: replies are long and weights are per sequence (the product leaves every bound), or sampling was truncated by `top_p` or `top_k`:
-the engine's log-probs are those before truncation, so that no ratio shows it.
+TIS
+---
+Truncated importance sampling (https://fengyao.notion.site/off-policy-rl): `w = min(exp(x), C)`, per token or of the reply's summed `x`.
+
+Keys: `algorithm.rollout_correction.rollout_is=token` or `=sequence`, `algorithm.rollout_correction.rollout_is_threshold=C`,
+`algorithm.rollout_correction.rollout_is_batch_normalize`.
+Use when: the gap is small and everywhere. Token weights have the lower variance, sequence weights the lower bias.
+Fails when: replies are long and weights are per sequence: the product leaves every bound.
+
+IcePop
+------
+Masked importance weights (arXiv 2510.18855): `w = exp(x)` where `lo <= exp(x) <= hi`, 0 outside.
+
+Keys: `algorithm.rollout_correction.rollout_is=token`, `algorithm.rollout_correction.rollout_is_threshold="lo_hi"`.
+Use when: single tokens are far off (mixture-of-experts routing that differs between engines) and the rest is exact.
+Fails when: the gap is systematic: whole stretches of replies then leave the gradient.
+
+MIS
+---
+Masked importance sampling (https://richardli.xyz/rl-collapse): `w = min(exp(x), C)` of the reply's summed `x` where
+`lo <= exp(-x) <= hi`, else the whole reply is rejected.
+
+Keys: `algorithm.rollout_correction.rollout_is=sequence`, `algorithm.rollout_correction.rollout_rs=seq_sum_k1`,
+`algorithm.rollout_correction.rollout_is_threshold`, `algorithm.rollout_correction.rollout_rs_threshold`.
+Use when: replies that the sampler should hardly have written (engine faults, broken contexts) must not be learned from at all.
+Fails when: replies are long: the sum of many small gaps rejects them all, and what is left is short.
+
+Rejection
+---------
+Tokens (`token_`) or whole replies (`seq_sum_`, `seq_mean_`, `seq_max_`) beyond a bound leave the batch. `k1 = -x` (bounds `"lo_hi"` of
+`exp(-x)`), `k2 = x^2 / 2`, `k3 = exp(x) - 1 - x` (http://joschu.net/blog/kl-approx.html).
+
+Keys: `algorithm.rollout_correction.rollout_rs` (modes), `algorithm.rollout_correction.rollout_rs_threshold` (bounds), both comma-separated.
+Use when: a few samples are so far off that no weight mends them; `seq_mean_k3` does not grow with the length of a reply.
+Fails when: much is rejected (`rollout_corr/rollout_rs_masked_fraction`): what is left is no longer what the policy writes.
+
+M2PO
+----
+Second-moment trust region (arXiv 2510.01161, section 4): the tokens with the largest `x^2` leave until `mean(x^2) <= tau` over the policy's
+kept tokens. The paper does not clip: widen `actor.clip_ratio` to follow it.
+
+Keys: `algorithm.rollout_correction.m2po_tau` (the paper's is 0.04), `actor.clip_ratio`.
+Use when: samples are many updates old and clipping would silence most of them.
+Fails when: the gap is in every token alike (another precision): it then masks without need; use weights.
 """
 
 from verl.trainer.ppo.core_algos.rollout_correction.batch import (

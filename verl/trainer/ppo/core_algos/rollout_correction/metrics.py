@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
@@ -18,7 +19,9 @@ class SamplerGap:
     Attributes:
         tokens: how many.
         log_prob_diff: sum of `|log_prob - rollout_log_prob|`.
-        prob_diff: sum of the absolute differences of the probabilities.
+        prob_diff, prob_diff_square: sums of the absolute differences of the probabilities and of their squares.
+        prob, prob_square, rollout_prob, rollout_prob_square: sums of the trainer's and of the sampler's probabilities and their squares.
+        prob_product: sum of the products of both.
         kl: sum of `rollout_log_prob - log_prob` (k1 of KL(sampler || trainer)).
         k3_kl: sum of `r - log r - 1` with the ratio `r = exp(log_prob - rollout_log_prob)`.
         ratio_square: sum of `r^2`.
@@ -37,6 +40,12 @@ class SamplerGap:
     weight_square: float = 0.0
     high: float = 0.0
     low: float = 0.0
+    prob_diff_square: float = 0.0
+    prob: float = 0.0
+    prob_square: float = 0.0
+    rollout_prob: float = 0.0
+    rollout_prob_square: float = 0.0
+    prob_product: float = 0.0
     max_log_prob_diff: float = 0.0
     max_prob_diff: float = 0.0
 
@@ -77,7 +86,20 @@ class SamplerGap:
             "rollout_corr/rollout_is_ratio_fraction_low": self.low / n,
             "training/rollout_probs_diff_mean": self.prob_diff / n,
             "training/rollout_probs_diff_max": self.max_prob_diff,
+            **self._spread(),
         }
+
+    def _spread(self) -> dict[str, float]:
+        """Standard deviation (n - 1) of the differences and Pearson correlation, where there are such: both need two tokens that differ."""
+        n = self.tokens
+        if n < 2:
+            return {}
+        out = {"training/rollout_probs_diff_std": math.sqrt(max(self.prob_diff_square - self.prob_diff**2 / n, 0.0) / (n - 1))}
+        mine, theirs = self.prob_square - self.prob**2 / n, self.rollout_prob_square - self.rollout_prob**2 / n
+        if min(mine, theirs) > 1e-12 * n:  # below it, rounding alone
+            both = self.prob_product - self.prob * self.rollout_prob / n
+            out["training/rollout_actor_probs_pearson_corr"] = max(-1.0, min(1.0, both / math.sqrt(mine * theirs)))
+        return out
 
 
 @torch.no_grad()
@@ -105,7 +127,8 @@ def _of_tokens(band: Band, log_prob: torch.Tensor, rollout_log_prob: torch.Tenso
     log_ratio = ours - theirs
     ratio = torch.exp(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
     weight = band.weigh(ratio)
-    gap, prob_gap = log_ratio.abs(), (ours.exp() - theirs.exp()).abs()
+    prob, rollout_prob = ours.exp(), theirs.exp()
+    gap, prob_gap = log_ratio.abs(), (prob - rollout_prob).abs()
     sums = (
         gap,
         prob_gap,
@@ -116,6 +139,12 @@ def _of_tokens(band: Band, log_prob: torch.Tensor, rollout_log_prob: torch.Tenso
         weight.square(),
         ratio > band.upper,
         ratio < band.floor,
+        prob_gap.square(),
+        prob,
+        prob.square(),
+        rollout_prob,
+        rollout_prob.square(),
+        prob * rollout_prob,
     )
     values = torch.stack([*(v.sum() for v in sums), gap.max(), prob_gap.max()]).tolist()
     return SamplerGap(float(len(ours)), *values)

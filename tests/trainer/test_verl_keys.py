@@ -1,0 +1,71 @@
+"""A key of verl 0.9 is a key here, or the one line that refuses it says which of ours does the same or why there is none."""
+
+from pathlib import Path
+
+import pytest
+
+from verl.trainer.config import RunConfig
+from verl.trainer.config.entry import explain
+from verl.trainer.config.spec import describe
+from verl.trainer.config.verl_keys import VERL_KEYS, VerlKey, find_verl_key
+
+OURS = {name for name, *_ in describe(RunConfig)}
+SECTIONS = {name.rsplit(".", depth)[0] for name in OURS for depth in range(1, name.count(".") + 1)}
+
+
+def keys_of_verl() -> list[str]:
+    """Every key of verl 0.9's `ppo_trainer`."""
+    lines = (Path(__file__).parent / "verl_0_9_keys.txt").read_text(encoding="utf-8").splitlines()[1:]
+    return [f"{section}.{name}" for section, _, names in (line.partition(": ") for line in lines) for name in names.split()]
+
+
+def said(override: str) -> str:
+    return explain(ValueError("Key is not in struct"), [override])
+
+
+def test_every_key_of_verl_is_a_key_here_or_accounted_for() -> None:
+    keys = keys_of_verl()
+    assert len(keys) > 700
+    assert [key for key in keys if key not in OURS and find_verl_key(key) is None] == []
+
+
+@pytest.mark.parametrize("entry", VERL_KEYS, ids=lambda entry: entry.name)
+def test_an_entry_names_keys_that_exist_and_says_why(entry: VerlKey) -> None:
+    assert [key for key in entry.here if key not in OURS | SECTIONS] == []
+    assert entry.note
+
+
+def test_no_entry_takes_a_key_that_exists_here() -> None:
+    assert [key for key in sorted(OURS) if find_verl_key(key)] == []
+
+
+def test_every_entry_is_reached() -> None:
+    hidden = [entry.name for entry in VERL_KEYS if find_verl_key(entry.name.replace("*", "x")) is not entry]
+    assert hidden == [], "an entry further up takes these"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("actor_rollout_ref.rollout.n=5", "here env.rollout.n:"),
+        ("actor_rollout_ref.rollout.val_kwargs.n=4", "here env.rollout.val_n:"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "here is none: a device holds a whole replica"),
+        ("+actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "FSDP2 is the one training engine"),
+        ("actor_rollout_ref.actor.checkpoint.save_contents=[model]", "here trainer.save_hf_model:"),
+        ("actor_rollout_ref.ref.fsdp_config.param_offload=true", "here actor_rollout_ref.actor.fsdp_config:"),
+        ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", "here actor_rollout_ref.model.attn_implementation:"),
+        ("trainer.max_actor_ckpt_to_keep=1", "here trainer.max_ckpt_to_keep:"),
+        ("critic.fsdp_config.param_offload=true", "here critic.fsdp:"),
+        ("custom_reward_function.path=reward.py", "here env.env_name: the environment judges"),
+        ("data.truncation=left", "here data.filter_overlong_prompts:"),
+        ("actor_rollout_ref.actor.profiler.enable=true", "no profiler is started"),
+    ],
+)
+def test_a_key_of_verl_is_refused_in_one_line_that_leads_on(override: str, words: str) -> None:
+    line = said(override)
+    assert line.startswith(f"unknown key {override.lstrip('+').split('=')[0]}; verl")
+    assert words in line and "\n" not in line and "did you mean" not in line
+
+
+def test_a_key_that_is_nobodys_is_still_met_with_the_nearest() -> None:
+    assert "did you mean data.train_batch_size" in said("data.trian_batch_size=3")
