@@ -4,10 +4,10 @@
 
 The batch is 1,024 tasks x 8 episodes x 2 agents, replies of up to 256 tokens; a call is `compute_advantage` from token rewards to
 advantages. The peer is what one would write by hand: a dict of lists filled row by row, then one tensor operation a group, as verl and
-Dr. MAS do it. The last line is one JSON object: `ms_16k` (the slowest key's median), `ms_1m` (the same with 1,000,000 rows of 8
-tokens, so that it fits memory), `gigpo_50k_ms` (grouping and advantages of 50,000 calls by GiGPO), all by the clock; `pass_ms` is the
-limit, one pass over the 16,384 rows that writes a number a token into new memory; `spread` has the lowest and highest repeat of each,
-`cpu` the median CPU time.
+Dr. MAS do it. The last line is one JSON object: `ms_16k` (the slowest key's median), `ms_16k_own` (the same with texts of its own in
+every row), `ms_1m` (1,000,000 rows of 8 tokens, so that they fit memory), `ms_16k_8` (16,384 of these, to see how time grows),
+`gigpo_50k_ms` (grouping and advantages of 50,000 calls by GiGPO), all by the clock; `pass_ms` is the limit, one pass over the 16,384
+rows that writes a number a token into new memory; `spread` has the lowest and highest repeat of each, `cpu` the median CPU time.
 """
 
 from __future__ import annotations
@@ -49,14 +49,17 @@ class Spread(NamedTuple):
 
 
 def objects(values: list[Any]) -> np.ndarray:
-    """A column `[bsz]` of Python objects, each row with an object of its own."""
+    """A column `[bsz]` of Python objects."""
     column = np.empty(len(values), dtype=object)
     column[:] = values
     return column
 
 
-def make_batch(rows: int, width: int) -> DataProto:
-    """Rows in the order in which a collector gives them; scores of 0 or 1 and a little noise, lengths from an eighth up to `width`."""
+def make_batch(rows: int, width: int, own: bool = False) -> DataProto:
+    """Rows in the order in which the collector gives them; scores of 0 or 1 and a little noise, lengths from an eighth up to `width`.
+
+    Rows of one task, episode or agent hold the same text, as the collector's do; with `own` each row has a copy.
+    """
     rng = np.random.default_rng(0)
     number = np.arange(rows)
     task, episode, agent = number // (EPISODES * AGENTS), number // AGENTS, number % AGENTS
@@ -65,14 +68,18 @@ def make_batch(rows: int, width: int) -> DataProto:
     scores = (rng.random(rows) < 0.5) + np.round(rng.normal(size=rows), 2)
     rewards[torch.arange(rows), lengths - 1] = torch.as_tensor(scores, dtype=torch.float32)
     tensors = {"token_level_rewards": rewards, "response_mask": (torch.arange(width) < lengths.unsqueeze(1)).long()}
+    uids = [f"train/1/task-{t}/0" for t in range(task[-1] + 1)]
+    episodes = [f"{uids[e // EPISODES]}#{e % EPISODES}" for e in range(episode[-1] + 1)]
     columns = {
-        "uid": [f"train/1/task-{t}/0" for t in task],
-        "traj_uid": [f"train/1/task-{t}/0#{e % EPISODES}" for t, e in zip(task, episode, strict=True)],
-        "agent_id": [f"{'Solver' if a == 0 else 'Verifier'} Agent" for a in agent],
-        "policy_id": [f"{'solver' if a == 0 else 'verifier'}_agent" for a in agent],
+        "uid": [uids[t] for t in task],
+        "traj_uid": [episodes[e] for e in episode],
+        "agent_id": [("Solver Agent", "Verifier Agent")[a] for a in agent],
+        "policy_id": [("solver_agent", "verifier_agent")[a] for a in agent],
         "turn": [1] * rows,
         "call": [int(a) for a in agent],
     }
+    if own:
+        columns = {k: ["".join(list(x)) if isinstance(x, str) else x for x in v] for k, v in columns.items()}
     return DataProto.from_dict(tensors=tensors, non_tensors={k: objects(v) for k, v in columns.items()})
 
 
@@ -112,10 +119,10 @@ def ours(batch: DataProto, fields: list[str]) -> Callable[[], object]:
     return lambda: compute_advantage(batch, "grpo", config=config)
 
 
-def table(rows: int, width: int, repeats: int, with_peer: bool) -> Spread:
+def table(rows: int, width: int, repeats: int, with_peer: bool = False, own: bool = False) -> Spread:
     """Measure every key; returns the spread of the slowest."""
-    batch, worst = make_batch(rows, width), Spread(0.0, 0.0, 0.0, 0.0)
-    write(f"{rows:,} rows x {width} tokens, load {os.getloadavg()[0]:.1f}")
+    batch, worst = make_batch(rows, width, own), Spread(0.0, 0.0, 0.0, 0.0)
+    write(f"{rows:,} rows x {width} tokens, {'each with texts of its own, ' if own else ''}load {os.getloadavg()[0]:.1f}")
     for name, fields in KEYS.items():
         mine = times(repeats, ours(batch, fields))
         worst = max(worst, mine)
@@ -166,7 +173,9 @@ def main() -> None:
     cut = 64 if args.quick else 1
     measured = {
         "ms_16k": table(16_384 // cut, 256, args.repeats, with_peer=True),
-        "ms_1m": table(1_000_000 // cut, 8, max(args.repeats // 3, 1), with_peer=False),
+        "ms_16k_own": table(16_384 // cut, 256, args.repeats, own=True),
+        "ms_16k_8": table(16_384 // cut, 8, args.repeats),
+        "ms_1m": table(1_000_000 // cut, 8, max(args.repeats // 3, 1)),
         "gigpo_50k_ms": gigpo(50_000 // cut, args.repeats),
         "pass_ms": one_pass(16_384 // cut, 256, args.repeats),
     }

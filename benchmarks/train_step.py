@@ -4,8 +4,8 @@
 
 Ours: `RayPPOTrainer` as `verl.trainer.main_ppo` builds it, a Solver and a Verifier with a tiny model each, every agent answering
 `tasks * group` times a step; a step lasts from the first prompt to the moment its metrics are logged, files included. After each
-step the bare loop does the same prompts and reply lengths for one model after the other, with all cores: `transformers` generate
-with a static cache in batches of 64, then forward, clipped loss, backward and AdamW. The first step of both warms up.
+step the bare loop does the same prompts and reply lengths for one model after the other, with all cores: batches of 64 sampled
+token by token with a key-value cache, then forward, clipped loss, backward and AdamW. The first step of both warms up.
 
 The last line is JSON: `ratio` is the median of (ours / bare) over the repeats, `cpu_ratio` the same of the CPU seconds of all
 processes, and `peak_gib` bounds the peak memory of all processes of ours from above.
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from agent_system.rollout.collector import CollectResult
 from agent_system.workflows.math.demos import Course, make_demos
@@ -65,18 +65,23 @@ class BareTeam:
         return {"gen": sampled - started, "update": ended - sampled, "step": ended - started, "cpu": time.process_time() - cpu}
 
 
+@torch.inference_mode()
 def generate(model: PreTrainedModel, rows: DataProto) -> None:
     """Sample replies to the rows' prompts, each batch as long as its longest reply."""
     width = rows.batch["prompts"].shape[1]
     for begin in range(0, len(rows), BATCH):
         batch = rows.batch[begin : begin + BATCH]
         longest = int(batch["response_mask"].sum(dim=1).max())
-        settings = GenerationConfig(
-            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=longest, eos_token_id=None, pad_token_id=0,
-            cache_implementation="static",
-        )  # fmt: skip
-        out = model.generate(batch["prompts"], attention_mask=batch["attention_mask"][:, :width], generation_config=settings)
-        assert out.shape == (len(batch), width + longest)
+        ids, mask = batch["prompts"], batch["attention_mask"][:, : width + longest].clone()
+        mask[:, width:] = 1
+        positions, cache, replies = batch["position_ids"][:, :width], DynamicCache(), []
+        for seen in range(width, width + longest):
+            logits = model(
+                input_ids=ids, attention_mask=mask[:, :seen], position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+            ).logits[:, -1]
+            ids, positions = torch.multinomial(torch.softmax(logits.float(), -1), 1), positions[:, -1:] + 1
+            replies.append(ids)
+        assert torch.cat(replies, dim=1).shape == (len(batch), longest)
 
 
 def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: DataProto) -> None:

@@ -17,6 +17,7 @@ from verl.single_controller.base.decorator import Dispatch, Execute, register
 from verl.single_controller.base.worker import WorkerHelper, find_free_port
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, func_generator
+from verl.single_controller.ray.start import start_private_cluster
 
 
 class Doubler(Worker):
@@ -95,7 +96,7 @@ def test_methods_of_a_group_can_be_made_by_hand() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    start_private_cluster(num_cpus=2, log_to_driver=False)
     yield
     ray.shutdown()
 

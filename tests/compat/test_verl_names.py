@@ -16,6 +16,7 @@ from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, Execute, make_nd_compute_dataproto_dispatch_fn, register
 from verl.single_controller.ray.base import create_colocated_worker_cls
+from verl.single_controller.ray.start import start_private_cluster
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import AdvantageEstimator, agg_loss
 from verl.trainer.ppo.metric_utils import compute_data_metrics, compute_throughout_metrics, compute_timing_metrics, reduce_metrics
@@ -64,7 +65,7 @@ def rollouts(n: int = 2) -> DataProto:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    start_private_cluster(num_cpus=2, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -154,7 +154,7 @@ def test_a_checkpoint_of_another_team_or_another_dataset_is_refused(train: Run, 
 def test_the_real_command_ends_with_one_line_and_status_1(overrides: Callable[..., list[str]], user_package: Path) -> None:
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides({"trainer.controller": "ray", "algorithm.adv_estimator": "grop"})]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(user_package), os.getcwd()])}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: algorithm.adv_estimator='grop': expected one of ") and "rloo" in line

@@ -228,7 +228,7 @@ class Command:
 
     def end(self) -> tuple[int, list[str]]:
         """Exit status, and the errors on stderr: a line each, with its indented causes."""
-        _, said = self.process.communicate(timeout=180)
+        _, said = self.process.communicate(timeout=800)
         assert "Traceback" not in said, said
         return self.process.returncode, re.findall(r"^error: .*(?:\n  .*)*", said, flags=re.MULTILINE)
 

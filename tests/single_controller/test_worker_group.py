@@ -25,6 +25,7 @@ from verl.single_controller.ray import (
     merge_resource_pool,
     split_resource_pool,
 )
+from verl.single_controller.ray.start import start_private_cluster
 
 
 class Adder(Worker):
@@ -107,7 +108,7 @@ class Server(Worker):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    start_private_cluster(num_cpus=3, log_to_driver=False)
     yield
     ray.shutdown()
 

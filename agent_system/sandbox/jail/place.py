@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from . import tree
 
 COMMANDS, RESULTS = 0, 1
-# To the watcher: number of the test (0: it is over), bytes of memory, bytes of disk (0: nobody needs to look).
+# To the watcher: number of the run (0: it is over), bytes of memory, bytes of disk (0: nobody needs to look).
 WATCH = struct.Struct("!QQQ")
-# From the watcher: number of the test, what it has too much of.
+# From the watcher: number of the run, what it has too much of.
 ALARM = struct.Struct("!Qc")
 ALARMS = {b"m": "memory", b"d": "disk"}
 

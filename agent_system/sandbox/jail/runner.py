@@ -26,7 +26,7 @@ class Runner:
     """Runs the tests of one job.
 
     Attributes:
-        number: of the test, from 1.
+        number: of the run, never the same again in this worker: an alarm that comes late must not end another run.
         stopped: why the test was ended here; None while it runs and when it ended by itself.
         status: how its process ended, negative for a signal; None while it runs.
         cpu_s: CPU time of its processes that have ended.
@@ -43,7 +43,7 @@ class Runner:
     def run(self, test: dict[str, Any], stdin: bytes) -> None:
         """Start the program, wait for its end or end it, leave no process of it, report."""
         began = time.monotonic()
-        self.number += 1
+        self.number = time.monotonic_ns()
         self.stopped: str | None = None
         self.status: int | None = None
         self.cpu_s, self.watched = 0.0, False

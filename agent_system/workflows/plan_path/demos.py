@@ -41,7 +41,7 @@ class Habits:
     """
 
     tool_care: float = 0.05
-    guess: float = 0.9
+    guess: float = 0.85
     check: float = 0.1
     stray: float = 0.0
     executor: float = 0.5

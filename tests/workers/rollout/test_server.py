@@ -17,6 +17,7 @@ from verl.protocol.generate import Generation, RolloutClient, RolloutError
 from verl.single_controller.base import ClassWithInitArgs
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.single_controller.ray.start import start_private_cluster
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.client import WorkerGroupClient
 from verl.workers.rollout.server import RolloutWorker
@@ -42,7 +43,7 @@ def local(init: dict[str, Any]) -> Iterator[LocalWorkerGroup]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    start_private_cluster(num_cpus=2, log_to_driver=False, object_store_memory=100 * 2**20)
     yield
     ray.shutdown()
 

@@ -126,6 +126,8 @@ class RayController:
     def _start_ray(self) -> None:
         import ray
 
+        from verl.single_controller.ray.start import start_private_cluster
+
         logging.getLogger(RAY_TOKEN_LOGGER).addFilter(_not_about_enabled_tokens)
         self.owns_cluster = False
         if ray.is_initialized():
@@ -140,11 +142,9 @@ class RayController:
                     "or set RAY_AUTH_MODE=token when the cluster asks for a token"
                 ) from error
         else:
-            ray.init(
-                address="local",
+            start_private_cluster(
                 num_cpus=options.num_cpus or os.cpu_count(),
                 object_store_memory=options.object_store_memory_mb and options.object_store_memory_mb * 2**20,
-                include_dashboard=False,
                 log_to_driver=True,
                 logging_level=logging.WARNING,
                 _system_config=dict(RAY_SYSTEM_CONFIG),

@@ -28,6 +28,20 @@ def test_values_that_look_alike_stay_apart() -> None:
     assert group_index([column([None, float("nan"), "x"])]).tolist() == [0, 0, 1]
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_rows_that_share_an_object_are_as_rows_with_equal_ones(data) -> None:
+    # Two objects for each text, so that equal values lie at two places.
+    texts = [text for n in range(3) for text in ("".join(["task-", str(n)]), "".join(["task-", str(n)]))]
+    things = [*texts, None, float("nan"), 1, 1.0, True, 2**70, -5, (1, 2)]
+    rows = [things[i] for i in data.draw(st.lists(st.integers(0, len(things) - 1), min_size=1, max_size=60))]
+    names = ["none" if thing is None or thing != thing else thing for thing in rows]
+    expected = [list(dict.fromkeys(names)).index(name) for name in names]
+    assert group_index([column(rows)]).tolist() == expected
+    assert group_index([column(rows)[::-1]]).tolist() == group_index([column(rows[::-1])]).tolist(), "a view that runs backwards"
+    assert group_index([column(rows), column([0] * len(rows))]).tolist() == expected
+
+
 def test_many_wide_columns_do_not_run_into_each_other() -> None:
     rng = np.random.default_rng(0)
     columns = [rng.permutation(5000) for _ in range(8)]

@@ -15,6 +15,8 @@ import numpy as np
 MAX_CODE = 2**62
 # Numbers spread over at most this many times the rows are codes as they are.
 NARROW = 4
+# Objects are told apart by their place where each stands in at least so many rows on average.
+SHARED = 2
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ def group_index(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 def _codes(column: np.ndarray) -> tuple[np.ndarray, int]:
     """Codes `[bsz]`, the same for equal values, and a bound that all are below; whole numbers in a narrow range are their own codes."""
+    if column.dtype.kind == "O" and (coded := _codes_by_place(column)) is not None:
+        return coded
     if column.dtype.kind == "O" and _all_integers(column):
         try:
             column = column.astype(np.int64)
@@ -63,6 +67,20 @@ def _codes(column: np.ndarray) -> tuple[np.ndarray, int]:
         if highest - lowest < max(NARROW * len(column), 256) and highest < MAX_CODE:
             return column.astype(np.int64, copy=False) - lowest if lowest else column.astype(np.int64, copy=False), highest - lowest + 1
     return _number(column)
+
+
+def _codes_by_place(column: np.ndarray) -> tuple[np.ndarray, int] | None:
+    """`_codes` of a column whose rows share their objects, as those of one task or agent do; None when most rows have their own.
+
+    Where an object lies is told apart several times faster than what it says, and without reading it.
+    """
+    import pandas as pd
+
+    place, places = pd.factorize(np.frombuffer(np.ascontiguousarray(column), dtype=np.intp))
+    if SHARED * len(places) > len(column):
+        return None
+    code, size = _codes(column[first_rows(place)])
+    return code[place], size
 
 
 def _all_integers(column: np.ndarray) -> bool:

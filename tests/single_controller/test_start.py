@@ -1,0 +1,43 @@
+"""Starting a private cluster on a machine that is busy; what Ray answers is played."""
+
+from typing import Any
+
+import pytest
+import ray
+
+from verl.single_controller.ray.start import ATTEMPTS, start_private_cluster
+
+SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
+
+
+class FakeRay:
+    """Answers `ray.init` with these errors, then not any more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> None:
+        self.errors, self.calls = list(errors), []
+        monkeypatch.setattr(ray, "init", self.init)
+        monkeypatch.setattr(ray, "shutdown", lambda: self.calls.append("shutdown"))
+
+    def init(self, **options: Any) -> None:
+        self.calls.append(options)
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+def test_a_start_that_was_too_slow_is_begun_anew(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    fake = FakeRay(monkeypatch, Exception(SLOW), Exception(SLOW))
+    start_private_cluster(num_cpus=2)
+    options = {"address": "local", "include_dashboard": False, "num_cpus": 2}
+    assert fake.calls == [options, "shutdown", options, "shutdown", options]
+    assert "once more" in caplog.text
+
+
+def test_a_machine_that_is_always_too_slow_and_another_error_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay(monkeypatch, *[Exception(SLOW)] * ATTEMPTS)
+    with pytest.raises(Exception, match="timed out during startup"):
+        start_private_cluster()
+    assert fake.calls.count("shutdown") == ATTEMPTS - 1
+    fake = FakeRay(monkeypatch, ValueError("num_cpus must be positive"))
+    with pytest.raises(ValueError, match="positive"):
+        start_private_cluster(num_cpus=-1)
+    assert len(fake.calls) == 1
