@@ -77,7 +77,12 @@ def generate(model: PreTrainedModel, rows: DataProto) -> None:
         positions, cache, replies = batch["position_ids"][:, :width], DynamicCache(), []
         for seen in range(width, width + longest):
             logits = model(
-                input_ids=ids, attention_mask=mask[:, :seen], position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+                input_ids=ids,
+                attention_mask=mask[:, :seen],
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
             ).logits[:, -1]
             ids, positions = torch.multinomial(torch.softmax(logits.float(), -1), 1), positions[:, -1:] + 1
             replies.append(ids)

@@ -38,7 +38,7 @@ import os, time
 for _ in range(8):
     if os.fork() == 0:
         break
-keep = bytearray(os.urandom(1 << 20) * 90)
+keep = os.urandom(90 << 20)
 time.sleep(60)
 """
     with Stopwatch() as watch:
@@ -52,7 +52,7 @@ import os, time
 for _ in range(6):
     if os.fork() == 0:
         break
-keep = bytearray(os.urandom(1 << 20) * 90)
+keep = os.urandom(90 << 20)
 while True:
     os.write(1, b".")
     time.sleep(0.002)

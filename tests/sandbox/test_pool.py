@@ -103,7 +103,7 @@ async def test_a_worker_that_dies_is_replaced_and_its_run_says_so(pool: LocalSan
 
 
 async def test_an_alarm_that_comes_late_ends_no_other_run(arena: Arena) -> None:
-    program = "import os, time\ntime.sleep(0.5)\nos.fork()\nkeep = bytearray(os.urandom(1 << 20) * 90)\ntime.sleep(60)"
+    program = "import os, time\ntime.sleep(0.5)\nos.fork()\nkeep = os.urandom(90 << 20)\ntime.sleep(60)"
     sandbox = LocalSandbox(SandboxSettings(level=arena.level, min_level="rlimits", workers=1, limits=LIMITS))
     try:
         greedy = asyncio.create_task(sandbox.run(program))
