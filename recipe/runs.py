@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from recipe.memory import MemoryWatch
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,6 +20,25 @@ def run_module(module: str, *arguments: str) -> list[str]:
     command = [sys.executable, "-m", module, *arguments]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     return subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+
+
+def run_example(workflow: str, seed: int, arguments: Sequence[str], log: Path) -> float:
+    """`bash examples/run_<workflow>.sh` with these arguments; its output is appended to `log`.
+
+    Returns the most GiB that its processes held together. Raises RuntimeError naming the log when it fails.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    hidden = ("MODEL_PATH", "DATA", "EXPERIMENT")
+    env = {k: v for k, v in os.environ.items() if k not in hidden} | {"SEED": str(seed)}
+    command = ["bash", f"examples/run_{workflow}.sh", *arguments]
+    with log.open("a") as out, subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT) as process:
+        watch = MemoryWatch(process.pid)
+        watch.start()
+        status = process.wait()
+        watch.stop()
+    if status != 0:
+        raise RuntimeError(f"{' '.join(command)} (SEED={seed}) ended with status {status}; its output is in {log}")
+    return watch.peak_gib
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from recipe.runs import ROOT, accuracy_key, overrides_of, read_metrics
+from recipe.runs import ROOT, accuracy_key, overrides_of, read_metrics, run_example
 
 
 def run_seed(workflow: str, seed: int, settings: Mapping[str, Any], more: Sequence[str], metrics: Mapping[str, str]) -> dict[str, Any]:
@@ -30,15 +28,9 @@ def run_seed(workflow: str, seed: int, settings: Mapping[str, Any], more: Sequen
         RuntimeError: the script failed; names the file with its output.
     """
     run_dir = ROOT / "outputs" / "verl-mas" / f"{workflow}_measured_seed{seed}"
-    run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "metrics.jsonl").unlink(missing_ok=True)
-    command = ["bash", f"examples/run_{workflow}.sh", *overrides_of(settings), f"trainer.default_local_dir={run_dir}", *more]
-    env = {k: v for k, v in os.environ.items() if k not in ("MODEL_PATH", "DATA", "EXPERIMENT")} | {"SEED": str(seed)}
-    log = run_dir / "run.log"
-    with log.open("w") as out:
-        ended = subprocess.run(command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, check=False)
-    if ended.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} (SEED={seed}) ended with status {ended.returncode}; its output is in {log}")
+    (run_dir / "run.log").unlink(missing_ok=True)
+    run_example(workflow, seed, [*overrides_of(settings), f"trainer.default_local_dir={run_dir}", *more], run_dir / "run.log")
     return summarise(seed, read_metrics(run_dir / "metrics.jsonl"), metrics)
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import product
@@ -23,9 +21,10 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from recipe.runs import ROOT, accuracy_key, overrides_of, read_metrics
+from recipe.runs import ROOT, accuracy_key, overrides_of, read_metrics, run_example
 
 HERE = Path(__file__).parent
+LOG = ROOT / "outputs" / "verl-mas" / "at_grpo.log"
 TASKS = ("plan_path", "sudoku", "sokoban")
 SWAP = "agent.role_policies={Tool Agent: executor_agent, Executor Agent: tool_agent}"
 COLOURS = {"at_grpo": "tab:blue", "parallel": "tab:orange", "turn_blind": "tab:green", "shared": "tab:purple"}
@@ -37,19 +36,6 @@ LABELS = {
 }
 
 
-def run_script(task: str, seed: int, arguments: list[str]) -> None:
-    """`bash examples/run_<task>.sh` with these arguments; its output goes to a file that is named when it fails."""
-    log = ROOT / "outputs" / "verl-mas" / "at_grpo.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    hidden = ("MODEL_PATH", "DATA", "EXPERIMENT")
-    env = {k: v for k, v in os.environ.items() if k not in hidden} | {"SEED": str(seed)}
-    with log.open("a") as out:
-        command = ["bash", f"examples/run_{task}.sh", *arguments]
-        ended = subprocess.run(command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, check=False)
-    if ended.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} (SEED={seed}) ended with status {ended.returncode}; its output is in {log}")
-
-
 def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[dict[str, Any], list[list[float]]]:
     """Train one variant, then exchange the roles' policies; returns the row and the curve, [tokens, success] at every validation."""
     config = yaml.safe_load((HERE / "config.yaml").read_text())
@@ -57,7 +43,7 @@ def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[dict[s
     (run_dir / "metrics.jsonl").unlink(missing_ok=True)
     keys = config["common"] | {"trainer.total_generated_tokens": config["tokens"][task]} | config["variants"][variant]
     overrides = [*overrides_of(keys), f"trainer.default_local_dir={run_dir}", *more]
-    run_script(task, seed, overrides)
+    run_example(task, seed, overrides, LOG)
     lines = read_metrics(run_dir / "metrics.jsonl")
     row = summarise(task, variant, seed, lines)
     if not keys.get("agent.model_sharing", False):
@@ -70,7 +56,7 @@ def swapped(task: str, seed: int, run_dir: Path, overrides: list[str]) -> float:
     """Success of the last checkpoint when each role speaks with the other's policy."""
     metrics = run_dir / "swapped" / "tool_agent-executor_agent+executor_agent-tool_agent" / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    run_script(task, seed, ["eval", *overrides, SWAP])
+    run_example(task, seed, ["eval", *overrides, SWAP], LOG)
     (line,) = read_metrics(metrics)
     return float(line[accuracy_key(line)])
 

@@ -36,6 +36,15 @@ def test_policy_update() -> None:
     assert result["mixed_ratio"] > 0
 
 
+def test_placement_measures_all_levels_on_the_same_rows() -> None:
+    sizes = {"--tasks": 2, "--group": 2, "--tokens": 6, "--hidden": 32, "--steps": 1, "--rounds": 1}
+    result, _ = run("placement.py", *(str(word) for pair in sizes.items() for word in pair))
+    assert min(result[f"{level}_s"] for level in ("l1", "l2", "l3", "single")) > 0
+    assert len(set(result["reply_tokens"].values())) == 1
+    assert 0 < result["lora_sync_bytes"] < result["full_sync_bytes"]
+    assert result["l2_over_single"] == pytest.approx(result["l2_s"] / result["single_s"], abs=0.01)
+
+
 def test_advantage_measures_every_group_key_beside_a_dict_filled_by_hand() -> None:
     result, console = run("advantage.py", "--quick", "--repeats", "1", "--threads", "1")
     assert min(result["ms_16k"], result["ms_1m"], result["gigpo_50k_ms"]) > 0

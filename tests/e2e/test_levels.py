@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load
 
 from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.teams import ADAPTER, KL, LEVELS, asked_at_the_end, changes_of, load_exported, log_probs, policies
@@ -46,6 +47,8 @@ def test_two_steps_move_the_right_parameters_resume_equal_and_export_as_they_are
         assert {name.split("/")[1] for name in line if name.startswith("wg/") and name.endswith("actor/lr")} == team.trained
         assert all(line[f"wg/{policy}/actor/grad_norm"] > 0 for policy in second)
         assert all(line[f"agent/{slug(agent)}/calls"] == 6 for agent in team.policy_of)
+        sent = sum(value for name, value in line.items() if name.endswith("/perf/sync_mb"))
+        assert sent * 2**20 == sum(tensor.nbytes for policy in second.values() for tensor in load(policy).values())
     table = json.loads((run_dir / "checkpoints" / "global_step_2" / "trainer_state.json").read_text())["placement"]
     assert {row["agent_id"]: (row["policy_id"], row.get("frozen", False)) for row in table} == {
         agent: (policy, policy in team.frozen) for agent, policy in team.policy_of.items()
@@ -71,8 +74,6 @@ def test_two_steps_move_the_right_parameters_resume_equal_and_export_as_they_are
 
 def test_an_agent_that_does_not_learn_leaves_its_adapter_and_the_other_ones_move(train: Run, tmp_path: Path) -> None:
     """The verifier's learning rate is zero: only the asker's tensors differ between two steps, and each has the rank that it was given."""
-    from safetensors.torch import load
-
     own = {"actor.optim.lr": "[0.01,0.0]", "model.lora_rank": "[2,3]", "model.target_modules": "[all-linear,[q_proj]]"}
     train({"agent.specialization": "lora", "trainer.save_freq": 1} | {f"agent.agent_specific_parameters.{k}": v for k, v in own.items()})
     first, second = policies(tmp_path / "run", 1), policies(tmp_path / "run", 2)

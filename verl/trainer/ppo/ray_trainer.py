@@ -214,7 +214,7 @@ class RayPPOTrainer:
             self.team.free_caches()
             metrics |= self._update(batch)
             with self.timer("sync_weights"):
-                self.team.sync_weights(step)
+                sent = self.team.sync_weights(step)
         self.global_step = step
         spans = self._write_timeline()
         self.generated_tokens += result.generated_tokens
@@ -223,7 +223,7 @@ class RayPPOTrainer:
         seconds = self.timer.seconds
         metrics |= compute_timing_metrics(batch, seconds) | compute_throughout_metrics(batch, seconds, self.team.n_devices)
         metrics["timing_s/overlap"] = overlap_seconds(spans)
-        metrics |= seconds_by_group(spans) | self.team.take_generation_seconds()
+        metrics |= seconds_by_group(spans) | self.team.take_generation_seconds() | sent
         metrics["perf/generated_tokens"] = float(result.generated_tokens)
         metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / max(result.generated_tokens, 1)

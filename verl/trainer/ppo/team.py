@@ -265,26 +265,30 @@ class TeamWorkers:
         freed = [wg for wg in self.trained if self.specs[wg].config.rollout.free_cache_engine]
         self._on("free_caches", freed, lambda wg: self.rollouts[wg].sleep())
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self, version: int) -> dict[str, float]:
         """Send every policy's weights to its rollout server, bucket by bucket; replies sampled from now on carry `version`.
 
-        Of a policy that is an adapter, only the adapter goes.
+        Of a policy that is an adapter, only the adapter goes. Returns `wg/<id>/perf/sync_mb`, the MiB that each group sent.
         """
 
         self._version = version
-        self._on("sync_weights", self.trained, lambda wg: self._send_weights(wg, version))
+        sent = self._on("sync_weights", self.trained, lambda wg: self._send_weights(wg, version))
         for client in self.clients.values():
             client.allow()
+        return {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
 
-    def _send_weights(self, wg_id: str, version: int) -> None:
-        policy, engine = self.policies[wg_id], self.rollouts[wg_id]
+    def _send_weights(self, wg_id: str, version: int) -> int:
+        """Returns the bytes sent."""
+        policy, engine, n_bytes = self.policies[wg_id], self.rollouts[wg_id], 0
         for adapter in self.specs[wg_id].adapters or (None,):
             bucket = policy.next_weights(True, adapter)[0]
             while bucket:
                 following = policy.next_weights(False, adapter)[0]
                 engine.update_weights(bucket, version, not following, adapter)
+                n_bytes += sum(data.nbytes for _, _, data in bucket.values())
                 bucket = following
         engine.wake()
+        return n_bytes
 
     def take_generation_seconds(self) -> dict[str, float]:
         """`wg/<id>/timing_s/gen`: seconds since the last call in which the worker group's engine had a request."""
