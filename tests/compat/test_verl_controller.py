@@ -2,7 +2,6 @@
 
 import logging
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from verl.single_controller.base.decorator import Dispatch, Execute, register
 from verl.single_controller.base.worker import WorkerHelper, find_free_port
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, func_generator
-from verl.single_controller.ray.start import start_private_cluster
 
 
 class Doubler(Worker):
@@ -92,13 +90,6 @@ def test_methods_of_a_group_can_be_made_by_hand() -> None:
     assert {"double", "double_later", "first"} <= set(names)
     assert group.double(batch()).batch["out"].tolist() == [0, 2, 4, 6]
     group.shutdown()
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    start_private_cluster(num_cpus=2, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.mark.ray

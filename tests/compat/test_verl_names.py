@@ -16,7 +16,6 @@ from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, Execute, make_nd_compute_dataproto_dispatch_fn, register
 from verl.single_controller.ray.base import create_colocated_worker_cls
-from verl.single_controller.ray.start import start_private_cluster
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import AdvantageEstimator, agg_loss
 from verl.trainer.ppo.metric_utils import compute_data_metrics, compute_throughout_metrics, compute_timing_metrics, reduce_metrics
@@ -61,13 +60,6 @@ def rollouts(n: int = 2) -> DataProto:
         "attention_mask": torch.cat([torch.ones(rows, 2, dtype=torch.long), mask], dim=1),
     }
     return DataProto.from_dict(tensors, {"uid": np.repeat(["a", "b", "c"], n).astype(object)}, meta_info={"temperature": 1.0})
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    start_private_cluster(num_cpus=2, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.mark.ray

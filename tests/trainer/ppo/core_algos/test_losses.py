@@ -161,6 +161,8 @@ def test_users_add_their_own_and_unknown_names_list_the_known() -> None:
         get_adv_estimator_fn("grop")
     with pytest.raises(ValueError, match="already"):
         register_adv_est("grpo")(mine)
+    with pytest.raises(ValueError, match="already"):
+        register_policy_loss("vanilla")(mine_loss)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,10 @@ LOSS_AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-tok
 
 
 def masked_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Sum of `values` where `mask` is set; masked entries may hold NaN or inf."""
+    """Sum of `values` where `mask` is set; masked entries may hold NaN or inf.
+
+    Their gradient is 0. What they were computed from still gets NaN where that zero meets an infinite derivative: keep inputs finite.
+    """
     return torch.where(mask.bool(), values, 0.0).sum()
 
 
