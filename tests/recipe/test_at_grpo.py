@@ -70,3 +70,18 @@ def test_the_plot_has_a_panel_for_each_task(tmp_path: Path) -> None:
     plot({"sudoku/at_grpo/0": [[0, 0.1], [5, 0.2]], "plan_path/parallel/0": [[0, 0.1], [5, 0.2]]}, tmp_path / "curves.svg")
     text = (tmp_path / "curves.svg").read_text()
     assert text.count("million generated tokens") == 2
+
+
+def test_the_tables_of_the_readme_are_the_committed_rows() -> None:
+    rows = json.loads((HERE / "results.json").read_text())
+    readme = (HERE / "README.md").read_text(encoding="utf-8")
+    names = {"at_grpo": "AT-GRPO", "parallel": "parallel, `uid`", "turn_blind": "turn-blind trees", "shared": "AT-GRPO, one policy"}
+    for row in rows:
+        swapped = "—" if row["swapped"] is None else f"{100 * row['swapped']:.1f}"
+        success = f"{100 * row['before']:.1f} → **{100 * row['after']:.1f}**"
+        minutes = f"{row['train_seconds'] / 60:.0f}"
+        assert f"| {names[row['variant']]} | {row['seed']} | {success} | {swapped} | {row['steps']} | {minutes} |" in readme
+    curves = json.loads((HERE / "curves.json").read_text())
+    assert {run: points[-1][1] for run, points in curves.items()} == {
+        f"{row['task']}/{row['variant']}/{row['seed']}": row["after"] for row in rows
+    }
