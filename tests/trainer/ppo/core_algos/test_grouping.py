@@ -21,6 +21,11 @@ def test_a_group_is_a_tuple_of_values_numbered_as_it_appears() -> None:
     assert first_rows(index).tolist() == [0, 1, 3]
 
 
+@pytest.mark.parametrize("rows", [[], ["a"], ["a", "a"], ["a", "a", "a"]])
+def test_columns_of_few_rows_or_none(rows: list) -> None:
+    assert group_index([column(rows)]).tolist() == [0] * len(rows)
+
+
 def test_values_that_look_alike_stay_apart() -> None:
     assert group_index([column(["1", 1, "1 ", None, "None"])]).tolist() == [0, 1, 2, 3, 4]
     joined = [column(["a,b", "a", "a_b", "a"]), column(["c", "b,c", "c", "b_c"])]

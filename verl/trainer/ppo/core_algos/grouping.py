@@ -15,7 +15,7 @@ import numpy as np
 MAX_CODE = 2**62
 # Numbers spread over at most this many times the rows are codes as they are.
 NARROW = 4
-# Objects are told apart by their place where each stands in at least so many rows on average.
+# Objects are told apart by their place where each stands in more than so many rows on average.
 SHARED = 2
 
 
@@ -77,7 +77,7 @@ def _codes_by_place(column: np.ndarray) -> tuple[np.ndarray, int] | None:
     import pandas as pd
 
     place, places = pd.factorize(np.frombuffer(np.ascontiguousarray(column), dtype=np.intp))
-    if SHARED * len(places) > len(column):
+    if SHARED * len(places) >= len(column):  # true of a column without rows as well
         return None
     code, size = _codes(column[first_rows(place)])
     return code[place], size
