@@ -163,7 +163,7 @@ def summarise(rounds: list[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
     first, last = rounds[0], rounds[-1]
     memory = "perf/cpu_memory_used_gb"
     return {
-        **{f"{level}_s": round(statistics.median(found), 3) for level, found in seconds.items()},
+        **{f"{level}_s": round(statistics.median(found), 4) for level, found in seconds.items()},
         "l2_over_single": round(statistics.median(ratio), 3),
         "l2_update_over_single": round(statistics.median(update_ratio), 3),
         "lora_sync_bytes": round(total(first["l2"][-1], "perf/sync_mb") * 2**20),
@@ -171,7 +171,7 @@ def summarise(rounds: list[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
         "peak_gib": {level: round(max(v for k, v in last[level][-1].items() if k.endswith(memory)), 3) for level in LEVELS},
         "reply_tokens": {level: round(median(first[level], "perf/generated_tokens")) for level in LEVELS},
         "spread": {
-            **{f"{level}_s": [round(min(found), 3), round(max(found), 3)] for level, found in seconds.items()},
+            **{f"{level}_s": [round(min(found), 4), round(max(found), 4)] for level, found in seconds.items()},
             "l2_over_single": [round(min(ratio), 3), round(max(ratio), 3)],
             "l2_update_over_single": [round(min(update_ratio), 3), round(max(update_ratio), 3)],
         },

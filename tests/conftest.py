@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("tests.sandbox.arena")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 800
+TIMEOUT_S = 240
 
 
 def run(name: str, *args: str) -> tuple[dict, str]:

@@ -143,7 +143,7 @@ def test_a_users_own_are_found_by_the_command_line_and_by_ray_workers(
     mine = {"algorithm.adv_estimator": "mine", f"{LOSS}.loss_mode": "mine", "trainer.controller": "ray", "trainer.total_training_steps": 1}
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(dict(TEAM) | mine)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(plugin), os.getcwd()])}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=800, env=environment)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert ended.returncode == 0, ended.stderr
     (line,) = [line for line in read_metrics(tmp_path / "run") if line["step"] == 1]
     assert line["wg/verifier_agent/actor/mine"] == pytest.approx(7.0)

@@ -100,6 +100,7 @@ def test_a_resumed_run_with_critics_equals_an_uninterrupted_one_to_the_last_bit(
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(900)
 def test_critics_on_ray_equal_those_of_one_process(train: Run, tmp_path: Path) -> None:
     short = GAE | JOINT | {"trainer.total_training_steps": 2, "agent.model_sharing": True}
     train(short)

@@ -228,7 +228,7 @@ class Command:
 
     def end(self) -> tuple[int, list[str]]:
         """Exit status, and the errors on stderr: a line each, with its indented causes."""
-        _, said = self.process.communicate(timeout=800)
+        _, said = self.process.communicate(timeout=180)
         assert "Traceback" not in said, said
         return self.process.returncode, re.findall(r"^error: .*(?:\n  .*)*", said, flags=re.MULTILINE)
 
@@ -308,6 +308,7 @@ def our_actors(cluster: subprocess.Popen[str], within_s: float = 20.0) -> list[s
 
 @pytest.mark.ray
 @pytest.mark.spread
+@pytest.mark.timeout(900)
 def test_ctrl_c_checkpoints_and_leaves_no_process(command: Callable[..., Command], tmp_path: Path) -> None:
     run = command("collect:ctrl_c", {"trainer.save_freq": -1})
     assert run.end() == (130, [])
@@ -317,6 +318,7 @@ def test_ctrl_c_checkpoints_and_leaves_no_process(command: Callable[..., Command
 
 @pytest.mark.ray
 @pytest.mark.spread
+@pytest.mark.timeout(900)
 def test_ctrl_c_in_the_update_and_a_second_run_end_as_one_uninterrupted_run_without_ray(
     command: Callable[..., Command], faults: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -74,6 +74,6 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path):
 def test_two_that_ask_at_the_same_time_share_one_folder(tmp_path):
     command = [sys.executable, "-m", "examples.embedded.prepare", "--world", "plan_path", "--demos", "64", "--threads", "1"]
     both = [subprocess.Popen([*command, "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    printed = {process.communicate(timeout=600)[0] for process in both}
+    printed = {process.communicate(timeout=200)[0] for process in both}
     assert [process.returncode for process in both] == [0, 0]
     assert len(printed) == 1

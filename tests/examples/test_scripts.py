@@ -29,7 +29,7 @@ def run(name: str, tmp_path: Path, *arguments: str, **variables: str) -> subproc
     small = {"EMBEDDED_DIR": str(tmp_path / "embedded"), "DEMOS": "96"}
     env = {k: v for k, v in os.environ.items() if k not in hidden} | small | variables
     command = ["bash", f"examples/run_{name}.sh", *arguments, f"trainer.default_local_dir={tmp_path / 'run'}"]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
 def arguments_of(block: str) -> list[str]:
@@ -58,7 +58,7 @@ def test_every_script_has_a_test() -> None:
 
 @pytest.mark.ray
 @pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
-@pytest.mark.timeout(2000)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_path: Path) -> None:
     # One whole run on Ray; the others are quicker without.

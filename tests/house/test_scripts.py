@@ -32,7 +32,7 @@ def make_checkout(folder: Path, pip_status: int = 0) -> Path:
 
 
 def set_up(folder: Path, *extras: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(["bash", "scripts/setup.sh", *extras], cwd=folder, capture_output=True, text=True, timeout=600)
+    return subprocess.run(["bash", "scripts/setup.sh", *extras], cwd=folder, capture_output=True, text=True, timeout=60)
 
 
 def test_setup_installs_the_pinned_set_once(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_the_script_trains_swaps_and_keeps_what_was_measured_before(tmp_path: Pa
     arguments = ["--tasks", "plan_path", "--variants", "at_grpo", "shared", "--seeds", "7", "--jobs", "2", "--out", str(tmp_path)]
     env = os.environ | {"DEMOS": "160", "EMBEDDED_DIR": str(tmp_path / "embedded")}
     command = [sys.executable, "recipe/at_grpo/measure.py", *arguments, *SMALL]
-    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=800)
+    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=400)
     one, shared, kept = json.loads((tmp_path / "results.json").read_text())
     assert (one["variant"], shared["variant"], kept) == ("at_grpo", "shared", earlier)
     assert 0 <= one["before"] <= 1

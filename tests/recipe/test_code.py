@@ -19,7 +19,7 @@ def test_the_script_measures_a_seed_and_keeps_the_others(tmp_path: Path) -> None
     (tmp_path / "results.json").write_text(json.dumps([{"seed": 9, "before": 0.3, "after": 0.9}]))
     env = os.environ | {"DEMOS": "96", "EMBEDDED_DIR": str(tmp_path / "embedded")}
     command = [sys.executable, "recipe/code/measure.py", "--seeds", "7", "--out", str(tmp_path), *SMALL]
-    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=800)
+    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=400)
     row, kept = json.loads((tmp_path / "results.json").read_text())
     assert kept == {"seed": 9, "before": 0.3, "after": 0.9}
     assert (row["seed"], row["steps"]) == (7, 1) and row["train_seconds"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from agent_system.sandbox import Limits
 from tests.sandbox.arena import LIMITS, Arena
 from tests.sandbox.outside import run_outside
-from tests.stopwatch import Stopwatch
 
 SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.6})
 C = "import ctypes, errno, os\nc = ctypes.CDLL(None, use_errno=True)\n"
@@ -100,10 +100,10 @@ async def test_other_processes_are_out_of_reach(call: str, arena: Arena) -> None
 @pytest.mark.promised_by("every")
 async def test_fork_bomb(arena: Arena) -> None:
     program = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
-    with Stopwatch() as watch:
-        result = await arena.attack(program, limits=SHORT)
+    began = time.monotonic()
+    result = await arena.attack(program, limits=SHORT)
     assert result.reason in ("timeout", "cpu")
-    assert watch.seconds < 30
+    assert time.monotonic() - began < 30
 
 
 async def test_processes_and_threads_are_counted(arena: Arena) -> None:
@@ -155,17 +155,15 @@ if os.fork() == 0:
 os.wait()
 print("left one behind")
 """
-    with Stopwatch() as watch:
-        result = await arena.attack(program)
+    result = await arena.attack(program)
     assert (result.stdout, result.reason) == ("left one behind\n", "ok")
-    assert result.seconds - watch.stalled < 5
+    assert result.seconds < 5
 
 
 async def test_orphan_that_keeps_stdout_open_does_not_hold_the_run(arena: Arena) -> None:
-    with Stopwatch() as watch:
-        result = await arena.attack("import os, time\nif os.fork() == 0:\n    time.sleep(60)\nprint('done')")
+    result = await arena.attack("import os, time\nif os.fork() == 0:\n    time.sleep(60)\nprint('done')")
     assert (result.stdout, result.reason) == ("done\n", "ok")
-    assert result.seconds - watch.stalled < 5
+    assert result.seconds < 5
 
 
 async def test_ignoring_all_signals_does_not_help(arena: Arena) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from agent_system.sandbox import Limits
 from tests.sandbox.arena import LIMITS, Arena
-from tests.stopwatch import Stopwatch
 
 SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.4})
+LONG = Limits(**{**vars(LIMITS), "wall_s": 30, "cpu_s": 20})
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.4})
     ids=["block", "list", "text", "mmap", "table", "print"],
 )
 async def test_memory_bomb(program: str, arena: Arena) -> None:
-    result = await arena.attack(program)
+    result = await arena.attack(program, limits=LONG)
     assert result.reason in ("memory", "error", "signal")
     assert "MemoryError" in result.stderr or "Cannot allocate memory" in result.stderr or result.reason == "signal"
 
@@ -41,9 +42,9 @@ for _ in range(8):
 keep = os.urandom(90 << 20)
 time.sleep(60)
 """
-    with Stopwatch() as watch:
-        assert (await arena.attack(program)).reason == "memory"
-    assert watch.seconds < 25
+    began = time.monotonic()
+    assert (await arena.attack(program, limits=LONG)).reason == "memory"
+    assert time.monotonic() - began < 25
 
 
 async def test_output_in_drops_does_not_hide_memory(arena: Arena) -> None:
@@ -57,7 +58,7 @@ while True:
     os.write(1, b".")
     time.sleep(0.002)
 """
-    assert (await arena.attack(program)).reason == "memory"
+    assert (await arena.attack(program, limits=LONG)).reason == "memory"
 
 
 async def test_disk_filler_with_one_file(arena: Arena) -> None:
@@ -89,7 +90,7 @@ time.sleep(60)
         result = await arena.attack(program.replace("time.sleep(60)", ""))
         assert (result.stdout, result.reason) == (f"28 {LIMITS.disk_mb}\n", "ok")
     else:
-        assert (await arena.attack(program)).reason == "disk"
+        assert (await arena.attack(program, limits=LONG)).reason == "disk"
 
 
 async def test_disk_filler_with_empty_files(arena: Arena) -> None:
@@ -103,18 +104,18 @@ except OSError as error:
 else:
     print('made all')
 """
-    result = await arena.attack(program)
+    result = await arena.attack(program, limits=LONG)
     assert (result.stdout, result.reason) == (("28 True\n", "ok") if arena.level == "namespaces" else ("", "disk"))
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 async def test_a_gigabyte_of_output(stream: str, arena: Arena) -> None:
     program = f"import sys\nfor _ in range(1000):\n    sys.{stream}.write('x' * 10**6)"
-    with Stopwatch() as watch:
-        result = await arena.attack(program)
+    began = time.monotonic()
+    result = await arena.attack(program)
     text = getattr(result, stream)
     assert (result.reason, text) == ("output", "x" * LIMITS.output_kb * 1024)
-    assert watch.seconds < 5
+    assert time.monotonic() - began < 5
 
 
 async def test_output_after_the_end(arena: Arena) -> None:
@@ -139,10 +140,9 @@ async def test_output_after_the_end(arena: Arena) -> None:
     ids=["loop", "sleep", "stdin", "regex", "huge_integer", "exit_handler", "thread", "finalizer", "pipe", "catch_all"],
 )
 async def test_endless(program: str, arena: Arena) -> None:
-    with Stopwatch() as watch:
-        result = await arena.attack(program.replace("del A", "A()"), "x\n", limits=SHORT)
+    result = await arena.attack(program.replace("del A", "A()"), "x\n", limits=SHORT)
     assert (result.reason, result.exit_code, result.finished) == ("timeout", None, False)
-    assert result.seconds - watch.stalled < 5
+    assert result.seconds < 5
 
 
 @pytest.mark.promised_by("strongest")

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from agent_system.sandbox import Call, Limits, Sandbox, SandboxError, SandboxSettings, close_shared, configure, make_sandbox
-from tests.stopwatch import Stopwatch
 
-LIMITS, SHORT = Limits(wall_s=20, output_kb=16), Limits(wall_s=2, output_kb=16)
+LIMITS = Limits(wall_s=2, output_kb=16)
+# The program that tries a server out ends by itself, however busy the machine.
+PATIENT = Limits(wall_s=20, output_kb=16)
 
 
 def run_code(body: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +91,7 @@ async def test_runs_calls_and_compiling(sandbox: Sandbox, server: Server) -> Non
     results = await sandbox.run_tests("print(int(input()) + 1)", ["1", "x", "3"])
     assert [(r.stdout, r.reason.value) for r in results] == [("2\n", "ok"), ("", "error"), ("4\n", "ok")]
     body = server.bodies[0]
-    assert (body["language"], body["run_timeout"], body["memory_limit_MB"], body["stdin"]) == ("python", 20, 512, "1")
+    assert (body["language"], body["run_timeout"], body["memory_limit_MB"], body["stdin"]) == ("python", 2, 512, "1")
     program = "print('noise', end='')\nclass S:\n    def f(self, x, *, y='\\n\"'):\n        return {x, 1}, y\n"
     called, missing = await sandbox.run_tests(program, [Call("S.f", [1], {"y": "%s'\\"}), Call("g")])
     assert (called.stdout, called.returned()) == ("noise", [[1], "%s'\\"])
@@ -112,7 +113,7 @@ async def test_runs_calls_and_compiling(sandbox: Sandbox, server: Server) -> Non
     ],
 )
 async def test_reasons(program: str, reason: str, sandbox: Sandbox) -> None:
-    assert (await sandbox.run(program, limits=SHORT if reason == "timeout" else None)).reason == reason
+    assert (await sandbox.run(program)).reason == reason
 
 
 RUBBISH = {
@@ -175,13 +176,13 @@ async def test_a_slow_answer_costs_its_own_run_and_no_other() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=drip, args=(listening,), daemon=True).start()
         sandbox = client(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=0.5)
+        began = time.monotonic()
         try:
-            with Stopwatch() as watch:
-                slow = asyncio.create_task(sandbox.run("print(1)", limits=limits))
-                await asyncio.sleep(0.05)
-                result = await slow
+            slow = asyncio.create_task(sandbox.run("print(1)", limits=limits))
+            await asyncio.sleep(0.05)
+            result = await slow
             assert result.reason == "sandbox"
-            assert watch.seconds < 5
+            assert time.monotonic() - began < 5
         finally:
             sandbox.close()
 
@@ -189,18 +190,18 @@ async def test_a_slow_answer_costs_its_own_run_and_no_other() -> None:
 async def test_a_slow_server_delays_no_other_run(sandbox: Sandbox, server: Server) -> None:
     server.answer = lambda body: time.sleep(1.5) or run_code(body) if "slow" in body["code"] else run_code(body)
     slow = asyncio.create_task(sandbox.run("print('slow')"))
-    with Stopwatch() as watch:
-        assert (await sandbox.run("print(1)")).ok
-    assert watch.seconds < 1.4
+    began = time.monotonic()
+    assert (await sandbox.run("print(1)")).ok
+    assert time.monotonic() - began < 1.4
     slow.cancel()
 
 
 def test_a_server_that_cannot_run_programs_is_found_at_the_start(server: Server) -> None:
     server.answer = lambda body: {"status": "SandboxError", "message": "no free slot"}
     with pytest.raises(SandboxError, match="no free slot"):
-        configure(SandboxSettings(backend="http", url=server.url, limits=LIMITS))
+        configure(SandboxSettings(backend="http", url=server.url, limits=PATIENT))
     server.answer = run_code
     try:
-        assert "SandboxFusion at" in configure(SandboxSettings(backend="http", url=server.url, limits=LIMITS)).describe()
+        assert "SandboxFusion at" in configure(SandboxSettings(backend="http", url=server.url, limits=PATIENT)).describe()
     finally:
         close_shared()

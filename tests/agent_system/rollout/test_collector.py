@@ -219,7 +219,7 @@ async def test_replies_cut_by_the_limit_are_counted(make_collector, scripted, ta
 async def test_blocking_environments_do_not_stall_each_other(make_collector, scripted) -> None:
     import threading
 
-    together = threading.Barrier(4, timeout=60)
+    together = threading.Barrier(4, timeout=20)
 
     class Meets(BaseEnv):
         def reset(self, task: Task) -> Observation:

@@ -163,7 +163,7 @@ def test_two_gloo_ranks_with_uneven_rows_of_each_adapter_equal_one(tiny_model_di
     command = [sys.executable, "-m", "tests.workers.engine.adapter_rank_main", str(tmp_path), str(tiny_model_dir)]
     ranks = [subprocess.Popen(command, env=base | {"RANK": str(rank)}, cwd=ROOT) for rank in range(2)]
     try:
-        assert [process.wait(timeout=600) for process in ranks] == [0, 0]
+        assert [process.wait(timeout=200) for process in ranks] == [0, 0]
     finally:
         for process in ranks:
             process.kill()

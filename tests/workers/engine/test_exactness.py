@@ -123,7 +123,7 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path) -> None:
         for rank, model in enumerate((tiny_model_dir, without_weights))
     ]
     try:
-        assert [process.wait(timeout=600) for process in ranks] == [0, 0]
+        assert [process.wait(timeout=200) for process in ranks] == [0, 0]
     finally:
         for process in ranks:
             process.kill()

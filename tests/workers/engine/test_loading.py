@@ -17,7 +17,7 @@ def test_every_rank_gets_parameters_and_buffers_and_hears_of_any_error(tmp_path:
     command = [sys.executable, "-m", "tests.workers.engine.loading_main", str(tmp_path)]
     ranks = [subprocess.Popen(command, env=base | {"RANK": str(rank)}, cwd=ROOT) for rank in range(2)]
     try:
-        assert [process.wait(timeout=600) for process in ranks] == [0, 0]
+        assert [process.wait(timeout=100) for process in ranks] == [0, 0]
     finally:
         for process in ranks:
             process.kill()

@@ -80,7 +80,7 @@ def test_it_ends_with_whoever_holds_its_standard_input(corpus):
         "import os, sys; from agent_system.workflows.search.retrieval.local import LocalServer; "
         f"print(LocalServer({str(corpus)!r}, start_timeout_s=100).pid, flush=True); os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", parent], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run([sys.executable, "-c", parent], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     pid = int(done.stdout)
     assert wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3])
@@ -112,7 +112,7 @@ def test_a_port_that_is_taken_is_named(corpus):
         taken.listen()
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", SERVER, "--corpus", str(corpus), "--port", str(port)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "Traceback" not in done.stderr
