@@ -4,7 +4,8 @@
 
 writes `results.json` beside this file, a list of `{"seed", "before", "after", "rl_seconds", "total_seconds", "peak_gib", ...}`:
 team accuracy (avg@n over held-out tasks) before and after, the seconds of all training steps with their checkpoints, the seconds of
-the whole script, and the peak of the memory of all its processes (proportional set size, so that shared pages count once).
+the whole script, and the peak of the memory of all its processes (proportional set size, so that shared pages count once). `commit` is
+what was cloned, `load` how many other processes wanted a core in the minute before.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def run_seed(seed: int, overrides: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="verl_mas_") as folder:
         clone = Path(folder) / "verl-mas"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=clone, check=True, capture_output=True, text=True).stdout.strip()
+        origin = {"commit": commit, "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
         log = Path(folder) / "log"
         start = time.monotonic()
         with open(log, "w") as out:
@@ -43,7 +46,7 @@ def run_seed(seed: int, overrides: list[str]) -> dict[str, Any]:
         if status != 0:
             sys.exit(f"seed {seed}: the script ended with status {status}\n" + log.read_text()[-4000:])
         lines = (clone / "outputs" / "verl-mas" / f"math_seed{seed}" / "metrics.jsonl").read_text().splitlines()
-        return summarise(seed, [json.loads(line) for line in lines]) | {"total_seconds": total, "peak_gib": watch.peak_gib}
+        return summarise(seed, [json.loads(line) for line in lines]) | {"total_seconds": total, "peak_gib": watch.peak_gib} | origin
 
 
 def summarise(seed: int, lines: list[dict[str, Any]]) -> dict[str, Any]:
