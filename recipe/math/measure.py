@@ -30,7 +30,7 @@ def run_seed(seed: int, overrides: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="verl_mas_") as folder:
         clone = Path(folder) / "verl-mas"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=clone, check=True, capture_output=True, text=True).stdout.strip()
+        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=clone, text=True).strip()
         origin = {"commit": commit, "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
         log = Path(folder) / "log"
         start = time.monotonic()
