@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ import pytest
 
 from agent_system.rollout.collector import TooManyFailuresError
 from tests.e2e.conftest import Run, read_metrics, weights
+from tests.house.source import ROOT
 from verl.trainer.ppo.checkpointing import CheckpointError
 from verl.trainer.ppo.interrupt import StoppedAtOnce
 
 FAULTS = '''
-"""my_flow in a world, and with an estimator, that do harm in step 2: the environment variable FAULT is <phase>:<fault>."""
+"""my_flow in a world, and with an estimator, that do harm in step 2: the file `fault` beside this one holds <phase>:<fault>."""
 
 import functools
 import os
@@ -33,15 +34,16 @@ import resource
 import signal
 import threading
 import time
+from pathlib import Path
 
 import psutil
 
 import my_flow_package
 from agent_system.environment import Observation
 from agent_system.registry import EnvRegistry
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est, register_policy_loss
 
-state = {"steps": 0, "harmed": 0}
+state = {"steps": 0, "harmed": 0, "losses": 0}
 
 
 def harm(fault):
@@ -83,7 +85,7 @@ def hunt(kind):
 
 
 def phase_and_fault():
-    return os.environ.get("FAULT", "never:none").split(":")
+    return Path(__file__).with_name("fault").read_text().split(":")
 
 
 class Harmful(my_flow_package.MyWorld):
@@ -112,6 +114,16 @@ def harmful(*args, **kwargs):
     if phase == "update" and state["steps"] == 2:
         harm(fault)
     return compute_grpo_outcome_advantage(*args, **kwargs)
+
+
+@register_policy_loss("harmful_loss")
+@functools.wraps(my_flow_package.my_loss, assigned=())
+def harmful_loss(*args, **kwargs):  # once a step, in the worker that trains
+    state["losses"] += 1
+    phase, fault = phase_and_fault()
+    if phase == "loss" and state["losses"] == 2:
+        harm(fault)
+    return my_flow_package.my_loss(*args, **kwargs)
 '''
 CLUSTER = """
 import sys, ray
@@ -137,14 +149,14 @@ def on_the_cluster(test: Any) -> Any:
 
 
 @pytest.fixture
-def faults(user_package: Path, train: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+def faults(user_package: Path, train: Run) -> Iterator[Callable[..., Any]]:
     """Train in this process with a fault in step 2 (None for none); the module's count of steps starts anew."""
     (user_package / "faults_package.py").write_text(FAULTS)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def go(fault: str | None, changes: Mapping[str, Any] | None = None) -> Any:
         sys.modules.get("faults_package", train).__dict__.get("state", {}).update(steps=0, harmed=0)
-        monkeypatch.setenv("FAULT", fault or "never:none")
+        (user_package / "fault").write_text(fault or "never:none")
         return train(HARM | STEPS | dict(changes or {}))
 
     yield go
@@ -215,16 +227,18 @@ def test_an_environment_that_hangs_costs_its_episode_only(faults: Callable[..., 
 # ---- with Ray, as a command
 
 
-class Command:
-    """`python -m verl.trainer.main_ppo` in a session of its own; its processes and theirs are found by a mark in the environment."""
+TRAINER = (sys.executable, "-m", "verl.trainer.main_ppo")
 
-    def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
+
+class Command:
+    """A run of ours in a session of its own; its processes and theirs are found by a mark in the environment."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.mark = uuid.uuid4().hex
         env = {**os.environ, **environment, "VERL_TEST_MARK": self.mark}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "verl.trainer.main_ppo", *arguments],
-            env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            command, cwd=ROOT, env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
 
     def end(self) -> tuple[int, list[str]]:
         """Exit status, and the errors on stderr: a line each, with its indented causes."""
@@ -252,15 +266,18 @@ class Command:
 
 @pytest.fixture
 def command(overrides: Callable[..., list[str]], user_package: Path, tmp_path: Path) -> Iterator[Callable[..., Command]]:
-    """Start the real command with a fault in step 2."""
+    """Start the real command, or a script that ends in it, with a fault in step 2."""
     (user_package / "faults_package.py").write_text(FAULTS)
-    path = os.pathsep.join([str(user_package), str(Path(__file__).parents[2])])
+    path = os.pathsep.join([str(user_package), str(ROOT)])
     started: list[Command] = []
 
-    def go(fault: str, changes: Mapping[str, Any] | None = None, cluster_pid: int = 0) -> Command:
+    def go(
+        fault: str, changes: Mapping[str, Any] | None = None, cluster_pid: int = 0, program: Sequence[str] = TRAINER, **variables: str
+    ) -> Command:
         ray = {"trainer.controller": "ray", "agent.model_sharing": True, "trainer.save_hf_model": False}
-        environment = {"PYTHONPATH": path, "FAULT": fault, "CLUSTER_PID": str(cluster_pid)} | TOKEN
-        started.append(Command(overrides(HARM | STEPS | ray | dict(changes or {})), environment))
+        (user_package / "fault").write_text(fault)
+        environment = {"PYTHONPATH": path, "CLUSTER_PID": str(cluster_pid)} | TOKEN | variables
+        started.append(Command([*program, *overrides(HARM | STEPS | ray | dict(changes or {}))], environment))
         return started[-1]
 
     yield go
@@ -309,8 +326,15 @@ def our_actors(cluster: subprocess.Popen[str], within_s: float = 20.0) -> list[s
 @pytest.mark.ray
 @pytest.mark.spread
 @pytest.mark.timeout(900)
-def test_ctrl_c_checkpoints_and_leaves_no_process(command: Callable[..., Command], tmp_path: Path) -> None:
-    run = command("collect:ctrl_c", {"trainer.save_freq": -1})
+@pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
+def test_ctrl_c_under_a_script_checkpoints_and_leaves_no_process(
+    command: Callable[..., Command], tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.parquet").touch()
+    script = ("bash", "examples/run_math.sh")
+    team = {"agent.orchestra_type": "math", "agent.agent_ids": "[Solver Agent,Verifier Agent]", "data.max_prompt_length": 512}
+    run = command("collect:ctrl_c", team | {"trainer.save_freq": -1}, program=script, MODEL_PATH=str(tiny_model_dir), DATA=str(tmp_path))
     assert run.end() == (130, [])
     assert run.left(10) == []
     assert saved(tmp_path / "run") == 1
@@ -371,6 +395,22 @@ def test_a_worker_that_dies_is_named_in_one_line_and_ends_the_run(
     assert len(errors) == 1
     assert "\n" not in errors[0]
     assert fault.split(":")[1].removesuffix("s") in errors[0]
+    assert run.left(10) == []
+    assert our_actors(cluster) == []
+    assert answers(cluster)
+    assert saved(tmp_path / "run") == 1
+
+
+@pytest.mark.ray
+@on_the_cluster
+def test_a_disk_that_fills_up_under_a_worker_keeps_the_last_checkpoint(
+    command: Callable[..., Command], cluster: subprocess.Popen[str], address: str, tmp_path: Path
+) -> None:
+    run = command("loss:full_disk", {"ray_init.address": address, "actor_rollout_ref.actor.policy_loss.loss_mode": "harmful_loss"})
+    status, errors = run.end()
+    assert status == 1
+    assert len(errors) == 1
+    assert re.search(r"checkpoint of step 2 could not be written .* the previous one is intact", errors[0])
     assert run.left(10) == []
     assert our_actors(cluster) == []
     assert answers(cluster)
