@@ -47,7 +47,8 @@ class Sample:
             a candidate that was not committed.
         local_reward: reward of this call alone, as the environment gave it.
         team_reward: the team reward credited to this call, by `reward.team_scope` or `reward.propagation`.
-        step_reward: `alpha` * the team rewards that arrived between this call and the agent's next one, plus `local_reward`.
+        step_reward: `alpha` * the team rewards that arrived between this call and the agent's next one, plus `local_reward`,
+            less both penalties.
         mixed_reward: `alpha * team_reward + local_reward`, before shaping.
         invalid_penalty: subtracted because the reply could not be parsed.
         overlong_penalty: subtracted because the reply came near the length limit.

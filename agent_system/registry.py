@@ -109,7 +109,7 @@ def import_workflow(name: str) -> bool:
 
 
 def load_plugins(modules: Iterable[str] = ()) -> list[str]:
-    """Import `modules` and every installed entry point of the group `verl_mas.plugins`; return what was loaded.
+    """Import `modules` and every installed entry point of the group `verl_mas.plugins`; return the names of all these modules.
 
     Raises:
         AgentSystemError: a module named in `modules` does not exist.
@@ -127,5 +127,5 @@ def load_plugins(modules: Iterable[str] = ()) -> list[str]:
         loaded.append(module)
     for entry in entry_points(group=PLUGIN_GROUP):
         entry.load()
-        loaded.append(entry.value)
-    return loaded
+        loaded.append(entry.module)
+    return list(dict.fromkeys(loaded))

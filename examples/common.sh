@@ -18,6 +18,7 @@ begin() {
     shift
   fi
   OVERRIDES=("$@")
+  check_given
 
   bash scripts/setup.sh
   # shellcheck disable=SC1091
@@ -29,9 +30,7 @@ begin() {
   EMBEDDED_DATA=
   if [ -z "${MODEL_PATH:-}" ]; then TINY=1; fi
   if [ -z "${DATA:-}" ]; then EMBEDDED_DATA=1; fi
-  if [ "$TINY$EMBEDDED_DATA" ]; then
-    EMBEDDED=$(python -m examples.embedded.prepare --world "$WORKFLOW" --out "${EMBEDDED_DIR:-outputs/embedded}" --seed "$SEED" ${DEMOS:+--demos "$DEMOS"})
-  fi
+  if [ "$TINY$EMBEDDED_DATA" ]; then embedded; fi
   if [ "$TINY" ]; then MODEL_PATH=$EMBEDDED/model; fi
   DATA=${DATA:-$EMBEDDED}
   if [[ $WORKFLOW == math* && ! -f $DATA/train.parquet && -f $DATA/train.jsonl && -f $DATA/test.jsonl ]]; then
@@ -39,13 +38,6 @@ begin() {
     python examples/data_preprocess/gsm8k.py --input "$DATA/train.jsonl" "$DATA/test.jsonl" --output "outputs/data/$(basename "$DATA")"
     DATA=outputs/data/$(basename "$DATA")
   fi
-  local split
-  for split in train test; do
-    if [ ! -f "$DATA/$split.parquet" ]; then
-      echo "error: no $DATA/$split.parquet; DATA must be a folder with train.parquet and test.parquet (examples/README.md says how to make one)" >&2
-      exit 1
-    fi
-  done
   ARGS=(
     trainer.project_name=verl-mas
     trainer.experiment_name="$EXPERIMENT"
@@ -60,6 +52,32 @@ begin() {
   if [ "$TINY" ]; then
     ARGS+=(agent.orchestra."$WORKFLOW".prompt_style=short trainer.device=cpu trainer.total_epochs=100)
   fi
+}
+
+# What the user names has to be there before anything is set up.
+check_given() {
+  local split
+  if [[ "${MODEL_PATH:-}" == [./~]* && ! -f $MODEL_PATH/config.json ]]; then
+    echo "error: MODEL_PATH=$MODEL_PATH is no Hugging Face model folder (it has no config.json); give one, or a hub id such as Qwen/Qwen3-4B" >&2
+    exit 1
+  fi
+  if [[ -z "${DATA:-}" || ($WORKFLOW == math* && -f $DATA/train.jsonl && -f $DATA/test.jsonl) ]]; then return; fi
+  for split in train test; do
+    if [ ! -f "$DATA/$split.parquet" ]; then
+      echo "error: no $DATA/$split.parquet; DATA must be a folder with train.parquet and test.parquet (examples/README.md says how to make one)" >&2
+      exit 1
+    fi
+  done
+}
+
+# Sets EMBEDDED. It takes minutes the first time, so the keys are looked at before.
+embedded() {
+  local prepare=(python -m examples.embedded.prepare --world "$WORKFLOW" --out "${EMBEDDED_DIR:-outputs/embedded}" --seed "$SEED" ${DEMOS:+--demos "$DEMOS"})
+  if [ ! "$TINY" ]; then prepare+=(--data-only); fi
+  EMBEDDED=$("${prepare[@]}" --find)
+  if [ "$EMBEDDED" ]; then return; fi
+  if ((${#OVERRIDES[@]})); then python -m verl.trainer.main_ppo --cfg=job "${OVERRIDES[@]}" >/dev/null; fi
+  EMBEDDED=$("${prepare[@]}")
 }
 
 is_tiny() { [ "$TINY" ]; }

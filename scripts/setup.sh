@@ -70,8 +70,8 @@ done
 ((${#missing[@]})) || exit 0
 
 constraint=(-c constraints.txt)
-if ! "$venv_python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    echo "setup: the pinned set needs Python 3.11; installing by the ranges of setup.py" >&2
+if ! "$venv_python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+    echo "setup: the pinned set is for Python 3.11; installing by the ranges of setup.py" >&2
     constraint=()
 fi
 echo "setup: installing verl-mas (the first time takes minutes)" >&2

@@ -20,7 +20,8 @@ def assign_rewards(records: Sequence[EpisodeRecord], settings: RewardSettings) -
     """Fill in every reward term of the samples of the episodes that did not fail.
 
     `reward = shaping(alpha * team + local) - invalid_penalty - overlong_penalty`, where `team` follows `team_scope` or, when there
-    is one, the propagation mode. Statistics of the batch (a quantile, the share of links that pass) do not depend on its order.
+    is one, the propagation mode. `step_reward = alpha * arrived + local - invalid_penalty - overlong_penalty`, see `scope.step_rewards`.
+    Statistics of the batch (a quantile, the share of links that pass) do not depend on its order.
 
     Args:
         records: all episodes of one collection.
@@ -44,8 +45,8 @@ def assign_rewards(records: Sequence[EpisodeRecord], settings: RewardSettings) -
         np.array([len(s.generation.token_ids) for s in samples]), np.array([s.max_tokens for s in samples]), settings.overlong_buffer
     )
     reward = SHAPINGS[settings.shaping](mixed, places, settings) - invalid - too_long
-    arrived = [value for r in played for value in step_rewards(r, settings.alpha)]
-    columns = zip(credited.team.tolist(), arrived, mixed.tolist(), invalid.tolist(), too_long.tolist(), reward.tolist(), strict=True)
+    step = np.array([value for r in played for value in step_rewards(r, settings.alpha)], dtype=np.float64) - invalid - too_long
+    columns = zip(credited.team.tolist(), step.tolist(), mixed.tolist(), invalid.tolist(), too_long.tolist(), reward.tolist(), strict=True)
     rewarded = iter([_with(s, *terms) for s, terms in zip(samples, columns, strict=True)])
     kept = {id(r): replace(r, samples=tuple(next(rewarded) for _ in r.samples)) for r in played}
     return [kept.get(id(r), r) for r in records], credited.metrics

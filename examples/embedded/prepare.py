@@ -10,6 +10,7 @@ leaves, in the folder it prints last,
     model/                          the warm-started Hugging Face folder that all agents start from, with metrics.jsonl
 
 The folder's name carries a hash of the recipe and of the code behind it: what is there is used again, what changed is made anew.
+`--data-only` makes no model: for one of the user's own on generated tasks.
 """
 
 from __future__ import annotations
@@ -80,9 +81,17 @@ def recipe_hash(recipe: Recipe) -> str:
     return digest.hexdigest()[:12]
 
 
-def prepare(out: Path, recipe: Recipe, num_threads: int = 0) -> Path:
-    """Make the embedded default under `out`, or find it there; return its folder, which is complete whenever it exists."""
+def find(out: Path, recipe: Recipe, data_only: bool = False) -> tuple[Path, bool]:
+    """The folder of the embedded default under `out`, and whether it is there already; one with a model also serves without."""
     folder = out / f"{recipe.world}-seed{recipe.seed}-{recipe_hash(recipe)}"
+    if data_only and not folder.is_dir():
+        folder = folder.with_name(f"{folder.name}-data")
+    return folder, folder.is_dir()
+
+
+def prepare(out: Path, recipe: Recipe, num_threads: int = 0, data_only: bool = False) -> Path:
+    """Make the embedded default under `out`, or find it there; return its folder, which is complete whenever it exists."""
+    folder, _ = find(out, recipe, data_only)
     out.mkdir(parents=True, exist_ok=True)
     # Who asks for the same folder at the same time waits for it.
     with (out / f".{folder.name}.lock").open("w") as lock:
@@ -90,13 +99,11 @@ def prepare(out: Path, recipe: Recipe, num_threads: int = 0) -> Path:
         if folder.is_dir():
             logger.info("embedded default: %s is there already", folder)
         else:
-            _make(folder, recipe, num_threads)
+            _make(folder, recipe, num_threads, data_only)
     return folder
 
 
-def _make(folder: Path, recipe: Recipe, num_threads: int) -> None:
-    from verl.trainer.sft import loop
-
+def _make(folder: Path, recipe: Recipe, num_threads: int, data_only: bool) -> None:
     started, out = time.monotonic(), folder.parent
     aside = Path(tempfile.mkdtemp(prefix=".partial-", dir=out))
     try:
@@ -106,18 +113,26 @@ def _make(folder: Path, recipe: Recipe, num_threads: int) -> None:
         _write_parquet(split.test, aside / "test.parquet")
         for name, content in split.files.items():
             (aside / name).write_text(content, encoding="utf-8")
-        conversations = world.demos(recipe.course, recipe.seed, split.test_keys)
-        _write_jsonl(conversations, aside / "demos.jsonl")
-        corpus = ["\n".join(message["content"] for message in conversation) for conversation in conversations[::5]]
-        make_tiny_model(aside / "untrained", corpus, size=recipe.size, seed=recipe.seed)
-        logger.info("embedded default: warm start on %d demonstrations", len(conversations))
-        metrics = loop.run_sft(_sft_config(recipe, aside, num_threads))
-        shutil.rmtree(aside / "untrained")
+        if not data_only:
+            _make_model(aside, recipe, world.demos(recipe.course, recipe.seed, split.test_keys), num_threads)
         aside.chmod(0o755)
         os.replace(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    logger.info("embedded default: made in %.0f s, last loss %.3f: %s", time.monotonic() - started, metrics["loss"], folder)
+    logger.info("embedded default: made in %.0f s: %s", time.monotonic() - started, folder)
+
+
+def _make_model(folder: Path, recipe: Recipe, conversations: Sequence[Messages], num_threads: int) -> None:
+    """Demonstrations, tokenizer and warm-started model."""
+    from verl.trainer.sft import loop
+
+    _write_jsonl(conversations, folder / "demos.jsonl")
+    corpus = ["\n".join(message["content"] for message in conversation) for conversation in conversations[::5]]
+    make_tiny_model(folder / "untrained", corpus, size=recipe.size, seed=recipe.seed)
+    logger.info("embedded default: warm start on %d demonstrations", len(conversations))
+    metrics = loop.run_sft(_sft_config(recipe, folder, num_threads))
+    shutil.rmtree(folder / "untrained")
+    logger.info("embedded default: last loss of the warm start %.3f", metrics["loss"])
 
 
 def _sft_config(recipe: Recipe, folder: Path, num_threads: int) -> SFTConfig:
@@ -158,12 +173,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of data, initialisation and demonstrations")
     parser.add_argument("--demos", type=int, help="demonstrations of the warm start; fewer teach less")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's default")
+    parser.add_argument("--data-only", action="store_true", help="tasks without demonstrations and model")
+    parser.add_argument("--find", action="store_true", help="print the folder if it is there, else nothing; make none")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     recipe = Recipe(world=args.world, seed=args.seed)
     if args.demos is not None:
         recipe = replace(recipe, course=replace(recipe.course, count=args.demos))
-    sys.stdout.write(f"{prepare(args.out, recipe, args.threads)}\n")
+    if args.find:
+        folder, there = find(args.out, recipe, args.data_only)
+        sys.stdout.write(f"{folder}\n" if there else "")
+    else:
+        sys.stdout.write(f"{prepare(args.out, recipe, args.threads, args.data_only)}\n")
 
 
 if __name__ == "__main__":

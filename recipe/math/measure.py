@@ -5,7 +5,8 @@
 writes `results.json` beside this file, a list of `{"seed", "before", "after", "rl_seconds", "total_seconds", "peak_gib", ...}`:
 team accuracy (avg@n over held-out tasks) before and after, the seconds of all training steps with their checkpoints, the seconds of
 the whole script, and the peak of the memory of all its processes (proportional set size, so that shared pages count once). `commit` is
-what was cloned, `load` how many other processes wanted a core in the minute before.
+what was cloned, `load` how many other processes wanted a core in the minute before: a seed begins when that is next to none, or after
+five minutes of waiting for it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def run_seed(seed: int, overrides: list[str]) -> dict[str, Any]:
         clone = Path(folder) / "verl-mas"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=clone, text=True).strip()
-        origin = {"commit": commit, "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
+        origin = {"commit": commit, "date": time.strftime("%Y-%m-%d"), "load": settled_load()}
         log = Path(folder) / "log"
         start = time.monotonic()
         with open(log, "w") as out:
@@ -47,6 +48,14 @@ def run_seed(seed: int, overrides: list[str]) -> dict[str, Any]:
             sys.exit(f"seed {seed}: the script ended with status {status}\n" + log.read_text()[-4000:])
         lines = (clone / "outputs" / "verl-mas" / f"math_seed{seed}" / "metrics.jsonl").read_text().splitlines()
         return summarise(seed, [json.loads(line) for line in lines]) | {"total_seconds": total, "peak_gib": watch.peak_gib} | origin
+
+
+def settled_load(quiet: float = 0.3, patience_s: float = 300.0) -> float:
+    """The load of the last minute, once what came before this seed has left it."""
+    until = time.monotonic() + patience_s
+    while os.getloadavg()[0] > quiet and time.monotonic() < until:
+        time.sleep(5)
+    return os.getloadavg()[0]
 
 
 def summarise(seed: int, lines: list[dict[str, Any]]) -> dict[str, Any]:

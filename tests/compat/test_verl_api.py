@@ -171,6 +171,25 @@ VERL = {
         create_colocated_worker_raw_cls(class_dict)
         create_colocated_worker_cls_fused(class_dict)
     """,
+    "verl.trainer.ppo.metric_utils": """
+        reduce_metrics(metrics)
+        compute_data_metrics(batch, use_critic)
+        compute_timing_metrics(batch, timing_raw)
+        compute_throughout_metrics(batch, timing_raw, n_gpus)
+        compute_variance_proxy_metrics(batch, gradient_norm)
+        bootstrap_metric(data, subset_size, reduce_fns, n_bootstrap, seed)
+        calc_maj_val(data, vote_key, val_key)
+        process_validation_metrics(data_sources, sample_uids, infos_dict, seed)
+    """,
+    "verl.trainer.ppo.ray_trainer": """
+        ResourcePoolManager(resource_pool_spec, mapping)
+        apply_kl_penalty(data, kl_ctrl, kl_penalty)
+        compute_response_mask(data)
+        compute_advantage(data, adv_estimator, gamma, lam, num_repeat, norm_adv_by_std_in_grpo, config)
+        RayPPOTrainer(config, tokenizer, role_worker_mapping, resource_pool_manager, ray_worker_group_cls, processor, reward_fn,
+            val_reward_fn)
+        RayPPOTrainer.fit()
+    """,
     "verl.trainer.ppo.core_algos": """
         register_policy_loss(name)
         get_policy_loss_fn(name)
@@ -249,6 +268,7 @@ OTHER_PARAMETERS = {
     "SubRayResourcePool": "holds the pool it is cut from; made by split_resource_pool",
     "WorkerGroup": "a keyword that nothing reads is an error",
     "collect_lazy_compute_data_proto": "takes what it uses of verl's *args: the results",
+    "RayPPOTrainer": "trains a team: a placement, its workers and a collector; verl's arguments are an error that says so",
     "RayClassWithInitArgs.__call__": "without sharing_with: actors share a bundle, not another actor's devices",
 }
 

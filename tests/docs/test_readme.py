@@ -133,3 +133,13 @@ def test_every_metric_of_a_run_has_a_meaning(metrics: list[dict]) -> None:
     named = [re.sub(r"<\w+>", "*", name) for name in first_column(pages()["docs/training.md"], "Metrics")]
     produced = {name for line in metrics for name in line} - {"step"}
     assert [name for name in sorted(produced) if not any(fnmatchcase(name, pattern) for pattern in named)] == []
+
+
+@pytest.mark.e2e
+def test_every_step_has_the_metrics_that_runs_are_compared_by(metrics: list[dict]) -> None:
+    by_agent = ("reward/mean", "valid_rate", "calls", "response_length/mean", "truncated_replies")
+    by_group = ("actor/entropy", "actor/grad_norm", "actor/lr", "actor/pg_clipfrac", "timing_s/gen", "timing_s/update_actor")
+    for line in metrics[1:]:
+        for agent in ("writer", "editor"):
+            wanted = {f"agent/{agent}/{name}" for name in by_agent} | {f"wg/{agent}/{name}" for name in by_group}
+            assert sorted(wanted - line.keys()) == []

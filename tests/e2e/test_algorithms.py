@@ -137,12 +137,16 @@ def test_a_users_estimator_and_loss_train_by_their_names(steps: Callable[..., li
 
 
 @pytest.mark.ray
-def test_a_users_own_are_found_by_the_command_line_and_by_ray_workers(
+def test_an_installed_package_is_found_by_its_entry_point_on_the_command_line_and_in_ray_workers(
     overrides: Callable[..., list[str]], plugin: Path, tmp_path: Path
 ) -> None:
     mine = {"algorithm.adv_estimator": "mine", f"{LOSS}.loss_mode": "mine", "trainer.controller": "ray", "trainer.total_training_steps": 1}
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(dict(TEAM) | mine)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(plugin), os.getcwd()])}
+    installed = tmp_path / "site" / "lottery-1.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: lottery\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[verl_mas.plugins]\nlottery = lottery_package:Lottery\n")
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(dict(TEAM) | mine | {"agent.plugins": "[]"})]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(plugin), str(installed.parent), os.getcwd()])}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert ended.returncode == 0, ended.stderr
     (line,) = [line for line in read_metrics(tmp_path / "run") if line["step"] == 1]

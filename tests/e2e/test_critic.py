@@ -50,6 +50,10 @@ def test_the_value_loss_falls_while_the_policy_waits(train: Run, tmp_path: Path,
     train(GAE | {"trainer.critic_warmup": 12, "trainer.total_training_steps": 12, "critic.cliprange_value": 10, "data.train_batch_size": 6})
     lines = steps_of(tmp_path / "run")
     assert not [name for name in lines[-1] if "actor/" in name]
+    gap = {f"rollout_corr/{name}" for name in ("log_prob_diff_mean", "log_prob_diff_max", "rollout_is_eff_sample_size")}
+    gap |= {f"rollout_corr/rollout_is_ratio_fraction_{side}" for side in ("high", "low")}
+    gap |= {f"wg/{wg}/{name}" for wg in TEAM for name in gap}
+    assert all(gap <= line.keys() for line in lines)
     losses = [line["critic/vf_loss"] for line in lines]
     assert sum(losses[-4:]) / 4 < 0.5 * losses[0]
     initial = (tiny_model_dir / "model.safetensors").read_bytes()

@@ -91,7 +91,7 @@ def phase_and_fault():
 class Harmful(my_flow_package.MyWorld):
     def reset(self, task):
         phase, fault = phase_and_fault()
-        if phase == "collect" and state["steps"] == 1:
+        if (phase, state["steps"]) in (("collect", 1), ("validate", 2)):
             harm(fault)
         return Observation(task.prompt)
 
@@ -184,6 +184,28 @@ def test_a_signal_checkpoints_the_last_finished_step_and_the_run_resumes_as_if_n
     assert faults(None, rarely).stopped_by is None
     assert weights(tmp_path / "run", 3) == weights(tmp_path / "whole", 3)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("fault", ["update:SIGTERM", "validate:SIGTERM", "validate:raise_all"])
+def test_what_ends_the_last_validation_costs_that_alone_and_the_next_start_makes_up_for_it(
+    faults: Callable[..., Any], tmp_path: Path, fault: str
+) -> None:
+    two = {"trainer.total_training_steps": 2, "trainer.save_freq": -1, "trainer.val_before_train": True}
+    two |= {"data.val_files": tmp_path / "tasks.jsonl"}
+    whole = faults(None, two | {"trainer.default_local_dir": tmp_path / "whole"})
+    if fault.endswith("SIGTERM"):
+        stopped = faults(fault, two)
+        assert (stopped.stopped_by, stopped.after) == (signal.SIGTERM, None)
+    else:
+        with pytest.raises(TooManyFailuresError):
+            faults(fault, two)
+    assert saved(tmp_path / "run") == 2
+    made_up, again = faults(None, two), faults(None, two)
+    assert made_up.stopped_by is None
+    assert made_up.before.table == whole.before.table
+    assert made_up.after.table == again.after.table == whole.after.table
+    validations = [line["step"] for line in read_metrics(tmp_path / "run") if any(key.startswith("val-core") for key in line)]
+    assert validations == [0, 2]
 
 
 @pytest.mark.parametrize("phase", ["collect", "update"])
@@ -343,16 +365,17 @@ def test_ctrl_c_under_a_script_checkpoints_and_leaves_no_process(
 @pytest.mark.ray
 @pytest.mark.spread
 @pytest.mark.timeout(900)
-def test_ctrl_c_in_the_update_and_a_second_run_end_as_one_uninterrupted_run_without_ray(
+def test_sigterm_in_the_update_and_a_second_run_without_ray_end_as_one_uninterrupted_run(
     command: Callable[..., Command], faults: Callable[..., Any], tmp_path: Path
 ) -> None:
     rarely = {"trainer.save_freq": -1, "trainer.save_hf_model": True}
-    run = command("update:ctrl_c", rarely)
-    assert run.end() == (130, [])
+    run = command("update:SIGTERM", rarely)
+    assert run.end() == (143, [])
     assert run.left(10) == []
     assert saved(tmp_path / "run") == 2
-    assert command("never:none", rarely).end() == (0, [])
-    faults(None, rarely | {"agent.model_sharing": True, "trainer.default_local_dir": tmp_path / "whole"})
+    shared = rarely | {"agent.model_sharing": True}
+    faults(None, shared)
+    faults(None, shared | {"trainer.default_local_dir": tmp_path / "whole"})
     assert weights(tmp_path / "run", 3) == weights(tmp_path / "whole", 3)
 
 
@@ -367,20 +390,24 @@ def test_a_killed_driver_leaves_no_process(command: Callable[..., Command], tmp_
 
 @pytest.mark.ray
 @on_the_cluster
-def test_a_foreign_cluster_outlives_a_stopped_run_and_the_one_that_goes_on(
-    command: Callable[..., Command], cluster: subprocess.Popen[str], address: str, tmp_path: Path
+def test_a_foreign_cluster_outlives_a_stopped_run_and_the_one_that_goes_on_although_its_engine_dies_once(
+    command: Callable[..., Command], faults: Callable[..., Any], cluster: subprocess.Popen[str], address: str, tmp_path: Path
 ) -> None:
-    run = command("update:SIGTERM", {"ray_init.address": address, "trainer.save_freq": -1})
-    assert run.end() == (143, [])
+    five = {"trainer.save_freq": -1, "trainer.save_hf_model": True, "trainer.total_training_steps": 5}
+    run = command("update:ctrl_c", five | {"ray_init.address": address})
+    assert run.end() == (130, [])
     assert run.left(10) == []
     assert our_actors(cluster) == []
     assert answers(cluster)
     assert saved(tmp_path / "run") == 2
-    resumed = command("never:none", {"ray_init.address": address})
+    resumed = command("collect:RolloutWorker", five | {"ray_init.address": address}, cluster.pid)
     assert resumed.end() == (0, [])
     assert our_actors(cluster) == []
     assert answers(cluster)
-    assert saved(tmp_path / "run") == 3
+    assert saved(tmp_path / "run") == 5
+    assert [line["training/engine_restarts"] for line in read_metrics(tmp_path / "run")] == [0, 0, 0, 1, 1]
+    faults(None, five | {"agent.model_sharing": True, "trainer.default_local_dir": tmp_path / "whole"})
+    assert weights(tmp_path / "run", 5) == weights(tmp_path / "whole", 5)
 
 
 @pytest.mark.ray
@@ -415,16 +442,3 @@ def test_a_disk_that_fills_up_under_a_worker_keeps_the_last_checkpoint(
     assert our_actors(cluster) == []
     assert answers(cluster)
     assert saved(tmp_path / "run") == 1
-
-
-@pytest.mark.ray
-@on_the_cluster
-def test_an_engine_that_dies_once_in_a_step_is_started_anew_and_the_run_ends_as_an_uninterrupted_one(
-    command: Callable[..., Command], faults: Callable[..., Any], cluster: subprocess.Popen[str], address: str, tmp_path: Path
-) -> None:
-    with_models = {"trainer.save_hf_model": True}
-    run = command("collect:RolloutWorker", with_models | {"ray_init.address": address}, cluster.pid)
-    assert run.end() == (0, [])
-    assert [line["training/engine_restarts"] for line in read_metrics(tmp_path / "run")] == [0, 1, 1]
-    faults(None, with_models | {"agent.model_sharing": True, "trainer.default_local_dir": tmp_path / "whole"})
-    assert weights(tmp_path / "run", 3) == weights(tmp_path / "whole", 3)

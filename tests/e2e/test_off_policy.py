@@ -1,5 +1,6 @@
 """A run whose sampler lies about its log-probs: the correction reaches the update, and a policy may lose all its rows."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.docs.pages import pages
 from tests.e2e.conftest import Run, read_metrics, weights
 from verl.protocol import DataProto
 from verl.trainer.ppo.credit import CreditAssigner
@@ -77,3 +79,13 @@ def test_bypass_trains_several_mini_batches_without_a_pass_for_old_log_probs(tra
     line = first_step(tmp_path / "run")
     assert "timing_s/old_log_prob" not in line and line["actor/grad_norm"] > 0
     assert 0 < line["rollout_corr/log_prob_diff_mean"] <= line["rollout_corr/log_prob_diff_max"] < 1e-4
+
+
+def test_in_bypass_mode_a_run_logs_the_corrections_metrics_that_the_page_promises(train: Run, tmp_path: Path) -> None:
+    """Those of docs/training.md that are not said to be missing in it."""
+    keys = {"bypass_mode": True, "loss_type": "reinforce", "rollout_is": "token", "rollout_rs": "token_k1", "rollout_rs_threshold": 3.0}
+    train({f"algorithm.rollout_correction.{name}": value for name, value in (keys | {"m2po_tau": 0.04}).items()} | ONE_STEP)
+    told = [line for line in pages()["docs/training.md"].splitlines() if line.startswith("| `rollout_corr/")]
+    names = [line.split(" | ")[0] for line in told if "not with `bypass_mode`" not in line]
+    promised = {name for cell in names for name in re.findall("`([^`]+)`", cell)}
+    assert promised == {name for name in first_step(tmp_path / "run") if name.startswith("rollout_corr/")}

@@ -102,6 +102,8 @@ def test_when_no_task_has_a_signal_the_run_says_why_and_keeps_the_episodes(
     with pytest.raises(main_ppo.NoSamplesError, match=r"step 1: in none of 12 tasks .*team_reward.* too easy or too hard"):
         train(mostly_silent | {"algorithm.filter_groups.metric": "team_reward"})
     assert len(episodes_of(tmp_path / "run", 1)) == 12 * 3
+    (line,) = [line for line in read_metrics(tmp_path / "run") if line["step"] == 1]
+    assert line["train/filter_groups/dropped/asker"] == line["train/filter_groups/dropped/verifier_agent"] == 1
 
 
 def test_too_few_tasks_and_a_policy_without_rows_still_train(train: Run, tmp_path: Path, mostly_silent: dict[str, str]) -> None:

@@ -32,6 +32,7 @@ def test_a_users_package_trains_and_leaves_what_the_docs_promise(train: Run, tmp
         assert line["response_length/clip_ratio"] == pytest.approx(sum(shares) / 2)
         assert line["prompt_length/clip_ratio"] == 0.0
         assert line["training/rollout_probs_diff_std"] < 1e-5 and line["training/rollout_actor_probs_pearson_corr"] > 0.99
+        assert 0 < line["rollout_corr/log_prob_diff_max"] < 1e-5, "log-probs of the engine are those of the trainer"
     assert (run_dir / "config.yaml").is_file()
     episodes = [json.loads(line) for line in (run_dir / "trajectories" / "train_000001.jsonl").read_text().splitlines()]
     assert len(episodes) == 6
@@ -70,7 +71,8 @@ def test_resuming_after_step_3_equals_an_uninterrupted_run_to_the_last_bit(train
     }
     train(schedule | again)
     assert weights(tmp_path / "resumed", 5) == weights(whole, 5)
-    assert all(line["training/rollout_probs_diff_max"] < 1e-5 for line in read_metrics(whole) if "actor/lr" in line)
+    learning = [line for line in read_metrics(whole) if "actor/lr" in line]
+    assert all(line["training/rollout_probs_diff_max"] < 1e-5 and line["rollout_corr/log_prob_diff_max"] < 1e-5 for line in learning)
     tail = [line for line in without_clock(read_metrics(whole)) if line["step"] > 3]
     assert without_clock(read_metrics(tmp_path / "resumed")) == tail
 

@@ -77,7 +77,7 @@ def check_steps(run_dir: Path, moved: set[str]) -> list[dict[str, Any]]:
     """Two steps with finite numbers, engine and trainer of one mind, and exactly these policies changed; returns the steps."""
     steps = [line for line in read_metrics(run_dir) if "actor/lr" in line]
     assert len(steps) == 2 and all(math.isfinite(value) for line in steps for value in line.values())
-    assert all(line["training/rollout_probs_diff_max"] < 1e-5 for line in steps)
+    assert all(line["training/rollout_probs_diff_max"] < 1e-5 and line["rollout_corr/log_prob_diff_max"] < 1e-5 for line in steps)
     first, second = policies(run_dir, 1), policies(run_dir, 2)
     assert set(second) == moved and all(first[policy] != second[policy] for policy in second)
     return steps

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -62,13 +63,17 @@ def test_every_script_has_a_test() -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_path: Path) -> None:
     # One whole run on Ray; the others are quicker without.
-    small = [*SMALL, *([] if name == "math" else ["trainer.controller=local"])]
+    small = [*SMALL, "env.rollout.val_n=2"] if name == "math" else [*SMALL, "trainer.controller=local"]
+    samples = 2 if name == "math" else 1
     if name in ("plan_path", "sokoban", "sudoku"):  # a team that has learned nothing talks on to the last turn
         small.append("env.max_steps=2")
     trained = run(name, tmp_path, *small)
     assert trained.returncode == 0, trained.stderr[-2000:]
     assert "before" in trained.stdout
-    assert "accuracy avg@1" in trained.stdout
+    assert f"accuracy avg@{samples}" in trained.stdout
+    if name == "math":  # each with an interval before and after
+        for row in ("team .*accuracy avg@2", "accuracy pass@2", "solver .*accuracy_loop_1 avg@2", "verifier .*"):
+            assert re.search(rf"{row}( .*\[.*\]){{2}}", trained.stdout), trained.stdout
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
     checkpoint = tmp_path / "run" / "checkpoints" / "global_step_2" / "actor"
@@ -76,9 +81,9 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     roles = {policy.replace("_", " ").title(): policy for policy in SCRIPTS[name]}
     swap = {} if name in ("math", "search") else dict(zip(roles, [*SCRIPTS[name][1:], SCRIPTS[name][0]], strict=True))
     mapping = f"agent.role_policies={{{', '.join(f'{role}: {policy}' for role, policy in swap.items())}}}"
-    evaluated = run(name, tmp_path, "eval", *small, mapping)
+    evaluated = run(name, tmp_path, "eval", *small, "trainer.controller=local", mapping)
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
-    assert "accuracy avg@1" in evaluated.stdout
+    assert f"accuracy avg@{samples}" in evaluated.stdout
     (folder,) = (tmp_path / "run" / "swapped").iterdir() if swap else [tmp_path / "run"]
     episodes = [json.loads(line) for line in (folder / "trajectories" / "val_000002.jsonl").read_text(encoding="utf-8").splitlines()]
     spoke = {call["agent_id"]: call["policy_id"] for episode in episodes for call in episode["calls"]}
@@ -103,13 +108,39 @@ def gsm8k(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.ray
 @pytest.mark.needs_shared
 @pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
 def test_five_steps_on_gsm8k_as_it_is_published_go_through(tmp_path: Path, gsm8k: Path) -> None:
-    steps = [*SMALL, "trainer.total_training_steps=5", "trainer.val_before_train=false"]
+    steps = [*SMALL, "trainer.total_training_steps=5", "trainer.val_before_train=false", "trainer.controller=local"]
     trained = run("math", tmp_path, *steps, DATA=str(gsm8k))
     assert trained.returncode == 0, trained.stderr[-2000:]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
     assert all(line["episode/count"] == 4 for line in lines)
+
+
+@pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        ([], {"DATA": "/nowhere"}, "error: no /nowhere/train.parquet; DATA must be a folder with train.parquet and test.parquet"),
+        ([], {"MODEL_PATH": "./nowhere"}, "error: MODEL_PATH=./nowhere is no Hugging Face model folder (it has no config.json)"),
+        (["trainer.loger=[jsonl]"], {}, "error: unknown key trainer.loger"),
+    ],
+    ids=["data", "model", "key"],
+)
+def test_what_is_wrong_is_said_before_anything_is_made(tmp_path: Path, arguments: list[str], variables: dict[str, str], said: str) -> None:
+    ended = run("math", tmp_path, *arguments, **variables)
+    assert ended.returncode == 1
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith(said)
+    assert not (tmp_path / "embedded").exists()
+
+
+@pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
+def test_a_model_of_the_users_own_on_generated_tasks_makes_no_other_model(tmp_path: Path, tiny_model_dir: Path) -> None:
+    small = [*SMALL, "trainer.controller=local", "trainer.total_training_steps=1", "trainer.device=cpu", "data.max_response_length=8"]
+    ended = run("math", tmp_path, *small, "trainer.val_before_train=false", "data.val_files=[]", MODEL_PATH=str(tiny_model_dir))
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    (folder,) = (path for path in (tmp_path / "embedded").iterdir() if path.is_dir())
+    assert {path.name for path in folder.iterdir()} == {"train.parquet", "test.parquet"}

@@ -13,12 +13,13 @@ from tests.house.source import ROOT
 # Stands for a virtual environment: everything is the real interpreter, but `-m pip` only writes down its arguments.
 FAKE_PYTHON = """#!/usr/bin/env bash
 if [[ ${{1:-}} == -m && ${{2:-}} == pip ]]; then echo "$*" >>"{log}"; exit {status}; fi
+if [[ ${{2:-}} == *"!= (3, 11)"* ]]; then exit {other_version}; fi
 exec "{python}" "$@"
 """
 
 
-def make_checkout(folder: Path, pip_status: int = 0) -> Path:
-    """A folder with the files that set-up reads and a fake `.venv`; returns the log of pip calls."""
+def make_checkout(folder: Path, pip_status: int = 0, other_version: bool = False) -> Path:
+    """A folder with the files that set-up reads and a fake `.venv` of Python 3.11, or of another; returns the log of pip calls."""
     log = folder / "pip.log"
     log.touch()
     for name in ("setup.py", "constraints.txt", "scripts/setup.sh", "scripts/test.sh"):
@@ -26,7 +27,7 @@ def make_checkout(folder: Path, pip_status: int = 0) -> Path:
         shutil.copy(ROOT / name, folder / name)
     fake = folder / ".venv" / "bin" / "python"
     fake.parent.mkdir(parents=True)
-    fake.write_text(FAKE_PYTHON.format(log=log, status=pip_status, python=sys.executable))
+    fake.write_text(FAKE_PYTHON.format(log=log, status=pip_status, python=sys.executable, other_version=int(other_version)))
     fake.chmod(0o755)
     return log
 
@@ -41,7 +42,13 @@ def test_setup_installs_the_pinned_set_once(tmp_path: Path) -> None:
     assert set_up(tmp_path).returncode == 0
     (install,) = log.read_text().splitlines()
     assert "-e .[dev]" in install
-    assert ("-c constraints.txt" in install) == (sys.version_info >= (3, 11))
+    assert "-c constraints.txt" in install
+
+
+def test_another_python_takes_the_ranges_instead(tmp_path: Path) -> None:
+    log = make_checkout(tmp_path, other_version=True)
+    assert "the pinned set is for Python 3.11" in set_up(tmp_path).stderr
+    assert "-c constraints.txt" not in log.read_text()
 
 
 def test_an_extra_is_added_once_and_stays(tmp_path: Path) -> None:

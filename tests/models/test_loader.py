@@ -22,6 +22,12 @@ def test_a_path_that_does_not_exist_is_refused(path: str | None) -> None:
         check_model_path(path)
 
 
+def test_a_relative_path_that_could_be_a_hub_id_is_told_apart_when_it_is_loaded() -> None:
+    with pytest.raises(ModelPathError, match="'models/nowhere' is neither a folder here nor a model of the hub") as refused:
+        load_tokenizer("models/nowhere")
+    assert "tokenizer_path" not in str(refused.value)
+
+
 def test_a_folder_without_a_model_and_a_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelPathError, match=r"no config\.json"):
         check_model_path(str(tmp_path))

@@ -249,3 +249,12 @@ def test_size_and_types_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
         "  d: list[...]",
         "  e: NoneType",
     ]
+
+
+def test_to_moves_the_tensors_in_place_and_leaves_the_rest() -> None:
+    data = DataProto.from_dict({"a": torch.arange(3.0)}, {"name": ["x", "y", "z"]}, meta_info={"t": 1})
+    assert data.to("meta") is data
+    assert data.batch["a"].device.type == "meta"
+    assert (data.non_tensor_batch["name"].tolist(), data.meta_info) == (["x", "y", "z"], {"t": 1})
+    empty = DataProto(meta_info={"t": 1})
+    assert empty.to("meta") is empty

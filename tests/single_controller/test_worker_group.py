@@ -56,6 +56,22 @@ class Adder(Worker):
     def first(self, value: list[int]) -> tuple[int, list[int]]:
         return self.rank, value
 
+    @register(dispatch_mode=Dispatch.RANK_ZERO, execute_mode=Execute.RANK_ZERO)
+    def chief(self, value: list[int]) -> tuple[int, list[int]]:
+        return self.rank, value
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE)
+    def each(self, value: int) -> int:
+        return 10 * value + self.rank
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def total(self, data: DataProto) -> dict[str, float]:
+        return {"sum": data.batch["a"].sum().item()}
+
+    @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
+    def direct(self) -> None:
+        """Only on the actor itself."""
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def fail(self) -> None:
         raise KeyError("broken on purpose")
@@ -87,6 +103,12 @@ class Adder(Worker):
         value = torch.tensor(float(self.rank + 1))
         torch.distributed.all_reduce(value)
         return value.item()
+
+
+def negated(worker: Adder, data: DataProto) -> DataProto:
+    """Runs on every worker, with the worker and its share."""
+    data.batch["out"] = -data.batch["a"] - 100 * worker.rank
+    return data
 
 
 class Server(Worker):
@@ -135,6 +157,13 @@ def test_both_backends_answer_alike(backend: str, cluster: None) -> None:
     assert group.set_offset(1.0) == [1.0] and group.first([7]) == (0, [7])
     assert group.add(group.add_later(data)).batch["out"].tolist() == [1, 2, 3, 4]
     assert group.execute_all_sync("getenv", key="WORLD_SIZE") == ["1"]
+    assert (group.chief([7]), group.each([3]), group.total(data)) == ((0, [7]), [30], [{"sum": 6.0}])
+    assert group.execute_with_func_generator(negated, data).batch["out"].tolist() == [0, -1, -2, -3]
+    assert group.execute_func_rank_zero(max, 3, 4) == 4
+    with pytest.raises(AssertionError, match="argument 0 must be a list of 1 entries, one a worker"):
+        group.each(3)
+    with pytest.raises(NotImplementedError, match="Direct rollout call"):
+        group.direct()
     failing = group.fail()
     with pytest.raises(KeyError, match="broken on purpose"):
         failing.get()
@@ -203,6 +232,9 @@ def test_two_ranks_split_the_batch_and_meet_over_loopback(cluster: None) -> None
     assert group.add(padded).batch["out"].tolist() == [1, 2, 103] and len(padded) == 3
     assert group.add_later(padded).get().batch["out"].tolist() == [1, 2, 103]
     assert group.add_replicated(batch(3)).batch["out"].tolist() == [101, 102, 103]
+    assert (group.chief([7]), group.each([3, 4]), group.total(batch())) == ((0, [7]), [30, 41], [{"sum": 1.0}, {"sum": 5.0}])
+    assert group.execute_with_func_generator(negated, batch()).batch["out"].tolist() == [0, -1, -102, -103]
+    assert group.execute_func_rank_zero(max, 3, 4) == 4
     assert ray.get(group.execute_all_async("getenv", ["RANK", "LOCAL_RANK"])) == ["0", "1"]
     assert group.execute_all_sync("getenv", "OMP_NUM_THREADS") == ["1", "1"]
     assert group.execute_all_sync("getenv", "MASTER_ADDR") == ["127.0.0.1"] * 2

@@ -82,7 +82,7 @@ def test_a_users_estimator_may_read_any_key(config: RunConfig, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("estimator", ["gae", "rae", "reinforce_plus_plus", "remax"])
-@pytest.mark.parametrize(("key", "value"), [("group_by", ["uid"]), ("singleton", "raw")])
+@pytest.mark.parametrize(("key", "value"), [("group_by", ["uid"]), ("group_by_agent_id", False), ("singleton", "raw")])
 def test_keys_of_groups_need_an_estimator_that_has_some(config: RunConfig, estimator: str, key: str, value: Any) -> None:
     config.algorithm.adv_estimator = estimator
     setattr(config.algorithm, key, value)
@@ -114,6 +114,9 @@ def test_a_key_of_one_agent_is_judged_by_that_agents_estimator(config: RunConfig
         ("clip_cov", "clip_ratio_c", 10.0),
         ("sapo", "loss_agg_mode", "token-sum"),
         ("gmpo", "loss_agg_mode", "token-sum"),
+        ("gspo", "loss_agg_mode", "token-sum"),
+        ("gspo", "loss_agg_mode", "seq-mean-token-sum"),
+        ("geo_mean", "loss_agg_mode", "seq-mean-token-mean"),
     ],
 )
 def test_keys_that_the_loss_does_not_read_are_refused(config: RunConfig, loss: str, key: str, value: Any) -> None:
@@ -132,9 +135,85 @@ def test_keys_that_the_loss_reads_are_silent(config: RunConfig, loss: str, key: 
     check(config)
 
 
-def test_the_average_of_entropy_and_kl_counts_beside_any_loss(config: RunConfig) -> None:
+@pytest.mark.parametrize("loss", ["sapo", "gspo"])
+def test_the_average_of_entropy_and_kl_counts_beside_any_loss(config: RunConfig, loss: str) -> None:
     actor = config.actor_rollout_ref.actor
-    actor.policy_loss.loss_mode, actor.loss_agg_mode, actor.entropy_coeff = "sapo", "token-sum", 0.01
+    actor.policy_loss.loss_mode, actor.loss_agg_mode, actor.entropy_coeff = loss, "token-sum", 0.01
+    check(config)
+
+
+@pytest.mark.parametrize("loss", ["sapo", "gspo"])
+def test_an_average_that_says_what_the_loss_does_is_silent(config: RunConfig, loss: str) -> None:
+    actor = config.actor_rollout_ref.actor
+    actor.policy_loss.loss_mode, actor.loss_agg_mode = loss, "seq-mean-token-mean"
+    check(config)
+
+
+@pytest.mark.parametrize("section", ["ref", "rollout"])
+def test_a_pass_over_rows_reads_either_tokens_or_rows(config: RunConfig, section: str) -> None:
+    config.actor_rollout_ref.actor.ppo_epochs, config.actor_rollout_ref.actor.use_kl_loss = 2, True
+    keys = getattr(config.actor_rollout_ref, section)
+    keys.log_prob_max_token_len_per_gpu = 4096
+    check(config)
+    keys.log_prob_use_dynamic_bsz = False
+    with pytest.raises(
+        IneffectiveKeyError, match=rf"{section}\.log_prob_max_token_len_per_gpu=4096 has no .*log_prob_use_dynamic_bsz=true"
+    ):
+        check(config)
+
+
+PASS_KEYS = {"log_prob_use_dynamic_bsz": False, "log_prob_max_token_len_per_gpu": 4096}
+
+
+@pytest.mark.parametrize("key", PASS_KEYS)
+@pytest.mark.parametrize("makes", ["algorithm.use_kl_in_reward", "actor_rollout_ref.actor.use_kl_loss"])
+def test_keys_of_the_reference_need_one(config: RunConfig, key: str, makes: str) -> None:
+    setattr(config.actor_rollout_ref.ref, key, PASS_KEYS[key])
+    with pytest.raises(IneffectiveKeyError, match=rf"actor_rollout_ref\.ref\.{key}=.* has no effect .*; it needs a reference"):
+        check(config)
+    change(config, makes)
+    check(config)
+
+
+@pytest.mark.parametrize("key", PASS_KEYS)
+@pytest.mark.parametrize(
+    ("makes", "value"),
+    [
+        ("actor_rollout_ref.actor.ppo_epochs", 2),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", 8),
+        ("algorithm.use_kl_in_reward", True),
+        ("algorithm.rollout_correction.rollout_is", "token"),
+        ("algorithm.adv_estimator", "optimal_token_baseline"),
+    ],
+)
+def test_keys_of_old_log_probs_need_a_pass_for_them(config: RunConfig, key: str, makes: str, value: Any) -> None:
+    setattr(config.actor_rollout_ref.rollout, key, PASS_KEYS[key])
+    with pytest.raises(IneffectiveKeyError, match=rf"rollout\.{key}=.* has no effect .*; it needs a pass for old log-probs"):
+        check(config)
+    *sections, name = makes.split(".")
+    setattr(reduce(getattr, sections, config), name, value)
+    check(config)
+
+
+def test_bypass_mode_makes_no_pass_for_old_log_probs_but_while_policies_wait(config: RunConfig) -> None:
+    config.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu = 4096
+    config.actor_rollout_ref.actor.ppo_epochs, config.algorithm.rollout_correction.bypass_mode = 2, True
+    with pytest.raises(IneffectiveKeyError, match=r"bypass_mode=false"):
+        check(config)
+    config.algorithm.adv_estimator, config.trainer.critic_warmup = "gae", 1
+    check(config)
+
+
+@pytest.mark.parametrize("section", ["actor_rollout_ref.actor", "critic"])
+def test_a_constant_learning_rate_ends_nowhere(config: RunConfig, section: str) -> None:
+    config.algorithm.adv_estimator = "gae"
+    optim = reduce(getattr, section.split("."), config).optim
+    optim.min_lr_ratio = 0.1
+    with pytest.raises(
+        IneffectiveKeyError, match=rf"{section}\.optim\.min_lr_ratio=0\.1 has no .*{section}\.optim\.lr_scheduler_type=linear"
+    ):
+        check(config)
+    optim.lr_scheduler_type = "cosine"
     check(config)
 
 

@@ -64,6 +64,20 @@ def test_mini_batches_and_epochs_are_optimizer_steps_of_the_schedule(tiny_model_
     assert metrics["actor/lr"] == pytest.approx(1e-3 * (1 - 2.5 / 6))
 
 
+@pytest.mark.parametrize(("value", "name"), [("low_var_kl", "k3+"), ("kl", "k1+")])
+def test_a_straight_through_kl_has_its_own_value_and_the_gradient_of_k2(tiny_model_dir: Path, value: str, name: str) -> None:
+    """Without advantages the loss is the KL alone."""
+    made: dict[str, tuple[float, float, str]] = {}
+    for kind in (value, name, "k2"):
+        worker, rows = make_worker(tiny_model_dir, actor=ActorConfig(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type=kind)), make_rows(5)
+        rows["advantages"].zero_()
+        metrics = worker.update_actor(make_batch(rows)).meta_info["metrics"]
+        made[kind] = (metrics["actor/kl_loss"], metrics["actor/grad_norm"], worker.state_digest())
+    assert made[name][0] == pytest.approx(made[value][0], rel=1e-6) and made[name][0] != pytest.approx(made["k2"][0], rel=1e-3)
+    assert made[name][1] == pytest.approx(made["k2"][1], rel=1e-6) and made[name][1] != pytest.approx(made[value][1], rel=1e-3)
+    assert made[name][2] == made["k2"][2] != made[value][2]
+
+
 def test_the_constant_of_dr_grpo_is_the_one_that_the_call_names(tiny_model_dir: Path) -> None:
     norms = []
     for constant in (8.0, 16.0):

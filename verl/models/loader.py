@@ -152,6 +152,10 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
+        if not Path(path).is_dir():
+            raise ModelPathError(
+                f"{path!r} is neither a folder here nor a model of the hub that can be loaded: {_first_line(error)}"
+            ) from error
         raise ModelPathError(
             f"no tokenizer can be loaded from {path!r}: {_first_line(error)}; set actor_rollout_ref.model.tokenizer_path"
         ) from error

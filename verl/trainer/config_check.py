@@ -100,6 +100,8 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
         "reward.propagation.theta_quantile", "reward.propagation.min_pass_rate",
     ),
 }  # fmt: skip
+# As a loss every estimator also has a straight-through form; in the reward, which has no gradient, that would change nothing.
+KL_LOSSES = (*KL_ESTIMATORS, *(f"{name}+" for name in KL_ESTIMATORS))
 # Losses that move a policy where the advantage is 0, or that look at the whole mini-batch.
 PULLS_WITHOUT_ADVANTAGE = ("bypass_mode", "clip_cov", "dro", "kl_cov")
 # Of what is trained: under `actor_rollout_ref.actor` and under `critic`.
@@ -117,7 +119,7 @@ TRAINED_NUMBERS: dict[Range, Sequence[str]] = {
 }
 MODEL_NAMES: dict[str, Sequence[str]] = {
     "model.attn_implementation": ATTENTION_NAMES,
-    "actor.kl_loss_type": KL_ESTIMATORS,
+    "actor.kl_loss_type": KL_LOSSES,
     "rollout.name": ("hf", "vllm"),
     "rollout.dtype": ("auto", *DTYPES),
 }
@@ -166,6 +168,7 @@ def check_config(config: RunConfig, placement: Placement) -> None:
         overridden = agent.config != _with_model(config.actor_rollout_ref, agent.config.model.path)
         where = f" (agent '{agent.agent_id}')" if overridden else ""
         _check_model(agent.config, config.data.train_batch_size, where)
+        _check_skipping(agent.config.actor, config.algorithm.rollout_correction.bypass_mode, where)
         for key in ("actor.ppo_mini_batch_size", "actor.ppo_epochs"):
             mine, everyones = value_at(agent.config, key), value_at(config.actor_rollout_ref, key)
             if mine != everyones:
@@ -219,7 +222,6 @@ def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: st
     _check(config, MODEL_NAMES, MODEL_NUMBERS, "actor_rollout_ref.", where)
     loss_mode = config.actor.policy_loss.loss_mode
     _check_name("actor_rollout_ref.actor.policy_loss.loss_mode", loss_mode, sorted(POLICY_LOSS_REGISTRY), where)
-    _check_skipping(config.actor, where)
     for key in ("rollout.top_k", "rollout.val_kwargs.top_k"):
         value = value_at(config, key)
         if value != -1 and value < 1:
@@ -227,9 +229,14 @@ def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: st
     _check_trained(config.actor, "actor_rollout_ref.actor.", train_batch_size, where)
 
 
-def _check_skipping(config: ActorConfig, where: str) -> None:
-    """Rows without advantage may be left out only where nothing pulls on them."""
+def _check_skipping(config: ActorConfig, bypass: bool, where: str) -> None:
+    """Rows without advantage may be left out only where nothing pulls on them, and where the loss counts no row by its log-probs."""
     loss_mode = config.policy_loss.loss_mode
+    if config.skip_zero_advantages and bypass:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.skip_zero_advantages=true{where} contradicts algorithm.rollout_correction.bypass_mode=true, which "
+            "rejects, ranks and weighs tokens of the whole mini-batch by log-probs that are not computed for rows left out; turn one off"
+        )
     pulls = {
         "entropy_coeff": bool(config.entropy_coeff),
         "use_kl_loss": config.use_kl_loss,

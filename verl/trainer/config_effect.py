@@ -15,6 +15,7 @@ from verl.trainer.config.spec import describe
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.credit import scores_policies
 from verl.trainer.ppo.per_agent import agent_config
 from verl.trainer.ppo.utils import need_critic
 from verl.utils.names import value_at
@@ -59,6 +60,13 @@ def _with_loss(*names: str) -> Callable[[ActorRolloutRefConfig], bool]:
     return holds
 
 
+def _averages_by_mode(config: ActorRolloutRefConfig) -> bool:
+    """`actor.loss_agg_mode` is read, by the loss or by a term beside it, or says what happens anyway."""
+    actor, loss = config.actor, config.actor.policy_loss.loss_mode
+    beside = bool(actor.entropy_coeff) or actor.use_kl_loss
+    return loss not in OWN_AVERAGE or beside or actor.loss_agg_mode == OWN_AVERAGE[loss]
+
+
 def _is_built_in(registry: Mapping[str, Callable[..., Any]], name: str) -> bool:
     return name in registry and registry[name].__module__.startswith("verl.")
 
@@ -68,7 +76,10 @@ NORMALISED = ("grpo", "grpo_passk", "grpo_vectorized", "m_grpo", "gdpo")
 UNGROUPED = ("gae", "rae", "reinforce_plus_plus", "remax")
 CLIPPED = ("vanilla", "gspo", "gmpo", "geo_mean", "cispo", "clip_cov", "dppo", "dppo_tv", "dppo_kl")
 BOUNDED = ("vanilla", "dppo", "dppo_tv", "dppo_kl")
-OWN_AVERAGE = ("sapo", "gmpo", "geo_mean")
+# Losses that average in their own way, and the mode that says the same where there is one.
+OWN_AVERAGE = {"sapo": "seq-mean-token-mean", "gspo": "seq-mean-token-mean", "gmpo": None, "geo_mean": None}
+FALLING = "{}.lr_scheduler_type=linear or cosine"
+PASS_KEYS = "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu log_prob_micro_batch_size_per_gpu"
 RUN_NEEDS: Sequence[Need] = (
     Need(
         ("algorithm.kl_penalty", *_all("algorithm.kl_ctrl", "type kl_coef horizon target_kl")),
@@ -82,7 +93,7 @@ RUN_NEEDS: Sequence[Need] = (
     ),
     Need(("algorithm.group_by_agent_id",), "algorithm.group_by=null", lambda c: c.algorithm.group_by is None),
     Need(
-        ("algorithm.group_by", "algorithm.singleton"),
+        _all("algorithm", "group_by group_by_agent_id singleton"),
         f"an estimator that compares groups (not {', '.join(UNGROUPED)})",
         lambda c: bool(estimators_in_use(c) - set(UNGROUPED)),
     ),
@@ -164,6 +175,7 @@ RUN_NEEDS: Sequence[Need] = (
     Need(("critic.joint_prompt_length",), "critic.view=joint", lambda c: c.critic.view == "joint"),
     Need(("critic.ppo_max_token_len_per_gpu",), "critic.use_dynamic_bsz=true", lambda c: c.critic.use_dynamic_bsz),
     Need(("critic.ppo_micro_batch_size_per_gpu",), "critic.use_dynamic_bsz=false", lambda c: not c.critic.use_dynamic_bsz),
+    Need(("critic.optim.min_lr_ratio",), FALLING.format("critic.optim"), lambda c: c.critic.optim.lr_scheduler_type != "constant"),
     Need(("critic.optim.lr_warmup_steps_ratio",), "critic.optim.lr_warmup_steps=-1", lambda c: c.critic.optim.lr_warmup_steps < 0),
     Need(_all("ray_init", "address num_cpus object_store_memory_mb"), "trainer.controller=ray", lambda c: c.trainer.controller == "ray"),
 )
@@ -199,6 +211,16 @@ MODEL_NEEDS: Sequence[Need] = (
         lambda c: not c.rollout.log_prob_use_dynamic_bsz,
     ),
     Need(
+        ("ref.log_prob_max_token_len_per_gpu",),
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true",
+        lambda c: c.ref.log_prob_use_dynamic_bsz,
+    ),
+    Need(
+        ("rollout.log_prob_max_token_len_per_gpu",),
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
+        lambda c: c.rollout.log_prob_use_dynamic_bsz,
+    ),
+    Need(
         _all("actor.policy_loss", "clip_cov_ratio clip_cov_lb clip_cov_ub"),
         "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov",
         _with_loss("clip_cov"),
@@ -215,10 +237,15 @@ MODEL_NEEDS: Sequence[Need] = (
     ),
     Need(
         ("actor.loss_agg_mode",),
-        "a loss that averages by it (sapo and gmpo do in their own way), an entropy_coeff or use_kl_loss=true",
-        lambda c: c.actor.policy_loss.loss_mode not in OWN_AVERAGE or bool(c.actor.entropy_coeff) or c.actor.use_kl_loss,
+        f"a loss that averages by it ({', '.join(OWN_AVERAGE)} do in their own way), an entropy_coeff or use_kl_loss=true",
+        _averages_by_mode,
     ),
     Need(("actor.clip_ratio_c",), f"actor_rollout_ref.actor.policy_loss.loss_mode of {', '.join(BOUNDED)}", _with_loss(*BOUNDED)),
+    Need(
+        ("actor.optim.min_lr_ratio",),
+        FALLING.format("actor_rollout_ref.actor.optim"),
+        lambda c: c.actor.optim.lr_scheduler_type != "constant",
+    ),
     Need(
         ("actor.optim.lr_warmup_steps_ratio",),
         "actor_rollout_ref.actor.optim.lr_warmup_steps=-1",
@@ -231,6 +258,24 @@ MODEL_NEEDS: Sequence[Need] = (
     ),
     *SAMPLING_NEEDS,
 )
+
+
+def pass_needs(config: RunConfig) -> Sequence[Need]:
+    """Needs of an agent's keys on passes that score its rows, which this run may make or not."""
+    in_reward, scored = config.algorithm.use_kl_in_reward, scores_policies(config)
+    return (
+        Need(
+            _all("ref", PASS_KEYS),
+            "a reference: actor_rollout_ref.actor.use_kl_loss=true or algorithm.use_kl_in_reward=true",
+            lambda c: in_reward or c.actor.use_kl_loss,
+        ),
+        Need(
+            _all("rollout", PASS_KEYS),
+            "a pass for old log-probs: several updates a step, algorithm.use_kl_in_reward=true, a correction, trainer.critic_warmup or an "
+            "estimator that reads them (and algorithm.rollout_correction.bypass_mode=false)",
+            lambda c: scored,
+        ),
+    )
 
 
 def check_effect(config: RunConfig, placement: Placement) -> None:
@@ -247,7 +292,7 @@ def check_effect(config: RunConfig, placement: Placement) -> None:
             raise IneffectiveKeyError(f"{own}={value_at(mine, key)} has no effect; it needs, for this agent, {need.text}")
     learning = {row.agent_id for row in placement.trained}
     for agent in placement.everyone:
-        needs = MODEL_NEEDS if agent.agent_id in learning else SAMPLING_NEEDS
+        needs = (*MODEL_NEEDS, *pass_needs(config)) if agent.agent_id in learning else SAMPLING_NEEDS
         for key, need in _without_effect(agent.config, ActorRolloutRefConfig(), needs):
             raise IneffectiveKeyError(
                 f"actor_rollout_ref.{key}={value_at(agent.config, key)} has no effect for agent '{agent.agent_id}'; it needs {need.text}"

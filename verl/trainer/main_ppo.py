@@ -104,8 +104,11 @@ class TaskCollector:
 
 
 def check_team(config: RunConfig) -> None:
-    """Look every name of the team up. Raises AgentSystemError listing what is registered."""
-    load_plugins(config.agent.plugins)
+    """Look every name of the team up; `agent.plugins` gets the modules of installed entry points too, for the workers.
+
+    Raises AgentSystemError listing what is registered.
+    """
+    config.agent.plugins = load_plugins(config.agent.plugins)
     orchestra = OrchestraRegistry.get(config.agent.orchestra_type)
     for agent_id in (*config.agent.agent_ids, *orchestra.agents):
         AgentRegistry.get(agent_id, orchestra=config.agent.orchestra_type)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,24 @@ def test_penalties_are_subtracted_after_shaping() -> None:
     (rewarded,), _ = assign_rewards([record], settings)
     sample = rewarded.samples[0]
     assert (sample.mixed_reward, sample.invalid_penalty, sample.overlong_penalty, sample.reward) == (7.0, 0.25, 0.5, 0.25)
+
+
+def test_the_reward_of_a_step_pays_both_penalties_and_none_in_validation() -> None:
+    # Two turns of A. The first is not valid and full (0.25 and 0.5), and its turn pays 7; the second is neither, and its turn pays 3.
+    first, second = call("A", 1, 0, local=0.125, valid=False, tokens=10), call("A", 2, 0, local=1.0)
+    settings = RewardSettings(
+        alpha=2.0, invalid_action_penalty={"A": 0.25}, overlong_buffer=OverlongBuffer(True, 4, 0.5), shaping="normalized"
+    )
+    record = episode([first, second], [7.0, 3.0])
+    for used, paid in ((settings, 0.75), (settings.without_penalties(), 0.0)):
+        (rewarded,), _ = assign_rewards([record], used)
+        assert [s.step_reward for s in rewarded.samples] == [2.0 * 7.0 + 0.125 - paid, 2.0 * 3.0 + 1.0]
+
+
+def test_a_candidate_of_a_tree_pays_for_itself() -> None:
+    candidates = [replace(call("A", 1, 0, valid=valid), fork_reward=1.0) for valid in (True, False)]
+    (rewarded,), _ = assign_rewards([episode(candidates, [0.0])], RewardSettings(invalid_action_penalty={"A": 0.5}))
+    assert [s.step_reward for s in rewarded.samples] == [1.0, 0.5]
 
 
 def test_validation_knows_no_penalties() -> None:

@@ -157,6 +157,16 @@ def test_turns_are_counted_by_turn_and_call_and_candidates_of_a_call_share_a_pla
     assert seen["turn_index"].tolist() == [2, 1, 0, 0, 1, 3]
 
 
+def test_a_row_that_never_had_a_token_is_no_turn_and_a_rejected_one_keeps_its_own(seen: dict[str, Any]) -> None:
+    columns = {"uid": ["t"] * 4, "traj_uid": ["e"] * 4, "agent_id": ["S"] * 4, "turn": [1, 2, 3, 4]}
+    data = batch([0.0] * 4, [2, 0, 0, 2], **columns)
+    run(data, adv_estimator="spy")
+    assert seen["turn_index"].tolist() == [0, -1, -1, 1]
+    data.batch["reply_mask"] = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 1, 0]])
+    run(data, adv_estimator="spy")
+    assert seen["turn_index"].tolist() == [0, -1, 1, 2]
+
+
 def test_what_an_estimator_remembers_is_its_own_and_comes_back(seen: dict[str, Any]) -> None:
     state: dict[str, Any] = {"other": {"x": 1}}
     config = AlgorithmConfig(adv_estimator="spy")

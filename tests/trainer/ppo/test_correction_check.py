@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import RolloutCorrectionConfig, RunConfig
-from verl.trainer.config_check import ConfigError
+from verl.trainer.config_check import ConfigError, check_config
 from verl.trainer.config_effect import check_effect
 from verl.trainer.placement import build_placement
 from verl.trainer.ppo.correction_check import check_rollout_correction
@@ -83,3 +83,15 @@ def test_losses_that_could_not_take_a_step_stop_the_run(tiny_model_dir: Path, lo
     setattr(actor.policy_loss if section else actor, name, value)
     with pytest.raises(ConfigError, match=message):
         check_rollout_correction(config, build_placement(config.agent, config.actor_rollout_ref))
+
+
+def test_rows_may_not_be_skipped_where_the_loss_looks_at_the_whole_mini_batch(tiny_model_dir: Path) -> None:
+    config = RunConfig()
+    config.actor_rollout_ref.model.path, config.data.train_files = str(tiny_model_dir), "tasks.jsonl"
+    actor = config.actor_rollout_ref.actor
+    actor.skip_zero_advantages, actor.entropy_coeff, actor.use_kl_loss = True, 0.0, False
+    placement = build_placement(config.agent, config.actor_rollout_ref)
+    check_config(config, placement)
+    config.algorithm.rollout_correction = RolloutCorrectionConfig(bypass_mode=True, rollout_rs="token_k1", rollout_rs_threshold=2.0)
+    with pytest.raises(ConfigError, match=r"skip_zero_advantages=true contradicts algorithm\.rollout_correction\.bypass_mode=true"):
+        check_config(config, placement)

@@ -36,11 +36,11 @@ class ScriptedTeam:
         return DataProto.from_dict(tensors={"ref_log_prob": torch.full(MASK.shape, -3.0)})
 
 
-def make_batch() -> DataProto:
+def make_batch(**changes: list) -> DataProto:
     columns = {
         "uid": ["t"] * 4, "traj_uid": list("abcd"), "agent_id": ["Solver Agent"] * 4, "policy_id": ["p"] * 4, "wg_id": ["p"] * 4,
         "reward": REWARDS, "version": [3, 3, 2, 1],
-    }  # fmt: skip
+    } | changes  # fmt: skip
     tensors = {
         "response_mask": MASK.clone(), "responses": torch.zeros(4, 3).long(), "attention_mask": torch.ones(4, 5).long(),
         "rollout_log_probs": (-1.0 - X) * MASK,
@@ -49,12 +49,19 @@ def make_batch() -> DataProto:
 
 
 def score(
-    on_policy: bool = True, team: ScriptedTeam | None = None, algorithm: AlgorithmConfig | None = None, **correction: object
+    on_policy: bool = True,
+    team: ScriptedTeam | None = None,
+    algorithm: AlgorithmConfig | None = None,
+    warmup: int = 0,
+    columns: dict[str, list] | None = None,
+    **correction: object,
 ) -> tuple[DataProto, dict[str, float]]:
     config = RunConfig()
+    config.trainer.critic_warmup = warmup
     config.algorithm = algorithm or AlgorithmConfig(norm_adv_by_std_in_grpo=False)
     config.algorithm.rollout_correction = RolloutCorrectionConfig(**correction)  # type: ignore[arg-type]
-    return CreditAssigner(config, team or ScriptedTeam(), on_policy).score(make_batch(), Timer(), version=3)  # type: ignore[arg-type]
+    assigner = CreditAssigner(config, team or ScriptedTeam(), on_policy)  # type: ignore[arg-type]
+    return assigner.score(make_batch(**columns or {}), Timer(), version=3)
 
 
 def test_a_rejected_reply_is_in_no_group_mean_and_in_no_metric() -> None:
@@ -73,6 +80,18 @@ def test_a_reply_that_loses_its_last_token_keeps_its_reward() -> None:
     assert batch.batch["response_mask"].tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 0], [1, 1, 1]]
     assert batch.batch["token_level_scores"].tolist() == [[0, 1, 0], [0, 2, 0], [0, 0, 30], [0, 0, 6]]
     assert batch.batch["advantages"][:, 0].tolist() == [-2.0, -1.0, 0.0, 3.0]
+
+
+def test_a_rejected_call_keeps_its_reward_in_the_returns_of_the_calls_before_it() -> None:
+    # One step each; the third reply (30) is rejected. Episode e is rows 0 and 2: its first step returns 1 + 30 / 2 = 16; f: 2 and then 6.
+    columns = {
+        "traj_uid": ["e", "f", "e", "f"], "turn": [1, 1, 2, 2], "anchor": ["s", "s", "x", "y"], "step_reward": REWARDS,
+    }  # fmt: skip
+    algorithm = AlgorithmConfig(adv_estimator="gigpo", gamma=0.5)
+    batch, _ = score(algorithm=algorithm, columns=columns, rollout_rs="seq_mean_k1", rollout_rs_threshold="0.1_10.0")
+    # episode part: 1, 2 and 6 less their mean 3; step part in "s": 16 and 5 less their mean 10.5
+    assert batch.batch["advantages"][:, 0].tolist() == [-2.0 + 5.5, -1.0 - 5.5, 0.0, 3.0]
+    assert torch.equal(batch.batch["reply_mask"], MASK)
 
 
 def test_weights_arrive_beside_the_advantages_and_reject_nothing() -> None:
@@ -111,6 +130,20 @@ def test_gap_and_staleness_are_logged_when_nothing_is_corrected() -> None:
     assert 0 < metrics["training/rollout_probs_diff_mean"] < metrics["training/rollout_probs_diff_max"] < 1
     assert 0 < metrics["rollout_corr/rollout_is_eff_sample_size"] < 1
     assert metrics["agent/solver_agent/staleness/mean"] == 0.75 and metrics["agent/solver_agent/staleness/max"] == 2.0
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+def test_the_gap_is_logged_while_the_policies_wait_for_their_critics(bypass: bool) -> None:
+    """No update measures it then; weights of version 3 belong to the fourth step."""
+    team = ScriptedTeam()
+    batch, metrics = score(team=team, warmup=4, bypass_mode=bypass)
+    assert team.passes == ["old"]
+    assert metrics["rollout_corr/log_prob_diff_mean"] == pytest.approx((3.0 + 9.0 + 0.1) / int(MASK.sum()))
+    assert metrics["wg/p/rollout_corr/log_prob_diff_max"] == pytest.approx(3.0)
+    assert torch.equal(batch.batch["old_log_probs"], batch.batch["rollout_log_probs"]) == bypass
+    team = ScriptedTeam()
+    _, metrics = score(team=team, warmup=3, bypass_mode=bypass)
+    assert team.passes == [] and not [name for name in metrics if "rollout_corr/" in name]
 
 
 def test_the_kl_of_rejected_tokens_is_in_no_reward() -> None:

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
+from verl.trainer.config.algorithm import MGRPOConfig
 from verl.trainer.config_check import ConfigError
 from verl.trainer.ppo.advantage import compute_advantage, group_keys
-from verl.trainer.ppo.dynamic_sampling import draw_until_full, signal_rows
+from verl.trainer.ppo.core_algos import group_index
+from verl.trainer.ppo.dynamic_sampling import _dropped_shares, draw_until_full, signal_rows
 from verl.trainer.ppo.greedy_baseline import reward_baselines
 from verl.trainer.ppo.per_agent import group_fields
 from verl.trainer.ppo.sampling_check import check_filter_groups
@@ -108,19 +110,33 @@ def test_trajectories_are_weighed_as_the_advantage_weighs_them() -> None:
     assert not signal_rows(make_batch(rows), AlgorithmConfig(**keys, call_weighting="trajectory")).any()
 
 
-@settings(max_examples=30, deadline=None)
+def test_m_grpo_is_filtered_by_the_main_agents_episodes_and_the_sub_agents_calls() -> None:
+    # Task a: the trajectories' means are equal, the main agent's episodes (1 and 0) and the calls are not.
+    # Task b: the means of the main agent's two calls are equal (0.5), those of the sub-agent's calls are all 0.2.
+    rows = [("a", 0, "S", 1.0), ("a", 0, "V", 0.0), ("a", 1, "S", 0.0), ("a", 1, "V", 1.0)]
+    rows += [("b", 0, "S", 1.0), ("b", 0, "S", 0.0), ("b", 0, "V", 0.2), ("b", 1, "S", 0.5), ("b", 1, "V", 0.2)]
+    # Task c: the sub-agent's calls differ inside an episode only.
+    rows += [("c", 0, "V", 1.0), ("c", 0, "V", 0.0), ("c", 1, "V", 1.0), ("c", 1, "V", 0.0)]
+    for keys in ({"group_by": ["uid"]}, {}):
+        config = AlgorithmConfig(adv_estimator="m_grpo", m_grpo=MGRPOConfig(main_agent="S"), **keys)
+        assert signal_rows(make_batch(rows), config).tolist() == [True] * 4 + [False] * 5 + [True] * 4
+
+
+@settings(max_examples=60, deadline=None)
 @given(
     rewards=st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=12, max_size=12),
     keys=st.sampled_from([{}, {"group_by_agent_id": False}, {"group_by": ["uid", "agent_id", "turn"]}, {"singleton": "raw"}]),
-    estimator=st.sampled_from(["grpo", "rloo", "opo"]),
+    estimator=st.sampled_from(["grpo", "rloo", "opo", "m_grpo"]),
 )
 def test_what_is_dropped_is_what_the_advantage_would_not_learn_from(rewards: list[float], keys: dict[str, Any], estimator: str) -> None:
     rows = [(task, episode, agent, 0.0) for task in "ab" for episode in range(3) for agent in "SV"]
-    config = AlgorithmConfig(**keys, adv_estimator=estimator)
+    config = AlgorithmConfig(**keys, adv_estimator=estimator, m_grpo=MGRPOConfig(main_agent="S"))
     batch = make_batch(rows, reward=rewards, policy_id=["p"] * 12)
     batch.batch["token_level_rewards"] = torch.tensor(rewards)[:, None]
     learnt = compute_advantage(batch, estimator, config=config).batch["advantages"].abs().sum(dim=1).numpy()
     groups = group_keys(batch, group_fields(config))
+    if estimator == "m_grpo":
+        groups = group_index([groups, batch.non_tensor_batch["agent_id"]])
     assert signal_rows(batch, config).tolist() == [bool(learnt[groups == g].max() > 0) for g in groups]
 
 
@@ -183,6 +199,29 @@ def test_new_tasks_are_drawn_until_the_batch_is_full_and_what_is_too_much_is_cut
     assert drawn.result.metrics == {"episode/count": 12.0}
 
 
+def test_what_is_dropped_is_counted_in_groups_however_many_rows_they_have() -> None:
+    # S: task a, of three rows, has no signal, task b, of two, has one; task c, where it has no token, is no group. V: task b has none.
+    rows = [
+        *(("a", episode, "S", 0.5) for episode in range(3)), ("a", 0, "V", 0.5), ("a", 1, "V", 0.6), ("a", 2, "V", 0.5),
+        ("b", 0, "S", 0.0), ("b", 1, "S", 1.0), ("b", 0, "V", 0.5), ("b", 1, "V", 0.5),
+        ("c", 0, "S", 0.0), ("c", 1, "S", 1.0),
+    ]  # fmt: skip
+    batch = make_batch(rows)
+    batch.batch["response_mask"][-2:] = 0
+    signal = signal_rows(batch, AlgorithmConfig())
+    assert dict(_dropped_shares(batch, signal, AlgorithmConfig())) == {"dropped/s": 0.5, "dropped/v": 0.5}
+
+
+def test_what_is_dropped_is_counted_by_turn() -> None:
+    # Turn 1 of S is in all three groups, turn 2 in the first alone, which has a signal; V has no token at all.
+    rows = [(task, episode, "S", float(episode and task == "a")) for task in "abc" for episode in range(2)]
+    batch = make_batch([*rows, ("a", 0, "S", 0.0), ("a", 0, "V", 0.0)], turn=[1] * 6 + [2, 1])
+    batch.batch["response_mask"][-1] = 0
+    signal = signal_rows(batch, AlgorithmConfig())
+    shares = dict(_dropped_shares(batch, signal, AlgorithmConfig()))
+    assert shares == {"dropped/s": pytest.approx(2 / 3), "dropped/s/turn_1": pytest.approx(2 / 3), "dropped/s/turn_2": 0.0}
+
+
 def test_without_a_full_batch_the_limit_of_collections_ends_the_drawing(caplog: pytest.LogCaptureFixture) -> None:
     pay = dict.fromkeys(range(12), EQUAL) | {1: DIFFERENT}
     drawn, table, _ = draw(pay, 2, max_num_gen_batches=3)
@@ -202,6 +241,7 @@ def test_no_task_is_drawn_twice_in_a_step_and_a_small_dataset_ends_the_drawing(c
 def test_when_nothing_differs_the_reason_is_given_with_the_episodes() -> None:
     drawn, _, _ = draw(dict.fromkeys(range(4), (1.0, 1.0)), 2)
     assert drawn.batch is None
+    assert drawn.metrics["train/filter_groups/dropped/s"] == 1.0 and drawn.metrics["train/filter_groups/tasks_missing"] == 2.0
     assert "in none of 4 tasks (2 collections) does seq_reward differ" in drawn.why_none
     assert "mean team reward: 1." in drawn.why_none
     assert "too easy or too hard" in drawn.why_none

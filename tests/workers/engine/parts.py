@@ -45,12 +45,19 @@ def make_rows(count: int, prompt: int = 7, response: int = 6, seed: int = 0) -> 
 
 
 def make_engine(
-    model: Path, *, rank: int = 0, ranks: int = 1, lr: float = 1e-3, optim: OptimConfig | None = None, **options: object
+    model: Path,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    lr: float = 1e-3,
+    optim: OptimConfig | None = None,
+    fsdp: FSDPConfig | None = None,
+    **options: object,
 ) -> FSDPEngine:
     """An engine on the CPU; `options` are keys of `ModelConfig`."""
     torch.set_num_threads(1)
     config = ModelConfig(path=str(model), **options)  # type: ignore[arg-type]
-    return FSDPEngine(config, FSDPConfig(), optim or OptimConfig(lr=lr), init_mesh("cpu", rank, ranks))
+    return FSDPEngine(config, fsdp or FSDPConfig(), optim or OptimConfig(lr=lr), init_mesh("cpu", rank, ranks))
 
 
 def make_value_engine(

@@ -92,7 +92,9 @@ class ActorConfig:
     entropy_coeff: float = key(0.0, "weight of the entropy bonus")
     use_kl_loss: bool = key(False, "add the KL to the reference to the loss")
     kl_loss_coef: float = key(0.001, "weight of the KL loss")
-    kl_loss_type: str = key("low_var_kl", "kl | abs | mse | low_var_kl")
+    kl_loss_type: str = key(
+        "low_var_kl", "kl (k1) | abs | mse (k2) | low_var_kl (k3); a + behind it (k1+, k3+) keeps the value and takes the gradient of k2"
+    )
     use_invalid_action_penalty: bool = key(False, "subtract invalid_action_penalty_coef from the reward of an invalid reply")
     invalid_action_penalty_coef: float = key(0.1, "size of the invalid-action penalty")
     policy_loss: PolicyLossConfig = section(PolicyLossConfig)

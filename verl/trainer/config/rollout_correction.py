@@ -42,9 +42,13 @@ class RolloutCorrectionConfig:
     rollout_rs: Optional[str] = key(
         None, "rejection, comma-separated: token_k1, seq_sum_k1, seq_mean_k3, seq_max_k2, ...; null rejects nothing"
     )
-    rollout_rs_threshold: Any = key(None, 'one bound a mode, comma-separated; "lower_upper" for k1, an upper bound for k2 and k3')
+    rollout_rs_threshold: Any = key(
+        None, 'one bound a mode, comma-separated; "lower_upper" of sampler/trainer, exp(-x), for k1; an upper bound for k2 and k3'
+    )
     m2po_tau: Optional[float] = key(
-        None, "M2PO: mask the worst tokens until the mean of (log pi_old - log sampler)^2 is at most this; null is off"
+        None,
+        "M2PO: mask the worst tokens until the mean of (log pi_old - log sampler)^2 is at most this, once a step, before its updates; with "
+        "bypass_mode before each update, of the policy as it then is; null is off",
     )
     bypass_mode: bool = key(False, "take the sampler's log-probs as the old ones")
     loss_type: str = key("ppo_clip", "loss in bypass mode: ppo_clip | reinforce")

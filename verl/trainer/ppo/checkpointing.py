@@ -79,6 +79,22 @@ class CheckpointStore:
         self._drop_old(keep)
         return final
 
+    def amend(self, step: int, state: Mapping[str, Any]) -> None:
+        """Add to the trainer state of a step's checkpoint, if there is one.
+
+        Raises CheckpointError (the state stays what it was) when it cannot be written.
+        """
+        path = self.path(step) / STATE_FILE
+        if not path.is_file():
+            return
+        aside = path.with_name(f".{STATE_FILE}")
+        try:
+            _write_text(aside, json.dumps(json.loads(path.read_text()) | dict(state), indent=1))
+            os.replace(aside, path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise CheckpointError(f"{path} could not be extended: {error}; the checkpoint is intact") from error
+
     def _drop_old(self, keep: int) -> None:
         """By age and not by number: a run that started anew has lower steps than what an earlier one left here."""
         if keep <= 0:

@@ -26,6 +26,33 @@ from verl.trainer.untrained import trained_agents
 from verl.utils.timer import Timer
 
 
+def needs_squares(config: RunConfig) -> bool:
+    """An estimator in use has the parameter `sum_pi_squared` without a default."""
+    used = estimators_in_use(config.algorithm, trained_agents(config.agent))
+    return any(estimator_needs(name, "sum_pi_squared") for name in used)
+
+
+def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
+    """The policies' own log-probs are needed first: for several updates a step, KL in the reward, a correction or an estimator.
+
+    Args:
+        config: the run's configuration.
+        on_policy: see `CreditAssigner`.
+    """
+    algorithm = config.algorithm
+    correction = algorithm.rollout_correction
+    return not correction.bypass_mode and (
+        not on_policy or algorithm.use_kl_in_reward or correction.corrects_batch or needs_squares(config)
+    )
+
+
+def scores_policies(config: RunConfig) -> bool:
+    """Whether any step of a run makes a pass for the policies' own log-probs."""
+    actor, tasks = config.actor_rollout_ref.actor, config.data.train_batch_size
+    mini_batches = tasks // actor.ppo_mini_batch_size if actor.ppo_mini_batch_size > 0 else 1
+    return config.trainer.critic_warmup > 0 or needs_old_log_probs(config, on_policy=mini_batches * actor.ppo_epochs == 1)
+
+
 class CreditAssigner:
     """Scores a batch and remembers what credit carries from step to step.
 
@@ -51,18 +78,8 @@ class CreditAssigner:
 
     @property
     def needs_old(self) -> bool:
-        """The policies' own log-probs are needed first: for several updates a step, KL in the reward, a correction or an estimator."""
-        algorithm = self.config.algorithm
-        correction = algorithm.rollout_correction
-        return not correction.bypass_mode and (
-            not self.on_policy or algorithm.use_kl_in_reward or correction.corrects_batch or self.needs_squares
-        )
-
-    @property
-    def needs_squares(self) -> bool:
-        """An estimator in use has the parameter `sum_pi_squared` without a default."""
-        used = estimators_in_use(self.config.algorithm, trained_agents(self.config.agent))
-        return any(estimator_needs(name, "sum_pi_squared") for name in used)
+        """See `needs_old_log_probs`."""
+        return needs_old_log_probs(self.config, self.on_policy)
 
     def score(self, batch: DataProto, timer: Timer, version: int) -> tuple[DataProto, dict[str, float]]:
         """Add log-probs, the off-policy correction, token rewards, `advantages` and `returns`: (the batch, metrics).
@@ -73,24 +90,26 @@ class CreditAssigner:
             version: of the weights as they are.
         """
         metrics = staleness_metrics(batch, version)
-        batch = self._log_probs(batch, timer, metrics)
+        batch = self._log_probs(batch, timer, metrics, waits=version < self.config.trainer.critic_warmup)
         with timer("adv"):
             replies = batch.batch["response_mask"]
             if self.config.algorithm.rollout_correction.corrects_batch:
                 batch, corrected = compute_rollout_correction_and_add_to_batch(batch, self.config.algorithm.rollout_correction)
                 metrics |= corrected
+                batch.batch["reply_mask"] = replies
             self._token_rewards(batch, replies, metrics)
             batch = self._advantages(batch, version)
         return batch, metrics
 
-    def _log_probs(self, batch: DataProto, timer: Timer, metrics: dict[str, float]) -> DataProto:
+    def _log_probs(self, batch: DataProto, timer: Timer, metrics: dict[str, float], waits: bool) -> DataProto:
+        """Add log-probs and values; while the policies wait for their critics, no update measures the gap to the sampler: a pass does."""
         correction = self.config.algorithm.rollout_correction
+        if self.needs_old or waits:
+            with timer("old_log_prob"):
+                batch = batch.union(self.team.compute_log_prob(batch, needs_squares(self.config)))
+            metrics |= sampler_gap_metrics(batch, correction.rollout_is_threshold)
         if correction.bypass_mode:
             apply_bypass_mode(batch, correction)
-        elif self.needs_old:
-            with timer("old_log_prob"):
-                batch = batch.union(self.team.compute_log_prob(batch, self.needs_squares))
-            metrics |= sampler_gap_metrics(batch, correction.rollout_is_threshold)
         if self.team.uses_reference:
             with timer("ref"):
                 batch = batch.union(self.team.compute_ref_log_prob(batch))

@@ -21,9 +21,10 @@ import numpy as np
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.placement import slug
-from verl.trainer.ppo.advantage import group_keys
+from verl.trainer.ppo.advantage import group_keys, group_numbers
 from verl.trainer.ppo.batching import trim_padding
-from verl.trainer.ppo.core_algos import group_index, group_stats
+from verl.trainer.ppo.core_algos import AdvantageEstimator, group_index, group_stats
+from verl.trainer.ppo.core_algos.estimators.m_grpo import compared_units
 from verl.trainer.ppo.estimator_inputs import call_weights
 from verl.trainer.ppo.per_agent import averages_trajectories, group_fields, split_by_settings
 from verl.trainer.ppo.rollout_protocol import Collector, CollectResult
@@ -42,7 +43,7 @@ class Drawn:
     Attributes:
         result: all collections of the step as one.
         batch: the rows to train on, as wide as the longest of them; None when no group has a signal.
-        metrics: `train/filter_groups/*`.
+        metrics: `train/filter_groups/*`, also when there is no batch.
         why_none: what to say when `batch` is None.
     """
 
@@ -55,21 +56,25 @@ class Drawn:
 def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
     """Whether the group of each row has a spread in `algorithm.filter_groups.metric`, `[bsz]` bool.
 
-    Groups are those of the advantage, `algorithm.per_agent` included. A group of one has no spread, unless `singleton=raw` trains on
+    Groups are those of the advantage, `algorithm.per_agent` included; with `m_grpo` the main agent's episodes and the sub-agents' calls
+    apart, of which all count here, also those that are not drawn later. A group of one has no spread, unless `singleton=raw` trains on
     it; rows without a response token never count.
     """
     # Token rewards are float32: what differs in float64 only is equal where advantages are computed.
     values = batch.non_tensor_batch[FILTER_METRICS[config.filter_groups.metric]].astype(np.float32).astype(np.float64)
-    valid = batch.batch["response_mask"].bool().any(dim=1).numpy()
+    valid = _valid(batch)
     signal = np.zeros(len(batch), dtype=bool)
     for settings, rows in split_by_settings(config, batch.non_tensor_batch["agent_id"]):
         groups = group_index([group_keys(batch, group_fields(settings))[rows]])
-        trajectory = weights = None
-        if averages_trajectories(settings, settings.adv_estimator):
-            trajectory = batch.non_tensor_batch["traj_uid"][rows]
+        trajectory, agents = batch.non_tensor_batch["traj_uid"][rows], batch.non_tensor_batch["agent_id"][rows]
+        unit = weights = None
+        if settings.adv_estimator == AdvantageEstimator.M_GRPO:
+            groups, unit = compared_units(groups, trajectory, np.asarray(agents == settings.m_grpo.main_agent))
+        elif averages_trajectories(settings, settings.adv_estimator):
+            unit = trajectory
             if settings.call_weighting == "trajectory":
-                weights = call_weights(trajectory, batch.non_tensor_batch["agent_id"][rows], valid[rows])
-        signal[rows] = _spread(values[rows], groups, valid[rows], trajectory, weights, settings.singleton == "raw")
+                weights = call_weights(trajectory, agents, valid[rows])
+        signal[rows] = _spread(values[rows], groups, valid[rows], unit, weights, settings.singleton == "raw")
     return signal & valid
 
 
@@ -77,14 +82,14 @@ def _spread(
     values: np.ndarray,
     groups: np.ndarray,
     valid: np.ndarray,
-    trajectory: np.ndarray | None,
+    unit: np.ndarray | None,
     weights: np.ndarray | None,
     singletons: bool,
 ) -> np.ndarray:
-    """Whether the values of each row's group differ, `[rows]`; with `trajectory`, (weighted) means over trajectories are compared."""
+    """Whether the values of each row's group differ, `[rows]`; with `unit` `[rows]`, (weighted) means over a unit's rows are compared."""
     compared = groups
-    if trajectory is not None:
-        members = group_index([groups, trajectory])
+    if unit is not None:
+        members = group_index([groups, unit])
         means = group_stats(values, members, valid, weights)
         compared = groups[np.unique(members, return_index=True)[1]]
         values, valid = means.mean, means.count > 0
@@ -114,19 +119,15 @@ async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskL
             found += _tasks(result.batch, signal_rows(result.batch, config.algorithm))
     whole = collector.join(results) if len(results) > 1 else results[0]
     signal = signal_rows(whole.batch, config.algorithm) if whole.batch is not None else np.zeros(0, dtype=bool)
+    found = _tasks(whole.batch, signal) if whole.batch is not None else 0
+    numbers: dict[str, float] = dict(_dropped_shares(whole.batch, signal, config.algorithm)) if whole.batch is not None else {}
+    numbers |= {"num_gen_batches": len(results), "tasks_drawn": len(used)}
+    numbers |= {"tasks_with_signal": found, "tasks_missing": max(wanted - found, 0)}
+    metrics = {f"train/filter_groups/{name}": float(value) for name, value in numbers.items()}
     if whole.batch is None or not signal.any():
-        return Drawn(whole, None, {}, _nothing_differs(config, len(results), whole))
-    found = _tasks(whole.batch, signal)
+        return Drawn(whole, None, metrics, _nothing_differs(config, len(results), whole))
     if found < wanted:
         logger.warning("step %d trains on %d tasks instead of %d: %d were drawn, the others had no signal", step, found, wanted, len(used))
-    prefix = "train/filter_groups"
-    metrics = {
-        f"{prefix}/num_gen_batches": float(len(results)),
-        f"{prefix}/tasks_drawn": float(len(used)),
-        f"{prefix}/tasks_with_signal": float(found),
-        f"{prefix}/tasks_missing": float(max(wanted - found, 0)),
-    }
-    metrics |= dict(_dropped_shares(whole.batch, signal, prefix))
     kept = np.flatnonzero(_first_tasks(whole.batch, signal, wanted))
     return Drawn(whole, trim_padding(whole.batch.select_idxs(kept)), metrics)
 
@@ -141,16 +142,29 @@ def _first_tasks(batch: DataProto, keep: np.ndarray, wanted: int) -> np.ndarray:
     return keep & np.fromiter((uid in first for uid in uids), bool, len(uids))
 
 
-def _dropped_shares(batch: DataProto, signal: np.ndarray, prefix: str) -> Iterator[tuple[str, float]]:
-    """Share of an agent's rows that are in groups without a signal, and that of each of its turns when there are several."""
-    columns = batch.non_tensor_batch
-    turns = columns["turn"].astype(int)
-    for agent in dict.fromkeys(columns["agent_id"]):
-        own = columns["agent_id"] == agent
-        name = f"{prefix}/dropped/{slug(agent)}"
-        yield name, 1.0 - float(signal[own].mean())
-        for turn in np.unique(turns[own]) if turns.max() > 1 else ():
-            yield f"{name}/turn_{turn}", 1.0 - float(signal[own & (turns == turn)].mean())
+def _dropped_shares(batch: DataProto, signal: np.ndarray, config: AlgorithmConfig) -> Iterator[tuple[str, float]]:
+    """Share of an agent's groups that have no signal, and that of each of its turns when there are several.
+
+    A group counts where the agent (in that turn) has a row with a response token in it, and once however many it has.
+    """
+    columns, groups = batch.non_tensor_batch, group_numbers(batch, config)
+    valid, turns = _valid(batch), columns["turn"].astype(int)
+
+    def dropped(rows: np.ndarray) -> float:
+        return 1.0 - len(np.unique(groups[rows & signal])) / len(np.unique(groups[rows]))
+
+    for agent in dict.fromkeys(columns["agent_id"][valid]):
+        own = valid & (columns["agent_id"] == agent)
+        name = f"dropped/{slug(agent)}"
+        yield name, dropped(own)
+        for turn in np.unique(turns[own]) if turns[valid].max() > 1 else ():
+            yield f"{name}/turn_{turn}", dropped(own & (turns == turn))
+
+
+def _valid(batch: DataProto) -> np.ndarray:
+    """Rows with a response token, `[bsz]` bool."""
+    rows: np.ndarray = batch.batch["response_mask"].bool().any(dim=1).numpy()
+    return rows
 
 
 def _nothing_differs(config: RunConfig, collections: int, result: CollectResult) -> str:

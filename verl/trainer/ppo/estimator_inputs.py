@@ -82,10 +82,15 @@ class EstimatorInputs:
         return call_weights(self.column("traj_uid"), self.column("agent_id"), real)
 
     def turn_index(self) -> np.ndarray:
-        """Place of each row among its agent's calls of that episode, from 0, by turn and call; candidates of one call share it: `[bsz]`."""
-        chain = group_index([self.column("traj_uid"), self.column("agent_id")])
-        turn = self.column("turn").astype(np.int64)
-        call = self.column("call").astype(np.int64) if "call" in self.data.non_tensor_batch else np.zeros_like(turn)
+        """Place of each row among its agent's calls of that episode, from 0, by turn and call; candidates of one call share it: `[bsz]`.
+
+        A row that never had a token is no call and has -1; one that was rejected keeps its place.
+        """
+        replies = "reply_mask" if "reply_mask" in set(self.data.batch.keys()) else "response_mask"
+        rows = np.flatnonzero(real_rows(self.tensor(replies)).cpu().numpy())
+        chain = group_index([self.column("traj_uid")[rows], self.column("agent_id")[rows]])
+        turn = self.column("turn")[rows].astype(np.int64)
+        call = self.column("call")[rows].astype(np.int64) if "call" in self.data.non_tensor_batch else np.zeros_like(turn)
         order = np.lexsort((call, turn, chain))
         sorted_chain, sorted_turn, sorted_call = chain[order], turn[order], call[order]
         begins = np.ones(len(order), dtype=bool)
@@ -94,8 +99,8 @@ class EstimatorInputs:
         differs[1:] |= (sorted_turn[1:] != sorted_turn[:-1]) | (sorted_call[1:] != sorted_call[:-1])
         place = np.cumsum(differs) - 1
         first = np.maximum.accumulate(np.where(begins, place, 0))
-        out = np.empty(len(order), dtype=np.int64)
-        out[order] = place - first
+        out = np.full(len(self.column("turn")), -1, dtype=np.int64)
+        out[rows[order]] = place - first
         return out
 
     def _trajectories(self) -> np.ndarray:

@@ -165,19 +165,26 @@ class RayPPOTrainer:
                 raise
             last = self.finished
             try:
+                if last or (trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0):
+                    with self.timer("save_checkpoint"):
+                        self._save_if_new()
+                    metrics["timing_s/save_checkpoint"] = self.timer.seconds["save_checkpoint"]
                 if last or (trainer.test_freq > 0 and self.global_step % trainer.test_freq == 0):
                     with self.timer("testing"):
                         self.after = self._validate(stop, log=False)
                     metrics |= self.after.metrics if self.after else {}
                     metrics["timing_s/testing"] = self.timer.seconds["testing"]
-                if last or (trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0):
-                    with self.timer("save_checkpoint"):
-                        self._save_if_new()
-                    metrics["timing_s/save_checkpoint"] = self.timer.seconds["save_checkpoint"]
             finally:
                 self._log(metrics)
             if stop.requested and not last:
                 raise Interrupted("stop requested")
+            if last:
+                self._keep_after()
+        if (
+            self.after is None and self.global_step > 0
+        ):  # something had come between the last step and its validation
+            self.after = self._validate(stop)
+            self._keep_after()
 
     @property
     def updates_per_step(self) -> int:
@@ -209,6 +216,7 @@ class RayPPOTrainer:
                 result = stop.run(self._loop, collect_step(self.config, self.collector, loader, step))
             self._write_trajectories(result.episodes, f"train_{step:06d}", self.config.trainer.log_trajectories)
             if result.batch is None:
+                self._log(result.metrics, step)
                 raise NoSamplesError(f"step {step}: {result.why_none}; the episodes are in trajectories/train_{step:06d}.jsonl")
             batch, metrics = self.credit.score(result.batch, self.timer, self.global_step)
             self.team.free_caches()
@@ -273,9 +281,9 @@ class RayPPOTrainer:
             self._log(result.metrics)
         return result
 
-    def _log(self, metrics: Mapping[str, float]) -> None:
+    def _log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         with writing(self.run_dir / METRICS_FILE):
-            self.tracking.log(metrics, self.global_step)
+            self.tracking.log(metrics, self.global_step if step is None else step)
 
     def _write_trajectories(self, episodes: Sequence[Episode], name: str, limit: int) -> None:
         episodes = episodes if limit < 0 else episodes[:limit]
@@ -307,6 +315,11 @@ class RayPPOTrainer:
         self.store.write(self.global_step, fill, state, self.config.trainer.max_ckpt_to_keep)
         self._saved_step = self.global_step
 
+    def _keep_after(self) -> None:
+        """Add the validation of the last step to its checkpoint, for a run that is started again when all is done."""
+        if self.after is not None:
+            self.store.amend(self.global_step, {"after": self.after.to_json()})
+
     def _resume(self) -> None:
         folder = find_checkpoint(self.config.trainer, self.store)
         if folder is None:
@@ -318,7 +331,8 @@ class RayPPOTrainer:
         self.global_step = self._saved_step = int(state["global_step"])
         self.generated_tokens = int(state["generated_tokens"])
         self.credit.load_state_dict(state["credit"])
-        if state["before"] is not None and not self.config.trainer.val_only:
-            self.before = ValidationResult.from_json(state["before"])
+        if not self.config.trainer.val_only:
+            self.before = ValidationResult.from_json(state["before"]) if state["before"] else None
+            self.after = ValidationResult.from_json(state["after"]) if state.get("after") and self.finished else None
         self.tracking.resume(self.global_step)
         logger.warning("continuing from %s (step %d of %d)", folder, self.global_step, self.total_training_steps)

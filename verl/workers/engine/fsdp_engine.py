@@ -231,9 +231,11 @@ class FSDPEngine:
         offload = self.fsdp.optimizer_offload and self.device.type != "cpu"
         for trainable in trainables if offload else ():
             move_optimizer_state(trainable.optimizer, self.device.type)
-        yield
-        for trainable in trainables if offload else ():
-            move_optimizer_state(trainable.optimizer, "cpu")
+        try:
+            yield
+        finally:
+            for trainable in trainables if offload else ():
+                move_optimizer_state(trainable.optimizer, "cpu")
 
     def step(self, grad_clip: float) -> tuple[float, bool]:
         """One optimizer step of what is trained now; see `Trainable.step`."""

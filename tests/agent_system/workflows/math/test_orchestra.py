@@ -15,6 +15,9 @@ async def test_approved_solution_ends_the_episode(play):
     result = await play(solver=[r"\boxed{42}"], verifier=[APPROVE])
     assert spoken(result) == [SOLVER, VERIFIER]
     assert result.episodes[0].team_reward == 1.0
+    solution, judgement = result.episodes[0].to_json()["calls"]
+    assert (solution["action"], judgement["action"]) == ("42", "approve")
+    assert judgement["fields"] == {"approved": True, "parsed": True}
 
 
 async def test_rejected_solution_goes_round_again_and_the_last_one_counts(play):

@@ -1,0 +1,41 @@
+"""Names of a key: what is accepted, and what is refused with the names that are."""
+
+from pathlib import Path
+
+import pytest
+
+from verl.trainer.config import RunConfig
+from verl.trainer.config_check import ConfigError, check_config
+from verl.trainer.placement import build_placement
+from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
+
+
+@pytest.fixture
+def config(tiny_model_dir: Path) -> RunConfig:
+    """A run with every default."""
+    config = RunConfig()
+    config.actor_rollout_ref.model.path = str(tiny_model_dir)
+    return config
+
+
+def check(config: RunConfig) -> None:
+    check_config(config, build_placement(config.agent, config.actor_rollout_ref))
+
+
+@pytest.mark.parametrize("name", [f"{name}{plus}" for name in KL_ESTIMATORS for plus in ("", "+")])
+def test_the_kl_of_the_loss_may_be_straight_through(config: RunConfig, name: str) -> None:
+    config.actor_rollout_ref.actor.kl_loss_type = name
+    check(config)
+
+
+@pytest.mark.parametrize("name", ["k9+", "+", "k1++"])
+def test_another_kl_of_the_loss_is_refused(config: RunConfig, name: str) -> None:
+    config.actor_rollout_ref.actor.kl_loss_type = name
+    with pytest.raises(ConfigError, match=r"actor_rollout_ref\.actor\.kl_loss_type='.*': expected one of kl, .*k3\+"):
+        check(config)
+
+
+def test_the_kl_of_the_reward_has_no_gradient_to_pass_through(config: RunConfig) -> None:
+    config.algorithm.kl_penalty = "k3+"
+    with pytest.raises(ConfigError, match=r"algorithm\.kl_penalty='k3\+': expected one of kl"):
+        check(config)
