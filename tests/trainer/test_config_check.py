@@ -1,21 +1,11 @@
 """Names of a key: what is accepted, and what is refused with the names that are."""
 
-from pathlib import Path
-
 import pytest
 
 from verl.trainer.config import RunConfig
 from verl.trainer.config_check import ConfigError, check_config
 from verl.trainer.placement import build_placement
 from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
-
-
-@pytest.fixture
-def config(tiny_model_dir: Path) -> RunConfig:
-    """A run with every default."""
-    config = RunConfig()
-    config.actor_rollout_ref.model.path = str(tiny_model_dir)
-    return config
 
 
 def check(config: RunConfig) -> None:

@@ -1,7 +1,6 @@
 """A changed key that would do nothing stops the run, and says what it needs."""
 
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,14 +25,6 @@ def change(config: RunConfig, key: str) -> None:
     *sections, name = key.split(".")
     section = reduce(getattr, sections, config)
     setattr(section, name, another(getattr(section, name)))
-
-
-@pytest.fixture
-def config(tiny_model_dir: Path) -> RunConfig:
-    """A run with every default."""
-    config = RunConfig()
-    config.actor_rollout_ref.model.path = str(tiny_model_dir)
-    return config
 
 
 def check(config: RunConfig) -> None:
