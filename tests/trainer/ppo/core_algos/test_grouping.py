@@ -125,3 +125,12 @@ def test_packed_sorting_and_equal_weights_change_nothing(rows, weight: float) ->
     assert np.allclose(equal.mean, plain.mean, atol=1e-9)
     assert np.allclose(equal.std, plain.std, rtol=1e-6, atol=1e-6)
     assert (equal.constant == plain.constant).all()
+
+
+def test_weights_that_are_copies_give_the_statistics_of_the_copies() -> None:
+    # 1 twice, 4 three times, 0 once: mean 14 / 6, and the deviation of six rows
+    stats = group_stats(np.array([1.0, 4.0, 0.0, 9.0]), np.array([0, 0, 0, 1]), weights=np.array([2.0, 3.0, 1.0, 4.0]), copies=True)
+    six = np.array([1.0, 1.0, 4.0, 4.0, 4.0, 0.0])
+    assert stats.mean.tolist() == pytest.approx([six.mean(), 9.0])
+    assert stats.std.tolist() == pytest.approx([six.std(ddof=1), 0.0])
+    assert stats.count.tolist() == [3, 1] and stats.weight.tolist() == [6.0, 4.0]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
-from verl.trainer.config.algorithm import MGRPOConfig
+from verl.trainer.config.algorithm import GAEConfig, GiGPOConfig, MGRPOConfig
 from verl.trainer.ppo.advantage import compute_advantage, group_numbers
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, group_index
 
@@ -47,6 +47,11 @@ WEIGHTED = {"call_weighting": "trajectory"}
 TRAJECTORIES = {"group_by": ["uid"], "statistics_over": "trajectories"}
 SAMPLES = {"group_by": ["uid"], "statistics_over": "samples"}
 RAW = {"norm_adv_by_std_in_grpo": False}
+TREE = {"group_by": ["traj_uid", "agent_id", "turn", "call"]}
+PARALLEL = {"group_by": ["uid", "agent_id", "turn"]}
+SUB_CALLS = {"m_grpo": MGRPOConfig(main_agent="1", sub_calls=3)}
+BY_STD = {"gigpo": GiGPOConfig(mode="mean_std_norm")}
+SIMILAR = {"gigpo": GiGPOConfig(enable_similarity=True, similarity_thresh=0.9)}
 CASES = {
     "grpo": Case("grpo", by_group=True, sums_to_zero="rows"),
     "grpo, by task": Case("grpo", SAMPLES, by_group=True, sums_to_zero="rows"),
@@ -54,6 +59,8 @@ CASES = {
     "grpo, trajectories, weighted": Case("grpo", TRAJECTORIES | WEIGHTED, by_group=True),
     "grpo, weighted": Case("grpo", WEIGHTED, by_group=True, sums_to_zero="rows"),
     "grpo, global": Case("grpo", {"group_by": []}, sums_to_zero="rows"),
+    "grpo, tree": Case("grpo", TREE, by_group=True, sums_to_zero="rows"),
+    "grpo, parallel": Case("grpo", PARALLEL, by_group=True, sums_to_zero="rows"),
     "dr_grpo": Case("grpo", RAW, by_group=True, sums_to_zero="rows"),
     "grpo_vectorized": Case("grpo_vectorized", by_group=True, sums_to_zero="rows"),
     "rloo": Case("rloo", by_group=True, sums_to_zero="rows"),
@@ -62,20 +69,23 @@ CASES = {
     "rloo_vectorized": Case("rloo_vectorized", by_group=True, sums_to_zero="rows"),
     "opo": Case("opo", by_group=True, sums_to_zero="tokens"),
     "opo, trajectories": Case("opo", TRAJECTORIES, by_group=True, sums_to_zero="tokens"),
+    "opo, trajectories, weighted": Case("opo", TRAJECTORIES | WEIGHTED, by_group=True, sums_to_zero="tokens"),
     "grpo_passk": Case("grpo_passk", by_group=True),
     "gpg": Case("gpg", silent=True, sums_to_zero="rows"),
     "gpg, trajectories": Case("gpg", TRAJECTORIES, silent=True),
-    "m_grpo": Case(
-        "m_grpo", {"m_grpo": MGRPOConfig(main_agent="1", sub_calls=3)} | RAW, by_group=True, sums_to_zero="drawn calls", renames=False
-    ),
+    "m_grpo": Case("m_grpo", SUB_CALLS | RAW, by_group=True, sums_to_zero="drawn calls", renames=False),
+    "m_grpo, by std": Case("m_grpo", SUB_CALLS, by_group=True, sums_to_zero="drawn calls", renames=False),
     "reinforce_plus_plus": Case("reinforce_plus_plus"),
     "reinforce_plus_plus_baseline": Case("reinforce_plus_plus_baseline", silent=True),
     "gigpo": Case("gigpo", by_group=True, sums_to_zero="rows"),
     "gigpo, trajectories, weighted": Case("gigpo", TRAJECTORIES | WEIGHTED, by_group=True),
+    "gigpo, by std": Case("gigpo", BY_STD, by_group=True, sums_to_zero="rows"),
+    "gigpo, similar states": Case("gigpo", SIMILAR | SAMPLES, by_group=True, sums_to_zero="rows"),
     "rae": Case("rae"),
     "gdpo": Case("gdpo", {"gdpo_reward_keys": ["step_reward", "score"]}, silent=True),
     "remax": Case("remax"),
     "gae": Case("gae"),
+    "gae, turns": Case("gae", {"gae": GAEConfig(level="turn")}),
     "optimal_token_baseline": Case("optimal_token_baseline", by_group=True),
     "tir_optimal_token_baseline": Case("tir_optimal_token_baseline", by_group=True),
 }
@@ -88,8 +98,13 @@ ROW = st.tuples(
 ROWS = st.lists(st.sampled_from(TASKS), min_size=1, max_size=3, unique=True).flatmap(
     lambda tasks: st.lists(ROW.map(lambda row: (tasks[TASKS.index(row[0]) % len(tasks)], *row[1:])), min_size=1, max_size=24)
 )
-QUICK = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink])
+QUICK = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink])
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def state(anchor: int) -> str:
+    """0, 1 and 2 are a chain of similar states, whose ends are not similar; so are 3, 4 and 5, and so on, far from the others."""
+    return chr(ord("A") + anchor // 3) * 6 + "x" * (anchor % 3)
 
 
 def make(rows: list[tuple], rename: Mapping[str, str] | None = None) -> DataProto:
@@ -109,7 +124,7 @@ def make(rows: list[tuple], rename: Mapping[str, str] | None = None) -> DataProt
         "turn": turns,
         "call": [0] * count,
         "candidate": list(range(count)),
-        "anchor": [f"state {anchor}" for anchor in anchors],
+        "anchor": [state(anchor) for anchor in anchors],
         "step_reward": [float(score) * 2 for score in scores],
         "score": [float(score) for score in scores],
     }
@@ -151,7 +166,8 @@ def test_the_order_of_rows_changes_no_bit(case: Case, rows: list[tuple], random:
 @given(ROWS, st.data())
 def test_padding_rows_change_no_bit_and_have_no_advantage(case: Case, rows: list[tuple], data: Any) -> None:
     padding = data.draw(st.lists(ROW, min_size=1, max_size=4))
-    padded = make(rows + [(*row[:5], 0, row[6]) for row in padding])
+    # In the tasks of the batch, where they could be taken for calls of it.
+    padded = make(rows + [(rows[i % len(rows)][0], *row[1:5], 0, row[6]) for i, row in enumerate(padding)])
     padded.batch["token_level_rewards"][len(rows) :] = float("nan")
     padded.batch["values"][len(rows) :] = float("nan")
     advantages = estimate(case, padded)
@@ -186,7 +202,7 @@ SILENT = {name: case for name, case in CASES.items() if case.by_group or case.si
 @QUICK
 @given(ROWS, st.floats(-4, 4, width=32))
 def test_a_group_without_a_signal_is_exactly_zero(case: Case, rows: list[tuple], score: float) -> None:
-    data = make([(*row[:4], score, WIDTH, i) for i, row in enumerate(rows)])
+    data = make([(*row[:4], score, WIDTH, 3 * i) for i, row in enumerate(rows)])
     assert (estimate(case, data) == 0).all()
 
 
@@ -197,7 +213,7 @@ def test_a_group_without_a_signal_stays_zero_beside_others(case: Case, rows: lis
     """Equal scores of one task, in replies of different length, beside tasks that have a signal: nothing moves them off 0."""
     if case.changes.get("group_by") == []:
         return
-    silent = [("A", *row[1:4], score, row[5], i) for i, row in enumerate(rows)]
+    silent = [("A", *row[1:4], score, row[5], 3 * i) for i, row in enumerate(rows)]
     loud = [(TASKS[TASKS.index(row[0]) % (len(TASKS) - 1)], *row[1:]) for row in others]
     advantages = estimate(case, make((silent + loud)[:64]))
     assert (advantages[: len(silent)] == 0).all()
@@ -210,8 +226,8 @@ def _rows(data: DataProto, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _tokens(data: DataProto, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Every token (OPO's baseline leans to long replies)."""
-    return groups, data.batch["response_mask"].sum(dim=-1).double().numpy()
+    """Every token, as often as its row counts in the loss (OPO's baseline leans to long replies)."""
+    return groups, data.batch["response_mask"].sum(dim=-1).double().numpy() * _rows(data, groups)[1]
 
 
 def _once(units: np.ndarray, real: np.ndarray) -> np.ndarray:

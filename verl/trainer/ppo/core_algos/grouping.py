@@ -116,7 +116,13 @@ def first_rows(index: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.diff(np.maximum.accumulate(index), prepend=-1))
 
 
-def group_stats(scores: np.ndarray, index: np.ndarray, valid: np.ndarray | None = None, weights: np.ndarray | None = None) -> GroupStats:
+def group_stats(
+    scores: np.ndarray,
+    index: np.ndarray,
+    valid: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+    copies: bool = False,
+) -> GroupStats:
     """Count, mean, unbiased std and "all equal" of `scores` `[bsz]` per group.
 
     With weights `w >= 0` the mean is `sum w s / W` and the variance `sum w (s - mean)^2 / (W - sum w^2 / W)`, `W = sum w`: reliability
@@ -127,6 +133,8 @@ def group_stats(scores: np.ndarray, index: np.ndarray, valid: np.ndarray | None 
         index: `[bsz]` group of each row, from 0.
         valid: `[bsz]`; rows that are False do not count.
         weights: `[bsz]`; rows of weight 0 do not count.
+        copies: a weight says how many rows a row stands for, so that the variance is `sum w (s - mean)^2 / (W - 1)`; `count` remains that
+            of distinct rows.
 
     Raises:
         ValueError: a weight is negative or not finite.
@@ -146,10 +154,10 @@ def group_stats(scores: np.ndarray, index: np.ndarray, valid: np.ndarray | None 
         w = weights[keep]
         order = np.lexsort((w, s, g))
         s, g, w = s[order], g[order], w[order]
-    return _reduce(s, g, w, n_groups)
+    return _reduce(s, g, w, n_groups, copies)
 
 
-def _reduce(s: np.ndarray, g: np.ndarray, w: np.ndarray | None, n_groups: int) -> GroupStats:
+def _reduce(s: np.ndarray, g: np.ndarray, w: np.ndarray | None, n_groups: int, copies: bool) -> GroupStats:
     """Statistics of rows that are already ordered by group and value."""
     count = np.bincount(g, minlength=n_groups)
     present = np.flatnonzero(count)
@@ -160,7 +168,7 @@ def _reduce(s: np.ndarray, g: np.ndarray, w: np.ndarray | None, n_groups: int) -
         starts = np.cumsum(sizes) - sizes
         if w is not None:
             weight[present] = np.add.reduceat(w, starts)
-            freedom[present] = weight[present] - np.add.reduceat(w * w, starts) / weight[present]
+            freedom[present] = weight[present] - (1.0 if copies else np.add.reduceat(w * w, starts) / weight[present])
         lowest, highest = s[starts], s[starts + sizes - 1]
         constant[present] = lowest == highest
         # The mean of equal scores is that score; their sum divided again may be off by a bit.

@@ -77,6 +77,20 @@ def test_a_turn_is_followed_by_the_same_agents_next_turn_and_candidates_by_its_m
     assert returns[:, 0].tolist() == [4.0, 10.0, 2.0, 4.0]
 
 
+def test_a_rejected_reply_has_no_advantage_but_is_what_the_reply_before_it_led_to() -> None:
+    # gamma = lam = 1/2. The second reply (reward 4, first value 2) is rejected, the third earns 1 and was worth 0:
+    # A_3 = 1; A_2 = 4 + 0/2 - 2 + 1/4 = 2.25; A_1 = 0 + 2/2 - 1 + 2.25/4 = 0.5625. Without the rejected one A_1 = 0 + 0 - 1 + 1/4.
+    rewards = torch.tensor([[0.0, 0.0], [0.0, 4.0], [1.0, 0.0], [float("nan"), 0.0]])
+    values = torch.tensor([[1.0, 9.0], [2.0, 9.0], [0.0, 9.0], [float("nan"), 9.0]])
+    mask, replies = torch.tensor([[1, 1], [0, 0], [1, 0], [0, 0]]), torch.tensor([[1, 1], [1, 1], [1, 1], [0, 0]])
+    columns = {"traj_uid": np.zeros(4), "turn_index": np.array([0, 1, 2, -1]), "config": TURN}
+    advantages, returns = compute_gae_advantage_return(rewards, values, mask, 0.5, 0.5, **columns, reply_mask=replies)
+    assert returns.tolist() == [[1.5625, 1.5625], [0.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    first, last = whitened([0.5625, 1.0])
+    assert advantages[:, 0].tolist() == pytest.approx([first, 0.0, last, 0.0], abs=1e-6)
+    assert compute_gae_advantage_return(rewards, values, mask, 0.5, 0.5, **columns)[1][0, 0] == pytest.approx(0.25)
+
+
 def test_bad_input_is_named() -> None:
     ones = torch.ones(2, 3)
     with pytest.raises(ValueError, match=r"values \(2, 2\) and response_mask"):

@@ -132,3 +132,39 @@ def test_bad_input_is_named(rows) -> None:
         gigpo(rewards, np.zeros(2), mask, states, np.zeros(2), turn_index=np.zeros(2))
     with pytest.raises(ValueError, match="anchor_obs has 1 entries"):
         gigpo(rewards, np.zeros(2), mask, states[:1], np.zeros(2))
+
+
+def test_an_empty_row_joins_no_states_and_needs_no_anchor(rows) -> None:
+    states = np.array(["room x", "room xx", "room xxx", None], dtype=object)
+    arguments = {"enable_similarity": True, "similarity_thresh": 0.9}
+    for lengths, expected in [([3, 3, 3, 0], [-1.0, 1.0, 0.0, 0.0]), ([0, 3, 3, 0], [0.0, -2.0, 2.0, 0.0])]:
+        rewards, mask = rows([1.0, 1.0, 1.0, 1.0], lengths)
+        advantages, _ = gigpo(rewards, np.array([0.0, 2.0, 6.0, np.nan]), mask, states, np.zeros(4), **arguments)
+        assert advantages[:, 0].tolist() == expected
+    empty = torch.zeros_like(mask)
+    assert (gigpo(rewards, np.zeros(4), empty, states, np.zeros(4), **arguments)[0] == 0).all()
+
+
+def test_a_rejected_step_is_in_no_statistic_but_keeps_its_reward_for_the_steps_before_it(rows) -> None:
+    # gamma 1/2. t: step 1 earns 0 and is followed by a rejected step of 4 and a last one of 8: G = 0 + 4/2 + 8/4 = 4. u earns 2.
+    # Both began in "s": mean 3. Without the rejected step it would be G = 8/2. The episode part is 0.
+    rewards, mask = rows([1.0] * 4)
+    kept = mask * torch.tensor([[1], [0], [1], [1]])
+    trajectory, states = np.array(["t", "t", "t", "u"], dtype=object), np.array(["s", "s", "end", "s"], dtype=object)
+    arguments = {"traj_uid": trajectory, "turn_index": np.array([1, 2, 3, 1]), "config": config(), "reply_mask": mask}
+    advantages, _ = gigpo(rewards, np.array([0.0, 4.0, 8.0, 2.0]), kept, states, np.zeros(4), **arguments)
+    assert advantages[:, 0].tolist() == [1.0, 0.0, 0.0, -1.0]
+    # Nothing came after the rejected step: G = 4/2, not 0.
+    kept, arguments["reply_mask"] = mask * torch.tensor([[1], [0], [0], [1]]), mask * torch.tensor([[1], [1], [0], [1]])
+    advantages, _ = gigpo(rewards, np.array([0.0, 4.0, np.nan, 0.0]), kept, states, np.zeros(4), **arguments)
+    assert advantages[:, 0].tolist() == [1.0, 0.0, 0.0, -1.0]
+
+
+def test_a_rejected_candidate_does_not_count_where_another_of_its_call_is_left(rows) -> None:
+    # t: step 1 is followed by candidates of 4 and (rejected) 100: G = 4/2 = 2. u earns 0. Both began in "s".
+    rewards, mask = rows([1.0] * 4)
+    kept = mask * torch.tensor([[1], [1], [0], [1]])
+    trajectory, states = np.array(["t", "t", "t", "u"], dtype=object), np.array(["s", "end", "end", "s"], dtype=object)
+    arguments = {"traj_uid": trajectory, "turn_index": np.array([1, 2, 2, 1]), "config": config(), "reply_mask": mask}
+    advantages, _ = gigpo(rewards, np.array([0.0, 4.0, 100.0, 0.0]), kept, states, np.zeros(4), **arguments)
+    assert advantages[:, 0].tolist() == [1.0, 0.0, 0.0, -1.0]

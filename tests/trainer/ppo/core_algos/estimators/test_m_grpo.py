@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from verl.protocol import DataProto
+from verl.trainer.config import AlgorithmConfig
+from verl.trainer.config.algorithm import MGRPOConfig
+from verl.trainer.ppo.advantage import compute_advantage
 from verl.trainer.ppo.core_algos import compute_m_grpo_outcome_advantage
 from verl.trainer.ppo.core_algos.estimators.m_grpo import aligned_calls
 
@@ -46,12 +50,26 @@ def test_weights_stand_for_copies() -> None:
 
 def test_division_by_the_deviation_of_each_kind_of_group() -> None:
     # Main agent: episodes 2 and 6, deviation sqrt(8). Sub-agents: weights 3, 1, 1, 1 on 4, 1, 2, 3, mean 3,
-    # variance (3 * 1 + 4 + 1 + 0) / (6 - 12 / 6) = 2.
+    # variance (3 * 1 + 4 + 1 + 0) / (6 - 1) = 1.6.
     scores, agents, episodes = [2, 6, 4, 1, 2, 3], ["Main", "Main"] + ["Sub"] * 4, ["e", "f", "e", "f", "f", "f"]
     advantages, weights = estimate(scores, agents, episodes, calls=3, norm_adv_by_std_in_grpo=True, epsilon=0.0)
     assert weights.tolist() == [1.0, 1.0, 3.0, 1.0, 1.0, 1.0]
-    root = 2**-0.5
-    assert advantages.tolist() == pytest.approx([-root, root, root, -2 * root, -root, 0.0])
+    main, sub = 2**-0.5, 1.6**-0.5
+    assert advantages.tolist() == pytest.approx([-main, main, sub, -2 * sub, -sub, 0.0])
+
+
+def test_the_deviation_is_that_of_the_copies() -> None:
+    # d calls brought to 5 each: e has 2, f 3 and g 7, of which two are left out.
+    rng = np.random.default_rng(0)
+    scores, episodes = rng.integers(0, 9, 12).astype(float).tolist(), ["e"] * 2 + ["f"] * 3 + ["g"] * 7
+    advantages, weights = estimate(scores, ["Sub"] * 12, episodes, calls=5, norm_adv_by_std_in_grpo=True)
+    drawn = [row for row, weight in enumerate(weights) for _ in range(int(weight))]
+    assert len(drawn) == 15 and len(set(drawn)) == 10
+    copies, copied_weights = estimate([scores[row] for row in drawn], ["Sub"] * 15, [f"{i}" for i in range(15)], 1,
+                                      norm_adv_by_std_in_grpo=True)  # fmt: skip
+    assert (copied_weights == 1).all()
+    assert advantages[drawn].tolist() == pytest.approx(copies.tolist(), abs=1e-6)
+    assert copies.std(correction=1) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_call_that_is_not_drawn_leaves_statistics_and_loss() -> None:
@@ -97,3 +115,21 @@ def test_settings_that_make_no_sense_are_named() -> None:
         estimate([1.0], ["Sub"], ["e"], calls=1, config=config(1, main=None))
     with pytest.raises(ValueError, match="sub_calls=0"):
         estimate([1.0], ["Sub"], ["e"], calls=0)
+
+
+def test_a_row_without_a_token_changes_nothing_in_the_draw_of_the_others() -> None:
+    def weights(turns: list[int], lengths: list[int], seed: int) -> list[float]:
+        count = len(turns)
+        columns = {"uid": ["t"] * count, "traj_uid": ["e"] * count, "agent_id": ["Sub"] * count, "turn": turns}
+        mask = torch.tensor(lengths).unsqueeze(1)
+        data = DataProto.from_dict(
+            tensors={"response_mask": mask, "token_level_rewards": mask.float()},
+            non_tensors={name: np.array(values, dtype=object) for name, values in columns.items()},
+        )
+        algorithm = AlgorithmConfig(adv_estimator="m_grpo", m_grpo=MGRPOConfig(main_agent="Main", sub_calls=2))
+        return compute_advantage(data, "m_grpo", config=algorithm, seed=seed).batch["row_weights"].tolist()
+
+    for seed in range(10):
+        plain = weights([1, 2, 3, 4, 5], [1] * 5, seed)
+        assert weights([0, 1, 2, 3, 4, 5], [0, *[1] * 5], seed) == [0.0, *plain]
+        assert weights([1, 2, 2, 3, 4, 5], [1, 0, *[1] * 4], seed) == [plain[0], 0.0, *plain[1:]]

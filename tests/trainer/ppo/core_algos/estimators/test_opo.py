@@ -38,3 +38,14 @@ def test_groups_without_a_signal(rows) -> None:
 def test_padding_has_no_length(rows) -> None:
     advantages, _ = opo(*rows([1.0, 5.0, 9.0], [3, 1, 0]), np.zeros(3))
     assert advantages[:, 0].tolist() == [-1.0, 3.0, 0.0]
+
+
+def test_the_order_of_a_trajectorys_rows_changes_no_bit(rows) -> None:
+    rng = np.random.default_rng(0)
+    rewards, mask = rows(rng.normal(size=24).tolist(), rng.integers(1, 4, 24).tolist())
+    trajectory, weights = rng.integers(0, 3, 24), 1 / rng.integers(3, 12, 24)
+    plain = opo(rewards.double(), mask, np.zeros(24), traj_index=trajectory, weights=weights)[0]
+    for _ in range(20):
+        order = rng.permutation(24)
+        shuffled = opo(rewards[order].double(), mask[order], np.zeros(24), traj_index=trajectory[order], weights=weights[order])[0]
+        assert shuffled.tolist() == plain[order].tolist()

@@ -8,7 +8,7 @@ import statistics
 import pytest
 import torch
 
-from verl.trainer.ppo.core_algos.rollout_correction import SamplerGap, sampler_gap
+from verl.trainer.ppo.core_algos.rollout_correction import SamplerGap, compute_offpolicy_metrics, sampler_gap
 
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
 OLD = torch.tensor([[-1.0, -2.0, math.nan], [-0.5, math.nan, math.nan]])
@@ -56,3 +56,13 @@ def test_no_token_measures_nothing() -> None:
 def test_weights_that_are_all_zero_have_no_effective_sample() -> None:
     gap = sampler_gap(torch.zeros(1, 2), torch.full((1, 2), -9.0), torch.ones(1, 2), "0.5_2.0")
     assert gap.metrics()["rollout_corr/rollout_is_eff_sample_size"] == 0.0
+
+
+@pytest.mark.parametrize("x", [-100.0, -20.0, 0.5, 100.0])
+def test_k3_is_that_of_the_bounded_ratio_wherever_it_is_measured(x: float) -> None:
+    bounded = max(-20.0, min(20.0, x))
+    ours, theirs, mask = torch.tensor([[min(x, 0.0), 0.0]]), torch.tensor([[min(-x, 0.0), 0.0]]), torch.ones(1, 2)
+    gap, offpolicy = sampler_gap(ours, theirs, mask).metrics(), compute_offpolicy_metrics(ours, theirs, mask)
+    assert gap["rollout_corr/k3_kl"] == pytest.approx((math.exp(bounded) - bounded - 1) / 2)
+    assert offpolicy["k3_kl"] == pytest.approx(gap["rollout_corr/k3_kl"])
+    assert offpolicy["kl"] == pytest.approx(gap["rollout_corr/kl"]) == pytest.approx(-x / 2), "k1 is not bounded"

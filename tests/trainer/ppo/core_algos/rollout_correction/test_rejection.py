@@ -55,6 +55,16 @@ def test_each_mode_rejects_just_above_its_statistic_and_keeps_just_below(mode: s
     assert metrics["rollout_rs_seq_masked_fraction"] == 0.5
 
 
+@pytest.mark.parametrize("mode", ["token_k1", "seq_sum_k1", "seq_mean_k1"])
+def test_the_band_of_k1_is_of_sampler_over_trainer(mode: str) -> None:
+    """A token that the trainer finds three times likelier is below 0.5..4, one that the sampler does is inside; 0.25..2 turns it round."""
+    likelier_to = torch.tensor([[math.log(3.0)], [-math.log(3.0)]], dtype=torch.float64)
+    kept, _ = compute_rollout_rejection_mask(likelier_to, torch.ones(2, 1), mode, "0.5_4.0")
+    assert kept.tolist() == [[0.0], [1.0]]
+    kept, _ = compute_rollout_rejection_mask(likelier_to, torch.ones(2, 1), mode, "0.25_2.0")
+    assert kept.tolist() == [[1.0], [0.0]]
+
+
 def test_metrics_of_a_mode_by_hand() -> None:
     _, metrics = compute_rollout_rejection_mask(X, MASK, "seq_mean_k1", "0.8_1.2")
     prefix = "rollout_rs_seq_mean_k1_"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from tests.workers.engine.parts import ONE_PIECE, gradients, largest_difference, make_engine, make_rows
 from verl.protocol import DataProto
 from verl.trainer.config import ActorConfig, RolloutCorrectionConfig
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.core_algos.rollout_correction import compute_rollout_correction_and_add_to_batch
+from verl.workers.engine import UpdatePlan, update_policy
 
 Rows = dict[str, torch.Tensor]
 
@@ -59,6 +63,32 @@ def test_rejected_tokens_and_replies_have_no_part_in_the_gradient(tiny_model_dir
     found, metrics = gradients(make_engine(tiny_model_dir), narrowed, config=plain_loss())
     assert largest_difference(found, hand_weighted(tiny_model_dir, rows, torch.ones_like(rows["advantages"]), kept)) < 1e-6
     assert abs(metrics["actor/pg_loss"]) < 10
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+def test_m2po_bounds_the_moment_once_a_step_and_in_bypass_mode_before_each_update(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, bypass: bool
+) -> None:
+    config = RolloutCorrectionConfig(bypass_mode=bypass, m2po_tau=0.6)
+    rows = perturbed(tiny_model_dir)
+    seen: list[tuple[float, int]] = []
+    vanilla = POLICY_LOSS_REGISTRY["vanilla"]
+
+    def spied(old_log_prob: torch.Tensor, log_prob: torch.Tensor, response_mask: torch.Tensor, **rest: Any) -> Any:
+        kept = response_mask.bool()
+        sampler = torch.tensor([sampler_of[old] for old in old_log_prob[kept].tolist()])
+        seen.append((float((log_prob.detach()[kept] - sampler).square().mean()), int(kept.sum())))
+        return vanilla(old_log_prob=old_log_prob, log_prob=log_prob, response_mask=response_mask, **rest)
+
+    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "vanilla", spied)
+    rows = rows | {"old_log_probs": rows["rollout_log_probs"]} if bypass else corrected(rows, config)
+    sampler_of = dict(zip(rows["old_log_probs"].flatten().tolist(), rows["rollout_log_probs"].flatten().tolist(), strict=True))
+    actor, plan = ActorConfig(ppo_epochs=4, shuffle=False), UpdatePlan(temperature=0.8, rollout_correction=config)
+    update_policy(make_engine(tiny_model_dir, lr=0.02), actor, rows, plan, ONE_PIECE)
+    moments, kept = [moment for moment, _ in seen], [count for _, count in seen]
+    assert len(seen) == 4 and moments[0] <= 0.6 + 1e-4
+    assert (max(moments) <= 0.6 + 1e-4) == bypass
+    assert (len(set(kept)) == 1) != bypass
 
 
 def test_a_policy_without_a_row_left_takes_no_step(tiny_model_dir: Path) -> None:

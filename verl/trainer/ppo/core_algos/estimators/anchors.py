@@ -10,7 +10,12 @@ from verl.trainer.ppo.core_algos.grouping import group_index
 
 
 def build_step_group(
-    anchor_obs: np.ndarray, index: np.ndarray, enable_similarity: bool = False, similarity_thresh: float = 0.95
+    anchor_obs: np.ndarray,
+    index: np.ndarray,
+    enable_similarity: bool = False,
+    similarity_thresh: float = 0.95,
+    *,
+    valid: np.ndarray | None = None,
 ) -> np.ndarray:
     """Number the distinct (group, anchor observation) pairs: `[bsz]` int64 (GiGPO, arXiv 2505.10978, eq. 6).
 
@@ -22,23 +27,31 @@ def build_step_group(
             stands for a state of its own: a function of the set of observations. At most (observations x states)
             comparisons a group, of which those that lengths and letters rule out cost nothing.
         similarity_thresh: in (0, 1].
+        valid: `[bsz]` bool; rows that are False are not looked at, whatever they hold, and have number -1.
 
     Raises:
         ValueError: an observation is missing, or the threshold is out of range.
         TypeError: an observation cannot be hashed, or is no text when similarity is asked for.
     """
     anchors = np.fromiter(anchor_obs, dtype=object, count=len(anchor_obs))
-    missing = np.flatnonzero(np.equal(anchors, None))
+    rows = np.arange(len(anchors)) if valid is None else np.flatnonzero(valid)
+    missing = rows[np.equal(anchors[rows], None)]
     if len(missing):
-        raise ValueError(
-            f"{len(missing)} of {len(anchors)} rows have no anchor observation (first: row {missing[0]}); gigpo needs one a row"
-        )
-    groups = group_index([index])
-    codes, first = _distinct(anchors)
-    if not enable_similarity:
-        return group_index([groups, codes])
-    if not 0 < similarity_thresh <= 1:
+        raise ValueError(f"{len(missing)} of {len(rows)} rows have no anchor observation (first: row {missing[0]}); gigpo needs one a row")
+    if enable_similarity and not 0 < similarity_thresh <= 1:
         raise ValueError(f"algorithm.gigpo.similarity_thresh={similarity_thresh}: expected more than 0 and at most 1")
+    groups = group_index([np.asarray(index)[rows]])
+    out = np.full(len(anchors), -1, dtype=np.int64)
+    out[rows] = _similar(anchors[rows], groups, similarity_thresh) if enable_similarity else _equal(anchors[rows], groups)
+    return out
+
+
+def _equal(anchors: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    return group_index([groups, _distinct(anchors)[0]])
+
+
+def _similar(anchors: np.ndarray, groups: np.ndarray, similarity_thresh: float) -> np.ndarray:
+    codes, first = _distinct(anchors)
     exact = group_index([groups, codes])
     rows = np.unique(exact, return_index=True)[1]
     state = np.empty(len(rows), dtype=np.int64)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
 from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
 
 
@@ -23,6 +25,31 @@ class Chains:
     """`[n_places]` the place after it, -1 at the end of a chain."""
     backwards: list[np.ndarray]
     """Rows of the last place of every chain, of the last but one, and so on."""
+
+
+def linked_rows(
+    traj_index: np.ndarray,
+    turn_index: np.ndarray,
+    agent_index: np.ndarray | None,
+    response_mask: torch.Tensor,
+    reply_mask: torch.Tensor | None = None,
+) -> np.ndarray:
+    """Rows that chains are made of, `[bsz]` bool: those with an unmasked token, and rejected ones where no candidate of their call is left.
+
+    A call that was rejected whole is not learned from, but it did happen: what it earned is in the returns of the calls before it.
+
+    Args:
+        traj_index, turn_index, agent_index: as `build_chains` takes them.
+        response_mask: `[bsz, response_len]`, after rejection.
+        reply_mask: `[bsz, response_len]`, before it; None: nothing was rejected.
+    """
+    valid = real_rows(response_mask).cpu().numpy()
+    if reply_mask is None:
+        return valid
+    replied = real_rows(reply_mask).cpu().numpy()
+    call = group_index([traj_index, turn_index] if agent_index is None else [traj_index, turn_index, agent_index])
+    left = np.bincount(call, weights=valid)[call] > 0
+    return valid | (replied & ~left)
 
 
 def build_chains(traj_index: np.ndarray, turn_index: np.ndarray, agent_index: np.ndarray | None, valid: np.ndarray) -> Chains:

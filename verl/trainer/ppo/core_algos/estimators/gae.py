@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.chains import after, build_chains, discounted_sums
+from verl.trainer.ppo.core_algos.estimators.chains import after, build_chains, discounted_sums, linked_rows
 from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_finite, check_tokens
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
 from verl.trainer.ppo.core_algos.own_keys import own_key
@@ -31,6 +31,7 @@ def compute_gae_advantage_return(
     weights: np.ndarray | None = None,
     level: str = "token",
     config: Any = None,
+    reply_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`A_t = sum_l (gamma lam)^l delta_(t+l)`, `delta_t = r_t + gamma V_(t+1) - V_t` (arXiv 1506.02438, eq. 16).
 
@@ -56,6 +57,8 @@ def compute_gae_advantage_return(
         weights: `[bsz]` weight of each row in the whitening (`call_weighting`).
         level: `token` or `turn`; `config.gae.level` takes its place when there is a config.
         config: `AlgorithmConfig`.
+        reply_mask: `[bsz, response_len]` the mask before rejection: at level `turn` a reply that was rejected whole has no advantage, but
+            the replies before it bootstrap from its value and reward, unless another candidate of its call is left.
 
     Returns:
         advantages (whitened) and returns (`A + V` before whitening: what the critic should have said), `[bsz, response_len]`.
@@ -78,11 +81,14 @@ def compute_gae_advantage_return(
         raise ValueError(f"algorithm.gae.level={level!r}: expected token or turn")
     if traj_uid is None or turn_index is None:
         raise ValueError("algorithm.gae.level=turn needs traj_uid and turn_index: each sample's episode and its place in it")
-    first_value = values.gather(1, mask.int().argmax(dim=-1, keepdim=True))
-    turn_rewards = torch.where(mask, rewards, 0.0).sum(dim=-1, keepdim=True)
     real = mask.any(dim=-1, keepdim=True)
-    chains = build_chains(traj_uid, turn_index, agent_index, real[:, 0].cpu().numpy())
-    replies = _over_turns(turn_rewards, torch.where(real, first_value, 0.0), chains, gamma, lam).to(dtype)
+    reply = mask if reply_mask is None else torch.where(real, mask, reply_mask.bool())
+    check_finite("token_level_rewards", rewards, reply)
+    check_finite("values", values, reply)
+    first_value = values.gather(1, reply.int().argmax(dim=-1, keepdim=True))
+    turn_rewards = torch.where(reply, rewards, 0.0).sum(dim=-1, keepdim=True)
+    chains = build_chains(traj_uid, turn_index, agent_index, linked_rows(traj_uid, turn_index, agent_index, mask, reply_mask))
+    replies = _over_turns(turn_rewards, torch.where(reply.any(dim=-1, keepdim=True), first_value, 0.0), chains, gamma, lam).to(dtype)
     advantages = whiten(replies, real, policy_index, weights)
     return torch.where(mask, advantages, 0.0), torch.where(mask, replies + first_value, 0.0)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from verl.trainer.ppo.core_algos.estimators.anchors import build_step_group
-from verl.trainer.ppo.core_algos.estimators.chains import build_chains, discounted_sums
+from verl.trainer.ppo.core_algos.estimators.chains import build_chains, discounted_sums, linked_rows
 from verl.trainer.ppo.core_algos.estimators.checks import check_columns, numbers
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared, broadcast, real_rows
@@ -38,6 +38,7 @@ def compute_gigpo_outcome_advantage(
     agent_index: np.ndarray | None = None,
     gamma: float = 1.0,
     weights: np.ndarray | None = None,
+    reply_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`A = A_episode + w A_step` (GiGPO, arXiv 2505.10978).
 
@@ -68,6 +69,8 @@ def compute_gigpo_outcome_advantage(
         agent_index: `[bsz]` agent of each row: returns run along one agent's steps.
         gamma: discount a step when there is no config.
         weights: `[bsz]` weight of each row in the step statistics and in its trajectory's mean (`call_weighting`).
+        reply_mask: `[bsz, response_len]` the mask before rejection: a step that was rejected whole is in no statistic, but its reward is
+            in the returns of the steps before it, unless another candidate of its call is left.
 
     Returns:
         advantages and returns, the same tensor, `[bsz, response_len]`.
@@ -90,13 +93,16 @@ def compute_gigpo_outcome_advantage(
     episode = group_relative(episodes, epsilon, by_std, config)
     episode = episode if episodes.unit is None else episode[episodes.unit]
     valid = real_rows(response_mask).cpu().numpy()
-    returns = numbers("step_rewards", step_rewards, valid)
+    linked = valid
     if turn_index is not None:
         trajectory = traj_index if traj_uid is None else traj_uid
         if trajectory is None:
             raise ValueError("adv_estimator=gigpo needs traj_uid (or traj_index) to discount step rewards along turn_index")
-        returns = compute_step_discounted_returns(returns, trajectory, turn_index, gamma, agent_index, valid)
-    states = build_step_group(anchor_obs, index, enable_similarity, similarity_thresh)
+        linked = linked_rows(trajectory, turn_index, agent_index, response_mask, reply_mask)
+    returns = numbers("step_rewards", step_rewards, linked)
+    if turn_index is not None:
+        returns = compute_step_discounted_returns(returns, trajectory, turn_index, gamma, agent_index, linked)
+    states = np.maximum(build_step_group(anchor_obs, index, enable_similarity, similarity_thresh, valid=valid), 0)
     step = group_relative(Compared(returns, valid, states, episodes.row_weights), epsilon, by_std, None)
     counts = valid if episodes.row_weights is None else valid & (episodes.row_weights > 0)
     return broadcast(np.where(counts, episode + step_advantage_w * step, 0.0), response_mask, token_level_rewards.dtype)

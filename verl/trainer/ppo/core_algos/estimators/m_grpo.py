@@ -38,8 +38,8 @@ def compute_m_grpo_outcome_advantage(
 
     An episode's calls of the main agent are averaged and share one advantage. The calls of a sub-agent are brought to
     `config.m_grpo.sub_calls` an episode by drawing: of more calls some are left out, of fewer some count several times. A row that is
-    drawn k times has weight k in the statistics and in the loss instead of being copied; one that is not drawn has weight 0 and
-    advantage 0. A group with one episode (one call drawn) has advantage 0, a group of equal scores exactly 0.
+    drawn k times has weight k in the statistics (as k copies, also in the deviation) and in the loss instead of being copied; one that is
+    not drawn has weight 0 and advantage 0. A group with one episode (one call drawn) has advantage 0, a group of equal scores exactly 0.
 
     Keys: `algorithm.m_grpo.main_agent`, `m_grpo.sub_calls`, `norm_adv_by_std_in_grpo`, `group_by`, `singleton`.
     Use when: a main agent calls sub-agents a varying number of times and each is to learn from its own reward.
@@ -76,15 +76,24 @@ def compute_m_grpo_outcome_advantage(
     subs = np.flatnonzero(~main & valid)
     columns = (agent_index[subs], traj_uid[subs], np.asarray(turn_index, dtype=np.int64)[subs], candidates[subs])
     weights[subs] = aligned_calls(*columns, calls=own_key(keys, "sub_calls", MGRPOConfig.sub_calls), seed=seed)
-    # A unit is an episode of the main agent, or one call of a sub-agent, numbered behind the episodes.
-    episode = group_index([traj_uid])
-    unit = np.where(main, episode, len(main) + np.arange(len(main)))
-    compared = Compared.of(token_level_rewards, response_mask, group_index([index, main]), unit, weights)
+    groups, unit = compared_units(index, traj_uid, main)
+    compared = Compared.of(token_level_rewards, response_mask, groups, unit, weights)
     per_unit = np.zeros(len(compared.scores))
     per_unit[compared.unit] = np.where(main, 1.0, weights)
-    compared = replace(compared, weights=per_unit)
+    compared = replace(compared, weights=per_unit, copies=True)
     advantages, returns = compared.spread(group_relative(compared, epsilon, norm_adv_by_std_in_grpo, config), response_mask)
     return advantages, returns, weights
+
+
+def compared_units(index: np.ndarray, traj_uid: np.ndarray, main: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Group and unit of each row, both `[bsz]`: a unit is an episode of the main agent or one call of a sub-agent, and has one score.
+
+    Args:
+        index: `[bsz]` group key of each row.
+        traj_uid: `[bsz]` episode of each row.
+        main: `[bsz]` bool, rows of the main agent.
+    """
+    return group_index([index, main]), np.where(main, group_index([traj_uid]), len(main) + np.arange(len(main)))
 
 
 def aligned_calls(

@@ -10,6 +10,7 @@ import torch
 from verl.trainer.ppo.core_algos.estimators.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared
 from verl.trainer.ppo.core_algos.estimators.signal import settle
+from verl.trainer.ppo.core_algos.estimators.whitening import ordered_sums
 from verl.trainer.ppo.core_algos.grouping import group_stats
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
@@ -56,7 +57,7 @@ def compute_opo_outcome_advantage(
     if compared.row_weights is not None:
         length = length * compared.row_weights
     if compared.unit is not None:
-        length = np.bincount(compared.unit, weights=length, minlength=len(compared.scores))
+        length = ordered_sums(length, compared.unit, len(compared.scores))
     stats = compared.stats()
     baseline = group_stats(compared.scores, compared.groups, compared.valid, length).mean
     relative = compared.scores - baseline[compared.groups]

@@ -83,6 +83,7 @@ class Compared:
         unit: `[bsz]` unit of each row; None when every row is its own.
         row_weights: `[bsz]`; a row of weight 0 has advantage 0.
         rewards_dtype: of the token rewards.
+        copies: a weight says how many units a unit stands for (see `group_stats`).
     """
 
     scores: np.ndarray
@@ -92,6 +93,7 @@ class Compared:
     unit: np.ndarray | None = None
     row_weights: np.ndarray | None = None
     rewards_dtype: torch.dtype = torch.float32
+    copies: bool = False
 
     @classmethod
     def of(
@@ -115,7 +117,7 @@ class Compared:
 
     def stats(self) -> GroupStats:
         """Statistics of each group."""
-        return group_stats(self.scores, self.groups, self.valid, self.weights)
+        return group_stats(self.scores, self.groups, self.valid, self.weights, self.copies)
 
     def spread(self, advantages: np.ndarray, response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """One advantage a unit over the unmasked tokens of its rows, as `broadcast` returns it."""

@@ -5,7 +5,8 @@ With `mu` the sampler's log-probs, `old` those of the policy at the start of the
 `x = old - mu`. Log-ratios are clamped to +-20. All keys are under `algorithm.rollout_correction`.
 
 What is rejected leaves before group statistics and advantages; a reply that loses only some tokens keeps its reward, on the last token
-left. `rollout_is_batch_normalize` divides by the mean weight of the policy, never of the team. With `bypass_mode=true` the old log-probs
+left, and one that is rejected whole keeps its place and reward in the returns of the calls before it (`gigpo`, `gae` over turns).
+`rollout_is_batch_normalize` divides by the mean weight of the policy, never of the team. With `bypass_mode=true` the old log-probs
 are the sampler's (`old := mu`) and the correction is taken in the loss, see [`bypass_mode`](#bypass_mode).
 
 It helps where the engine is quantised, in another precision or another framework than the trainer (`rollout_corr/log_prob_diff_mean`), or
@@ -52,6 +53,10 @@ M2PO
 ----
 Second-moment trust region (arXiv 2510.01161, section 4): the tokens with the largest `x^2` leave until `mean(x^2) <= tau` over the policy's
 kept tokens. The paper does not clip: widen `actor.clip_ratio` to follow it.
+
+`x = old - mu` is taken once a step, before the first update, and the mask stays for all updates of the step: with several of them
+(`actor.ppo_mini_batch_size`, `actor.ppo_epochs`) the moment of the current policy, `mean((pi - mu)^2)`, which the paper bounds in each, may
+pass tau. With `bypass_mode=true` each update is bounded anew, with `x = pi - mu` of the policy as it then is.
 
 Keys: `algorithm.rollout_correction.m2po_tau` (the paper's is 0.04), `actor.clip_ratio`.
 Use when: samples are many updates old and clipping would silence most of them.

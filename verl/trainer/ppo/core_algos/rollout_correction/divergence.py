@@ -14,8 +14,8 @@ def compute_offpolicy_metrics(
 ) -> dict[str, float]:
     """verl's diagnostics, without their prefix, over unmasked tokens and the rows that have any.
 
-    With `x = old - rollout` clamped to +-20: `kl` is the mean of `-x`, `k3_kl` of `exp(x) - x - 1`, `chi2_token` of `exp(2x)` less 1,
-    `chi2_seq` the same of the rows' sums; `*_ppl` are means of the rows' perplexities, `log_ppl_diff` of their log-ratio.
+    With `x = old - rollout`: `kl` is the mean of `-x`, as it is; `k3_kl` of `exp(x) - x - 1` and `chi2_token` of `exp(2x)` less 1, with `x`
+    clamped to +-20; `chi2_seq` the same of the rows' sums; `*_ppl` are means of the rows' perplexities, `log_ppl_diff` of their log-ratio.
 
     Args:
         old_log_prob: the trainer's, `[bsz, response_len]`.
@@ -55,7 +55,7 @@ def compute_offpolicy_metrics(
 
 
 def _token_means(old_log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Means of `-x`, of `r - x - 1` and of `r^2` over unmasked tokens, with `x = old - rollout` and `r = exp(x)`: `[3]` float64."""
+    """Means of `-x`, `r - log r - 1` and `r^2` over unmasked tokens, `x = old - rollout`, `r = exp(x)` of the clamped x: `[3]` float64."""
     sums = []
     for old, rollout, keep in pieces(old_log_prob, rollout_log_prob, mask):
         x = old[keep].double() - rollout[keep].double()

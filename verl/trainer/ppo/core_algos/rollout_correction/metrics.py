@@ -23,7 +23,7 @@ class SamplerGap:
         prob, prob_square, rollout_prob, rollout_prob_square: sums of the trainer's and of the sampler's probabilities and their squares.
         prob_product: sum of the products of both.
         kl: sum of `rollout_log_prob - log_prob` (k1 of KL(sampler || trainer)).
-        k3_kl: sum of `r - log r - 1` with the ratio `r = exp(log_prob - rollout_log_prob)`.
+        k3_kl: sum of `r - log r - 1` with the ratio `r = exp(log_prob - rollout_log_prob)`, its logarithm clamped to +-20.
         ratio_square: sum of `r^2`.
         weight, weight_square: sums of the truncated token weight (0 outside a band) and of its square.
         high, low: tokens whose ratio is above, below the bounds.
@@ -125,7 +125,8 @@ def _of_tokens(band: Band, log_prob: torch.Tensor, rollout_log_prob: torch.Tenso
     if not len(ours):
         return SamplerGap()
     log_ratio = ours - theirs
-    ratio = torch.exp(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    bounded = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    ratio = torch.exp(bounded)
     weight = band.weigh(ratio)
     prob, rollout_prob = ours.exp(), theirs.exp()
     gap, prob_gap = log_ratio.abs(), (prob - rollout_prob).abs()
@@ -133,7 +134,7 @@ def _of_tokens(band: Band, log_prob: torch.Tensor, rollout_log_prob: torch.Tenso
         gap,
         prob_gap,
         -log_ratio,
-        ratio - log_ratio - 1,
+        ratio - bounded - 1,
         ratio.square(),
         weight,
         weight.square(),

@@ -36,15 +36,16 @@ def compute_rollout_rejection_mask(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Keep a token when every mode keeps it; a sequence mode keeps or rejects the whole row.
 
-    With `x` the log-ratio clamped to +-20: k1 is `-x` (kept between the logs of the bounds), k2 is `x^2 / 2`, k3 is
-    `exp(x) - 1 - x` (both kept up to the bound); `token` takes them as they are, `seq_sum`, `seq_mean` and `seq_max` over the
+    With `x` the log-ratio clamped to +-20: k1 is `-x` (kept where sampler/trainer, `exp(-x)`, is within the bounds), k2 is `x^2 / 2`,
+    k3 is `exp(x) - 1 - x` (both kept up to the bound); `token` takes them as they are, `seq_sum`, `seq_mean` and `seq_max` over the
     row's unmasked tokens (http://joschu.net/blog/kl-approx.html for the estimators).
 
     Args:
         log_ratio: trainer's minus sampler's log-prob, `[bsz, response_len]`.
         response_mask: the same shape.
         rollout_rs: modes, comma-separated.
-        rollout_rs_threshold: one bound for all modes or one each, comma-separated; k1 takes `"lower_upper"` bounds of the ratio.
+        rollout_rs_threshold: one bound for all modes or one each, comma-separated; k1 takes `"lower_upper"` bounds of
+            sampler/trainer, `exp(-x)`.
 
     Returns:
         the narrowed mask in the dtype of `response_mask`, and verl's metrics without their prefix.

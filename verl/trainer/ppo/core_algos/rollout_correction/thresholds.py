@@ -49,7 +49,8 @@ class Band:
 def parse_bounds(options: list[str], spec: str | float | None) -> dict[str, Band]:
     """Read `rollout_rs_threshold`: bounds for each rejection mode, in order; one bound alone serves all.
 
-    k1 modes take `"lower_upper"` bounds of the ratio, or an upper bound whose reciprocal is the lower; k2 and k3 an upper bound.
+    k1 modes take `"lower_upper"` bounds of sampler/trainer, `exp(-x)` with `x` the log-ratio (weights are bounded the other way round,
+    as trainer/sampler), or an upper bound whose reciprocal is the lower; k2 and k3 an upper bound.
 
     Raises:
         TypeError: neither a number nor a string.
