@@ -180,9 +180,7 @@ class RayPPOTrainer:
                 raise Interrupted("stop requested")
             if last:
                 self._keep_after()
-        if (
-            self.after is None and self.global_step > 0
-        ):  # something had come between the last step and its validation
+        if self.after is None and self.global_step > 0:  # something had come between the last step and its validation
             self.after = self._validate(stop)
             self._keep_after()
 
