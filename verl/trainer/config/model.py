@@ -79,7 +79,7 @@ class ActorConfig:
     skip_zero_advantages: bool = key(
         False,
         "do not compute rows whose advantage is 0, which add nothing to the gradient; what the update measures (actor/*, at times "
-        "rollout_corr/*) is then of the other rows",
+        "rollout_corr/*) is then of the other rows; not with algorithm.rollout_correction.bypass_mode",
     )
     grad_clip: float = key(1.0, "maximum gradient norm")
     clip_ratio: float = key(0.2, "PPO clip range; clip_ratio_low/high override one side each")
