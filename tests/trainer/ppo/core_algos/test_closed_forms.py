@@ -1,7 +1,7 @@
 """Same inputs as verl's functions of the same names take, same outputs as the papers' formulas say, to 1e-6, on random batches.
 
 The references are loops over rows and tokens in `reference.py`, in double precision. What differs from verl on purpose
-(docs/upstream_map.md) is in no batch here: groups have two rows or more and unequal scores, rows have a token, masks are right-padded.
+(docs/upstream_map.md) is in no batch here: groups have two rows or more and unequal scores, rows have a token.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Batch:
         return self.rewards.double().tolist(), self.mask.tolist(), self.index.tolist()
 
 
-def batches(dtype: torch.dtype) -> Iterator[tuple[int, Batch]]:
-    """Twenty random batches, each with its number."""
-    return ((seed, make(seed, dtype)) for seed in range(20))
+def batches(dtype: torch.dtype, holes: bool = True) -> Iterator[tuple[int, Batch]]:
+    """Twenty random batches, each with its number; every third has replies with tokens in between that are not the agent's."""
+    return ((seed, make(seed, dtype, holes and seed % 3 == 0)) for seed in range(20))
 
 
 @cache
-def make(seed: int, dtype: torch.dtype) -> Batch:
+def make(seed: int, dtype: torch.dtype, holes: bool) -> Batch:
     """Rewards are sixteenths, some on every token and some on the last alone; ratios range from about 0.5 to 2."""
     random = np.random.default_rng(seed)
     sizes = random.integers(2, 6, size=random.integers(1, 4))
@@ -63,6 +63,9 @@ def make(seed: int, dtype: torch.dtype) -> Batch:
     count, width = len(index), int(random.integers(2, 7))
     lengths = random.integers(1, width + 1, size=count)
     mask = (np.arange(width) < lengths[:, None]).astype(np.int64)
+    if holes:
+        inside = (np.arange(width) > 0) & (np.arange(width) < lengths[:, None] - 1)
+        mask[inside & (random.random((count, width)) < 0.4)] = 0
     while True:
         rewards = random.integers(-32, 33, size=(count, width)) / 16 * mask
         if seed % 2:
@@ -157,8 +160,9 @@ def test_gae(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("zero_tail", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_optimal_token_baselines(dtype: torch.dtype, zero_tail: bool, weighted: bool) -> None:
+    """Without holes: there the one compares columns and the other the n-th tokens of the agent."""
     both = (core_algos.compute_optimal_token_baseline_advantage, core_algos.compute_multi_turn_optimal_token_baseline_advantage)
-    for seed, batch in batches(dtype):
+    for seed, batch in batches(dtype, holes=False):
         weights = batch.weights if weighted else None
         plain_weights = batch.weights.double().tolist() if weighted else None
         expected = reference.token_baseline(
