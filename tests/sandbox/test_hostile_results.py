@@ -154,7 +154,7 @@ libc = ctypes.CDLL(None)
 r, w = os.pipe()
 found = 0
 for start in sorted({{id(x) >> 24 << 24 for x in (object(), bytes(5000), bytes(10**6), type("T", (), {{}}), b"x" * 300)}}):
-    for page in range(start - (1 << 24), start + (1 << 25), 1 << 16):
+    for page in range(start - (1 << 24), start + (1 << 25), 1 << 15):
         if libc.write(w, ctypes.c_void_p(page), 1 << 15) > 0:
             data = os.read(r, 1 << 16)
             at = data.find(rest)
