@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from recipe.load import settled_load
 from recipe.memory import MemoryWatch
 from recipe.runs import ROOT
 
@@ -48,14 +49,6 @@ def run_seed(seed: int, overrides: list[str]) -> dict[str, Any]:
             sys.exit(f"seed {seed}: the script ended with status {status}\n" + log.read_text()[-4000:])
         lines = (clone / "outputs" / "verl-mas" / f"math_seed{seed}" / "metrics.jsonl").read_text().splitlines()
         return summarise(seed, [json.loads(line) for line in lines]) | {"total_seconds": total, "peak_gib": watch.peak_gib} | origin
-
-
-def settled_load(quiet: float = 0.3, patience_s: float = 300.0) -> float:
-    """The load of the last minute, once what came before this seed has left it."""
-    until = time.monotonic() + patience_s
-    while os.getloadavg()[0] > quiet and time.monotonic() < until:
-        time.sleep(5)
-    return os.getloadavg()[0]
 
 
 def summarise(seed: int, lines: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,57 @@
+"""Run benchmarks at their default sizes, one after the other, and keep their last lines in benchmarks/results.json.
+
+    python scripts/record_benchmarks.py [advantage controller ...] [--wait 300]
+
+Each begins when nothing else wants a core, or after `--wait` seconds of waiting for it. A row is what the benchmark printed last, with
+`commit`, `date`, `load` (processes that wanted a core in the minute before) and `seconds`; rows of other benchmarks stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from recipe.load import settled_load
+from recipe.runs import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results.json"
+
+
+def measure(name: str, patience_s: float) -> dict[str, Any]:
+    """The last line of one benchmark, and where it comes from. Raises CalledProcessError when it fails."""
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
+    origin = {"commit": commit, "date": time.strftime("%Y-%m-%d"), "load": settled_load(patience_s=patience_s)}
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    start = time.monotonic()
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py")]
+    output = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return origin | {"seconds": round(time.monotonic() - start)} | json.loads(output.splitlines()[-1])
+
+
+def main() -> None:
+    """Measure what is asked for and write the file after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
+    parser.add_argument("names", nargs="*", default=known, help="default: all")
+    parser.add_argument("--wait", type=float, default=300.0, help="seconds to wait for a machine without other work")
+    args = parser.parse_args()
+    unknown = sorted(set(args.names) - set(known))
+    if unknown:
+        parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(known)}")
+    for name in args.names:
+        row = measure(name, args.wait)
+        rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+        RESULTS.write_text(json.dumps(dict(sorted((rows | {name: row}).items())), indent=1) + "\n")
+        sys.stdout.write(f"{name}: {json.dumps(row)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

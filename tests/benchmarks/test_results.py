@@ -1,0 +1,60 @@
+"""What the benchmarks printed last, as recorded, is within the limits that they were made for, or the README says that it is not."""
+
+import json
+import operator
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import ROOT
+
+RESULTS = json.loads((ROOT / "benchmarks" / "results.json").read_text())
+README = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
+    ("rollout", "equal"): (operator.ge, 1.0),
+    ("rollout", "staggered"): (operator.ge, 2.5),
+    ("train_step", "ratio"): (operator.le, 1.5),
+    ("controller", "cpu_ms_per_call"): (operator.lt, 0.5),
+    ("advantage", "ms_16k"): (operator.lt, 10.0),
+    ("advantage", "gigpo_50k_ms"): (operator.lt, 500.0),
+    ("tree", "fork_us"): (operator.lt, 50.0),
+}
+
+
+@pytest.mark.parametrize(("name", "key"), [bar for bar in BARS if bar[0] in RESULTS], ids="-".join)
+def test_a_recorded_run_keeps_its_bar_or_the_readme_says_that_it_is_missed(name: str, key: str) -> None:
+    (holds, bar), found = BARS[name, key], RESULTS[name][key]
+    (row,) = [line for line in README.splitlines() if line.startswith(f"| `benchmarks/{name}.py")]
+    assert holds(found, bar) or (str(found) in row and "**missed** by the recorded run" in row)
+
+
+def test_prompt_tokens_do_not_grow_with_candidates() -> None:
+    row = RESULTS["tree"]
+    assert row["prompt_tokens_k8"] == pytest.approx(row["prompt_tokens_k1"])
+
+
+def test_the_time_of_an_advantage_grows_with_the_rows() -> None:
+    """61 times the rows take at most a fifth longer than 61 times as long."""
+    row = RESULTS["advantage"]
+    assert row["ms_1m"] / row["ms_16k_8"] < 1.2 * 1_000_000 / 16_384
+
+
+def test_a_row_is_the_last_line_with_its_origin_and_other_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scripts import record_benchmarks as record
+
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "stub.py").write_text("print('repeat 0')\nprint('{\"ms\": 3}')\n")
+    (tmp_path / "results.json").write_text('{"kept": {"ms": 1}}')
+    for command in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(sys, "argv", ["record_benchmarks.py", "stub", "--wait", "0"])
+    record.main()
+    rows = json.loads((tmp_path / "results.json").read_text())
+    assert rows["kept"] == {"ms": 1}
+    assert rows["stub"]["ms"] == 3
+    assert set(rows["stub"]) == {"commit", "date", "load", "seconds", "ms"}
