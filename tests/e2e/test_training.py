@@ -106,6 +106,7 @@ def test_the_local_backend_equals_the_ray_backend(train: Run, tmp_path: Path) ->
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(600)
 def test_two_ranks_of_a_pool_of_their_own_train_as_one_and_at_the_same_time_as_the_other_group(train: Run, tmp_path: Path) -> None:
     train()
     pools = {"trainer.n_gpus_per_node": 4, "trainer.resource_pool": "dedicated"}

@@ -25,12 +25,12 @@ SCRIPTS = {
 }
 
 
-def run(name: str, tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(name: str, tmp_path: Path, *arguments: str, within_s: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
     hidden = ("MODEL_PATH", "DATA", "EXPERIMENT", "SEED")
     small = {"EMBEDDED_DIR": str(tmp_path / "embedded"), "DEMOS": "96"}
     env = {k: v for k, v in os.environ.items() if k not in hidden} | small | variables
     command = ["bash", f"examples/run_{name}.sh", *arguments, f"trainer.default_local_dir={tmp_path / 'run'}"]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=within_s, check=False)
 
 
 def arguments_of(block: str) -> list[str]:
@@ -67,7 +67,7 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     samples = 2 if name == "math" else 1
     if name in ("plan_path", "sokoban", "sudoku"):  # a team that has learned nothing talks on to the last turn
         small.append("env.max_steps=2")
-    trained = run(name, tmp_path, *small)
+    trained = run(name, tmp_path, *small, within_s=400 if name == "math" else 240)
     assert trained.returncode == 0, trained.stderr[-2000:]
     assert "before" in trained.stdout
     assert f"accuracy avg@{samples}" in trained.stdout
