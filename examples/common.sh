@@ -28,8 +28,8 @@ begin() {
   TINY=
   EMBEDDED=
   EMBEDDED_DATA=
-  if [ -z "${MODEL_PATH:-}" ]; then TINY=1; fi
-  if [ -z "${DATA:-}" ]; then EMBEDDED_DATA=1; fi
+  if [ -z "$MODEL_PATH" ]; then TINY=1; fi
+  if [ -z "$DATA" ]; then EMBEDDED_DATA=1; fi
   if [ "$TINY$EMBEDDED_DATA" ]; then embedded; fi
   if [ "$TINY" ]; then MODEL_PATH=$EMBEDDED/model; fi
   DATA=${DATA:-$EMBEDDED}
@@ -57,11 +57,16 @@ begin() {
 # What the user names has to be there before anything is set up.
 check_given() {
   local split
-  if [[ "${MODEL_PATH:-}" == [./~]* && ! -f $MODEL_PATH/config.json ]]; then
+  # A quoted ~ is not what Hydra takes.
+  MODEL_PATH=${MODEL_PATH:-}
+  MODEL_PATH=${MODEL_PATH/#\~/$HOME}
+  DATA=${DATA:-}
+  DATA=${DATA/#\~/$HOME}
+  if [[ "$MODEL_PATH" == [./]* && ! -f $MODEL_PATH/config.json ]]; then
     echo "error: MODEL_PATH=$MODEL_PATH is no Hugging Face model folder (it has no config.json); give one, or a hub id such as Qwen/Qwen3-4B" >&2
     exit 1
   fi
-  if [[ -z "${DATA:-}" || ($WORKFLOW == math* && -f $DATA/train.jsonl && -f $DATA/test.jsonl) ]]; then return; fi
+  if [[ -z "$DATA" || ($WORKFLOW == math* && -f $DATA/train.jsonl && -f $DATA/test.jsonl) ]]; then return; fi
   for split in train test; do
     if [ ! -f "$DATA/$split.parquet" ]; then
       echo "error: no $DATA/$split.parquet; DATA must be a folder with train.parquet and test.parquet (examples/README.md says how to make one)" >&2

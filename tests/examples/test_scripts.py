@@ -140,7 +140,15 @@ def test_what_is_wrong_is_said_before_anything_is_made(tmp_path: Path, arguments
 @pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
 def test_a_model_of_the_users_own_on_generated_tasks_makes_no_other_model(tmp_path: Path, tiny_model_dir: Path) -> None:
     small = [*SMALL, "trainer.controller=local", "trainer.total_training_steps=1", "trainer.device=cpu", "data.max_response_length=8"]
-    ended = run("math", tmp_path, *small, "trainer.val_before_train=false", "data.val_files=[]", MODEL_PATH=str(tiny_model_dir))
+    ended = run(
+        "math",
+        tmp_path,
+        *small,
+        "trainer.val_before_train=false",
+        "data.val_files=[]",
+        MODEL_PATH=f"~/{tiny_model_dir.name}",
+        HOME=str(tiny_model_dir.parent),
+    )
     assert ended.returncode == 0, ended.stderr[-2000:]
     (folder,) = (path for path in (tmp_path / "embedded").iterdir() if path.is_dir())
     assert {path.name for path in folder.iterdir()} == {"train.parquet", "test.parquet"}

@@ -48,9 +48,14 @@ def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
 
 def scores_policies(config: RunConfig) -> bool:
     """Whether any step of a run makes a pass for the policies' own log-probs."""
-    actor, tasks = config.actor_rollout_ref.actor, config.data.train_batch_size
-    mini_batches = tasks // actor.ppo_mini_batch_size if actor.ppo_mini_batch_size > 0 else 1
-    return config.trainer.critic_warmup > 0 or needs_old_log_probs(config, on_policy=mini_batches * actor.ppo_epochs == 1)
+    actor = config.actor_rollout_ref.actor
+    updates = num_mini_batches(config, actor.ppo_mini_batch_size) * actor.ppo_epochs
+    return config.trainer.critic_warmup > 0 or needs_old_log_probs(config, on_policy=updates == 1)
+
+
+def num_mini_batches(config: RunConfig, tasks: int) -> int:
+    """Mini-batches of `tasks` tasks (0: all) that the rows of a step are cut into."""
+    return max(config.data.train_batch_size // tasks, 1) if tasks > 0 else 1
 
 
 class CreditAssigner:

@@ -22,7 +22,7 @@ from verl.trainer.placement import Placement
 from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.core_algos import AdvantageEstimator
-from verl.trainer.ppo.credit import CreditAssigner
+from verl.trainer.ppo.credit import CreditAssigner, num_mini_batches
 from verl.trainer.ppo.critic import critic_signature, value_metrics
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
@@ -194,15 +194,12 @@ class RayPPOTrainer:
     def critic_updates_per_step(self) -> int:
         """Optimizer steps of every critic in one training step."""
         critic = self.config.critic
-        return self._mini_batches(critic.ppo_mini_batch_size) * critic.ppo_epochs
+        return num_mini_batches(self.config, critic.ppo_mini_batch_size) * critic.ppo_epochs
 
     @property
     def num_mini_batches(self) -> int:
         """Mini-batches that a step's rows of each policy are cut into."""
-        return self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
-
-    def _mini_batches(self, tasks: int) -> int:
-        return max(self.config.data.train_batch_size // tasks, 1) if tasks > 0 else 1
+        return num_mini_batches(self.config, self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
 
     def _train_step(self, loader: TaskLoader, stop: StopRequest) -> dict[str, float]:
         self.timer = Timer()
@@ -252,7 +249,7 @@ class RayPPOTrainer:
         if self.team.uses_critic:
             metrics |= value_metrics(batch, self.team.critic_agents)
             with self.timer("update_critic"):
-                mini_batches = self._mini_batches(self.config.critic.ppo_mini_batch_size)
+                mini_batches = num_mini_batches(self.config, self.config.critic.ppo_mini_batch_size)
                 metrics |= self.team.update_critic(batch, mini_batches, before * self.critic_updates_per_step, seed)
         if before >= warmup:
             with self.timer("update_actor"):
