@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from agent_system.rollout.prompt import Prompt
@@ -41,7 +42,7 @@ class AgentBinding:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     trained: bool = True
 
-    @property
+    @cached_property
     def pad_token_id(self) -> int:
         """Id that fills the batch outside prompts and responses."""
         pad = self.tokenizer.pad_token_id
