@@ -2,8 +2,9 @@
 
     python benchmarks/controller.py
 
-Counts everything from prompt building to the finished `DataProto` as CPU time of this process. The last line is JSON:
-`{"cpu_ms_per_call": x}`.
+Counts everything from prompt building to the finished `DataProto` as CPU time of this process. Replies are drawn from 20,000 an agent,
+so that hardly two of a collection are the same text and what an agent says must be tokenized for the one who reads it. The last line is
+JSON: `{"cpu_ms_per_call": x}`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import random
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,8 @@ import torch
 
 from agent_system import BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer, verdict
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings, CollectResult, EnvFactory
-from agent_system.testing import ScriptedEngine, make_tokenizer
-from verl.protocol.generate import GenerateRequest, SamplingParams
+from agent_system.testing import make_tokenizer
+from verl.protocol.generate import GenerateRequest, Generation, SamplingParams
 
 logger = logging.getLogger("controller")
 GROUP = 8
@@ -77,17 +79,30 @@ def sentence(rng: random.Random, words: int) -> str:
     return " ".join(rng.choice(WORDS) if rng.random() > 0.2 else str(rng.randrange(100)) for _ in range(words))
 
 
-def make_collector(concurrent: int) -> Collector:
-    """Return a collector whose two agents share one scripted engine."""
+class FreeEngine:
+    """A `RolloutClient` that gives replies which were made before."""
+
+    def __init__(self, replies: Mapping[str, Sequence[Generation]]) -> None:
+        self._replies = replies
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        await asyncio.sleep(0)
+        replies = self._replies[str(request.adapter)]
+        return [replies[request.seed % len(replies)]]
+
+
+def make_collector(concurrent: int, replies: int = 20_000) -> Collector:
+    """Return a collector whose two agents share one engine."""
     rng = random.Random(0)
     tokenizer = make_tokenizer([sentence(rng, 400) for _ in range(20)], vocab_size=1024)
-    solutions = [f"{sentence(rng, 40)} so the answer is \\boxed{{{i % 10}}}" for i in range(500)]
-    verdicts = [f"{sentence(rng, 15)} <verify>{'approve' if i % 2 else 'reject'}</verify>" for i in range(500)]
+    solutions = [f"{sentence(rng, 40)} so the answer is \\boxed{{{i % 10}}}" for i in range(replies)]
+    verdicts = [f"{sentence(rng, 15)} <verify>{'approve' if i % 2 else 'reject'}</verify>" for i in range(replies)]
 
-    def script(_prompt: str, request: GenerateRequest) -> str:
-        return (verdicts if request.adapter == "verifier" else solutions)[request.seed % 500]
+    def generations(texts: list[str]) -> list[Generation]:
+        encoded = [(*ids, tokenizer.eos_token_id) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+        return [Generation(ids, (-0.5,) * len(ids), "stop", 0) for ids in encoded]
 
-    engine = ScriptedEngine(tokenizer, script, decode_prompt=False)
+    engine = FreeEngine({"solver": generations(solutions), "verifier": generations(verdicts)})
     sampling = SamplingParams(max_tokens=256)
     bindings = {
         name: AgentBinding(name, name.lower(), name.lower(), engine, tokenizer, sampling, sampling, 1024, adapter=name.lower())

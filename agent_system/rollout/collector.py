@@ -31,6 +31,7 @@ from agent_system.rollout.runner import Episode
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.ties import TieWatch
+from agent_system.rollout.tokens import Encoder
 from agent_system.rollout.transcript import joint_prompts
 from agent_system.rollout.tree import check_tree_env
 from agent_system.threads import DaemonExecutor
@@ -106,7 +107,7 @@ class Collector:
         self.env = env
         self.settings = settings
         self._ties = TieWatch(env.cls.__name__)
-        self.seats = {name: _seat(agent, bindings[name]) for name, agent in agents.items()}
+        self.seats = _seats(agents, bindings)
 
     @classmethod
     def from_names(
@@ -216,10 +217,18 @@ class Collector:
         return self.env.make(stable_seed(self.settings.seed, plan.step, plan.validate, plan.world_uid))
 
 
-def _seat(agent: BaseAgent, binding: AgentBinding | RemoteBinding) -> Seat:
-    if isinstance(binding, RemoteBinding):
-        return Seat(agent, binding, MessageBuilder(agent))
-    return Seat(agent, binding, PromptBuilder(agent, binding.tokenizer, binding.max_prompt_length, binding.template_kwargs))
+def _seats(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBinding | RemoteBinding]) -> dict[str, Seat]:
+    seats: dict[str, Seat] = {}
+    encoders: dict[int, Encoder] = {}
+    for name, agent in agents.items():
+        binding = bindings[name]
+        if isinstance(binding, RemoteBinding):
+            seats[name] = Seat(agent, binding, MessageBuilder(agent))
+            continue
+        encoder = encoders.setdefault(id(binding.tokenizer), Encoder(binding.tokenizer))
+        builder = PromptBuilder(agent, binding.tokenizer, binding.max_prompt_length, binding.template_kwargs, encoder)
+        seats[name] = Seat(agent, binding, builder)
+    return seats
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from agent_system.agent import BaseAgent, Entry, Message
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory
-from agent_system.rollout.tokens import encode, encode_all
+from agent_system.rollout.tokens import Encoder, encode_all
 
 logger = logging.getLogger(__name__)
 CACHED_PROMPTS = 4096
@@ -64,7 +64,19 @@ class _Blank(str):
 class PromptBuilder:
     """Builds the prompts of one agent; equal prompts (the episodes of a group start with one) are tokenized once."""
 
-    def __init__(self, agent: BaseAgent, tokenizer: Any, max_prompt_length: int, template_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        agent: BaseAgent,
+        tokenizer: Any,
+        max_prompt_length: int,
+        template_kwargs: Mapping[str, Any] | None = None,
+        encoder: Encoder | None = None,
+    ) -> None:
+        """Take the agent's words and its policy's tokenizer; agents that share an `encoder` of it share what it has tokenized.
+
+        Raises:
+            AgentSystemError: the tokenizer has no chat template.
+        """
         if not tokenizer.chat_template:
             raise AgentSystemError(
                 f"the tokenizer of {agent.agent_id!r} ({tokenizer.name_or_path or type(tokenizer).__name__}) has no chat template; "
@@ -76,6 +88,7 @@ class PromptBuilder:
         self.template_kwargs = dict(template_kwargs or {})
         special = sorted((t for t in tokenizer.all_special_tokens if t), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
+        self._encoder = encoder or Encoder(tokenizer)
         self._cache: OrderedDict[tuple[tuple[str, str], ...], Prompt] = OrderedDict()
 
     def build(self, variables: Mapping[str, Any], entries: Sequence[Entry], memory: Memory) -> Prompt:
@@ -152,7 +165,7 @@ class PromptBuilder:
         prompt = self._cache.get(key)
         if prompt is None:
             text = self._template(messages)
-            prompt = Prompt(text, encode(self.tokenizer, text))
+            prompt = Prompt(text, self._encoder.encode(text))
             self._cache[key] = prompt
             if len(self._cache) > CACHED_PROMPTS:
                 self._cache.popitem(last=False)

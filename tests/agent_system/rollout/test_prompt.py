@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agent_system import AgentSystemError, BaseAgent, Entry, SimpleMemory
 from agent_system.rollout.prompt import PromptBuilder, PromptTooLongError
-from agent_system.rollout.tokens import decode, encode
 from agent_system.testing import make_tokenizer
 
 
@@ -107,17 +104,3 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
     bare.chat_template = None
     with pytest.raises(AgentSystemError, match="has no chat template"):
         PromptBuilder(Role("Role"), bare, 100)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.text(max_size=60))
-def test_direct_tokenization_equals_the_tokenizers_own(text: str) -> None:
-    wrapped = f"<|im_start|>user\n{text}<|im_end|>\n"
-    ids = encode(TOKENIZER, wrapped)
-    assert list(ids) == TOKENIZER.encode(wrapped, add_special_tokens=False)
-    assert decode(TOKENIZER, ids) == TOKENIZER.decode(list(ids), skip_special_tokens=True)
-
-
-def test_truncation_left_over_from_another_user_of_the_tokenizer_does_not_cut(tokenizer: Any) -> None:
-    tokenizer("some words", truncation=True, max_length=2, padding="max_length")
-    assert len(encode(tokenizer, "x" * 50)) == 50
