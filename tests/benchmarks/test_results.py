@@ -19,6 +19,7 @@ BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
     ("train_step", "ratio"): (operator.le, 1.5),
     ("controller", "cpu_ms_per_call"): (operator.lt, 0.5),
     ("advantage", "ms_16k"): (operator.lt, 10.0),
+    ("advantage", "ms_16k_own"): (operator.lt, 10.0),
     ("advantage", "gigpo_50k_ms"): (operator.lt, 500.0),
     ("tree", "fork_us"): (operator.lt, 50.0),
 }
