@@ -23,6 +23,7 @@ class World:
     Attributes:
         room, start, state: walls and goals, where the episode began, where it is.
         best: best progress so far.
+        worth: of the Tool agent's last plan, or of what has been made since, where that is more.
         acted: the Executor has made this turn's moves.
         plan: what the Tool agent proposed in this turn; None when nothing could be read.
         moves, pushes, illegal, unparsable, cut: counted over the episode's actions.
@@ -33,6 +34,7 @@ class World:
     start: State
     state: State
     best: float
+    worth: float
     acted: bool = False
     plan: str | None = None
     moves: int = 0
@@ -77,7 +79,8 @@ class SokobanEnv(BaseEnv):
             raise AgentSystemError(
                 f"task {task.task_id!r}: env.params.view=compact shows rooms with one box, found {len(state.boxes)}; use view=spaced or map"
             )
-        self._world = World(room, state, state, progress(room, state, state, self.config.progress))
+        begun = progress(room, state, state, self.config.progress)
+        self._world = World(room, state, state, begun, self.config.progress_weight * begun)
         return self._look()
 
     def act(self, agent_id: str, action: str) -> Outcome:
@@ -107,8 +110,9 @@ class SokobanEnv(BaseEnv):
         verdict = self._judge(action)
         legal = not (verdict.unparsable or verdict.walk.illegal or verdict.cut)
         world = self._world
-        self._world = replace(world, plan=_read(action), plans=world.plans + 1, legal_plans=world.legal_plans + legal)
-        return Outcome(local=self.config.plan_weight * verdict.team + verdict.penalty)
+        counted = {"plans": world.plans + 1, "legal_plans": world.legal_plans + legal}
+        self._world = replace(world, plan=_read(action), worth=verdict.worth, **counted)
+        return Outcome(local=self.config.plan_weight * (verdict.worth - world.worth) + verdict.penalty)
 
     def _make(self, action: str) -> Outcome:
         verdict, world = self._judge(action), self._world
@@ -117,6 +121,7 @@ class SokobanEnv(BaseEnv):
             world,
             state=verdict.state,
             best=verdict.best,
+            worth=max(world.worth, verdict.worth),
             acted=True,
             moves=world.moves + len(verdict.walk.states),
             pushes=world.pushes + verdict.walk.pushes,

@@ -51,7 +51,8 @@ class SokobanEnvOptions:
         progress: what the team is paid for on the way: boxes (best count on goals so far) | distance (least pushes left so far, by the
             lower bound of the solver).
         progress_weight: share of the team's reward that progress earns; the rest is for solving the room.
-        plan_weight: local reward of a plan, times the team reward that its moves would earn.
+        plan_weight: local reward of a plan, times what the team would have earned with its moves beyond the last plan, or beyond what
+            has been made since.
         format_penalty: local, for a reply without readable moves.
         illegal_penalty: local, for moves that run into a wall or a blocked box, and for moves past `max_moves`.
         deadlock_penalty: local, for moves that lose a box: no pushes lead it to a goal.

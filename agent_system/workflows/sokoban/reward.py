@@ -1,7 +1,9 @@
 """What moves earn, after the rewards of Stronger-MAS (arXiv 2510.11062): the team for success and progress, each role for its own reply.
 
-Progress is paid as it beats the best of the episode so far, and local terms are penalties, so moves in circles earn nothing: a box
-pushed off its goal and on again pays no second time. The team's rewards of an episode add up to at most 1.
+Nothing can be earned by going in circles. Progress is paid as it beats the best of the episode so far: a box pushed off its goal and on
+again pays no second time. The Tool is paid the difference between its plans, or to what has been made meanwhile where that is more, so
+that over an episode it earns at most what its last plan was worth, however often it says it. All else is a penalty. The team's rewards of
+an episode add up to at most 1.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class Verdict:
         walk: the moves made.
         state: where they end.
         best: best progress of the episode after them, 0 to 1.
-        team: team reward.
+        worth: what an episode that ends here has earned the team, 0 to 1.
+        team: team reward: what of it is new.
         penalty: local reward of what is wrong with the moves, 0 or less.
         solved, deadlock: of `state`.
         unparsable: there were no readable moves.
@@ -32,6 +35,7 @@ class Verdict:
     walk: Walk
     state: State
     best: float
+    worth: float
     team: float
     penalty: float
     solved: bool
@@ -69,14 +73,15 @@ def judge(room: Room, start: State, state: State, best: float, moves: str | None
     solved, deadlock = is_solved(room, end), is_lost(room, end)
     cut = 0 if solved or made.illegal else max(0, len(asked) - options.max_moves)
     after = best_progress(room, start, made.states, options.progress, best)
-    team = options.progress_weight * (after - best) + (1.0 - options.progress_weight) * solved
+    worth = options.progress_weight * after + (1.0 - options.progress_weight) * solved
     penalty = (
         options.format_penalty * (moves is None)
         + options.illegal_penalty * (made.illegal or cut > 0)
         + options.deadlock_penalty * (deadlock and not is_lost(room, state))
         + (options.shortfall_penalty * shortfall(room, state, None if moves is None else made) if options.shortfall_penalty else 0.0)
     )
-    return Verdict(made, end, after, team, -penalty, solved, deadlock, moves is None, cut)
+    team = worth - options.progress_weight * best
+    return Verdict(made, end, after, worth, team, -penalty, solved, deadlock, moves is None, cut)
 
 
 def shortfall(room: Room, state: State, made: Walk | None) -> float:

@@ -79,6 +79,39 @@ def test_a_box_pushed_off_its_goal_and_on_again_in_circles_earns_nothing() -> No
 
 
 @pytest.mark.parametrize("kind", ["boxes", "distance"])
+def test_a_plan_that_is_said_again_and_again_is_paid_once(kind: str) -> None:
+    env = start(progress=kind, shortfall_penalty=0.2)
+    earned = 0.0
+    for _ in range(12):
+        earned += env.act(TOOL, "U").local
+        env.act(EXECUTOR, "LR")
+        env.step("LR")
+    assert earned == pytest.approx(0.5)
+
+
+def test_plans_are_not_paid_for_what_the_executor_has_made_without_them() -> None:
+    env = start(TWO)
+    env.act(EXECUTOR, "LUR")
+    env.step("LUR")
+    assert env.act(TOOL, "L").local == 0.0
+    assert env.act(TOOL, "UU").local == pytest.approx(0.5 * 0.75), "the other half of the progress, and success"
+
+
+@pytest.mark.parametrize("kind", ["boxes", "distance"])
+def test_no_plans_of_an_episode_earn_more_than_the_weight_of_one(kind: str) -> None:
+    rng = random.Random(2)
+    for _ in range(30):
+        env, earned = start(TWO, progress=kind, illegal_penalty=0.0, deadlock_penalty=0.0), 0.0
+        for _ in range(12):
+            earned += env.act(TOOL, rng.choice(["LUR", "LURUU", "UU", "".join(rng.choices("UDLR", k=4))])).local
+            made = env.act(EXECUTOR, "".join(rng.choices("UDLR", k=3)))
+            if made.done:
+                break
+            env.step("")
+        assert earned <= 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["boxes", "distance"])
 def test_no_walk_is_paid_more_than_its_best_progress(kind: str) -> None:
     rng = random.Random(0)
     for _ in range(30):
@@ -104,7 +137,7 @@ def test_a_plan_is_tried_and_not_made() -> None:
     env = start()
     outcome = env.act(TOOL, "U")
     assert outcome.team == 0.0 and outcome.local == pytest.approx(0.5) and not outcome.done
-    assert env.act(TOOL, "D").local == 0.0
+    assert env.act(TOOL, "D").local == pytest.approx(-0.5), "a plan that takes back the last one"
     assert env.act(EXECUTOR, "D").info["plan/followed"] == 0.5
     assert env.step("D").info["plan/legal"] == 1.0
 
