@@ -89,18 +89,20 @@ class _Check:
         await origin.observation("reset", self.task)
         await self._play(origin, 0, start)
         rest, where = expected[start + 1 :], f"when copied before action {start}"
-        early = late = None
+        early = late = second = None
         if origin.env.overrides("fork"):
             early, late = await origin.fork(), await origin.fork()
             if type(early.env) is not type(origin.env):
                 raise AgentSystemError(f"{self.name}.fork() returned a {type(early.env).__name__}; make the copy with type(self)(...)")
+            second = await early.fork()
             self._same(rest, await self._play(early, start), f"in a fork, {where}", start)
         copy = EnvCaller(self._pickled(origin.env, start), self.threads)
         self._same(rest, await self._play(copy, start), f"in a pickled copy, {where}", start)
         self._same(rest, await self._play(origin, start), f"in the origin after its copies had been played, {where}", start)
-        if late is not None:
+        if late is not None and second is not None:
             self._same(rest, await self._play(late, start), f"in a fork played after its origin, {where}", start)
-        for env in (early, late, copy, origin):
+            self._same(rest, await self._play(second, start), f"in a fork of a fork, {where}", start)
+        for env in (early, late, second, copy, origin):
             if env is not None:
                 await env.close(CLOSE_TIMEOUT_S)
 

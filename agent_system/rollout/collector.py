@@ -106,7 +106,7 @@ class Collector:
         self.orchestra = orchestra
         self.env = env
         self.settings = settings
-        self._ties = TieWatch(env.cls.__name__)
+        self._ties = TieWatch(env.cls)
         self.seats = _seats(agents, bindings)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Calls of a tree whose candidates all earn the same: they teach nothing, and when nearly all do, the environment is to blame."""
+"""Pay of an environment that no candidate of a tree gets: of `step`, and of calls whose candidates all earn the same."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from agent_system.environment import BaseEnv
 from agent_system.record import EpisodeRecord, Sample
 
 logger = logging.getLogger(__name__)
@@ -31,23 +32,32 @@ def tied(candidates: Sequence[Sample]) -> bool:
 
 
 class TieWatch:
-    """Says once of each agent that its candidates (nearly) always tie although their actions differ.
+    """Says once that `step` pays, which no candidate gets, and once of each agent that its candidates (nearly) always tie.
 
-    It looks at agents that learn, and at the first calls of a run only: later on an agent may do everything right, and ties are no
-    fault of the environment.
+    Ties count where actions differ. It looks at agents that learn, and at the first calls of a run only: later on an agent may do
+    everything right, and ties are no fault of the environment.
     """
 
-    def __init__(self, env_name: str) -> None:
-        self._env_name = env_name
+    def __init__(self, env: type[BaseEnv]) -> None:
+        self._env_name, self._has_score = env.__name__, env.overrides("score")
         self._seen: dict[str, list[bool]] = defaultdict(list)
         self._steps = [0, 0]  # turns in which `step` paid, and all
+        self._said_steps = False
 
     def look(self, episodes: Sequence[EpisodeRecord]) -> None:
         """Take note of a training collection, rewards assigned, and warn where it is time."""
+        calls = candidates_of(episodes)
         turns = [paid for episode in episodes if not episode.failed for paid in episode.turn_rewards]
         self._steps = [self._steps[0] + sum(paid != 0 for paid in turns), self._steps[1] + len(turns)]
+        if self._steps[0] and not self._has_score and not self._said_steps and calls:
+            self._said_steps = True
+            logger.warning(
+                "rollout.sampling=tree: step() of %s paid in %d of %d turns, of which no candidate gets anything (the episode's metrics "
+                "do): what is to be learned must be paid by act(), or promised by score()",
+                self._env_name, *self._steps,
+            )  # fmt: skip
         judged = {agent_id for agent_id, seen in self._seen.items() if len(seen) >= ENOUGH_CALLS}
-        for candidates in candidates_of(episodes).values():
+        for candidates in calls.values():
             if candidates[0].trained and len({sample.action for sample in candidates}) > 1:
                 self._seen[candidates[0].agent_id].append(tied(candidates))
         for agent_id, seen in self._seen.items():
@@ -55,12 +65,11 @@ class TieWatch:
                 self._warn(agent_id, seen)
 
     def _warn(self, agent_id: str, seen: Sequence[bool]) -> None:
-        paid, turns = self._steps
         logger.warning(
             "rollout.sampling=tree: in %d of the first %d calls of %s whose candidates acted differently, all of them earned the same, so "
-            "the agent learns nothing: what act() and score() of %s pay does not depend on its action. step() paid in %d of %d turns, of "
-            "which no candidate gets anything: let act() pay for the action, or define score(), or use rollout.sampling=parallel",
-            sum(seen), len(seen), agent_id, self._env_name, paid, turns,
+            "the agent learns nothing: what act() and score() of %s pay does not depend on its action. Let act() pay for the action, or "
+            "define score(), or use rollout.sampling=parallel",
+            sum(seen), len(seen), agent_id, self._env_name,
         )  # fmt: skip
 
 

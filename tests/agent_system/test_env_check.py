@@ -88,6 +88,30 @@ class ForksWithoutHistory(Walk):
         return twin
 
 
+class ForksOnce(Walk):
+    def reset(self, task: Task) -> Observation:
+        self.task = task
+        return super().reset(task)
+
+    def fork(self) -> Walk:
+        twin = type(self)(seed=self.seed)
+        twin.path, twin.random = list(self.path), random.Random()
+        twin.random.setstate(self.random.getstate())
+        twin.name = self.task.task_id  # of which the twin has none
+        return twin
+
+
+class ForksShareLater(Walk):
+    forks = 0
+
+    def fork(self) -> Walk:
+        twin = super().fork()
+        twin.forks = self.forks + 1
+        if self.forks:
+            twin.path = [0]
+        return twin
+
+
 class Special(Walk):
     def fork(self) -> Walk:
         twin = super().fork()
@@ -137,6 +161,7 @@ class NotDone(Walk):
         (SharesThePath, "in the origin after its copies had been played|in a pickled copy"),
         (SharesTheWind, "copied before action"),
         (ForksWithoutHistory, "in a fork, when copied before action"),
+        (ForksShareLater, "in a fork of a fork, when copied before action"),
         (Special, r"Special.fork\(\) returned a Walk; make the copy with type\(self\)"),
         (NoSeed, "reset led to something else after another reset"),
         (Remembers, "start 1.*start 2"),
@@ -149,6 +174,11 @@ class NotDone(Walk):
 def test_what_is_wrong_is_named(env: type[BaseEnv], words: str) -> None:
     with pytest.raises(AgentSystemError, match=words):
         check(env)
+
+
+def test_a_fork_that_cannot_be_forked_is_found() -> None:
+    with pytest.raises(AttributeError, match="task"):
+        check(ForksOnce)
 
 
 def test_a_reward_outside_its_range_is_named() -> None:

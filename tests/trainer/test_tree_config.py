@@ -65,7 +65,7 @@ def test_groups_that_do_not_know_the_turn_can_be_compared_with(tiny_model_dir: P
     check(tiny_model_dir, {"algorithm.group_by": ["uid", "agent_id"]})
 
 
-@pytest.mark.parametrize(("key", "value"), [("rollout.tree.k", 8), ("rollout.tree.select", "first")])
+@pytest.mark.parametrize(("key", "value"), [("rollout.tree.k", 8), ("rollout.tree.select", "first"), ("rollout.tree.epsilon", 0.5)])
 def test_keys_of_the_tree_without_a_tree_are_refused(tiny_model_dir: Path, key: str, value: Any) -> None:
     with pytest.raises(IneffectiveKeyError, match=r"rollout\.sampling=tree"):
         check(tiny_model_dir, {key: value}, preset=None)
@@ -74,6 +74,11 @@ def test_keys_of_the_tree_without_a_tree_are_refused(tiny_model_dir: Path, key: 
 def test_a_temperature_without_softmax_is_refused(tiny_model_dir: Path) -> None:
     with pytest.raises(IneffectiveKeyError, match=r"rollout\.tree\.select=softmax"):
         check(tiny_model_dir, {"rollout.tree.temperature": 0.5})
+
+
+def test_chance_beside_a_random_choice_is_refused(tiny_model_dir: Path) -> None:
+    with pytest.raises(IneffectiveKeyError, match=r"rollout\.tree\.epsilon=0\.5 has no effect; it needs .*other than random"):
+        check(tiny_model_dir, {"rollout.tree.epsilon": 0.5, "rollout.tree.select": "random"})
 
 
 def test_a_world_without_fork_is_refused_with_its_name() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verl.trainer.config import ActorRolloutRefConfig, CriticConfig, RunConfig
+from verl.trainer.config import ActorRolloutRefConfig, CriticConfig, OptimConfig, RunConfig
 from verl.trainer.config.spec import describe
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
@@ -67,6 +67,11 @@ def _averages_by_mode(config: ActorRolloutRefConfig) -> bool:
     return loss not in OWN_AVERAGE or beside or actor.loss_agg_mode == OWN_AVERAGE[loss]
 
 
+def _counts_steps(optim: OptimConfig) -> bool:
+    """The schedule depends on how many steps there will be: it falls, or warms up over a share of them."""
+    return optim.lr_scheduler_type != "constant" or (optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio > 0)
+
+
 def _is_built_in(registry: Mapping[str, Callable[..., Any]], name: str) -> bool:
     return name in registry and registry[name].__module__.startswith("verl.")
 
@@ -79,6 +84,7 @@ BOUNDED = ("vanilla", "dppo", "dppo_tv", "dppo_kl")
 # Losses that average in their own way, and the mode that says the same where there is one.
 OWN_AVERAGE = {"sapo": "seq-mean-token-mean", "gspo": "seq-mean-token-mean", "gmpo": None, "geo_mean": None}
 FALLING = "{}.lr_scheduler_type=linear or cosine"
+COUNTED = FALLING + ", or an lr_warmup_steps_ratio"
 PASS_KEYS = "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu log_prob_micro_batch_size_per_gpu"
 RUN_NEEDS: Sequence[Need] = (
     Need(
@@ -141,6 +147,7 @@ RUN_NEEDS: Sequence[Need] = (
     ),
     Need(_all("rollout.tree", "k select temperature epsilon"), "rollout.sampling=tree", lambda c: c.rollout.sampling == "tree"),
     Need(("rollout.tree.temperature",), "rollout.tree.select=softmax", lambda c: c.rollout.tree.select == "softmax"),
+    Need(("rollout.tree.epsilon",), "rollout.tree.select other than random", lambda c: c.rollout.tree.select != "random"),
     Need(_all("sandbox", "level min_level packages"), "sandbox.backend=local", lambda c: c.sandbox.backend == "local"),
     Need(_all("sandbox", "url request_timeout_s"), "sandbox.backend=http", lambda c: c.sandbox.backend == "http"),
     Need(
@@ -176,6 +183,7 @@ RUN_NEEDS: Sequence[Need] = (
     Need(("critic.ppo_max_token_len_per_gpu",), "critic.use_dynamic_bsz=true", lambda c: c.critic.use_dynamic_bsz),
     Need(("critic.ppo_micro_batch_size_per_gpu",), "critic.use_dynamic_bsz=false", lambda c: not c.critic.use_dynamic_bsz),
     Need(("critic.optim.min_lr_ratio",), FALLING.format("critic.optim"), lambda c: c.critic.optim.lr_scheduler_type != "constant"),
+    Need(("critic.optim.total_training_steps",), COUNTED.format("critic.optim"), lambda c: _counts_steps(c.critic.optim)),
     Need(("critic.optim.lr_warmup_steps_ratio",), "critic.optim.lr_warmup_steps=-1", lambda c: c.critic.optim.lr_warmup_steps < 0),
     Need(_all("ray_init", "address num_cpus object_store_memory_mb"), "trainer.controller=ray", lambda c: c.trainer.controller == "ray"),
 )
@@ -245,6 +253,11 @@ MODEL_NEEDS: Sequence[Need] = (
         ("actor.optim.min_lr_ratio",),
         FALLING.format("actor_rollout_ref.actor.optim"),
         lambda c: c.actor.optim.lr_scheduler_type != "constant",
+    ),
+    Need(
+        ("actor.optim.total_training_steps",),
+        COUNTED.format("actor_rollout_ref.actor.optim"),
+        lambda c: _counts_steps(c.actor.optim),
     ),
     Need(
         ("actor.optim.lr_warmup_steps_ratio",),

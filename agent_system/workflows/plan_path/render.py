@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.workflows.plan_path.grid import GOAL, MOVES, WALL, GridMap
-from agent_system.workflows.plan_path.rules import State
+from agent_system.workflows.plan_path.options import PlanPathEnvOptions
+from agent_system.workflows.plan_path.rules import State, parse_moves, walk
 from agent_system.workflows.plan_path.walkers import way_to_goal
 
 HERE = "@"
@@ -46,6 +47,17 @@ def _sign(grid: GridMap, state: State, row: int, column: int) -> str:
     if cell == grid.goal:
         return GOAL
     return str(state.visits[cell]) if state.visits[cell] else "."
+
+
+def replay(grid: GridMap, actions: Sequence[str], max_moves: int = PlanPathEnvOptions.max_moves) -> list[int]:
+    """Return the start and every cell entered in an episode, from the Executor's actions, as a trajectory file holds them.
+
+    Moves that cannot be made, those past `max_moves` and actions that cannot be read leave the team where it is, as in the environment.
+    """
+    cells = [grid.start]
+    for action in actions:
+        cells += walk(grid, cells[-1], (parse_moves(action) or "")[:max_moves]).cells
+    return cells
 
 
 def save_gif(path: Path, grid: GridMap, cells: Sequence[int], *, cell_pixels: int = 24, frame_ms: int = 250) -> None:

@@ -61,7 +61,6 @@ class SokobanEnv(BaseEnv):
     """
 
     config_class = SokobanEnvOptions
-    blocking = False
     needs_ground_truth = False
 
     def reset(self, task: Task) -> Observation:
@@ -139,7 +138,8 @@ class SokobanEnv(BaseEnv):
 
     def _look(self) -> Observation:
         room, state = self._world.room, self._world.state
-        return Observation(shown(room, state, self.config.view), {"anchor": render(room, state)})
+        info = {"anchor": render(room, state), "max_moves": self.config.max_moves}
+        return Observation(shown(room, state, self.config.view), info)
 
     def _info(self) -> dict[str, Any]:
         world = self._world

@@ -10,7 +10,7 @@ class PromptStyle:
     """The wording for one kind of model.
 
     Attributes:
-        tool, executor: templates with `{env_prompt}`, `{team_context}` and `{memory}`.
+        tool, executor: templates with `{env_prompt}`, `{max_moves}`, `{team_context}` and `{memory}`.
         entry: how a proposal is quoted, with `{text}` (the reply) and `{moves}` (the moves read from it, apart).
         nobody_spoke: stands for no proposal.
         no_moves: stands for moves that could not be read.
@@ -25,7 +25,8 @@ class PromptStyle:
 
 _RULES = """\
 Sokoban: push every box onto a goal. A move goes one cell up, down, left or right (U D L R). Walking into a box pushes it one cell \
-further if that cell is free; boxes cannot be pulled, and only one is pushed at a time. A box pushed into a corner is lost.
+further if that cell is free; boxes cannot be pulled, and only one is pushed at a time. A box pushed into a corner is lost. A turn makes \
+at most {max_moves} moves, one after the other; the first one that cannot be made ends it.
 # wall, - floor, @ player, $ box, . goal, * box on a goal, + player on a goal"""
 
 FULL = PromptStyle(

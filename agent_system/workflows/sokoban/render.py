@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent_system.workflows.sokoban.options import SokobanEnvOptions
 from agent_system.workflows.sokoban.rules import Room, State, parse_moves, parse_room, walk
 
 if TYPE_CHECKING:
@@ -15,15 +16,15 @@ CELL = 32
 _GROUND, _WALL, _GOAL, _BOX, _HOME, _PLAYER = "#f4efe6", "#5b5750", "#d1495b", "#c68b3f", "#4f9d69", "#2e5eaa"
 
 
-def replay(room_text: str, actions: Sequence[str]) -> tuple[Room, list[State]]:
-    """Return the room and every state of an episode, from the room's text and the team's actions, one a turn.
+def replay(room_text: str, actions: Sequence[str], max_moves: int = SokobanEnvOptions.max_moves) -> tuple[Room, list[State]]:
+    """Return the room and every state of an episode, from the room's text and the Executor's actions, as a trajectory file holds them.
 
-    Moves that cannot be made, and actions that cannot be read, leave the state as it is, as in the environment.
+    Moves that cannot be made, those past `max_moves` and actions that cannot be read leave the state as it is, as in the environment.
     """
     room, state = parse_room(room_text)
     states = [state]
     for action in actions:
-        states += walk(room, states[-1], parse_moves(action) or "").states
+        states += walk(room, states[-1], (parse_moves(action) or "")[:max_moves]).states
     return room, states
 
 

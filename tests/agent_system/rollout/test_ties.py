@@ -28,6 +28,11 @@ class OnlyAIsPaid(Adder):
         return outcome if agent_id == "A" else Outcome(info=outcome.info)
 
 
+def of_ties(caplog: Any) -> list[str]:
+    """The warnings about calls; in these worlds `step` pays as well, which has one of its own."""
+    return [message for record in caplog.records if "earned the same" in (message := record.getMessage())]
+
+
 @pytest.fixture
 def collector_of(make_collector: Any, scripted: Any) -> Callable[..., Any]:
     def make(env: type[Adder], script: Any = None, **options: Any) -> Any:
@@ -46,28 +51,48 @@ async def test_a_world_in_which_only_step_pays_is_named_once_for_each_agent(coll
     first = await collector.collect(MANY, 1, step=1)
     assert [first.metrics[f"agent/{a}/tied_calls"] for a in "ab"] == [1.0, 1.0]
     assert first.metrics["tree/signal_rate"] == 0.0
-    warnings = [r.getMessage() for r in caplog.records]
+    warnings = of_ties(caplog)
+    (step,) = {record.getMessage() for record in caplog.records} - {*warnings}
+    assert "step() of OnlyStepPays paid in 50 of 50 turns, of which no candidate gets anything" in step
     assert len(warnings) == 2
     for agent, warning in zip("AB", warnings, strict=True):
         assert f"in 50 of the first 50 calls of {agent} whose candidates acted differently, all of them earned the same" in warning
-        assert "OnlyStepPays" in warning and "step() paid in 50 of 50 turns" in warning and "score()" in warning
+        assert "OnlyStepPays" in warning and "score()" in warning
     await collector.collect(MANY, 1, step=2)
-    assert len(caplog.records) == 2
+    assert len(caplog.records) == 3
+
+
+async def test_a_step_that_pays_beside_act_is_named_unless_a_score_promises_it(collector_of, caplog) -> None:
+    class StepPaysToo(Adder):
+        def step(self, action: str) -> Outcome:
+            return Outcome(1.0, done=True)
+
+    class Promised(StepPaysToo):
+        def score(self, agent_id: str, action: str) -> Outcome:
+            return Outcome(0.5)
+
+    await collector_of(Promised).collect(MANY, 1, step=1)
+    assert not caplog.records
+    collector = collector_of(StepPaysToo)
+    for step in (1, 2):
+        await collector.collect(MANY, 1, step=step)
+    (record,) = caplog.records
+    assert "step() of StepPaysToo paid in 25 of 25 turns" in record.getMessage()
 
 
 async def test_only_the_agent_whose_candidates_tie_is_named(collector_of, caplog) -> None:
     result = await collector_of(OnlyAIsPaid).collect(MANY, 1, step=1)
     assert [result.metrics[f"agent/{a}/tied_calls"] for a in "ab"] == [0.0, 1.0]
-    (record,) = caplog.records
-    assert "calls of B" in record.getMessage()
+    (warning,) = of_ties(caplog)
+    assert "calls of B" in warning
 
 
 async def test_what_was_seen_adds_up_over_collections(collector_of, caplog) -> None:
     collector = collector_of(OnlyStepPays)
     await collector.collect(MANY[1:], 1, step=1)
-    assert not caplog.records
+    assert not of_ties(caplog)
     await collector.collect(MANY[:1], 1, step=2)
-    assert len(caplog.records) == 2
+    assert len(of_ties(caplog)) == 2
 
 
 async def test_equal_actions_and_ties_after_a_good_beginning_are_no_fault_of_the_world(collector_of, caplog) -> None:
@@ -78,7 +103,7 @@ async def test_equal_actions_and_ties_after_a_good_beginning_are_no_fault_of_the
     await late.collect(MANY, 1, step=1)
     late.env = type(late.env)(OnlyStepPays)
     await late.collect(MANY * 2, 1, step=2)
-    assert not caplog.records
+    assert not of_ties(caplog)
 
 
 @pytest.mark.parametrize("kind", ["validate", "greedy"])

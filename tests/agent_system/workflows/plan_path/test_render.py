@@ -1,9 +1,9 @@
 import pytest
 
 from agent_system import Task
-from agent_system.workflows.plan_path import PlanPathEnv, PlanPathEnvOptions
+from agent_system.workflows.plan_path import EXECUTOR, PlanPathEnv, PlanPathEnvOptions
 from agent_system.workflows.plan_path.grid import parse_map
-from agent_system.workflows.plan_path.render import compact_text, grid_text, save_gif
+from agent_system.workflows.plan_path.render import compact_text, grid_text, replay, save_gif
 from agent_system.workflows.plan_path.rules import advance, initial_state, walk
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 
@@ -34,6 +34,18 @@ def test_compact_view_has_the_same_length_wherever_the_team_is():
 def test_env_shows_the_view_that_is_asked_for():
     views = [PlanPathEnv(PlanPathEnvOptions(view=view)).reset(Task("t", AROUND)).text for view in ("grid", "compact")]
     assert views[0].startswith("@#G") and views[1].startswith("go D 0 R 2")
+
+
+@pytest.mark.parametrize("max_moves", [1, 2, 4])
+def test_a_replay_is_what_the_environment_did(max_moves):
+    actions = ["DDR", "nonsense", "LLLL", "RR", "UUUU"]
+    env = PlanPathEnv(PlanPathEnvOptions(max_moves=max_moves))
+    env.reset(Task("t", AROUND))
+    for action in actions:
+        env.act(EXECUTOR, action)
+        env.step(action)
+    cells = replay(parse_map(AROUND), actions, max_moves)
+    assert (cells[-1], len(cells) - 1) == (env._state.cell, env._state.moves)
 
 
 def test_gif_has_a_frame_for_every_cell(tmp_path):

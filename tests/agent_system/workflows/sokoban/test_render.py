@@ -1,9 +1,11 @@
 import pytest
 
+from agent_system import Task
+from agent_system.workflows.sokoban import EXECUTOR, SokobanEnv, SokobanEnvOptions
 from agent_system.workflows.sokoban.render import CELL, draw, replay, save_gif, save_png
 from agent_system.workflows.sokoban.rules import is_solved
 
-from .conftest import UP
+from .conftest import TWO, UP
 
 PIL = pytest.importorskip("PIL.Image")
 
@@ -14,6 +16,19 @@ def test_an_episode_becomes_a_gif_of_its_states(tmp_path) -> None:
     save_gif(tmp_path / "episode.gif", room, states)
     with PIL.open(tmp_path / "episode.gif") as gif:
         assert gif.n_frames == 6 and gif.size == (6 * CELL, 6 * CELL)
+
+
+@pytest.mark.parametrize("max_moves", [1, 2, 10])
+def test_a_replay_is_what_the_environment_did(max_moves: int) -> None:
+    actions = ["RR", "nonsense", "LLLL", "DU", "R"]
+    env = SokobanEnv(SokobanEnvOptions(max_moves=max_moves))
+    env.reset(Task("t", TWO))
+    for action in actions:
+        env.act(EXECUTOR, action)
+        env.step(action)
+    _, states = replay(TWO, actions, max_moves)
+    assert states[-1] == env._world.state
+    assert len(states) - 1 == env._world.moves
 
 
 def test_pictures_tell_states_apart(tmp_path) -> None:
