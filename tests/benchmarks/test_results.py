@@ -22,6 +22,9 @@ BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
     ("advantage", "ms_16k_own"): (operator.lt, 10.0),
     ("advantage", "gigpo_50k_ms"): (operator.lt, 500.0),
     ("tree", "fork_us"): (operator.lt, 50.0),
+    ("sandbox", "speedup"): (operator.ge, 10.0),
+    ("sandbox", "loop_delay_ms_p99"): (operator.le, 20.0),
+    ("placement", "l2_over_single"): (operator.le, 1.3),
 }
 
 

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,11 +15,12 @@ from recipe.at_grpo.measure import HERE, LABELS, TASKS, plot
 from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
+from verl.trainer.config import RunConfig
 from verl.trainer.config.presets import describe_preset
 from verl.trainer.config_check import check_config
 from verl.trainer.config_effect import check_effect
 from verl.trainer.main_ppo import check_team, resolve_defaults
-from verl.trainer.placement import build_placement
+from verl.trainer.placement import Placement, build_placement
 from verl.trainer.ppo.tree_check import check_sampling
 
 SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "data.val_max_samples=4", "env.max_steps=2"]
@@ -54,7 +56,21 @@ def test_every_variant_and_task_has_its_settings() -> None:
 def test_the_keys_of_every_variant_can_be_and_have_an_effect(task: str, variant: str, tmp_path: Path) -> None:
     settings = yaml.safe_load((HERE / "config.yaml").read_text())
     keys = overrides_of(settings["common"] | {"trainer.total_generated_tokens": settings["tokens"][task]} | settings["variants"][variant])
-    _, config = asked_for(shlex.join(["bash", f"examples/run_{task}.sh", *keys]), tmp_path)
+    config, placement = checked([f"examples/run_{task}.sh", *keys], tmp_path)
+    assert config.rollout.sampling == ("parallel" if variant == "parallel" else "tree")
+    assert len(placement.policy_ids) == (1 if variant == "shared" else 2)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_keys_for_a_real_model_can_be_and_have_an_effect(task: str, tmp_path: Path, tiny_model_dir: Path) -> None:
+    config, _ = checked([f"examples/run_{task}.sh", "trainer.n_gpus_per_node=1"], tmp_path, f"MODEL_PATH={tiny_model_dir}")
+    assert config.rollout.sampling == "tree"
+    assert config.actor_rollout_ref.model.path == str(tiny_model_dir)
+
+
+def checked(script: list[str], tmp_path: Path, *variables: str) -> tuple[RunConfig, Placement]:
+    """The configuration of a script and its placement, after all checks before a run."""
+    _, config = asked_for(shlex.join([*variables, "bash", *script]), tmp_path)
     describe_preset(config)
     resolve_defaults(config)
     check_team(config)
@@ -62,8 +78,7 @@ def test_the_keys_of_every_variant_can_be_and_have_an_effect(task: str, variant:
     check_config(config, placement)
     check_sampling(config)
     check_effect(config, placement)
-    assert config.rollout.sampling == ("parallel" if variant == "parallel" else "tree")
-    assert len(placement.policy_ids) == (1 if variant == "shared" else 2)
+    return config, placement
 
 
 def test_the_plot_has_a_panel_for_each_task(tmp_path: Path) -> None:
@@ -85,3 +100,41 @@ def test_the_tables_of_the_readme_are_the_committed_rows() -> None:
     assert {run: points[-1][1] for run, points in curves.items()} == {
         f"{row['task']}/{row['variant']}/{row['seed']}": row["after"] for row in rows
     }
+
+
+ROWS = json.loads((HERE / "results.json").read_text())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['task']}-{row['variant']}-{row['seed']}")
+def test_every_run_spent_its_budget_and_hardly_more(row: dict[str, Any]) -> None:
+    """The last step may go beyond it; runs of another budget are not compared with these."""
+    budget = yaml.safe_load((HERE / "config.yaml").read_text())["tokens"][row["task"]]
+    assert budget <= row["generated_tokens"] <= 1.05 * budget
+
+
+def test_the_figures_in_the_text_are_the_committed_rows() -> None:
+    readme = " ".join((HERE / "README.md").read_text(encoding="utf-8").split())
+    front = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    rows = [row for row in ROWS if row["task"] == "plan_path"]
+
+    def percents(variant: str) -> list[float]:
+        return [100 * row["after"] for row in sorted(rows, key=lambda row: row["seed"]) if row["variant"] == variant]
+
+    first, second, third = percents("at_grpo")
+    assert f"AT-GRPO ends at {first:.1f}, {second:.1f} and {third:.1f} %" in readme
+    for variant, words in {"parallel": "with as many tokens", "turn_blind": "Turn-blind trees", "shared": "for both roles"}.items():
+        first, second, third = percents(variant)
+        assert f"{words} end at {first:.1f}, {second:.1f} and {third:.1f} %" in readme.replace("ends at", "end at")
+    swapped = [row for row in rows if row["swapped"] is not None]
+    low, high = min(row["swapped"] for row in swapped), max(row["swapped"] for row in swapped)
+    assert f"fall to between {100 * low:.0f} and {100 * high:.0f} %" in readme
+    gained = [100 * (row["swapped"] - row["before"]) for row in swapped]
+    assert min(gained) >= 0, "the README says: never below the warm start"
+    assert f"{min(gained):.0f} to {max(gained) + 1e-9:.0f} points above the warm start" in readme
+    steps = {variant: [row["steps"] for row in rows if row["variant"] == variant] for variant in LABELS}
+    spent = f"in {min(steps['parallel'])} to {max(steps['parallel'])} steps instead of {min(steps['at_grpo'])} to {max(steps['at_grpo'])}"
+    assert spent in readme
+    tokens = f"{yaml.safe_load((HERE / 'config.yaml').read_text())['tokens']['plan_path']:,}"
+    assert f"{tokens} generated tokens" in readme and f"{tokens} generated tokens" in front
+    before, after = [100 * row["before"] for row in rows if row["variant"] == "at_grpo"], percents("at_grpo")
+    assert f"from {min(before):.0f} to {max(before):.0f} % to {min(after):g} to {max(after):g} %" in front

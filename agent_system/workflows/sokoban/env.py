@@ -109,8 +109,8 @@ class SokobanEnv(BaseEnv):
         verdict = self._judge(action)
         legal = not (verdict.unparsable or verdict.walk.illegal or verdict.cut)
         world = self._world
-        counted = {"plans": world.plans + 1, "legal_plans": world.legal_plans + legal}
-        self._world = replace(world, plan=_read(action), worth=verdict.worth, **counted)
+        plans, legal_plans = world.plans + 1, world.legal_plans + legal
+        self._world = replace(world, plan=_read(action), worth=verdict.worth, plans=plans, legal_plans=legal_plans)
         return Outcome(local=self.config.plan_weight * (verdict.worth - world.worth) + verdict.penalty)
 
     def _make(self, action: str) -> Outcome:
