@@ -95,7 +95,7 @@ async def measure(args: argparse.Namespace, sandbox: LocalSandbox) -> dict[str, 
     """All numbers by name, one a repeat."""
     found: dict[str, list[float]] = {}
     several, single = tasks(args.programs, args.tests), tasks(args.programs * 4, 1)
-    part = several[: max(1, args.programs // 10)]
+    part = several[: max(1, args.programs // 2)]
     for _ in range(args.repeats):
         tests_per_s, outputs = await warm(sandbox, several)
         runs_per_s, _ = await warm(sandbox, single)
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=500, help="runs that wait while the event loop is watched")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--level", default="auto")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     sandbox = LocalSandbox(SandboxSettings(level=args.level, min_level="rlimits", workers=args.workers))

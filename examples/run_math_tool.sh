@@ -21,7 +21,6 @@ if is_tiny; then
   ARGS+=(
     env.max_steps=2
     sandbox.limits.wall_s=5
-    sandbox.limits.cpu_s=2
     actor_rollout_ref.actor.optim.lr=5e-4
     data.train_batch_size=16
     data.max_prompt_length=256
@@ -30,6 +29,8 @@ if is_tiny; then
     env.rollout.val_n=1
     trainer.total_training_steps=60
   )
+  # A SandboxFusion server has limits of its own.
+  if [[ " $* " != *" sandbox.backend=http "* ]]; then ARGS+=(sandbox.limits.cpu_s=2); fi
 else
   real_model
   ARGS+=(

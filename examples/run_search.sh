@@ -6,7 +6,7 @@
 #   bash examples/run_search.sh eval             evaluate the last checkpoint of the experiment
 #   bash examples/run_search.sh key=value ...    any key of docs/config.md
 #
-# Where DATA holds a corpus.jsonl, a retrieval server for it is started on loopback and ends with the run; else env.params.url names one.
+# Where DATA holds a corpus.jsonl, a retrieval server for it is started on loopback and ends with the run; else, and where it is given, env.params.url names one.
 # The variables are those of examples/README.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -20,7 +20,7 @@ ARGS+=(
   env.max_steps=4
   env.history_length=4
 )
-if [ -f "$DATA/corpus.jsonl" ]; then ARGS+=("env.params.corpus=$DATA/corpus.jsonl"); fi
+if [ -f "$DATA/corpus.jsonl" ] && [[ " $* " != *" env.params.url="* ]]; then ARGS+=("env.params.corpus=$DATA/corpus.jsonl"); fi
 if is_tiny; then
   ARGS+=(
     env.params.topk=1

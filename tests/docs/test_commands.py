@@ -63,15 +63,15 @@ def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
     from verl.trainer.config.entry import free_form_overrides, register_config
     from verl.trainer.config.presets import expand_presets
 
-    for name in ("examples", "scripts", ".venv/bin", "embedded", "data/gsm8k", "data/search_r1"):
-        (tmp_path / name).mkdir(parents=True)
+    for name in ("examples", "scripts", ".venv/bin", "embedded", "data/gsm8k", "data/search_r1", "data/apps"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
     for script in (ROOT / "examples").glob("*.sh"):
         shutil.copy(script, tmp_path / "examples")
     (tmp_path / "scripts" / "setup.sh").touch()
     (tmp_path / ".venv" / "bin" / "activate").write_text(f"PATH={shlex.quote(str(tmp_path))}/.venv/bin:$PATH\n")
     (tmp_path / ".venv" / "bin" / "python").write_text(STAND_IN)
     (tmp_path / ".venv" / "bin" / "python").chmod(0o755)
-    for folder in ("embedded", "data/gsm8k", "data/search_r1"):
+    for folder in ("embedded", "data/gsm8k", "data/search_r1", "data/apps"):
         for split in ("train", "test"):
             (tmp_path / folder / f"{split}.parquet").touch()
     subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=60)

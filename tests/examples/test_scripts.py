@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from agent_system.workflows.search import SearchEnvOptions
+from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
 
 pytestmark = pytest.mark.spread
@@ -51,6 +54,28 @@ def test_the_settings_for_a_real_model_turn_thinking_off_and_leave_time_for_long
     assert config.data.apply_chat_template_kwargs == {"enable_thinking": False}
     assert (config.rollout.call_timeout_s, config.rollout.episode_timeout_s) == (1800, 3600)
     assert config.data.max_response_length == 1024
+
+
+def test_a_search_server_that_is_named_takes_the_place_of_the_corpus_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "data" / "search").mkdir(parents=True)
+    for name in ("train.parquet", "test.parquet", "corpus.jsonl"):
+        (tmp_path / "data" / "search" / name).touch()
+    command = "MODEL_PATH=Qwen/Qwen3-4B DATA=data/search bash examples/run_search.sh"
+    _, config = asked_for(f"{command} env.params.url=http://127.0.0.1:8000", tmp_path)
+    assert config.env.params == {"url": "http://127.0.0.1:8000"}
+    SearchEnvOptions(**config.env.params).check_source()
+    shutil.rmtree(tmp_path / "examples")
+    _, config = asked_for(command, tmp_path)
+    assert config.env.params == {"corpus": "data/search/corpus.jsonl"}
+
+
+@pytest.mark.parametrize("name", ["code", "math_tool"])
+def test_a_sandbox_on_a_server_keeps_its_own_limits(name: str, tmp_path: Path) -> None:
+    ours = asked_for(f"bash examples/run_{name}.sh", tmp_path / "ours")[1]
+    assert ours.sandbox.limits.cpu_s == 2
+    elsewhere = ["sandbox.backend=http", "sandbox.url=http://127.0.0.1:8080"]
+    config = asked_for(f"bash examples/run_{name}.sh {' '.join(elsewhere)}", tmp_path / "http")[1]
+    assert config.sandbox.limits.cpu_s == type(config.sandbox.limits)().cpu_s
 
 
 def test_every_script_has_a_test() -> None:

@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from recipe.search.measure import summarise
+from recipe.search.measure import METRICS
+from recipe.seeds import summarise
 from tests.house.source import ROOT
 
 SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "env.rollout.n=2", "data.val_max_samples=4", "env.rollout.val_n=1"]
@@ -44,7 +45,8 @@ def test_a_row_has_before_and_after_of_the_first_and_last_validation() -> None:
     lines = [
         {"step": 0, accuracy: 0.4, "val/env/f1": 0.5},
         {"step": 1, "timing_s/step": 2.0},
-        {"step": 2, accuracy: 0.9, "timing_s/step": 3.04},
+        {"step": 2, accuracy: 0.9, "timing_s/step": 2.04},
+        {"step": 3, "timing_s/step": 1.0},
     ]
-    row = summarise(1, lines)
+    row = summarise(1, lines, METRICS)
     assert (row["before"], row["after"], row["train_seconds"], row["steps"], row["f1_before"]) == (0.4, 0.9, 5.0, 2, 0.5)

@@ -106,18 +106,23 @@ async def test_fork_bomb(arena: Arena) -> None:
     assert time.monotonic() - began < 30
 
 
-async def test_processes_and_threads_are_counted(arena: Arena) -> None:
-    program = """
+MAKERS = {
+    "processes": "os.fork() or time.sleep(30)",
+    "threads": "threading.stack_size(65536); threading.Thread(target=time.sleep, args=(30,), daemon=True).start()",
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+async def test_processes_and_threads_are_counted(arena: Arena, kind: str) -> None:
+    program = f"""
 import os, threading, time
-for make in (lambda: os.fork() or time.sleep(30), lambda: threading.Thread(target=time.sleep, args=(30,), daemon=True).start()):
-    made = 1
-    try:
-        while made < 100:
-            make()
-            made += 1
-    except (OSError, RuntimeError):
-        print(made, flush=True)
-    break
+made = 1
+try:
+    while made < 100:
+        {MAKERS[kind]}
+        made += 1
+except (OSError, RuntimeError):
+    print(made, flush=True)
 os._exit(0)
 """
     result = await arena.attack(program)

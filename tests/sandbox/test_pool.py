@@ -91,8 +91,9 @@ async def test_a_worker_that_dies_is_replaced_and_its_run_says_so(pool: LocalSan
     victim = next(pid for pid in pool.pids if len(tree.descendants(pid)) > 2)
     held = tree.descendants(victim)
     os.kill(victim, signal.SIGKILL)
-    results = {(await slow).reason.value, (await other).reason.value}
-    assert "sandbox" in results
+    results = {(await slow).reason.value: await slow, (await other).reason.value: await other}
+    assert sorted(results) == ["ok", "sandbox"]
+    assert results["ok"].stdout in ("", "right\n")
     again = await asyncio.gather(*[pool.run("print(1)") for _ in range(4)])
     assert [r.stdout for r in again] == ["1\n"] * 4
     assert pool.restarts >= 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agent_system.sandbox import Call, Reason, RunResult, SandboxError, shared_sandbox
@@ -12,6 +14,8 @@ from agent_system.workflows.code.judge import same_output, same_value
 from agent_system.workflows.code.problem import Case, Problem
 
 LONGEST_ERROR = 200
+# Characters of answers that are judged at once; more of them are judged in a thread, so that other episodes go on.
+JUDGED_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +40,9 @@ async def check_program(program: str, cases: Sequence[Case], problem: Problem, t
         SandboxError: the sandbox failed; nobody is to blame and nothing must be scored.
     """
     results = await _run(program, [case.test(problem.function) for case in cases])
-    answers = [_answer(result, problem.function) for result in results]
-    passed = [
-        answer is not None and _same(case.expected, answer[0], problem.function, tolerance)
-        for case, answer in zip(cases, answers, strict=True)
-    ]
+    written = sum(len(result.stdout) + len(result.value or "") for result in results)
+    work = partial(_judged, results, cases, problem.function, tolerance)
+    answers, passed = await asyncio.to_thread(work) if written > JUDGED_AT_ONCE else work()
     if problem.checker:
         asked = [i for i, answer in enumerate(answers) if answer is not None and not passed[i]]
         for i, verdict in zip(asked, await _ask(problem, [(cases[i], answers[i]) for i in asked]), strict=True):
@@ -51,6 +53,17 @@ async def check_program(program: str, cases: Sequence[Case], problem: Problem, t
         )
         for ok, result, answer in zip(passed, results, answers, strict=True)
     ]
+
+
+def _judged(
+    results: Sequence[RunResult], cases: Sequence[Case], function: str, tolerance: float
+) -> tuple[list[tuple[Any] | None], list[bool]]:
+    """The answers, and whether they are those expected."""
+    answers = [_answer(result, function) for result in results]
+    passed = [
+        answer is not None and _same(case.expected, answer[0], function, tolerance) for case, answer in zip(cases, answers, strict=True)
+    ]
+    return answers, passed
 
 
 async def _run(program: str, tests: Sequence[Any]) -> list[RunResult]:

@@ -111,7 +111,7 @@ class SearchEnv(BaseEnv):
     @property
     def _retriever(self) -> Retriever:
         config = self.config
-        return shared_retriever(config.corpus, config.url, config.topk, config.timeout_s, config.start_timeout_s)
+        return shared_retriever(config.corpus, config.url, config.topk, config.timeout_s, config.start_timeout_s, config.max_query_chars)
 
     def _judge(self, action: str) -> Outcome:
         self._counts["verifier/unparsed"] += not action

@@ -68,12 +68,17 @@ class SearchEnvOptions:
                 raise AgentSystemError(f"env.params.{name} must be positive, found {getattr(self, name)!r}")
 
     def check_source(self) -> None:
-        """Raise AgentSystemError unless exactly one of `corpus` and `url` is set."""
+        """Raise AgentSystemError unless exactly one of `corpus` and `url` is set, or when a key of the other one is."""
         if bool(self.corpus) == bool(self.url):
             found = f"both ({self.corpus} and {self.url})" if self.corpus else "neither"
             raise AgentSystemError(
                 "the search environment needs one of env.params.corpus (a jsonl file) and env.params.url (a retrieval server), "
                 f"found {found}"
+            )
+        if self.url and self.start_timeout_s != SearchEnvOptions.start_timeout_s:
+            raise AgentSystemError(
+                f"env.params.start_timeout_s={self.start_timeout_s:g} has no effect; it needs env.params.corpus "
+                "(the server of env.params.url runs already)"
             )
 
 

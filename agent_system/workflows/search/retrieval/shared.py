@@ -20,11 +20,22 @@ class Retriever:
         topk: passages of a query.
         timeout_s: seconds of a search.
         start_timeout_s: seconds until a server of our own has indexed its corpus.
+        max_query_chars: longest query that a server of our own takes.
     """
 
-    def __init__(self, *, corpus: str = "", url: str = "", topk: int = 3, timeout_s: float = 30.0, start_timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        *,
+        corpus: str = "",
+        url: str = "",
+        topk: int = 3,
+        timeout_s: float = 30.0,
+        start_timeout_s: float = 600.0,
+        max_query_chars: int = 2000,
+    ) -> None:
         self._corpus, self._url = corpus, url
         self._topk, self._timeout_s, self._start_timeout_s = topk, timeout_s, start_timeout_s
+        self._limits = ("--timeout", f"{timeout_s:g}", "--max-query-chars", str(max_query_chars))
         self._client: RetrievalClient | None = None
         self._server: LocalServer | None = None
         self._failure = ""
@@ -66,7 +77,7 @@ class Retriever:
         if self._failure:
             raise RetrievalError(self._failure)
         try:
-            self._server = LocalServer(self._corpus, start_timeout_s=self._start_timeout_s)
+            self._server = LocalServer(self._corpus, start_timeout_s=self._start_timeout_s, arguments=self._limits)
         except RetrievalError as error:
             self._failure = str(error)
             raise
@@ -85,6 +96,8 @@ class Retriever:
 
 
 @lru_cache(maxsize=8)
-def shared_retriever(corpus: str, url: str, topk: int, timeout_s: float, start_timeout_s: float) -> Retriever:
+def shared_retriever(corpus: str, url: str, topk: int, timeout_s: float, start_timeout_s: float, max_query_chars: int) -> Retriever:
     """The retriever of these options."""
-    return Retriever(corpus=corpus, url=url, topk=topk, timeout_s=timeout_s, start_timeout_s=start_timeout_s)
+    return Retriever(
+        corpus=corpus, url=url, topk=topk, timeout_s=timeout_s, start_timeout_s=start_timeout_s, max_query_chars=max_query_chars
+    )

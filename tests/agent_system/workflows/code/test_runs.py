@@ -1,5 +1,8 @@
 """Programs on tests, for real in the sandbox; right answers are those of the judge outside, or of a special judge."""
 
+import asyncio
+import time
+
 import pytest
 
 from agent_system.sandbox import Reason, RunResult, SandboxError, shared_sandbox
@@ -87,3 +90,16 @@ async def test_a_sandbox_that_fails_is_not_held_against_the_program(monkeypatch:
     monkeypatch.setattr(shared_sandbox(), "run_tests", broken)
     with pytest.raises(SandboxError, match="worker lost"):
         await check_program(ADD, CASES, Problem(CASES), 0.0)
+
+
+async def test_long_answers_are_judged_beside_the_other_episodes() -> None:
+    """20 answers of 60,000 numbers that are nearly right: in the loop they would hold it for a second."""
+    cases = tuple(Case(f"{i}\n", "0.5 " * 12_000) for i in range(20))
+    judged = asyncio.create_task(check_program("print('0.5000000001 ' * 12_000)", cases, Problem(cases), 1e-6))
+    late = 0.0
+    while not judged.done():
+        began = time.perf_counter()
+        await asyncio.sleep(0.001)
+        late = max(late, time.perf_counter() - began)
+    assert all(one.passed for one in await judged)
+    assert late < 0.25

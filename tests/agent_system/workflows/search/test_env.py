@@ -104,8 +104,15 @@ def test_a_task_without_an_accepted_answer_is_named(env, truth):
         env.reset(Task("t7", "Who?", "demo", truth))
 
 
-@pytest.mark.parametrize(("params", "found"), [({}, "found neither"), ({"url": "http://a", "corpus": "b.jsonl"}, "found both")])
-def test_exactly_one_place_to_search_in_is_needed(params, found):
+@pytest.mark.parametrize(
+    ("params", "found"),
+    [
+        ({}, "found neither"),
+        ({"url": "http://a", "corpus": "b.jsonl"}, "found both"),
+        ({"url": "http://a", "start_timeout_s": 5.0}, "start_timeout_s=5 has no effect; it needs env.params.corpus"),
+    ],
+)
+def test_exactly_one_place_to_search_in_is_needed_with_its_own_keys(params, found):
     with pytest.raises(AgentSystemError, match=found):
         SearchEnv(SearchEnvOptions(**params)).reset(TASK)
 

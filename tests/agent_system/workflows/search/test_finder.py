@@ -1,10 +1,12 @@
 import asyncio
 import threading
 
+import httpx
 import pytest
 
 from agent_system.workflows.search.retrieval.corpus import Document
 from agent_system.workflows.search.retrieval.finder import Finder
+from agent_system.workflows.search.server import Limits, create_app
 
 DOCUMENTS = [Document(str(i), "", f"text {i}") for i in range(10)]
 
@@ -86,3 +88,16 @@ async def test_who_gives_up_does_not_end_the_search_for_the_others(index):
     assert (await patient)[0][0][0].id == "4"
     assert index.batches == [["4"]]
     finder.close()
+
+
+async def test_a_search_that_takes_too_long_is_given_up_and_the_next_one_is_served(index):
+    app = create_app(Finder(DOCUMENTS, index), Limits(timeout_s=0.1))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        late = await client.post("/retrieve", json={"queries": ["1"]})
+        assert late.status_code == 504
+        assert late.json()["detail"] == "the search took longer than 0.1 s"
+        index.go.set()
+        await asyncio.sleep(0.1)
+        found = await client.post("/retrieve", json={"queries": ["1"], "topk": 1})
+    assert found.status_code == 200
+    assert found.json()["result"][0][0]["id"] == "1"

@@ -3,11 +3,12 @@
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from agent_system.rollout.collector import TooManyFailuresError
-from agent_system.workflows.search import ANSWER, SEARCH, VERIFIER
+from agent_system.workflows.search import ANSWER, SEARCH, VERIFIER, SearchEnv, SearchEnvOptions
 from agent_system.workflows.search.retrieval.shared import Retriever
 from agent_system.workflows.search.retrieval.wire import RetrievalError
 from tests.agent_system.workflows.search.conftest import LATE_S, TASK, wait_until
@@ -111,6 +112,20 @@ async def test_a_server_of_our_own_that_dies_is_started_again(corpus):
     assert retriever.server.pid != first.pid
     retriever.close()
     assert retriever.server is None
+
+
+async def test_a_server_of_our_own_takes_what_the_environment_sends(corpus):
+    """Queries as long, and searches that take as long, as `env.params` allows."""
+    env = SearchEnv(SearchEnvOptions(corpus=str(corpus), max_query_chars=3000, timeout_s=45.0))
+    retriever = env._retriever
+    try:
+        assert await retriever.search("author Tamo " + "x" * 2900)
+        with pytest.raises(RetrievalError, match="3001"):
+            await retriever.search("x" * 3001)
+        command = Path(f"/proc/{retriever.server.pid}/cmdline").read_text().split("\0")
+        assert command[command.index("--timeout") + 1] == "45"
+    finally:
+        retriever.close()
 
 
 async def test_a_server_that_cannot_be_started_is_tried_once_for_all_who_wait(tmp_path):
