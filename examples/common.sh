@@ -81,7 +81,7 @@ embedded() {
   if [ ! "$TINY" ]; then prepare+=(--data-only); fi
   EMBEDDED=$("${prepare[@]}" --find)
   if [ "$EMBEDDED" ]; then return; fi
-  if ((${#OVERRIDES[@]})); then python -m verl.trainer.main_ppo --cfg=job "${OVERRIDES[@]}" >/dev/null; fi
+  if ((${#OVERRIDES[@]})); then python -m verl.trainer.config.check_keys "${OVERRIDES[@]}"; fi
   EMBEDDED=$("${prepare[@]}")
 }
 

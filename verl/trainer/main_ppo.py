@@ -16,11 +16,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import hydra
 import torch
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -38,7 +37,7 @@ from verl.models.loader import ModelPathError, stop_token_ids
 from verl.protocol.generate import EngineGoneError, RolloutError, SamplingParams
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RolloutConfig, RunConfig, SandboxConfig
-from verl.trainer.config.entry import explain, free_form_overrides, register_config, save_config
+from verl.trainer.config.entry import explain, fail, free_form_overrides, mistakes_in_one_line, register_config, save_config
 from verl.trainer.config.presets import PresetError, describe_preset, expand_presets
 from verl.trainer.config_check import ConfigError, check_config
 from verl.trainer.config_effect import check_effect
@@ -384,14 +383,6 @@ def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], 
     return wrapped
 
 
-def fail(message: str, status: int) -> NoReturn:
-    """End the process with one line on stderr; a list of causes keeps its lines."""
-    listed = "\n  " in message
-    sys.stderr.write(f"error: {message if listed else ' '.join(message.split())}\n")
-    sys.stderr.flush()
-    sys.exit(status)
-
-
 @hydra.main(version_base=None, config_name=register_config())
 def main(cfg: DictConfig) -> None:
     """Hydra's entry."""
@@ -403,13 +394,9 @@ def cli() -> None:
     """The command line: `main`, with Hydra's complaints about keys and values in one line as well."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
     given = sys.argv[1:]
-    try:
+    with mistakes_in_one_line(given):
         sys.argv[1:] = free_form_overrides(expand_presets(given))
         main()
-    except PresetError as error:
-        fail(str(error), 1)
-    except (HydraException, OmegaConfBaseException) as error:
-        fail(explain(error, given), 1)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
+from verl.trainer.config.presets import PresetError
 from verl.trainer.config.run import RunConfig
 from verl.trainer.config.spec import describe
 from verl.trainer.config.verl_keys import find_verl_key
@@ -38,6 +42,28 @@ def register_config() -> str:
         },
     )
     return CONFIG_NAME
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """End the process with one line on stderr; a list of causes keeps its lines."""
+    listed = "\n  " in message
+    sys.stderr.write(f"error: {message if listed else ' '.join(message.split())}\n")
+    sys.stderr.flush()
+    sys.exit(status)
+
+
+@contextmanager
+def mistakes_in_one_line(given: Sequence[str]) -> Iterator[None]:
+    """End the process with one line when keys, values or presets of the command line `given` cannot be."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except PresetError as error:
+        fail(str(error), 1)
+    except (HydraException, OmegaConfBaseException) as error:
+        fail(explain(error, given), 1)
 
 
 def free_form_overrides(overrides: Sequence[str]) -> list[str]:
