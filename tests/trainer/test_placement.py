@@ -1,6 +1,7 @@
 """The table agent -> policy -> worker group, and what it refuses."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,6 +159,26 @@ def test_adapters_that_cannot_be_placed_are_refused(changes: dict, own: dict, me
 def test_a_rank_that_is_no_number_is_refused() -> None:
     with pytest.raises(PlacementError, match="lora_rank: 'many' is str, expected int"):
         own = {"model": {"lora_rank": ["many", 1, 1, 1]}}
+        build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "expected"),
+    [
+        ("actor", "clip_ratio_low", "x", r"'x' is str, expected Optional\[float\]"),
+        ("rollout", "response_length", True, r"True is bool, expected Optional\[int\]"),
+        ("model", "tokenizer_path", ["a"], r"\['a'\] is list, expected Optional\[str\]"),
+    ],
+)
+def test_a_value_of_another_type_for_an_optional_key_is_refused(section: str, key: str, value: Any, expected: str) -> None:
+    own = {section: {key: [value, None, None, None]}}
+    with pytest.raises(PlacementError, match=f"agent.agent_specific_parameters.{section}.{key}: {expected}"):
+        build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())
+
+
+def test_elements_of_a_list_are_checked_too() -> None:
+    own = {"actor": {"optim": {"betas": [["a", "b"], None, None, None]}}}
+    with pytest.raises(PlacementError, match=r"actor.optim.betas: \['a', 'b'\] is list, expected list\[float\]"):
         build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from verl.trainer.config import ActorRolloutRefConfig
 
@@ -67,12 +70,23 @@ def _leaves(tree: Mapping[str, Any], section: Any, path: tuple[str, ...] = ()) -
 
 
 def _checked(dotted: str, value: Any, section: Any, name: str) -> Any:
-    """`value` if its type fits the key `name` of `section`; integers pass for floats, anything for an optional key or one of any type."""
-    default = getattr(section, name)
+    """`value` if its type fits the key `name` of `section`; integers pass for floats, anything for a key of any type.
+
+    Optional keys and elements of lists are what OmegaConf makes of them on the command line.
+    """
+    default, hint = getattr(section, name), get_type_hints(type(section))[name]
     if isinstance(default, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
-    if default is None or type(value) is type(default) or get_type_hints(type(section))[name] is Any:
+    if hint is Any:
         return value
-    raise PlacementError(
-        f"agent.agent_specific_parameters.{dotted}: {value!r} is {type(value).__name__}, expected {type(default).__name__}"
-    )
+    expected = type(default).__name__
+    if default is None or (isinstance(default, list) and isinstance(value, list)):
+        typed = OmegaConf.structured(type(section))
+        try:
+            setattr(typed, name, value)
+            return OmegaConf.to_container(typed)[name]  # type: ignore[index, call-overload]
+        except OmegaConfBaseException:
+            expected = str(hint).replace("typing.", "") if get_args(hint) else hint.__name__
+    elif type(value) is type(default):
+        return value
+    raise PlacementError(f"agent.agent_specific_parameters.{dotted}: {value!r} is {type(value).__name__}, expected {expected}")
