@@ -22,6 +22,7 @@ ELSEWHERE = {
     "python -m agent_system.workflows.search.server --corpus wiki.jsonl --port 8000": "tests/agent_system/workflows/search/test_server.py",
     "bash scripts/test.sh tests/agent_system -k prompt": ".ci/run",
     f"{CODE_SETS} --set human_eval --input HumanEval.jsonl --output data/human_eval": "tests/agent_system/workflows/code/test_prepare.py",
+    f"{CODE_SETS} --set apps --input train.jsonl test.jsonl --output data/apps": "tests/agent_system/workflows/code/test_prepare.py",
     '.venv/bin/python -m pytest tests/trainer -m "not ray"': "scripts/test.sh",
     "python -m verl.model_merger --checkpoint outputs/verl-mas/math_seed0 --out exported": "tests/e2e/test_serve.py",
     'python -m agent_system.serve outputs/verl-mas/math_seed0 "What is 3 + 4?"': "tests/e2e/test_serve.py",

@@ -138,3 +138,15 @@ def test_the_script_writes_what_the_trainer_reads(tmp_path: Path, monkeypatch: p
     (tmp_path / "bad.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(DatasetError, match="no compressed jsonl"):
         code_sets.main([*argv, str(tmp_path / "bad.jsonl.gz")])
+
+
+def test_two_files_become_the_two_splits_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from examples.data_preprocess import code_sets
+
+    monkeypatch.setattr(code_sets, "configure", lambda settings: None)
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "test"):
+        Path(f"{split}.jsonl").write_text(json.dumps(APPS) + "\n")
+    command = "--set apps --input train.jsonl test.jsonl --output data/apps"  # of agent_system/workflows/code/README.md
+    assert [str(path) for path in code_sets.main(command.split())] == ["data/apps/train.parquet", "data/apps/test.parquet"]
+    assert len(read_rows(Path("data/apps/train.parquet"))) == 1
