@@ -148,6 +148,24 @@ def test_a_checkpoint_of_other_adapters_or_on_another_base_is_refused(
     assert train(run).global_step == 2
 
 
+@pytest.mark.parametrize("where", ["loss", "reward"])
+def test_a_checkpoint_whose_kl_was_measured_from_another_model_is_refused(
+    train: Run, refused: Callable[[dict[str, Any]], str], tmp_path: Path, tiny_model_dir: Path, where: str
+) -> None:
+    """The reference is in no checkpoint: it is loaded again from the model's folder."""
+    model = tmp_path / "base"
+    shutil.copytree(tiny_model_dir, model)
+    key = {"loss": "actor_rollout_ref.actor.use_kl_loss", "reward": "algorithm.use_kl_in_reward"}[where]
+    run = {"actor_rollout_ref.model.path": model, "agent.model_sharing": True}
+    train(run | {key: True, "trainer.total_training_steps": 1})
+    weights = model / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    said = refused(run | {key: True})
+    assert f"is of a team with the model '{model}' as it was; the files there have changed" in said
+    assert train(run).global_step == 2, "without a KL nothing is read from there"
+
+
 def test_the_table_says_what_each_agent_has(train: Run, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         train({"agent.specialization": "[lora,full]", "trainer.val_only": True, "trainer.resume_mode": "disable"} | ADAPTER)

@@ -12,7 +12,7 @@ from verl.models.lora import LoraTargetError, lora_size, lora_spec
 from verl.trainer.config import ModelConfig, RunConfig
 from verl.trainer.config_check import ConfigError
 from verl.trainer.config_effect import IneffectiveKeyError
-from verl.trainer.placement import LORA_KEYS, Placement
+from verl.trainer.placement import LORA_KEYS, Placement, WorkerGroupSpec
 
 
 def check_lora_keys(config: RunConfig, placement: Placement) -> None:
@@ -74,8 +74,13 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
     return sizes
 
 
-def base_fingerprints(placement: Placement) -> dict[str, str]:
-    """`model_fingerprint`, by `wg_id`, of every model that stays as it is given, where it is on this machine: the bases of adapters and
-    the models of frozen agents."""
-    found = {spec.wg_id: model_fingerprint(spec.model_path) for spec in placement.groups if spec.adapters or not spec.trained}
+def base_fingerprints(placement: Placement, training: RunConfig | None = None) -> dict[str, str]:
+    """`model_fingerprint`, by `wg_id`, of every model that stays as it is given, where it is on this machine: the bases of adapters, the
+    models of frozen agents and, of a run that is `training`, those that a KL is measured from."""
+
+    def stays(spec: WorkerGroupSpec) -> bool:
+        refers = training is not None and (training.algorithm.use_kl_in_reward or spec.config.actor.use_kl_loss)
+        return bool(spec.adapters) or not spec.trained or refers
+
+    found = {spec.wg_id: model_fingerprint(spec.model_path) for spec in placement.groups if stays(spec)}
     return {wg: fingerprint for wg, fingerprint in found.items() if fingerprint is not None}

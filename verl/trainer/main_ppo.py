@@ -306,7 +306,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
     if checkpoint is not None:
         critics = None if config.trainer.val_only else critic_signature(config, placement)
-        read_state(checkpoint, placement, critics, base_fingerprints(placement))
+        read_state(checkpoint, placement, critics, base_fingerprints(placement, None if config.trainer.val_only else config))
     run_dir = set_apart(config, placement, trained_in, checkpoint)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
     sizes = adapter_sizes(placement)

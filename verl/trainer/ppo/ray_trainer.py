@@ -126,7 +126,8 @@ class RayPPOTrainer:
         """
         steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
         self.team.init_model(max((steps - warmup) * self.updates_per_step, 1), max(steps * self.critic_updates_per_step, 1))
-        self._bases = base_fingerprints(self.placement)  # now, when a model of the hub is on this machine
+        # Now, when a model of the hub is on this machine.
+        self._bases = base_fingerprints(self.placement, None if self.config.trainer.val_only else self.config)
         self._resume()
         with writing(self.run_dir / METRICS_FILE):
             self.tracking.start(self.total_training_steps)
