@@ -1,5 +1,6 @@
 """A team whose agents learn by estimators of their own: trained, resumed, and refused by the command line's own words."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def test_every_agent_samples_as_it_is_told_in_training_and_in_validation(compose
             f"{own}.val_kwargs.do_sample": "[null,false]",
             f"{own}.val_kwargs.temperature": "[0.6,null]",
             f"{own}.val_kwargs.top_p": "[0.5,null]",
+            f"{own}.val_kwargs.response_length": "[null,9]",
         }
     )
     run = check_run(config)
@@ -71,7 +73,7 @@ def test_every_agent_samples_as_it_is_told_in_training_and_in_validation(compose
     stop = seats["Asker"].binding.sampling.stop_token_ids
     assert {name: (seat.binding.sampling, seat.binding.val_sampling) for name, seat in seats.items()} == {
         "Asker": (SamplingParams(4, 0.9, 1.0, 3, stop), SamplingParams(4, 0.6, 0.5, -1, stop)),
-        "Verifier Agent": (SamplingParams(5, 0.8, 0.7, -1, stop), SamplingParams(5, 0.0, 1.0, -1, stop)),
+        "Verifier Agent": (SamplingParams(5, 0.8, 0.7, -1, stop), SamplingParams(9, 0.0, 1.0, -1, stop)),
     }
 
 
@@ -87,3 +89,15 @@ def test_a_key_of_an_agent_that_nothing_reads_is_refused(train: Run, key: str, v
     greedy = {"actor_rollout_ref.rollout.val_kwargs.do_sample": False}
     with pytest.raises(IneffectiveKeyError, match=message):
         train(greedy | {f"agent.agent_specific_parameters.{key}": values})
+
+
+def test_replies_of_validation_may_be_longer_than_those_of_training_and_fit_the_engine(train: Run, tmp_path: Path) -> None:
+    train({"agent.agent_specific_parameters.rollout.val_kwargs.response_length": "[20,null]", "trainer.total_training_steps": 1})
+    longest: dict[str, dict[str, int]] = {"train": {}, "val": {}}
+    for file in (tmp_path / "run" / "trajectories").glob("*.jsonl"):
+        kind = file.name.split("_")[0]
+        for line in file.read_text().splitlines():
+            for call in json.loads(line)["calls"]:
+                longest[kind][call["agent_id"]] = max(longest[kind].get(call["agent_id"], 0), call["response_tokens"])
+    assert longest["train"]["Asker"] <= 6 < longest["val"]["Asker"] <= 20
+    assert longest["val"]["Verifier Agent"] <= 6

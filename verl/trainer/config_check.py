@@ -128,7 +128,7 @@ MODEL_NUMBERS: dict[Range, Sequence[str]] = {
         "model.lora_rank", "model.lora_alpha",
         "ref.log_prob_max_token_len_per_gpu", "ref.log_prob_micro_batch_size_per_gpu", "rollout.max_num_seqs", "rollout.update_bucket_mb",
         "rollout.log_prob_max_token_len_per_gpu", "rollout.log_prob_micro_batch_size_per_gpu", "rollout.response_length",
-        "rollout.prompt_length",
+        "rollout.prompt_length", "rollout.val_kwargs.response_length",
     ),
     COUNT: (
         "actor.clip_ratio", "actor.clip_ratio_low", "actor.clip_ratio_high", "rollout.num_threads",

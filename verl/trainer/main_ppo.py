@@ -150,7 +150,7 @@ def sampling_of(rollout: RolloutConfig, config: RunConfig, stop_token_ids: Seque
     source = rollout.val_kwargs if validate else rollout
     greedy = validate and not rollout.val_kwargs.do_sample
     return SamplingParams(
-        max_tokens=rollout.response_length or config.data.max_response_length,
+        max_tokens=source.response_length or rollout.response_length or config.data.max_response_length,
         temperature=0.0 if greedy else source.temperature,
         top_p=source.top_p,
         top_k=source.top_k,

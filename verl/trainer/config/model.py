@@ -115,6 +115,7 @@ class ValSamplingConfig:
     temperature: float = key(1.0, "validation temperature")
     top_p: float = key(1.0, "validation nucleus mass")
     top_k: int = key(-1, "validation top-k; -1 keeps all")
+    response_length: Optional[int] = key(None, "most new tokens of one reply in validation; default rollout.response_length")
 
 
 @dataclass

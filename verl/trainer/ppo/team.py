@@ -17,7 +17,7 @@ from verl.models.loader import ModelPathError
 from verl.protocol import DataProto, RolloutClient
 from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.worker_group import WorkerDiedError
-from verl.trainer.config import RunConfig
+from verl.trainer.config import RolloutConfig, RunConfig
 from verl.trainer.placement import Placement, WorkerGroupSpec
 from verl.trainer.ppo.batching import (
     SubBatch,
@@ -138,7 +138,12 @@ class TeamWorkers:
 
     def _max_model_len(self, spec: WorkerGroupSpec) -> int:
         data, rows = self.config.data, [a.config.rollout for a in self.placement.agents if a.wg_id == spec.wg_id]
-        return max((r.prompt_length or data.max_prompt_length) + (r.response_length or data.max_response_length) for r in rows)
+
+        def longest(r: RolloutConfig) -> int:
+            trained = r.response_length or data.max_response_length
+            return (r.prompt_length or data.max_prompt_length) + max(trained, r.val_kwargs.response_length or 0)
+
+        return max(map(longest, rows))
 
     def init_model(self, total_updates: int, critic_updates: int = 1) -> None:
         """Load every model; so many optimizer steps are what the schedules of the policies and of the critics run over."""
