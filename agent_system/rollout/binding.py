@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -50,7 +51,21 @@ class AgentBinding:
 
     async def replies(self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str) -> Sequence[Generation]:
         """Ask the engine for `n` replies with one request. Raises RolloutError when it cannot be served."""
-        return await self.client.generate(GenerateRequest(prompt.ids, sampling, n, self.adapter, seed, request_id))
+        replies = await self.client.generate(GenerateRequest(prompt.ids, sampling, n, self.adapter, seed, request_id))
+        return [self._cut(reply, sampling.stop) for reply in replies] if sampling.stop else replies
+
+    def _cut(self, reply: Generation, stop: Sequence[str]) -> Generation:
+        """The shortest beginning of a reply whose text holds one of `stop`; the whole reply where none does."""
+
+        def holds(count: int) -> bool:
+            text = decode(self.tokenizer, reply.token_ids[:count])
+            return any(end in text for end in stop)
+
+        count = len(reply.token_ids)
+        if reply.stop_reason == "abort" or not holds(count):
+            return reply
+        count = bisect_left(range(count), True, key=holds)
+        return replace(reply, token_ids=reply.token_ids[:count], log_probs=reply.log_probs[:count], stop_reason="stop")
 
     def text_of(self, generation: Generation) -> str:
         """The reply as text, special tokens left out."""

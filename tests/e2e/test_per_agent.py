@@ -62,6 +62,7 @@ def test_every_agent_samples_as_it_is_told_in_training_and_in_validation(compose
             f"{own}.top_p": "[null,0.7]",
             f"{own}.top_k": "[3,null]",
             f"{own}.response_length": "[4,5]",
+            f"{own}.stop": "[null,['.','</a>']]",
             f"{own}.val_kwargs.do_sample": "[null,false]",
             f"{own}.val_kwargs.temperature": "[0.6,null]",
             f"{own}.val_kwargs.top_p": "[0.5,null]",
@@ -70,10 +71,10 @@ def test_every_agent_samples_as_it_is_told_in_training_and_in_validation(compose
     )
     run = check_run(config)
     seats = build_collector(config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)).collector.seats
-    stop = seats["Asker"].binding.sampling.stop_token_ids
+    stop, ends = seats["Asker"].binding.sampling.stop_token_ids, (".", "</a>")
     assert {name: (seat.binding.sampling, seat.binding.val_sampling) for name, seat in seats.items()} == {
         "Asker": (SamplingParams(4, 0.9, 1.0, 3, stop), SamplingParams(4, 0.6, 0.5, -1, stop)),
-        "Verifier Agent": (SamplingParams(5, 0.8, 0.7, -1, stop), SamplingParams(9, 0.0, 1.0, -1, stop)),
+        "Verifier Agent": (SamplingParams(5, 0.8, 0.7, -1, stop, ends), SamplingParams(9, 0.0, 1.0, -1, stop, ends)),
     }
 
 

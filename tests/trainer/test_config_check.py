@@ -29,3 +29,9 @@ def test_the_kl_of_the_reward_has_no_gradient_to_pass_through(config: RunConfig)
     config.algorithm.kl_penalty = "k3+"
     with pytest.raises(ConfigError, match=r"algorithm\.kl_penalty='k3\+': expected one of kl"):
         check(config)
+
+
+def test_an_empty_text_ends_no_reply(config: RunConfig) -> None:
+    config.actor_rollout_ref.rollout.stop = ["</a>", ""]
+    with pytest.raises(ConfigError, match=r"rollout\.stop=\['</a>', ''\].*: an empty text would end every reply"):
+        check_config(config, build_placement(config.agent, config.actor_rollout_ref))

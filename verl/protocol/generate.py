@@ -21,6 +21,8 @@ class SamplingParams:
         top_p: nucleus mass in (0, 1]; 1 samples untruncated.
         top_k: number of tokens kept; -1 keeps all.
         stop_token_ids: a reply ends with the first of these, which belongs to the reply.
+        stop: a reply ends where its text holds one of these, which belongs to the reply. Engines know tokens alone: who has the tokenizer
+            cuts the reply, and a server behind an API stops by itself.
     """
 
     max_tokens: int
@@ -28,6 +30,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = -1
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Generation:
         token_ids: sampled ids, the stop token included.
         log_probs: log-probability of every sampled token under softmax(logits / temperature), before any
             top-p or top-k truncation (temperature 1 when greedy); same length as `token_ids`.
-        stop_reason: `stop` (a stop token), `length` (max_tokens or the model's limit) or `abort`.
+        stop_reason: `stop` (a stop token or text), `length` (max_tokens or the model's limit) or `abort`.
         version: weight version the reply was sampled with (the last one, if weights changed on the way).
     """
 

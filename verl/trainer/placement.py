@@ -14,7 +14,7 @@ from verl.utils.names import did_you_mean, slug, value_at
 
 LEVELS = ("prompt", "lora", "full")
 # Keys of `rollout` that belong to a request, so that agents on one policy may differ in them.
-PER_REQUEST = ("top_p", "top_k", "response_length", "prompt_length", "val_kwargs")
+PER_REQUEST = ("top_p", "top_k", "response_length", "prompt_length", "stop", "val_kwargs")
 REQUEST_KEYS = {("rollout", name) for name in PER_REQUEST}
 LORA_KEYS = ("lora_rank", "lora_alpha", "target_modules", "exclude_modules")
 # What the adapters of one base have in common: they are trained in one model and sampled by one engine.

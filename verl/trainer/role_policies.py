@@ -19,7 +19,7 @@ from verl.trainer.placement import AgentPlacement, Placement, slug
 from verl.utils.names import did_you_mean
 
 # What an evaluation reads of an agent's own keys and agents on one policy may differ in.
-OF_A_REQUEST = ("prompt_length", "response_length", "val_kwargs")
+OF_A_REQUEST = ("prompt_length", "response_length", "stop", "val_kwargs")
 LONGEST_NAME = 160
 
 

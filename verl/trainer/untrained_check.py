@@ -15,7 +15,7 @@ from verl.utils.names import value_at
 # What is read of the keys of an agent whose replies train nothing: how it is served, and for one behind an API what goes into a request.
 SERVED = ("model.path", "model.tokenizer_path", "model.trust_remote_code", "rollout.")
 NOT_SERVED = ("rollout.log_prob_", "rollout.update_bucket_mb")
-ASKED = ("rollout.temperature", "rollout.top_p", "rollout.response_length", "rollout.val_kwargs.")
+ASKED = ("rollout.temperature", "rollout.top_p", "rollout.response_length", "rollout.stop", "rollout.val_kwargs.")
 NOT_ASKED = ("rollout.val_kwargs.top_k",)
 
 

@@ -49,6 +49,11 @@ async def test_a_request_says_what_the_agent_samples_with_and_the_answer_is_read
     assert server.headers[0]["Authorization"] == "Bearer sk-1"
 
 
+async def test_texts_that_end_a_reply_are_sent(server: ChatServer) -> None:
+    await endpoint(server.url).ask(MESSAGES, SamplingParams(20, stop=("</a>", "\n")), seed=7)
+    assert server.bodies[0]["stop"] == ["</a>", "\n"]
+
+
 async def test_an_address_may_end_in_the_path_and_without_a_key_none_is_sent(server: ChatServer) -> None:
     await ask(endpoint(f"{server.url}/chat/completions/".rstrip("/")))
     assert "Authorization" not in server.headers[0]
