@@ -345,7 +345,8 @@ async def test_a_fork_that_is_the_world_itself_is_refused(play) -> None:
     assert "returned the environment itself" in (await play(numbers(), env=Same)).episodes[0].failure
 
 
-async def test_advantages_compare_the_candidates_of_a_call_and_favour_the_committed_one(play) -> None:
+async def advantages_of(result: Any) -> tuple[Any, Any]:
+    """First token's advantage of every row under the preset, and the columns of the batch."""
     import torch
 
     from verl.trainer.config import RunConfig, apply_preset
@@ -353,12 +354,33 @@ async def test_advantages_compare_the_candidates_of_a_call_and_favour_the_commit
 
     config = RunConfig()
     apply_preset(config, "at_grpo")
-    batch = (await play(numbers(3), tasks=TASKS, n=2, k=4)).batch
+    batch = result.batch
     mask = batch.batch["response_mask"]
     last = mask.cumsum(-1) == mask.sum(-1, keepdim=True)
     rewards = torch.tensor(batch.non_tensor_batch["reward"].astype(float), dtype=torch.float32)
     batch.batch["token_level_rewards"] = (last & mask.bool()).float() * rewards[:, None]
-    advantages = compute_advantage(batch, "grpo", config=config.algorithm).batch["advantages"][:, 0].reshape(-1, 4)
+    advantages = compute_advantage(batch, "grpo", config=config.algorithm).batch["advantages"][:, 0]
+    return advantages, batch.non_tensor_batch
+
+
+async def test_advantages_compare_the_candidates_of_a_call_and_favour_the_committed_one(play) -> None:
+    import torch
+
+    found, columns = await advantages_of(await play(numbers(3), tasks=TASKS, n=2, k=4))
+    advantages = found.reshape(-1, 4)
     assert torch.allclose(advantages.sum(1), torch.zeros(len(advantages)), atol=1e-5)
-    committed = torch.tensor(batch.non_tensor_batch["committed"].astype(bool)).reshape(-1, 4)
+    committed = torch.tensor(columns["committed"].astype(bool)).reshape(-1, 4)
     assert torch.equal(advantages.argmax(1), committed.int().argmax(1))
+
+
+@pytest.mark.parametrize(("said", "survivors"), [(["1", "13", "3", "5"], 3), (["13", "13", "4", "13"], 1)])
+async def test_what_survives_of_a_call_is_compared_and_one_alone_teaches_nothing(play, said: list[str], survivors: int) -> None:
+    """13 breaks the fork that it is tried on."""
+    found, columns = await advantages_of(await play(said * 4, k=4))
+    advantages = found.reshape(-1, survivors)
+    calls = [set(zip(*part, strict=True)) for part in zip(*(columns[f].reshape(-1, survivors) for f in ("turn", "call")), strict=True)]
+    assert calls == [{(1, 0)}, {(1, 1)}, {(2, 0)}, {(2, 1)}]
+    for group in advantages.tolist():
+        assert sum(group) == pytest.approx(0.0, abs=1e-5)
+        assert group == sorted(group)
+        assert len(set(group)) == survivors
