@@ -55,10 +55,10 @@ class AgentBinding:
         return [self._cut(reply, sampling.stop) for reply in replies] if sampling.stop else replies
 
     def _cut(self, reply: Generation, stop: Sequence[str]) -> Generation:
-        """The shortest beginning of a reply whose text holds one of `stop`; the whole reply where none does."""
+        """The shortest beginning of a reply whose text, special tokens included, holds one of `stop`; all of it where none does."""
 
         def holds(count: int) -> bool:
-            text = decode(self.tokenizer, reply.token_ids[:count])
+            text = decode(self.tokenizer, reply.token_ids[:count], special=True)
             return any(end in text for end in stop)
 
         count = len(reply.token_ids)

@@ -137,7 +137,6 @@ class Endpoint:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": seed,
-            "stop": list(sampling.stop) or None,
             **self.settings.extra_body,
         }
         return {name: value for name, value in body.items() if value is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from agent_system.agent import BaseAgent, Entry
@@ -62,7 +62,7 @@ class RemoteBinding:
         errors = [answer for answer in found if isinstance(answer, BaseException)]
         if errors and (len(errors) == n or not all(isinstance(error, RolloutError) for error in errors)):
             raise errors[0]
-        return [_spoken(answer) for answer in found]
+        return [_spoken(answer, sampling.stop) for answer in found]
 
     def text_of(self, generation: Generation) -> str:
         """The reply."""
@@ -83,7 +83,11 @@ class MessageBuilder:
         return Prompt("\n\n".join(f"{m['role']}: {m['content']}" for m in messages), (), messages=tuple(messages))
 
 
-def _spoken(answer: Answer | BaseException) -> Spoken:
+def _spoken(answer: Answer | BaseException, stop: Sequence[str]) -> Spoken:
+    """A reply that ends with the first text of `stop`; servers that know such texts would leave them out, so they are not told."""
     if isinstance(answer, BaseException):
         return Spoken((), (), "abort")
+    ends = [at + len(end) for end in stop if (at := answer.text.find(end)) >= 0]
+    if ends:
+        answer = replace(answer, text=answer.text[: min(ends)], stop_reason="stop")
     return Spoken((), (), answer.stop_reason, 0, answer.text, answer.prompt_tokens, answer.reply_tokens, answer.retries)

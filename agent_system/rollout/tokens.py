@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-CACHED_PARAGRAPHS = 16_384
+CACHED_TOKENS = 2_000_000  # some 80 MB
 # Pre-tokenizers of which it is known where a piece surely ends near a blank line (see `_blank_lines`).
 _AFTER = r"(?<=\n\n)(?=[!-~])"
 _BEFORE_THE_LAST = r"(?<=\n)(?=\n(?!{added})[!-~])"
@@ -33,6 +33,7 @@ class Encoder:
         self._tokenizer = tokenizer
         self._blank_lines = _blank_lines(tokenizer)
         self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._tokens = 0
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of `text`, nothing added: the chat template has already put the special tokens in."""
@@ -42,10 +43,13 @@ class Encoder:
 
     def _paragraph(self, text: str) -> tuple[int, ...]:
         ids = self._known.get(text)
-        if ids is None:
-            ids = self._known[text] = encode_all(self._tokenizer, [text])[0]
-            if len(self._known) > CACHED_PARAGRAPHS:
-                self._known.popitem(last=False)
+        if ids is not None:
+            self._known.move_to_end(text)
+            return ids
+        ids = self._known[text] = encode_all(self._tokenizer, [text])[0]
+        self._tokens += len(ids)
+        while self._tokens > CACHED_TOKENS:
+            self._tokens -= len(self._known.popitem(last=False)[1])
         return ids
 
 
@@ -70,6 +74,8 @@ def _blank_lines(tokenizer: Any) -> re.Pattern[str] | None:
         return None
     first, *others = steps
     if first.get("type") == "ByteLevel" and first.get("use_regex", True) and not others:
+        if parts["normalizer"] and any(t["normalized"] for t in parts["added_tokens"]):
+            return None  # such a token may be next before its text is normalized, where it cannot be seen
         added = "|".join(re.escape(t["content"]) for t in parts["added_tokens"])
         return re.compile(_BEFORE_THE_LAST.format(added=added or "(?!)"))
     splits = first.get("type") == "Split" and first["behavior"] == "Isolated" and not first["invert"]
@@ -92,8 +98,8 @@ def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
     return [tuple(encoding.ids) for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
-def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Return the text of `ids` without special tokens."""
+def decode(tokenizer: Any, ids: Sequence[int], special: bool = False) -> str:
+    """Return the text of `ids`, without special tokens unless `special` asks for them."""
     if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
-        return str(tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=True))
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+        return str(tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=not special))
+    return str(tokenizer.decode(list(ids), skip_special_tokens=not special))

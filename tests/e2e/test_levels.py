@@ -164,6 +164,7 @@ def test_a_checkpoint_whose_kl_was_measured_from_another_model_is_refused(
     said = refused(run | {key: True})
     assert f"is of a team with the model '{model}' as it was; the files there have changed" in said
     assert train(run).global_step == 2, "without a KL nothing is read from there"
+    assert "have changed" in refused(run | {key: True, "trainer.total_training_steps": 3}), "nor is it forgotten"
 
 
 def test_the_table_says_what_each_agent_has(train: Run, caplog: pytest.LogCaptureFixture) -> None:

@@ -33,7 +33,9 @@ def test_what_is_wrong_is_said_as_by_the_run(overrides: list[str], monkeypatch: 
 
 
 def test_right_keys_and_options_of_hydra_pass(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["program", "--cfg=job", "env.params.mine=3", "algorithm.preset=at_grpo", "trainer.device=cpu"])
+    monkeypatch.setattr(
+        sys, "argv", ["program", "--cfg", "job", "--resolve", "env.params.mine=3", "algorithm.preset=at_grpo", "trainer.device=cpu"]
+    )
     check_keys.cli()
     assert capsys.readouterr() == ("", "")
 

@@ -167,6 +167,7 @@ def test_a_rank_that_is_no_number_is_refused() -> None:
     [
         ("actor", "clip_ratio_low", "x", r"'x' is str, expected Optional\[float\]"),
         ("rollout", "response_length", True, r"True is bool, expected Optional\[int\]"),
+        ("model", "tokenizer_path", True, r"True is bool, expected Optional\[str\]"),
         ("model", "tokenizer_path", ["a"], r"\['a'\] is list, expected Optional\[str\]"),
     ],
 )

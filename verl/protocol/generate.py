@@ -21,8 +21,8 @@ class SamplingParams:
         top_p: nucleus mass in (0, 1]; 1 samples untruncated.
         top_k: number of tokens kept; -1 keeps all.
         stop_token_ids: a reply ends with the first of these, which belongs to the reply.
-        stop: a reply ends where its text holds one of these, which belongs to the reply. Engines know tokens alone: who has the tokenizer
-            cuts the reply, and a server behind an API stops by itself.
+        stop: a reply ends with the token that completes one of these texts, special tokens included. Engines know tokens alone: who has the
+            tokenizer cuts the reply.
     """
 
     max_tokens: int

@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_type_hints
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from typing import Any, get_args, get_origin, get_type_hints
 
 from verl.trainer.config import ActorRolloutRefConfig
 
@@ -70,23 +67,22 @@ def _leaves(tree: Mapping[str, Any], section: Any, path: tuple[str, ...] = ()) -
 
 
 def _checked(dotted: str, value: Any, section: Any, name: str) -> Any:
-    """`value` if its type fits the key `name` of `section`; integers pass for floats, anything for a key of any type.
+    """`value` if it has the type of the key `name` of `section`; integers pass for floats. Raises PlacementError naming both."""
+    hint = get_type_hints(type(section))[name]
+    if not _fits(value, hint):
+        expected = str(hint).replace("typing.", "") if get_args(hint) else hint.__name__
+        raise PlacementError(f"agent.agent_specific_parameters.{dotted}: {value!r} is {type(value).__name__}, expected {expected}")
+    return float(value) if hint is float else value
 
-    Optional keys and elements of lists are what OmegaConf makes of them on the command line.
-    """
-    default, hint = getattr(section, name), get_type_hints(type(section))[name]
-    if isinstance(default, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+
+def _fits(value: Any, hint: Any) -> bool:
     if hint is Any:
-        return value
-    expected = type(default).__name__
-    if default is None or (isinstance(default, list) and isinstance(value, list)):
-        typed = OmegaConf.structured(type(section))
-        try:
-            setattr(typed, name, value)
-            return OmegaConf.to_container(typed)[name]  # type: ignore[index, call-overload]
-        except OmegaConfBaseException:
-            expected = str(hint).replace("typing.", "") if get_args(hint) else hint.__name__
-    elif type(value) is type(default):
-        return value
-    raise PlacementError(f"agent.agent_specific_parameters.{dotted}: {value!r} is {type(value).__name__}, expected {expected}")
+        return True
+    parts = get_args(hint)
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(item, parts[0]) for item in value)
+    if get_origin(hint) is dict:
+        return isinstance(value, Mapping)
+    if parts:  # Optional
+        return any(_fits(value, part) for part in parts)
+    return type(value) is hint or (hint is float and type(value) is int)

@@ -74,13 +74,19 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
     return sizes
 
 
+def model_fingerprints(placement: Placement) -> dict[str, str]:
+    """`model_fingerprint`, by `wg_id`, of every model of the run that is on this machine."""
+    found = {spec.wg_id: model_fingerprint(spec.model_path) for spec in placement.groups}
+    return {wg: fingerprint for wg, fingerprint in found.items() if fingerprint is not None}
+
+
 def base_fingerprints(placement: Placement, training: RunConfig | None = None) -> dict[str, str]:
-    """`model_fingerprint`, by `wg_id`, of every model that stays as it is given, where it is on this machine: the bases of adapters, the
-    models of frozen agents and, of a run that is `training`, those that a KL is measured from."""
+    """Of `model_fingerprints` those of models that stay as they are given: the bases of adapters, the models of frozen agents and, of a
+    run that is `training`, those that a KL is measured from."""
 
     def stays(spec: WorkerGroupSpec) -> bool:
         refers = training is not None and (training.algorithm.use_kl_in_reward or spec.config.actor.use_kl_loss)
         return bool(spec.adapters) or not spec.trained or refers
 
-    found = {spec.wg_id: model_fingerprint(spec.model_path) for spec in placement.groups if stays(spec)}
-    return {wg: fingerprint for wg, fingerprint in found.items() if fingerprint is not None}
+    found = model_fingerprints(placement)
+    return {spec.wg_id: found[spec.wg_id] for spec in placement.groups if spec.wg_id in found and stays(spec)}

@@ -49,9 +49,14 @@ async def test_a_request_says_what_the_agent_samples_with_and_the_answer_is_read
     assert server.headers[0]["Authorization"] == "Bearer sk-1"
 
 
-async def test_texts_that_end_a_reply_are_sent(server: ChatServer) -> None:
-    await endpoint(server.url).ask(MESSAGES, SamplingParams(20, stop=("</a>", "\n")), seed=7)
-    assert server.bodies[0]["stop"] == ["</a>", "\n"]
+async def test_a_text_that_ends_a_reply_stays_its_end_as_for_an_agent_with_tokens(server: ChatServer) -> None:
+    server.answer = lambda body: completion("a </a> b\nc", "length")
+    sampling = SamplingParams(20, stop=("\n", "</a>"))
+    binding = RemoteBinding("Judge", "api", endpoint(server.url), sampling, sampling)
+    (reply,) = await binding.replies(Prompt("", (), messages=tuple(MESSAGES)), sampling, 1, 7, "")
+    assert (binding.text_of(reply), reply.stop_reason) == ("a </a>", "stop")
+    assert "stop" not in server.bodies[0], "the server would leave the text out"
+    await binding.endpoint.close()
 
 
 async def test_an_address_may_end_in_the_path_and_without_a_key_none_is_sent(server: ChatServer) -> None:

@@ -30,6 +30,7 @@ async def replies(text: str, *stop: str, reason: StopReason = "length", n: int =
         ("</search></search>", ["</search>"], "</search>"),
         ("more of it, and more", ["of it", "more"], "more"),
         ("中文。 and more", ["文"], "中文"),
+        ("apples <|im_start|>user more", ["<|im_start|>"], "apples <|im_start|>"),
         ("one\n\ntwo\n\nthree", ["\n\n"], "one\n\n"),
     ],
 )

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2
 from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX as QWEN35
 
-from agent_system.rollout.tokens import CACHED_PARAGRAPHS, Encoder, decode
+from agent_system.rollout.tokens import Encoder, decode
 
 LLAMA = QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
 GPT4O = LLAMA.replace(r"+[\r\n]*", r"+[\r\n/]*")
@@ -42,6 +42,7 @@ def trained(pre_tokenizer: Any, normalizer: Any = None, added: tuple[Any, ...] =
 
 KNOWN = {
     "gpt2": trained(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "gpt2 normalized": trained(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.NFC()),
     "qwen2": trained(split(QWEN2), normalizers.NFC()),
     "qwen3.5": trained(split(QWEN35), normalizers.NFC()),
     "llama": trained(split(LLAMA)),
@@ -115,9 +116,20 @@ def slow() -> Any:
         lambda: trained(split(QWEN2), added=(AddedToken("<tool>", rstrip=True),)),
         lambda: trained(split(QWEN2), added=("a\n\nb",)),
         lambda: trained(pre_tokenizers.Metaspace()),
+        lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.NFC(), added=(AddedToken("école", normalized=True),)),
         slow,
     ],
-    ids=["gpt4o", "prefix space", "other steps", "other normalizer", "stripping token", "token over lines", "sentencepiece", "slow"],
+    ids=[
+        "gpt4o",
+        "prefix space",
+        "other steps",
+        "other normalizer",
+        "stripping token",
+        "token over lines",
+        "sentencepiece",
+        "normalized token",
+        "slow",
+    ],
 )
 def test_any_other_tokenizer_is_asked_for_the_whole_text(make: Callable[[], Any], counted: list[str]) -> None:
     tokenizer, text = make(), "one.\n\n/two a\n\nb <tool>\n\nthree"
@@ -131,11 +143,16 @@ def test_pieces_of_gpt4o_do_cross_a_blank_line() -> None:
     assert pieces[0] == ".ĊĊ/"
 
 
-def test_the_memory_is_bounded() -> None:
+def test_the_memory_is_bounded_and_what_is_asked_for_again_stays(monkeypatch: pytest.MonkeyPatch, counted: list[str]) -> None:
+    monkeypatch.setattr("agent_system.rollout.tokens.CACHED_TOKENS", 1000)
     encoder = Encoder(KNOWN["gpt2"])
-    for i in range(CACHED_PARAGRAPHS + 10):
-        encoder.encode(str(i))
-    assert len(encoder._known) == CACHED_PARAGRAPHS
+    for i in range(500):
+        encoder.encode(f"what all share\n\n{i}")
+        assert sum(map(len, encoder._known.values())) <= 1000
+    assert counted.count("what all share\n") == 1
+    assert len(counted) == 501
+    encoder.encode("x" * 5000)
+    assert sum(map(len, encoder._known.values())) <= 1000
 
 
 def test_truncation_left_over_from_another_user_of_the_tokenizer_does_not_cut(tokenizer: Any) -> None:

@@ -7,9 +7,9 @@ imported. Scripts ask it before they make what a run needs.
 from __future__ import annotations
 
 import os
-import sys
 
 from hydra import compose, initialize
+from hydra._internal.utils import get_args_parser
 from omegaconf import OmegaConf
 
 from verl.trainer.config.entry import free_form_overrides, mistakes_in_one_line, register_config
@@ -19,7 +19,7 @@ from verl.trainer.config.presets import expand_presets
 def cli() -> None:
     """The command line; options such as `--cfg` are left to the run."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    given = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    given = get_args_parser().parse_args().overrides
     with mistakes_in_one_line(given), initialize(version_base=None, config_path=None):
         OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(expand_presets(given))))
 

@@ -126,7 +126,7 @@ class RolloutConfig:
     top_k: int = key(-1, "top-k; -1 keeps all")
     response_length: Optional[int] = key(None, "most new tokens of one reply; default data.max_response_length")
     prompt_length: Optional[int] = key(None, "longest prompt of one call; default data.max_prompt_length")
-    stop: list[str] = key([], "texts that end a reply, and belong to it; what is sampled after the first is cut off")
+    stop: list[str] = key([], "texts that end a reply, with the token that completes one; what is sampled after it is cut off")
     max_num_seqs: int = key(64, "KV-cache slots: replies decoded at the same time")
     dtype: str = key("auto", "dtype of the engine's weights: auto (bf16 on GPU, fp32 on CPU) | fp32 | bf16")
     gpu_memory_utilization: float = key(0.5, "vllm on a GPU: share of its memory for weights and key-value cache")

@@ -17,7 +17,7 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import save_config
-from verl.trainer.lora_check import base_fingerprints
+from verl.trainer.lora_check import base_fingerprints, model_fingerprints
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
@@ -97,7 +97,7 @@ class RayPPOTrainer:
             self.loader = TaskLoader(train_dataset, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
         self.credit = CreditAssigner(config, team, self.on_policy)
         self._critics = critic_signature(config, placement)
-        self._bases: dict[str, str] = {}
+        self._models: dict[str, str] = {}
         self.global_step = 0
         self.before: ValidationResult | None = None
         self.after: ValidationResult | None = None
@@ -127,7 +127,7 @@ class RayPPOTrainer:
         steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
         self.team.init_model(max((steps - warmup) * self.updates_per_step, 1), max(steps * self.critic_updates_per_step, 1))
         # Now, when a model of the hub is on this machine.
-        self._bases = base_fingerprints(self.placement, None if self.config.trainer.val_only else self.config)
+        self._models = model_fingerprints(self.placement)
         self._resume()
         with writing(self.run_dir / METRICS_FILE):
             self.tracking.start(self.total_training_steps)
@@ -303,7 +303,7 @@ class RayPPOTrainer:
             "global_step": self.global_step,
             "generated_tokens": self.generated_tokens,
             "placement": self.placement.signature(),
-            "bases": self._bases,
+            "bases": self._models,
             "critic": self._critics,
             "credit": self.credit.state_dict(),
             "before": self.before.to_json() if self.before else None,
@@ -320,7 +320,10 @@ class RayPPOTrainer:
         folder = find_checkpoint(self.config.trainer, self.store)
         if folder is None:
             return
-        state = read_state(folder, self.placement, None if self.config.trainer.val_only else self._critics, self._bases)
+        val_only = self.config.trainer.val_only
+        bases = base_fingerprints(self.placement, None if val_only else self.config)
+        state = read_state(folder, self.placement, None if val_only else self._critics, bases)
+        self._models |= state.get("bases", {})  # what the run began with, whether or not this start needs it
         self.team.load_checkpoint(folder)
         if self.loader is not None:
             self.loader.load_state_dict(torch.load(folder / "data.pt", weights_only=True))
