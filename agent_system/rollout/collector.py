@@ -225,8 +225,9 @@ def _seats(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBinding 
         if isinstance(binding, RemoteBinding):
             seats[name] = Seat(agent, binding, MessageBuilder(agent))
             continue
-        encoder = encoders.setdefault(id(binding.tokenizer), Encoder(binding.tokenizer))
-        builder = PromptBuilder(agent, binding.tokenizer, binding.max_prompt_length, binding.template_kwargs, encoder)
+        tokenizer = binding.tokenizer
+        encoder = encoders.get(id(tokenizer)) or encoders.setdefault(id(tokenizer), Encoder(tokenizer))
+        builder = PromptBuilder(agent, tokenizer, binding.max_prompt_length, binding.template_kwargs, encoder)
         seats[name] = Seat(agent, binding, builder)
     return seats
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from verl.trainer.config import ActorRolloutRefConfig, AgentConfig
+from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RunConfig
+from verl.trainer.lora_check import stay_as_given
 from verl.trainer.placement import PlacementError, build_placement, slug
 
 TEAM = ["Solver Agent", "Verifier Agent", "Critic"]
@@ -231,3 +232,18 @@ def test_an_agent_behind_an_api_is_in_no_worker_group() -> None:
     (row,) = placement.api
     assert (row.agent_id, row.policy_id, row.api.request_timeout_s, row.api.api_key_env) == ("B", "api:m", 5.0, None)
     assert placement.signature()[1] == {"agent_id": "B", "policy_id": "api", "wg_id": "api"}
+
+
+def test_models_that_are_read_again_are_those_of_adapters_frozen_agents_and_references() -> None:
+    """A model that is trained whole is in the checkpoint: whoever serves it need not have what it began as."""
+    config = RunConfig()
+    whole = build_placement(team(), config.actor_rollout_ref)
+    assert stay_as_given(whole) == stay_as_given(whole, config) == []
+    config.algorithm.use_kl_in_reward = True
+    assert stay_as_given(whole, config) == list(whole.groups)
+    assert stay_as_given(whole) == []
+    own = {"actor": {"use_kl_loss": [True, False, False]}}
+    one = build_placement(team(agent_specific_parameters=own), config.actor_rollout_ref)
+    assert [spec.agent_ids for spec in stay_as_given(one, RunConfig())] == [(TEAM[0],)]
+    adapters = build_placement(AgentConfig(**LORA_TEAM, specialization="lora"), config.actor_rollout_ref)
+    assert stay_as_given(adapters) == list(adapters.groups)

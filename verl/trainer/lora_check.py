@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 
 import torch
@@ -74,19 +75,18 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
     return sizes
 
 
-def model_fingerprints(placement: Placement) -> dict[str, str]:
-    """`model_fingerprint`, by `wg_id`, of every model of the run that is on this machine."""
-    found = {spec.wg_id: model_fingerprint(spec.model_path) for spec in placement.groups}
+def fingerprints(specs: Iterable[WorkerGroupSpec]) -> dict[str, str]:
+    """`model_fingerprint`, by `wg_id`, of the models that are on this machine."""
+    found = {spec.wg_id: model_fingerprint(spec.model_path) for spec in specs}
     return {wg: fingerprint for wg, fingerprint in found.items() if fingerprint is not None}
 
 
-def base_fingerprints(placement: Placement, training: RunConfig | None = None) -> dict[str, str]:
-    """Of `model_fingerprints` those of models that stay as they are given: the bases of adapters, the models of frozen agents and, of a
-    run that is `training`, those that a KL is measured from."""
+def stay_as_given(placement: Placement, training: RunConfig | None = None) -> list[WorkerGroupSpec]:
+    """The worker groups whose models are read again as they were given: the bases of adapters, the models of frozen agents and, of a run
+    that is `training`, those that a KL is measured from."""
+    in_reward = training is not None and training.algorithm.use_kl_in_reward
 
-    def stays(spec: WorkerGroupSpec) -> bool:
-        refers = training is not None and (training.algorithm.use_kl_in_reward or spec.config.actor.use_kl_loss)
-        return bool(spec.adapters) or not spec.trained or refers
+    def refers(spec: WorkerGroupSpec) -> bool:
+        return in_reward or (training is not None and spec.config.actor.use_kl_loss)
 
-    found = model_fingerprints(placement)
-    return {spec.wg_id: found[spec.wg_id] for spec in placement.groups if spec.wg_id in found and stays(spec)}
+    return [spec for spec in placement.groups if spec.adapters or not spec.trained or refers(spec)]

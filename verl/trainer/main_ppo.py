@@ -41,7 +41,7 @@ from verl.trainer.config.entry import explain, fail, free_form_overrides, mistak
 from verl.trainer.config.presets import PresetError, describe_preset, expand_presets
 from verl.trainer.config_check import ConfigError, check_config
 from verl.trainer.config_effect import check_effect
-from verl.trainer.lora_check import adapter_sizes, base_fingerprints, check_lora_keys
+from verl.trainer.lora_check import adapter_sizes, check_lora_keys, fingerprints, stay_as_given
 from verl.trainer.placement import Placement, PlacementError, build_placement
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
@@ -307,7 +307,8 @@ def check_run(config: RunConfig) -> CheckedRun:
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
     if checkpoint is not None:
         critics = None if config.trainer.val_only else critic_signature(config, placement)
-        read_state(checkpoint, placement, critics, base_fingerprints(placement, None if config.trainer.val_only else config))
+        bases = fingerprints(stay_as_given(placement, None if config.trainer.val_only else config))
+        read_state(checkpoint, placement, critics, bases)
     run_dir = set_apart(config, placement, trained_in, checkpoint)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
     sizes = adapter_sizes(placement)

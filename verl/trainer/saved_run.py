@@ -13,7 +13,7 @@ import torch
 from verl.models.lora import peft_names
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import load_config
-from verl.trainer.lora_check import base_fingerprints
+from verl.trainer.lora_check import fingerprints, stay_as_given
 from verl.trainer.placement import Placement, WorkerGroupSpec, build_placement
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, POINTER, STATE_FILE, CheckpointError, CheckpointStore, read_state
 from verl.utils.checkpoint import stored_tensors
@@ -56,7 +56,7 @@ class SavedRun:
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         placement = build_placement(config.agent, config.actor_rollout_ref)
-        state = read_state(folder, placement, None, base_fingerprints(placement))
+        state = read_state(folder, placement, None, fingerprints(stay_as_given(placement)))
         return cls(folder, int(state["global_step"]), config, placement, run_dir)
 
     def weights(self, spec: WorkerGroupSpec, adapter: str | None, limit_bytes: int) -> Iterator[dict[str, torch.Tensor]]:

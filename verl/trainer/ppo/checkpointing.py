@@ -112,7 +112,7 @@ def read_state(
         folder: of the checkpoint.
         placement: of this run.
         critics: `critic_signature` of this run; None does not look at critics.
-        bases: `base_fingerprints` of this run; a group that either side does not know is not looked at.
+        bases: `fingerprints` of models that stay as given in this run; a group that either side does not know is not looked at.
 
     Raises:
         CheckpointError: it is of another placement, of adapters of another shape or on another base, or of other critics.

@@ -17,7 +17,7 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import save_config
-from verl.trainer.lora_check import base_fingerprints, model_fingerprints
+from verl.trainer.lora_check import fingerprints, stay_as_given
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
@@ -127,7 +127,7 @@ class RayPPOTrainer:
         steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
         self.team.init_model(max((steps - warmup) * self.updates_per_step, 1), max(steps * self.critic_updates_per_step, 1))
         # Now, when a model of the hub is on this machine.
-        self._models = model_fingerprints(self.placement)
+        self._models = fingerprints(self.placement.groups)
         self._resume()
         with writing(self.run_dir / METRICS_FILE):
             self.tracking.start(self.total_training_steps)
@@ -321,7 +321,8 @@ class RayPPOTrainer:
         if folder is None:
             return
         val_only = self.config.trainer.val_only
-        bases = base_fingerprints(self.placement, None if val_only else self.config)
+        kept = {spec.wg_id for spec in stay_as_given(self.placement, None if val_only else self.config)}
+        bases = {wg_id: fingerprint for wg_id, fingerprint in self._models.items() if wg_id in kept}
         state = read_state(folder, self.placement, None if val_only else self._critics, bases)
         self._models |= state.get("bases", {})  # what the run began with, whether or not this start needs it
         self.team.load_checkpoint(folder)
