@@ -26,14 +26,14 @@ if is_tiny; then
     rollout.tree.epsilon=0.1
     actor_rollout_ref.actor.optim.lr=8e-4
     actor_rollout_ref.actor.optim.lr_scheduler_type=cosine
-    actor_rollout_ref.actor.optim.total_training_steps=60
+    actor_rollout_ref.actor.optim.total_training_steps=90
     actor_rollout_ref.actor.optim.min_lr_ratio=0.05
     data.train_batch_size=16
     data.max_prompt_length=128
     data.max_response_length=32
     env.rollout.n=1
     env.rollout.val_n=1
-    trainer.total_training_steps=60
+    trainer.total_training_steps=90
   )
 else
   real_model
