@@ -12,7 +12,7 @@ from agent_system.projection import Projection
 from agent_system.workflows.plan_path import EXECUTOR, TOOL, ToolAgent
 from agent_system.workflows.plan_path.generate import generate, to_row
 from agent_system.workflows.plan_path.options import Difficulty
-from agent_system.workflows.plan_path.program import Program
+from agent_system.workflows.programs import Program
 from tests.e2e.conftest import Run, read_metrics
 
 # A random model writes no programs: here any reply stands for one of these.

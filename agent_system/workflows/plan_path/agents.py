@@ -7,18 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from agent_system.agent import BaseAgent, Entry
-from agent_system.projection import Projection, code_block, tag
+from agent_system.projection import Projection, tag
 from agent_system.registry import AgentRegistry
 from agent_system.workflows.plan_path.options import PlanPathOptions
-from agent_system.workflows.plan_path.program import Program
 from agent_system.workflows.plan_path.prompts import CODE, STYLES
 from agent_system.workflows.plan_path.rules import parse_moves
+from agent_system.workflows.programs import read_program
 
 TOOL = "Tool Agent"
 EXECUTOR = "Executor Agent"
 
 _read = tag("moves")
-_read_program = code_block("python", "python3", "py")
 
 
 class PlanPathAgent(BaseAgent):
@@ -46,10 +45,7 @@ class ToolAgent(PlanPathAgent):
         self.prompt = self.style.tool
 
     def project(self, text: str) -> Projection:
-        if self.config.tool == "moves":
-            return super().project(text)
-        found = _read_program(text)
-        return replace(found, action=Program(found.action) if found.valid else "")
+        return read_program(text) if self.config.tool == "code" else super().project(text)
 
 
 @AgentRegistry.register(EXECUTOR, orchestra="plan_path")

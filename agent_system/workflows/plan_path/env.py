@@ -12,10 +12,12 @@ from agent_system.registry import EnvRegistry
 from agent_system.workflows.plan_path.agents import EXECUTOR, TOOL
 from agent_system.workflows.plan_path.grid import GridMap, parse_map
 from agent_system.workflows.plan_path.options import PlanPathEnvOptions
-from agent_system.workflows.plan_path.program import Program, Proposal, run_program
 from agent_system.workflows.plan_path.render import compact_text, grid_text
 from agent_system.workflows.plan_path.reward import local_reward, team_reward
 from agent_system.workflows.plan_path.rules import State, Walk, advance, initial_state, parse_moves, walk
+from agent_system.workflows.programs import Program, run_program
+
+NOBODY_SPOKE = "none: nothing was proposed"
 
 
 @EnvRegistry.register("plan_path")
@@ -51,7 +53,7 @@ class PlanPathEnv(BaseEnv):
         self._counts: Counter[str] = Counter()
         self._moved = False
         self._followed = False
-        self._proposal = Proposal("", "nothing was proposed")
+        self._proposal = NOBODY_SPOKE
         self._seen = self._look()
         return self._seen
 
@@ -67,7 +69,7 @@ class PlanPathEnv(BaseEnv):
 
     def observe(self, agent_id: str) -> Observation:
         """Return what the turn started from, with the Tool's proposal."""
-        return replace(self._seen, info={**self._seen.info, "proposal": self._proposal.text})
+        return replace(self._seen, info={**self._seen.info, "proposal": self._proposal})
 
     def act(self, agent_id: str, action: str) -> Any:
         """Judge the Tool's proposal, or make the Executor's moves. A `Program` has to be awaited: it is run before it is judged.
@@ -85,7 +87,7 @@ class PlanPathEnv(BaseEnv):
         """End the turn; moves that the Executor has made already are not made again."""
         made = Outcome(info=self._info(), done=self._arrived) if self._moved else self._move(action)
         self._moved = False
-        self._proposal = Proposal("", "nothing was proposed")
+        self._proposal = NOBODY_SPOKE
         self._seen = self._look()
         return replace(made, local=0.0, observation=self._seen)
 
@@ -102,19 +104,22 @@ class PlanPathEnv(BaseEnv):
         return self._state.cell == self._grid.goal
 
     async def _run(self, program: Program) -> Outcome:
-        proposal = await run_program(program, self._grid, self._state)
-        self._counts["tool/failed_runs"] += not proposal.moves
-        return self._propose(proposal.moves, proposal.why)
+        rows = grid_text(self._grid, self._state).splitlines()[: self._grid.height]
+        printed = await run_program(
+            program, "".join(f"{row}\n" for row in rows), lambda text: parse_moves(text) is not None, "list of moves"
+        )
+        self._counts["tool/failed_runs"] += not printed.text
+        return self._propose(printed.text, printed.why)
 
     def _propose(self, action: str, why: str = "the reply holds no plan") -> Outcome:
         made = self._try(action, "tool")
-        self._proposal = Proposal("", why) if made is None else Proposal(self._first(action))
+        self._proposal = f"none: {why}" if made is None else ", ".join(self._first(action))
         return Outcome(local=local_reward(self._grid, self._state.cell, made, self.config), info=self._info())
 
     def _move(self, action: str) -> Outcome:
         before, self._moved = self._state, True
         made = self._try(action, "executor")
-        self._followed = made is not None and self._first(action) == self._proposal.moves
+        self._followed = made is not None and ", ".join(self._first(action)) == self._proposal
         if made is not None:
             self._state = advance(self._grid, before, made)
         team = team_reward(self._grid, before, self._state, self.config)

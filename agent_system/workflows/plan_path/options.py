@@ -8,6 +8,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice, check_floats
 from agent_system.workflows.plan_path.grid import LARGEST_SIDE
 from agent_system.workflows.plan_path.prompts import STYLES
+from agent_system.workflows.programs import check_writes_programs
 
 VIEWS = ("grid", "compact")
 TOOLS = ("moves", "code")
@@ -28,11 +29,7 @@ class PlanPathOptions:
     def __post_init__(self) -> None:
         check_choice("agent.orchestra.plan_path.prompt_style", self.prompt_style, tuple(STYLES))
         check_choice("agent.orchestra.plan_path.tool", self.tool, TOOLS)
-        if self.tool == "code" and self.prompt_style != "full":
-            raise AgentSystemError(
-                f"agent.orchestra.plan_path.tool=code needs prompt_style=full, the only wording that asks for a program, found "
-                f"{self.prompt_style!r}; models too small for it write no programs: use tool=moves"
-            )
+        check_writes_programs("agent.orchestra.plan_path", self.tool, self.prompt_style, otherwise="moves")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ the form <moves>R, R, D</moves>.""",
     entry="[{role}]\n{text}",
 )
 
-CODE = PromptStyle(
+CODE = replace(
+    FULL,
     tool=f"""\
 You are the Tool in a team of two that walks to a goal. You write a program that proposes moves; the Executor checks them and walks.
 
@@ -62,7 +63,6 @@ standard library, and a few seconds. The first {{max_moves}} moves that it print
 ...
 ```""",
     executor=FULL.executor.replace("{team_context}", "The Tool's program proposes: {proposal}"),
-    entry=FULL.entry,
 )
 
 SHORT = PromptStyle(tool="Plan: {env_prompt}", executor="Check: {env_prompt}\n{team_context}", entry="{role}: {text}")

@@ -9,8 +9,9 @@ from typing import Any
 from agent_system.agent import BaseAgent, Entry
 from agent_system.projection import Projection, tag
 from agent_system.registry import AgentRegistry
+from agent_system.workflows.programs import read_program
 from agent_system.workflows.sokoban.options import SokobanOptions
-from agent_system.workflows.sokoban.prompts import STYLES
+from agent_system.workflows.sokoban.prompts import CODE, STYLES
 from agent_system.workflows.sokoban.rules import parse_moves
 
 TOOL = "Tool Agent"
@@ -38,7 +39,7 @@ class SokobanAgent(BaseAgent):
 
     def __init__(self, agent_id: str, config: Any = None) -> None:
         super().__init__(agent_id, config if isinstance(config, SokobanOptions) else SokobanOptions())
-        self.style = STYLES[self.config.prompt_style]
+        self.style = CODE if self.config.tool == "code" else STYLES[self.config.prompt_style]
 
     def team_context(self, entries: Sequence[Entry]) -> str:
         style = self.style
@@ -48,11 +49,14 @@ class SokobanAgent(BaseAgent):
 
 @AgentRegistry.register(TOOL, orchestra="sokoban")
 class ToolAgent(SokobanAgent):
-    """Proposes the next moves."""
+    """Proposes the next moves, or with `tool=code` writes a `Program` that prints them."""
 
     def __init__(self, agent_id: str = TOOL, config: Any = None) -> None:
         super().__init__(agent_id, config)
         self.prompt = self.style.tool
+
+    def project(self, text: str) -> Projection:
+        return read_program(text) if self.config.tool == "code" else super().project(text)
 
 
 @AgentRegistry.register(EXECUTOR, orchestra="sokoban")

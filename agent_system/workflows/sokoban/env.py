@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
 from agent_system.registry import EnvRegistry
+from agent_system.workflows.programs import Program, run_program
 from agent_system.workflows.sokoban.agents import EXECUTOR, TOOL
 from agent_system.workflows.sokoban.options import SokobanEnvOptions
 from agent_system.workflows.sokoban.reward import Verdict, judge, progress
@@ -25,9 +27,10 @@ class World:
         best: best progress so far.
         worth: of the Tool agent's last plan, or of what has been made since, where that is more.
         acted: the Executor has made this turn's moves.
-        plan: what the Tool agent proposed in this turn; None when nothing could be read.
+        plan: what the Tool agent proposed in this turn; None when nothing could be read, which `why` explains.
         moves, pushes, illegal, unparsable, cut: counted over the episode's actions.
         plans, legal_plans, followed: proposals, those that could be carried out, those that were made unchanged.
+        failed_runs: programs that printed no moves.
     """
 
     room: Room
@@ -37,6 +40,7 @@ class World:
     worth: float
     acted: bool = False
     plan: str | None = None
+    why: str = "nothing was proposed"
     moves: int = 0
     pushes: int = 0
     illegal: int = 0
@@ -45,6 +49,7 @@ class World:
     plans: int = 0
     legal_plans: int = 0
     followed: int = 0
+    failed_runs: int = 0
 
 
 @EnvRegistry.register("sokoban")
@@ -53,11 +58,12 @@ class SokobanEnv(BaseEnv):
 
     The task's text is the room. A proposal is tried on a copy; the Executor's moves are made as it acts, so that they are paid to
     that call, and `step` makes only what no Executor has made. Replies that cannot be read and moves that cannot be made are
-    penalised, counted and survived.
+    penalised, counted and survived. A Tool's action that is a `Program` is run in the sandbox, and what it prints is judged. What the
+    Tool proposed is the prompt variable `{proposal}`: at most `max_moves` moves, or `none: ` and the reason.
 
     `info`: `success`; `progress` (best so far); `boxes_on_goals`; `deadlock` (a box that no pushes lead to a goal); `moves`, `pushes`,
-    `illegal`, `unparsable`, `cut`; `plan/legal`, `plan/followed` (shares of the proposals); `push_efficiency` of solved rooms (fewest
-    pushes by pushes made, where the fewest are known).
+    `illegal`, `unparsable`, `cut`; `plan/legal`, `plan/followed` (shares of the proposals), `plan/failed_runs` (programs that printed no
+    moves); `push_efficiency` of solved rooms (fewest pushes by pushes made, where the fewest are known).
     """
 
     config_class = SokobanEnvOptions
@@ -80,12 +86,23 @@ class SokobanEnv(BaseEnv):
             )
         begun = progress(room, state, state, self.config.progress)
         self._world = World(room, state, state, begun, self.config.progress_weight * begun)
-        return self._look()
+        self._seen = self._look()
+        return self._seen
 
-    def act(self, agent_id: str, action: str) -> Outcome:
-        """Judge a proposal, or make the Executor's moves."""
+    async def observe(self, agent_id: str = "") -> Observation:
+        """Return what the turn started from, with the Tool's proposal; every agent sees the same."""
+        world = self._world
+        proposal = f"none: {world.why}" if world.plan is None else " ".join(world.plan)
+        return replace(self._seen, info={**self._seen.info, "proposal": proposal})
+
+    def act(self, agent_id: str, action: str) -> Any:
+        """Judge a proposal, or make the Executor's moves. A `Program` has to be awaited: it is run before it is judged.
+
+        Raises:
+            SandboxError: the sandbox, not the program, failed.
+        """
         if agent_id == TOOL:
-            return self._propose(action)
+            return self._run(action) if isinstance(action, Program) else self._propose(action)
         if agent_id == EXECUTOR and not self._world.acted:
             return self._make(action)
         return Outcome()
@@ -96,26 +113,32 @@ class SokobanEnv(BaseEnv):
         if not self._world.acted:
             outcome = self._make(action)
             team, done = outcome.team, outcome.done
-        self._world = replace(self._world, acted=False, plan=None)
-        return Outcome(team=team, done=done, info=self._info(), observation=self._look())
+        self._world = replace(self._world, acted=False, plan=None, why=World.why)
+        self._seen = self._look()
+        return Outcome(team=team, done=done, info=self._info(), observation=self._seen)
 
     def fork(self) -> SokobanEnv:
         """Return an independent copy: the world is immutable, so both share it until one moves on."""
         copy = type(self)(self.config, seed=self.seed)
-        copy._world = self._world
+        copy._world, copy._seen = self._world, self._seen
         return copy
 
-    def _propose(self, action: str) -> Outcome:
+    async def _run(self, program: Program) -> Outcome:
+        world = self._world
+        printed = await run_program(program, f"{render(world.room, world.state)}\n", lambda text: _read(text) is not None, "list of moves")
+        self._world = replace(world, failed_runs=world.failed_runs + (not printed.text))
+        return await asyncio.to_thread(self._propose, printed.text, printed.why)
+
+    def _propose(self, action: str, why: str = "the reply holds no plan") -> Outcome:
         verdict = self._judge(action)
         legal = not (verdict.unparsable or verdict.walk.illegal or verdict.cut)
         world = self._world
         plans, legal_plans = world.plans + 1, world.legal_plans + legal
-        self._world = replace(world, plan=_read(action), worth=verdict.worth, plans=plans, legal_plans=legal_plans)
+        self._world = replace(world, plan=self._first(action), why=why, worth=verdict.worth, plans=plans, legal_plans=legal_plans)
         return Outcome(local=self.config.plan_weight * (verdict.worth - world.worth) + verdict.penalty)
 
     def _make(self, action: str) -> Outcome:
         verdict, world = self._judge(action), self._world
-        moves = _read(action)
         self._world = replace(
             world,
             state=verdict.state,
@@ -127,10 +150,15 @@ class SokobanEnv(BaseEnv):
             illegal=world.illegal + verdict.walk.illegal,
             unparsable=world.unparsable + verdict.unparsable,
             cut=world.cut + verdict.cut,
-            followed=world.followed + (moves is not None and moves == world.plan),
+            followed=world.followed + (world.plan is not None and self._first(action) == world.plan),
         )
         done = verdict.solved or (verdict.deadlock and self.config.deadlock_ends)
         return Outcome(team=verdict.team, local=verdict.penalty, done=done, info=self._info())
+
+    def _first(self, action: str) -> str | None:
+        """The moves of an action that count, or None when it has none."""
+        moves = _read(action)
+        return None if moves is None else moves[: self.config.max_moves]
 
     def _judge(self, action: str) -> Verdict:
         world = self._world
@@ -151,6 +179,7 @@ class SokobanEnv(BaseEnv):
         if world.plans:
             info["plan/legal"] = world.legal_plans / world.plans
             info["plan/followed"] = world.followed / world.plans
+            info["plan/failed_runs"] = world.failed_runs
         shortest = solve(world.room, world.start).solution if solved else None
         if shortest is not None:
             info["push_efficiency"] = shortest.pushes / world.pushes

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent_system.errors import AgentSystemError, suggestion
+from agent_system.errors import AgentSystemError
+from agent_system.options import check_choice
+from agent_system.workflows.programs import check_writes_programs
 from agent_system.workflows.sokoban.prompts import STYLES
 from agent_system.workflows.sokoban.view import VIEWS
 
 PROGRESS = ("boxes", "distance")
+TOOLS = ("moves", "code")
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ class SokobanEnvOptions:
     def __post_init__(self) -> None:
         if self.max_moves < 1:
             raise AgentSystemError(f"env.params.max_moves must be 1 or more, found {self.max_moves}")
-        _one_of("env.params.view", self.view, VIEWS)
-        _one_of("env.params.progress", self.progress, PROGRESS)
+        check_choice("env.params.view", self.view, VIEWS)
+        check_choice("env.params.progress", self.progress, PROGRESS)
         if not 0.0 <= self.progress_weight <= 1.0:
             raise AgentSystemError(f"env.params.progress_weight must be 0 to 1, found {self.progress_weight:g}")
         for name in ("plan_weight", "format_penalty", "illegal_penalty", "deadlock_penalty", "shortfall_penalty"):
@@ -90,14 +93,13 @@ class SokobanOptions:
 
     Attributes:
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
+        tool: how the Tool proposes: moves (it writes them) | code (it writes a program that prints them, run in the sandbox).
     """
 
     prompt_style: str = "full"
+    tool: str = "moves"
 
     def __post_init__(self) -> None:
-        _one_of("agent.orchestra.sokoban.prompt_style", self.prompt_style, tuple(STYLES))
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise AgentSystemError(f"{name} must be one of {', '.join(known)}, found {value!r}{suggestion(value, known)}")
+        check_choice("agent.orchestra.sokoban.prompt_style", self.prompt_style, tuple(STYLES))
+        check_choice("agent.orchestra.sokoban.tool", self.tool, TOOLS)
+        check_writes_programs("agent.orchestra.sokoban", self.tool, self.prompt_style, otherwise="moves")

@@ -1,4 +1,4 @@
-"""Who speaks when: the Tool agent proposes, the Executor acts."""
+"""Who speaks when: the Tool agent proposes moves, or writes a program that does, and the Executor acts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class SokobanOrchestra(BaseOrchestra):
 
     agents = (TOOL, EXECUTOR)
     config_class = SokobanOptions
+
+    def __init__(self, config: SokobanOptions | None = None) -> None:
+        super().__init__(config)
+        self.uses_sandbox = self.config.tool == "code"
 
     async def run(self, turn: Turn) -> str:
         await turn.act(TOOL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -10,7 +10,8 @@ class PromptStyle:
     """The wording for one kind of model.
 
     Attributes:
-        tool, executor: templates with `{env_prompt}`, `{max_moves}`, `{team_context}` and `{memory}`.
+        tool, executor: templates with `{env_prompt}`, `{max_moves}`, `{team_context}` (the Tool's reply) or `{proposal}` (the moves that
+            the environment has read from what its program printed) and `{memory}`.
         entry: how a proposal is quoted, with `{text}` (the reply) and `{moves}` (the moves read from it, apart).
         nobody_spoke: stands for no proposal.
         no_moves: stands for moves that could not be read.
@@ -58,6 +59,27 @@ moves. End with the moves that are to be made, such as <moves>U R R D</moves>.""
     entry="{text}",
     nobody_spoke="(none)",
     no_moves="(none)",
+)
+
+CODE = replace(
+    FULL,
+    tool=f"""\
+You are the Tool agent in a team of two. You write a program that proposes moves; the Executor checks and makes them.
+
+{_RULES}
+
+# Room
+{{env_prompt}}
+
+# Your part
+Write a Python program that works out how to push each box onto a goal and prints the next moves, at most \
+{{max_moves}}, in the form U R R D, and nothing else. It is run once and reads the room as it is from standard input, a row a line without \
+blanks, in the signs above. It has the standard library, and a few seconds. End with the program in a fence:
+
+```python
+...
+```""",
+    executor=FULL.executor.replace("{team_context}", "The Tool's program proposes: {proposal}"),
 )
 
 SHORT = PromptStyle(

@@ -15,6 +15,7 @@ from agent_system.errors import AgentSystemError
 MOVES = "UDLR"
 OPPOSITE = {"U": "D", "D": "U", "L": "R", "R": "L"}
 WALL, PLAYER, BOX, GOAL, PLAYER_ON_GOAL, BOX_ON_GOAL, FLOOR = "#@$.+*-"
+LONGEST_ACTION = 2000
 _WORDS = {"up": "U", "down": "D", "left": "L", "right": "R"}
 _TOKEN = re.compile(r"[A-Za-z]+|[^A-Za-z\s,;\[\]()\"']")
 
@@ -109,8 +110,11 @@ def _cell(room: Room, state: State, at: int) -> str:
 def parse_moves(text: str) -> str | None:
     """Return the moves in `text` as letters U D L R, or None when it says anything else or nothing.
 
-    Letters may stand together or apart, in any case, with commas, quotes and brackets between them; up, down, left, right count too.
+    Letters may stand together or apart, in any case, with commas, quotes and brackets between them; up, down, left, right count too. A text
+    of more than 2,000 characters is no list of moves.
     """
+    if len(text) > LONGEST_ACTION:
+        return None
     moves = []
     for token in _TOKEN.findall(text):
         letters = _WORDS.get(token.lower(), token.upper())

@@ -74,6 +74,14 @@ def cells_text(moves: list[tuple[int, int]], size: int) -> str:
     return "; ".join(f"{cell // size + 1} {cell % size + 1} {digit}" for cell, digit in moves)
 
 
+def action_text(action: Action, size: int, max_cells: int) -> str:
+    """Return an action in the form in which it is asked for: a grid as a line per row, or at most `max_cells` cells as `1 2 3; 4 1 2`."""
+    if action.whole:
+        digits = [str(move.digit) for move in action.moves]
+        return "\n".join(" ".join(digits[row : row + size]) for row in range(0, size * size, size))
+    return "; ".join(f"{move.row} {move.column} {move.digit}" for move in action.moves[:max_cells])
+
+
 def _groups(text: str) -> list[str]:
     """The innermost brackets, or else the lines; around brackets nothing may stand but separators and one outer pair."""
     if any(bracket in text for bracket in "[]()"):

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_system.agent import BaseAgent, Entry
-from agent_system.projection import tag
+from agent_system.projection import Projection, tag
 from agent_system.registry import AgentRegistry
+from agent_system.workflows.programs import read_program
 from agent_system.workflows.sudoku.options import SudokuOptions
-from agent_system.workflows.sudoku.prompts import STYLES
+from agent_system.workflows.sudoku.prompts import CODE, STYLES
 
 TOOL = "Tool Agent"
 EXECUTOR = "Executor Agent"
@@ -20,7 +21,7 @@ class SudokuAgent(BaseAgent):
 
     def __init__(self, agent_id: str, config: Any = None) -> None:
         super().__init__(agent_id, config if isinstance(config, SudokuOptions) else SudokuOptions())
-        self.style = STYLES[self.config.prompt_style]
+        self.style = CODE if self.config.tool == "code" else STYLES[self.config.prompt_style]
 
     def team_context(self, entries: Sequence[Entry]) -> str:
         quoted = (self.style.entry.format(role=entry.agent_id.split()[0], text=entry.text) for entry in entries)
@@ -29,13 +30,16 @@ class SudokuAgent(BaseAgent):
 
 @AgentRegistry.register(TOOL, orchestra="sudoku")
 class ToolAgent(SudokuAgent):
-    """Proposes cells or a grid in `<plan>...</plan>`; it writes nothing itself."""
+    """Proposes cells or a grid in `<plan>...</plan>`, or with `tool=code` a `Program` that prints them; it writes nothing itself."""
 
     projection = tag("plan")
 
     def __init__(self, agent_id: str = TOOL, config: Any = None) -> None:
         super().__init__(agent_id, config)
         self.prompt = self.style.tool
+
+    def project(self, text: str) -> Projection:
+        return read_program(text) if self.config.tool == "code" else super().project(text)
 
 
 @AgentRegistry.register(EXECUTOR, orchestra="sudoku")

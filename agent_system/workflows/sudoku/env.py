@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
 from agent_system.registry import EnvRegistry
-from agent_system.workflows.sudoku.action import parse_action
+from agent_system.workflows.programs import Program, run_program
+from agent_system.workflows.sudoku.action import action_text, parse_action
 from agent_system.workflows.sudoku.agents import EXECUTOR, TOOL
 from agent_system.workflows.sudoku.options import SudokuEnvOptions
 from agent_system.workflows.sudoku.render import describe, digits_text
@@ -13,6 +16,7 @@ from agent_system.workflows.sudoku.reward import penalty, plan_reward, team_rewa
 from agent_system.workflows.sudoku.solver import puzzle_from_text
 from agent_system.workflows.sudoku.state import Applied, State, apply_action
 
+NOBODY_SPOKE = "none: nothing was planned"
 COUNTS = ("unreadable", "illegal", "clues_touched", "clashes", "cells_cut")
 
 
@@ -20,13 +24,16 @@ COUNTS = ("unreadable", "illegal", "clues_touched", "clashes", "cells_cut")
 class SudokuEnv(BaseEnv):
     """Writes the Executor's cells, keeps the clues, and pays the team for the best board so far.
 
+    A Tool's action that is a `Program` is run in the sandbox, and what it prints is its plan. What the Tool plans is the prompt variable
+    `{proposal}`: the cells or the grid, or `none: ` and the reason.
+
     Attributes:
         state: puzzle and board, from `reset` on.
 
     `info`: `success`; `progress` (share of the open cells that were right at best) and `right` (that are right now); `unreadable`,
     `illegal` (actions stopped by a clue or the edge of the board), `clues_touched`, `clashes` (cells that clash, written or refused) and
     `cells_cut` (beyond `max_cells`) of the Executor so far; of the Tool likewise under `tool/`, and `tool/progress` (share of the open
-    cells that its last plan would make right).
+    cells that its last plan would make right); `tool/failed_runs` (programs that printed no plan).
     """
 
     config_class = SudokuEnvOptions
@@ -48,31 +55,34 @@ class SudokuEnv(BaseEnv):
         self.state = State.start(puzzle_from_text(text))
         self._best = self._plan = self.state.progress
         self._acted = False
-        self._counts = dict.fromkeys((*COUNTS, *(f"tool/{name}" for name in COUNTS)), 0)
+        self._proposal = NOBODY_SPOKE
+        self._counts = dict.fromkeys((*COUNTS, *(f"tool/{name}" for name in (*COUNTS, "failed_runs"))), 0)
         return self.observe()
 
     def observe(self, agent_id: str = "") -> Observation:
-        """Return the board as `env.params.view` shows it; every agent sees the same."""
+        """Return the board as `env.params.view` shows it, with the Tool's plan; every agent sees the same."""
         text = digits_text(self.state.board) if self.config.view == "digits" else describe(self.state)
-        return Observation(text, {"anchor": self.state.key})
+        return Observation(text, {"anchor": self.state.key, "proposal": self._proposal})
 
-    def act(self, agent_id: str, action: str) -> Outcome:
-        """Write what the Executor says; pay the Tool for its plan, which changes nothing."""
+    def act(self, agent_id: str, action: str) -> Any:
+        """Write what the Executor says; pay the Tool for its plan, which changes nothing. A `Program` has to be awaited.
+
+        Raises:
+            SandboxError: the sandbox, not the program, failed.
+        """
         if agent_id == EXECUTOR:
             self._acted = True
             team, applied = self._write(action)
             return Outcome(team, -penalty(self.config, applied), self.state.solved, self._info())
         if agent_id == TOOL:
-            applied = self._try(action, "tool/")
-            local = plan_reward(self.config, self._plan, applied) - penalty(self.config, applied)
-            self._plan = applied.state.progress
-            return Outcome(local=local, info=self._info())
+            return self._run(action) if isinstance(action, Program) else self._propose(action)
         return Outcome()
 
     def step(self, action: str) -> Outcome:
         """End the turn; `action` is written unless the Executor's call of this turn has written already."""
         team = 0.0 if self._acted else self._write(str(action))[0]
         self._acted = False
+        self._proposal = NOBODY_SPOKE
         return Outcome(team, done=self.state.solved, info=self._info(), observation=self.observe())
 
     def fork(self) -> SudokuEnv:
@@ -80,8 +90,24 @@ class SudokuEnv(BaseEnv):
         copy = type(self)(self.config, seed=self.seed)
         copy.state = self.state
         copy._best, copy._plan, copy._acted = self._best, self._plan, self._acted
-        copy._counts = dict(self._counts)
+        copy._counts, copy._proposal = dict(self._counts), self._proposal
         return copy
+
+    async def _run(self, program: Program) -> Outcome:
+        state, size = self.state, self.state.puzzle.size
+        stdin = f"{digits_text(state.puzzle.clues)}\n\n{digits_text(state.board)}\n"
+        printed = await run_program(program, stdin, lambda text: parse_action(text, size) is not None, "cells and no grid")
+        self._counts["tool/failed_runs"] += not printed.text
+        return self._propose(printed.text, printed.why)
+
+    def _propose(self, action: str, why: str = "the reply holds no plan") -> Outcome:
+        size = self.state.puzzle.size
+        plan = parse_action(action, size)
+        self._proposal = f"none: {why}" if plan is None else action_text(plan, size, self.config.max_cells)
+        applied = self._try(action, "tool/")
+        local = plan_reward(self.config, self._plan, applied) - penalty(self.config, applied)
+        self._plan = applied.state.progress
+        return Outcome(local=local, info=self._info())
 
     def _write(self, action: str) -> tuple[float, Applied]:
         applied = self._try(action)

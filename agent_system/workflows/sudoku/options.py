@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from agent_system.errors import AgentSystemError, suggestion
 from agent_system.options import check_choice
+from agent_system.workflows.programs import check_writes_programs
 from agent_system.workflows.sudoku.prompts import STYLES
 
 # Fewest and most clues, by size and difficulty. No 4x4 puzzle with one solution has fewer than 4 clues, no 9x9 one fewer than 17.
@@ -15,6 +16,7 @@ CLUES: dict[int, dict[str, tuple[int, int]]] = {
 }
 VIEWS = ("grid", "digits")
 CLASHES = ("keep", "refuse")
+TOOLS = ("cells", "code")
 
 
 def clue_range(size: int, difficulty: str) -> tuple[int, int]:
@@ -45,16 +47,16 @@ class SudokuOptions:
 
     Attributes:
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
+        tool: how the Tool plans: cells (it writes them, or a grid) | code (it writes a program that prints them, run in the sandbox).
     """
 
     prompt_style: str = "full"
+    tool: str = "cells"
 
     def __post_init__(self) -> None:
-        if self.prompt_style not in STYLES:
-            raise AgentSystemError(
-                f"agent.orchestra.sudoku.prompt_style must be one of {', '.join(STYLES)}, found {self.prompt_style!r}"
-                f"{suggestion(self.prompt_style, STYLES)}"
-            )
+        check_choice("agent.orchestra.sudoku.prompt_style", self.prompt_style, tuple(STYLES))
+        check_choice("agent.orchestra.sudoku.tool", self.tool, TOOLS)
+        check_writes_programs("agent.orchestra.sudoku", self.tool, self.prompt_style, otherwise="cells")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Who speaks when: a plan, then an action."""
+"""Who speaks when: a plan, or a program that prints one, then an action."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class SudokuOrchestra(BaseOrchestra):
 
     agents = (TOOL, EXECUTOR)
     config_class = SudokuOptions
+
+    def __init__(self, config: SudokuOptions | None = None) -> None:
+        super().__init__(config)
+        self.uses_sandbox = self.config.tool == "code"
 
     async def run(self, turn: Turn) -> str:
         await turn.act(TOOL)

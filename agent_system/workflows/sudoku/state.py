@@ -75,13 +75,22 @@ class Applied:
 
     @property
     def clash_share(self) -> float:
-        """Share of the cells written or refused that clash."""
+        """Share of the cells written or refused that clash; all of what cannot be read does, see `wrong_share`."""
+        if not self.readable:
+            return 1.0
         return (self.clashes + self.refused) / (self.written + self.refused) if self.written + self.refused else 0.0
 
     @property
     def wrong_share(self) -> float:
-        """Share of the cells written or refused that are wrong; a digit that is refused may be right, beside a wrong one."""
-        return self.wrong / (self.written + self.refused) if self.written + self.refused else 0.0
+        """Share of the cells written or refused that are wrong; a digit that is refused may be right, beside a wrong one.
+
+        The cell at which an illegal action ends counts as wrong, and so does all of one that cannot be read: no reply is spared by what
+        is the matter with it.
+        """
+        if not self.readable:
+            return 1.0
+        tried = self.written + self.refused + self.illegal
+        return (self.wrong + self.illegal) / tried if tried else 0.0
 
 
 def apply_action(state: State, action: Action | None, max_cells: int, refuse_clashes: bool = False) -> Applied:

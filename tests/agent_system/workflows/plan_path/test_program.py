@@ -9,16 +9,14 @@ import pytest
 
 from agent_system import AgentSystemError, Task
 from agent_system.options import build_options
-from agent_system.reward import RewardSettings
-from agent_system.rollout import AgentBinding, Collector, CollectorSettings, TreeSettings
-from agent_system.sandbox import Limits, Reason, RunResult, SandboxSettings, close_shared, configure, shared_sandbox
-from agent_system.testing import ScriptedEngine
+from agent_system.rollout import Collector
+from agent_system.sandbox import Limits, RunResult, SandboxSettings, close_shared, configure, shared_sandbox
 from agent_system.workflows.plan_path import EXECUTOR, TOOL, PlanPathOptions, ToolAgent
-from agent_system.workflows.plan_path.program import LONGEST_REASON, Program
 from agent_system.workflows.plan_path.rules import walk
+from agent_system.workflows.programs import LONGEST_REASON, Program
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 from tests.agent_system.workflows.plan_path.test_team import MAP
-from verl.protocol.generate import SamplingParams
+from tests.agent_system.workflows.programmers import fenced, programming_team
 
 SOLVER = """
 import sys
@@ -63,27 +61,13 @@ def collector(tokenizer: Any) -> Any:
     """A team whose Tool writes programs, with replies from scripts."""
 
     def make(tool: Any, executor: Any, *, k: int = 0, max_steps: int = 1) -> Collector:
-        sampling = SamplingParams(max_tokens=4000)
-        bindings = {
-            agent: AgentBinding(agent, "policy", "wg", ScriptedEngine(tokenizer, replies), tokenizer, sampling, sampling, 8000)
-            for agent, replies in ((TOOL, tool), (EXECUTOR, executor))
-        }
-        settings = CollectorSettings(
-            max_failure_rate=0.5, max_steps=max_steps, reward=RewardSettings(team_scope="call"), tree=TreeSettings(k) if k else None
-        )
-        return Collector.from_names(
-            orchestra_type="plan_path", env_name="plan_path", bindings=bindings, settings=settings, orchestra_options={"tool": "code"}
-        )
+        return programming_team("plan_path", tokenizer, {TOOL: tool, EXECUTOR: executor}, k, max_steps)
 
     return make
 
 
 def task(text: str = AROUND) -> Task:
     return Task("t", text, "demo", extra={"map": text})
-
-
-def fenced(program: str) -> str:
-    return f"Like this:\n```python\n{program}\n```\nDone."
 
 
 def proposal(sample: Any) -> str:
@@ -164,24 +148,6 @@ async def test_the_next_turn_starts_without_a_proposal_from_where_the_executor_w
     team = collector([where, where, "no program"], [f"<moves>{move}</moves>" for move in "DDD"], max_steps=3)
     (episode,) = (await team.collect([task()], 1, step=0)).episodes
     assert [proposal(s) for s in episode.samples if s.agent_id == EXECUTOR] == ["D", "R", "none: the reply holds no plan"]
-
-
-@pytest.mark.parametrize("k", [0, 2])
-async def test_a_sandbox_that_fails_is_not_held_against_the_program(collector: Any, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = shared_sandbox().run
-
-    async def broken(program: str, stdin: str = "") -> RunResult:
-        return RunResult(Reason.SANDBOX, message="worker lost") if "LOST" in program else await run(program, stdin)
-
-    monkeypatch.setattr(shared_sandbox(), "run", broken)
-    tool = [fenced("print('D')  # LOST"), fenced("print('R')")]
-    result = await collector(tool, ["<moves>D</moves>"] * 2, k=k).collect([task()], 1 if k else 2, step=0)
-    if k:
-        (episode,) = result.episodes
-        assert episode.left_out == 1 and [s.committed for s in episode.samples if s.agent_id == TOOL] == [True]
-    else:
-        lost, fine = result.episodes
-        assert "worker lost" in lost.failure and not fine.failed
 
 
 async def test_moves_are_no_program_and_a_program_is_no_moves(start: Any) -> None:

@@ -43,16 +43,19 @@ def test_a_plan_is_paid_by_the_cells_that_it_would_make_right(make_env):
 
 
 def test_a_bad_plan_after_a_good_one_costs_what_the_good_one_earned(make_env):
-    env = make_env(illegal_penalty=0.0)
+    env = make_env(illegal_penalty=0.0, clash_penalty=0.0, wrong_penalty=0.0)
     assert env.act(TOOL, SOLVED).local + env.act(TOOL, "?").local == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("role", [TOOL, EXECUTOR])
 def test_wrong_form_clues_and_clashes_cost_either_role(make_env, role):
-    assert make_env().act(role, "I do not know").local == pytest.approx(-0.1)
-    assert make_env().act(role, "1 1 1").local == pytest.approx(-0.1)
+    assert make_env(clash_penalty=0.0, wrong_penalty=0.0).act(role, "I do not know").local == pytest.approx(-0.1)
+    assert make_env(wrong_penalty=0.0).act(role, "1 1 1").local == pytest.approx(-0.1)
+    assert make_env().act(role, "I do not know").local == pytest.approx(-0.5)
+    assert make_env().act(role, "1 1 1").local == pytest.approx(-0.4)
+    assert make_env(plan_reward=0.0).act(role, "1 2 2; 1 1 1").local == pytest.approx(-0.1 - 0.3 / 2)
     assert make_env(wrong_penalty=0.0).act(role, "1 2 1").local == pytest.approx(-0.1)
-    assert make_env(illegal_penalty=0.3, clash_penalty=0.0).act(role, "9 9 9").local == pytest.approx(-0.3)
+    assert make_env(illegal_penalty=0.3, clash_penalty=0.0, wrong_penalty=0.0).act(role, "9 9 9").local == pytest.approx(-0.3)
 
 
 @pytest.mark.parametrize("role", [TOOL, EXECUTOR])
@@ -61,6 +64,16 @@ def test_a_wrong_digit_costs_its_share_of_the_cells_written(make_env, role):
     assert env.act(role, "1 2 4").local == pytest.approx(-0.4)
     assert env.act(role, "1 2 2; 1 4 4; 2 1 3; 2 3 4").local == pytest.approx(-0.1)
     assert env.act(role, "1 2 0; 1 4 0").local == 0.0  # an emptied cell is not wrong
+
+
+@pytest.mark.parametrize("role", [TOOL, EXECUTOR])
+def test_what_cannot_be_read_is_never_the_cheapest(make_env, role):
+    """Else a role learns to say nothing that can be judged."""
+    rng = random.Random(2)
+    junk = make_env().act(role, "?").local
+    for _ in range(300):
+        cells = [(rng.randint(0, 5), rng.randint(1, 4), rng.randint(0, 5)) for _ in range(rng.randint(1, 4))]
+        assert make_env().act(role, "; ".join(f"{r} {c} {d}" for r, c, d in cells)).local >= junk - 1e-9
 
 
 def test_no_sequence_of_actions_earns_the_team_more_than_progress_and_success(make_env):
