@@ -16,7 +16,7 @@ from verl.protocol.generate import EngineGoneError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spread, pytest.mark.timeout(1500)]
 FAULTS = '''
-"""A world that kills vLLM's process when the first episodes of step 2 begin: once, or whenever it is there."""
+"""A world that kills vLLM's process when the first episodes of step 2 begin, once or whenever it is there, and before an update."""
 
 import functools
 import os
@@ -42,6 +42,12 @@ def hunt(times):
         time.sleep(0.05)
 
 
+def kill_now():
+    for process in engine_processes():
+        process.kill()
+        process.wait(30)
+
+
 @EnvRegistry.register("deadly_world")
 class DeadlyWorld(my_flow_package.MyWorld):
     blocking = False
@@ -57,6 +63,8 @@ class DeadlyWorld(my_flow_package.MyWorld):
 @functools.wraps(compute_grpo_outcome_advantage, assigned=())
 def counted(*args, **kwargs):
     state["steps"] += 1
+    if state["steps"] == int(os.environ["DIES_BEFORE_UPDATE"]):
+        kill_now()
     return compute_grpo_outcome_advantage(*args, **kwargs)
 '''
 
@@ -83,12 +91,14 @@ def check_steps(run_dir: Path, moved: set[str]) -> list[dict[str, Any]]:
     return steps
 
 
-def test_a_shared_model_without_ray_and_an_engine_that_dies_once(
+def test_a_shared_model_without_ray_and_an_engine_that_dies_once_a_step(
     vllm: Callable[..., Any], tmp_path: Path, deadly: Callable[..., Any]
 ) -> None:
-    vllm(deadly(1))
+    """In step 1 before the update, which finds it when caches are freed and weights sent; in step 2 while it samples."""
+    vllm(deadly(1, before_update=1))
     steps = check_steps(tmp_path / "run", {"tiny_qwen31"})
-    assert [line["training/engine_restarts"] for line in steps] == [0, 1]
+    assert [line["training/engine_restarts"] for line in steps] == [1, 2]
+    assert steps[0]["wg/tiny_qwen31/perf/sync_mb"] == steps[1]["wg/tiny_qwen31/perf/sync_mb"] > 0
 
 
 def test_an_engine_that_dies_twice_in_a_step_ends_the_run_with_the_last_checkpoint(
@@ -103,13 +113,14 @@ def test_an_engine_that_dies_twice_in_a_step_ends_the_run_with_the_last_checkpoi
 
 @pytest.fixture
 def deadly(user_package: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], dict[str, Any]]:
-    """The changes of a run whose engine is killed so many times in step 2."""
+    """The changes of a run whose engine is killed so many times in step 2, and before the update of a step."""
     (user_package / "deadly_package.py").write_text(FAULTS)
 
-    def build(times: int) -> dict[str, Any]:
+    def build(times: int, before_update: int = 0) -> dict[str, Any]:
         if "deadly_package" in sys.modules:
             sys.modules["deadly_package"].state.update(steps=0, killed=0)
         monkeypatch.setenv("ENGINE_DEATHS", str(times))
+        monkeypatch.setenv("DIES_BEFORE_UPDATE", str(before_update))
         return {
             "agent.specialization": "prompt",
             "agent.plugins": "[my_flow_package,deadly_package]",

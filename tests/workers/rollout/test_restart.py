@@ -51,6 +51,18 @@ async def test_all_requests_of_a_dead_engine_run_again_on_one_new_engine() -> No
     assert (factory.started, client.restarts) == (1, 1)
 
 
+async def test_an_engine_found_dead_is_replaced_at_once_and_only_once_a_step() -> None:
+    factory = Factory(100, None)
+    client = RestartingClient(Mortal(0, 0), factory, "math")
+    client.replace(EngineGoneError("found dead"))
+    assert [reply.token_ids for reply in await ask(client, 2)] == [(1,), (1,)] and (factory.started, client.restarts) == (1, 1)
+    with pytest.raises(EngineGoneError, match="dead again"):
+        client.replace(EngineGoneError("dead again"))
+    client.allow()
+    with pytest.raises(EngineGoneError, match="engine math died and could not be started anew: no memory"):
+        client.replace(EngineGoneError("found dead"))
+
+
 async def test_busy_seconds_are_those_with_a_request_under_way() -> None:
     client = RestartingClient(Mortal(0, 100), Factory(), "math")
     await ask(client, 20)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +17,7 @@ import torch
 
 from verl.models.loader import ModelPathError
 from verl.protocol import DataProto, RolloutClient
+from verl.protocol.generate import EngineGoneError
 from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RolloutConfig, RunConfig
@@ -43,6 +46,7 @@ from verl.workers.rollout.client import replica_client
 from verl.workers.rollout.restart import RestartingClient
 from verl.workers.rollout.server import RolloutWorker
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # What a worker reads; columns that only credit needs do not travel.
@@ -53,7 +57,7 @@ CRITIC_COLUMNS = (*LOG_PROB_COLUMNS, "values", "returns", "row_weights")
 # Metrics of an update that are worth one number for the team; the others are a worker group's own.
 TEAM_METRICS = ("actor/", "critic/", "training/", "rollout_corr/", "global_seqlen/")
 # Errors whose message says all; anything else is a fault of the code and keeps its traceback.
-PLAIN_ERRORS = (WorkerDiedError, CheckpointError, ModelPathError, TimeoutError)
+PLAIN_ERRORS = (WorkerDiedError, EngineGoneError, CheckpointError, ModelPathError, TimeoutError)
 
 
 class TeamError(RuntimeError):
@@ -92,6 +96,7 @@ class TeamWorkers:
         self.clients: dict[str, RestartingClient] = {}
         self._engines: dict[str, dict[str, Any]] = {}
         self._version = 0
+        self._sent: dict[str, int] = {}
         self._threads = ThreadPoolExecutor(
             max_workers=max(len(self.specs), 1) if controller.parallel else 1, thread_name_prefix="worker_group"
         )
@@ -265,34 +270,53 @@ class TeamWorkers:
     def free_caches(self) -> None:
         """Let the engines give their key-value caches back (`rollout.free_cache_engine`); `sync_weights` takes them again.
 
-        Not those of groups that are not trained: an engine that gives its weights back as well would never get them again.
+        Not those of groups that are not trained: an engine that gives its weights back as well would never get them again. An engine that
+        is found dead has no memory any more; `sync_weights` replaces it.
         """
-        freed = [wg for wg in self.trained if self.specs[wg].config.rollout.free_cache_engine]
-        self._on("free_caches", freed, lambda wg: self.rollouts[wg].sleep())
+
+        def free(wg_id: str) -> None:
+            try:
+                with _gone_when_dead():
+                    self.rollouts[wg_id].sleep()
+            except EngineGoneError as error:
+                logger.warning("engine %s is gone, and is started anew when it gets its weights: %s", wg_id, _as_raised(error))
+
+        self._on("free_caches", [wg for wg in self.trained if self.specs[wg].config.rollout.free_cache_engine], free)
 
     def sync_weights(self, version: int) -> dict[str, float]:
         """Send every policy's weights to its rollout server, bucket by bucket; replies sampled from now on carry `version`.
 
-        Of a policy that is an adapter, only the adapter goes. Returns `wg/<id>/perf/sync_mb`, the MiB that each group sent.
+        Of a policy that is an adapter, only the adapter goes. An engine that is found dead is replaced, as one that dies while it samples.
+        Returns `wg/<id>/perf/sync_mb`, the MiB that each group sent.
         """
 
+        def send(wg_id: str) -> int:
+            try:
+                return self._send_weights(wg_id, version)
+            except EngineGoneError as error:
+                self.clients[wg_id].replace(EngineGoneError(str(_as_raised(error))))  # the new engine gets its weights as it starts
+                return self._sent[wg_id]
+
         self._version = version
-        sent = self._on("sync_weights", self.trained, lambda wg: self._send_weights(wg, version))
+        sent = self._on("sync_weights", self.trained, send)
         for client in self.clients.values():
             client.allow()
         return {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
 
     def _send_weights(self, wg_id: str, version: int) -> int:
-        """Returns the bytes sent."""
+        """Returns the bytes sent. Raises EngineGoneError when the engine is dead; a policy's death is a WorkerDiedError."""
         policy, engine, n_bytes = self.policies[wg_id], self.rollouts[wg_id], 0
         for adapter in self.specs[wg_id].adapters or (None,):
             bucket = policy.next_weights(True, adapter)[0]
             while bucket:
                 following = policy.next_weights(False, adapter)[0]
-                engine.update_weights(bucket, version, not following, adapter)
+                with _gone_when_dead():
+                    engine.update_weights(bucket, version, not following, adapter)
                 n_bytes += sum(data.nbytes for _, _, data in bucket.values())
                 bucket = following
-        engine.wake()
+        with _gone_when_dead():
+            engine.wake()
+        self._sent[wg_id] = n_bytes
         return n_bytes
 
     def take_generation_seconds(self) -> dict[str, float]:
@@ -354,6 +378,15 @@ class TeamWorkers:
             if error is not None:
                 raise RuntimeError(f"worker group '{wg}': {error}") from error
         return {wg: f.result() for wg, f in futures.items()}
+
+
+@contextmanager
+def _gone_when_dead() -> Iterator[None]:
+    """A dead worker as a dead engine."""
+    try:
+        yield
+    except WorkerDiedError as error:
+        raise EngineGoneError(str(error)) from error
 
 
 def _as_raised(error: BaseException) -> BaseException:

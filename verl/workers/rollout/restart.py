@@ -63,22 +63,39 @@ class RestartingClient:
                 await self._replaced(client, error)
             return await self._client.generate(request)
 
+    def replace(self, cause: EngineGoneError) -> None:
+        """Replace an engine that was found dead while no request was under way; blocks.
+
+        Raises `cause` when it died for the second time in a step, and `EngineGoneError` when it could not be started anew.
+        """
+        self._begin(cause)
+        self._client = self._started()
+        self.restarts += 1
+
     async def _replaced(self, client: RolloutClient, cause: RolloutError) -> None:
         """Return when another engine has taken the place of the one behind `client`; who comes first starts it, the others wait."""
         if self._client is client and self._under_way is None:
-            if not self._allowed:
-                raise cause
-            self._allowed = False
-            logger.warning("engine %s is started anew with the current weights: %s", self._name, cause)
+            self._begin(cause)
             self._under_way = asyncio.create_task(self._replace())
         if self._under_way is not None:
             await asyncio.shield(self._under_way)
 
     async def _replace(self) -> None:
         try:
-            self._client = await asyncio.to_thread(self._restart)
+            self._client = await asyncio.to_thread(self._started)
             self.restarts += 1
-        except Exception as error:  # whatever kept it from starting, the run ends with the last checkpoint
-            raise EngineGoneError(f"engine {self._name} died and could not be started anew: {error}") from error
         finally:
             self._under_way = None
+
+    def _begin(self, cause: RolloutError) -> None:
+        """Note that the engine is replaced in this step; raises `cause` where it has been already."""
+        if not self._allowed:
+            raise cause
+        self._allowed = False
+        logger.warning("engine %s is started anew with the current weights: %s", self._name, cause)
+
+    def _started(self) -> RolloutClient:
+        try:
+            return self._restart()
+        except Exception as error:  # whatever kept it from starting, the run ends with the last checkpoint
+            raise EngineGoneError(f"engine {self._name} died and could not be started anew: {error}") from error

@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 import weakref
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 1200.0
 CONTROL_TIMEOUT_S = 600.0
+LIVENESS_S = 1.0
 STOP_TIMEOUT_S = 1.0
 
 
@@ -252,7 +253,7 @@ class VLLMEngine:
         tasks = [asyncio.ensure_future(self._reply(request, limit, index, entry, f"{ticket}-{index}")) for index in range(request.n)]
         try:
             with _gone_is_named():
-                return list(await asyncio.gather(*tasks))
+                return list(await self._while_alive(asyncio.gather(*tasks)))
         except RolloutError:
             self._stats.failed += request.n
             raise
@@ -294,7 +295,22 @@ class VLLMEngine:
 
     def _control(self, coroutine: Coroutine[Any, Any, T]) -> T:
         with _gone_is_named():
-            return self._thread.run(coroutine, CONTROL_TIMEOUT_S)
+            return self._thread.run(self._while_alive(coroutine), CONTROL_TIMEOUT_S)
+
+    async def _while_alive(self, work: Awaitable[T]) -> T:
+        """Wait for `work` as long as the engine lives.
+
+        vLLM tells those who wait that its process is gone, but only those who wait when it learns of that: a request that comes at this
+        very moment would wait for ever.
+        """
+        llm, task = self._llm, asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=LIVENESS_S))[0]:
+                if llm.errored:
+                    raise llm.dead_error
+            return task.result()
+        finally:
+            task.cancel()
 
 
 def reply_seed(seed: int, index: int) -> int:

@@ -1,0 +1,82 @@
+"""An engine's process that is found dead between two steps' samples is replaced; a policy's is not."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Run, read_metrics
+from verl.protocol.generate import EngineGoneError
+from verl.single_controller.base.worker_group import WorkerDiedError
+from verl.trainer.ppo.team import TeamError
+from verl.workers.policy_worker import PolicyWorker
+from verl.workers.rollout.server import RolloutWorker
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make calls of a worker's method fail as they do when its process is gone: those with the given numbers, from 1."""
+
+    def make(worker: type[Any], method: str, *numbers: int, error: type[Exception] = WorkerDiedError) -> None:
+        call, calls = getattr(worker, method), iter(range(1, 1000))
+
+        @functools.wraps(call)
+        def dead_or_alive(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) in numbers:
+                raise error(f"{method} met a dead process")
+            return call(*args, **kwargs)
+
+        monkeypatch.setattr(worker, method, dead_or_alive)
+
+    return make
+
+
+@pytest.mark.parametrize("error", [WorkerDiedError, EngineGoneError])
+@pytest.mark.parametrize("method", ["update_weights", "wake"])
+def test_a_dead_engine_is_replaced_when_it_gets_its_weights(
+    train: Run, dying: Callable[..., None], tmp_path: Path, method: str, error: type[Exception]
+) -> None:
+    changes = {"trainer.total_training_steps": 2, "trainer.val_before_train": False, "data.val_files": "[]"}
+    train(changes | {"trainer.default_local_dir": tmp_path / "whole"})
+    per_update = calls_of(method, tmp_path / "count", train, changes)
+    dying(RolloutWorker, "sleep", 1, error=error)
+    dying(RolloutWorker, method, per_update + 1, error=error)
+    train(changes)
+    (first, second), (_, whole) = ([line for line in read_metrics(tmp_path / name) if "actor/lr" in line] for name in ("run", "whole"))
+    assert [line["training/engine_restarts"] for line in (first, second)] == [1, 1]
+    assert second["actor/grad_norm"] == whole["actor/grad_norm"], "the new engine samples from the weights of the step"
+
+
+def calls_of(method: str, folder: Path, train: Run, changes: dict[str, Any]) -> int:
+    """How often a sync calls the method."""
+    count = 0
+    call = getattr(RolloutWorker, method)
+
+    @functools.wraps(call)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return call(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RolloutWorker, method, counted)
+        train(changes | {"trainer.default_local_dir": folder})
+    assert count % 3 == 0, "one sync before the first step and one after each of two"
+    return count // 3
+
+
+def test_an_engine_that_dies_again_in_a_step_ends_the_run_in_one_line(train: Run, dying: Callable[..., None]) -> None:
+    dying(RolloutWorker, "wake", 2, 3)
+    with pytest.raises(TeamError, match=r"worker group '(\w+)': engine \1 died and could not be started anew: wake met") as e:
+        train({"trainer.val_before_train": False, "data.val_files": "[]"})
+    assert "\n" not in str(e.value)
+
+
+def test_a_dead_policy_ends_the_run(train: Run, dying: Callable[..., None]) -> None:
+    dying(PolicyWorker, "next_weights", 4)
+    with pytest.raises(TeamError, match="next_weights met a dead process"):
+        train({"trainer.val_before_train": False, "data.val_files": "[]"})
