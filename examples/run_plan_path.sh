@@ -23,17 +23,17 @@ if is_tiny; then
     env.params.radius=2
     env.params.max_moves=2
     env.max_steps=32
-    rollout.tree.epsilon=0.1
+    rollout.tree.epsilon=0.4
     actor_rollout_ref.actor.optim.lr=8e-4
     actor_rollout_ref.actor.optim.lr_scheduler_type=cosine
-    actor_rollout_ref.actor.optim.total_training_steps=90
+    actor_rollout_ref.actor.optim.total_training_steps=66
     actor_rollout_ref.actor.optim.min_lr_ratio=0.05
     data.train_batch_size=16
     data.max_prompt_length=128
     data.max_response_length=32
     env.rollout.n=1
     env.rollout.val_n=1
-    trainer.total_training_steps=90
+    trainer.total_training_steps=66
   )
 else
   real_model

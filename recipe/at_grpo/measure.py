@@ -2,7 +2,7 @@
 
     python recipe/at_grpo/measure.py --tasks plan_path --seeds 0 1 2
 
-runs `examples/run_<task>.sh` with each variant of `config.yaml` and writes beside this file `results.json` (rows `{"task", "variant",
+runs `examples/run_<task>.sh` as it is and with each variant of `config.yaml`, and writes beside this file `results.json` (rows `{"task", "variant",
 "seed", "before", "after", "swapped", "train_seconds", "generated_tokens", ...}`), `curves.json` and `curves.svg`. `before` and `after` are
 the success on held-out tasks; `swapped` that of the trained team when each role speaks with the other role's policy. Rows of an earlier
 call are kept where they are not measured again.
@@ -27,8 +27,9 @@ HERE = Path(__file__).parent
 LOG = ROOT / "outputs" / "verl-mas" / "at_grpo.log"
 TASKS = ("plan_path", "sudoku", "sokoban")
 SWAP = "agent.role_policies={Tool Agent: executor_agent, Executor Agent: tool_agent}"
-COLOURS = {"at_grpo": "tab:blue", "parallel": "tab:orange", "turn_blind": "tab:green", "shared": "tab:purple"}
+COLOURS = {"script": "tab:gray", "at_grpo": "tab:blue", "parallel": "tab:orange", "turn_blind": "tab:green", "shared": "tab:purple"}
 LABELS = {
+    "script": "the script as it is",
     "at_grpo": "AT-GRPO: trees, a group for each call",
     "parallel": "parallel episodes, a group for each task",
     "turn_blind": "trees, a group for each agent",
@@ -38,10 +39,9 @@ LABELS = {
 
 def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[dict[str, Any], list[list[float]]]:
     """Train one variant, then exchange the roles' policies; returns the row and the curve, [tokens, success] at every validation."""
-    config = yaml.safe_load((HERE / "config.yaml").read_text())
+    keys = keys_of(task, variant)
     run_dir = ROOT / "outputs" / "verl-mas" / f"at_grpo_{task}_{variant}_seed{seed}"
     (run_dir / "metrics.jsonl").unlink(missing_ok=True)
-    keys = config["common"] | {"trainer.total_generated_tokens": config["tokens"][task]} | config["variants"][variant]
     overrides = [*overrides_of(keys), f"trainer.default_local_dir={run_dir}", *more]
     run_example(task, seed, overrides, LOG)
     lines = read_metrics(run_dir / "metrics.jsonl")
@@ -50,6 +50,15 @@ def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[dict[s
         row["swapped"] = swapped(task, seed, run_dir, [o for o in overrides if not o.startswith("trainer.resume_mode=")])
     accuracy = accuracy_key(lines[0])
     return row, [[line.get("training/generated_tokens", 0.0), line[accuracy]] for line in lines if accuracy in line]
+
+
+def keys_of(task: str, variant: str) -> dict[str, Any]:
+    """What a run is given on top of its script; variants that are compared have a budget of generated tokens."""
+    config = yaml.safe_load((HERE / "config.yaml").read_text())
+    if variant == "script":
+        return dict(config["common"] | config["script"])
+    budget = {"trainer.total_generated_tokens": config["tokens"][task]}
+    return dict(config["common"] | config["compared"] | budget | config["variants"][variant])
 
 
 def swapped(task: str, seed: int, run_dir: Path, overrides: list[str]) -> float:
