@@ -2,10 +2,10 @@
 
     python recipe/at_grpo/measure.py --tasks plan_path --seeds 0 1 2
 
-runs `examples/run_<task>.sh` as it is and with each variant of `config.yaml`, and writes beside this file `results.json` (rows `{"task", "variant",
-"seed", "before", "after", "swapped", "train_seconds", "generated_tokens", ...}`), `curves.json` and `curves.svg`. `before` and `after` are
-the success on held-out tasks; `swapped` that of the trained team when each role speaks with the other role's policy. Rows of an earlier
-call are kept where they are not measured again.
+runs `examples/run_<task>.sh` as it is and with each variant of `config.yaml`, and writes beside this file `results.json` (rows `{"task",
+"variant", "seed", "before", "after", "swapped", "train_seconds", "generated_tokens", ...}`), `curves.json` and `curves.svg`. `before` and
+`after` are the success on held-out tasks; `swapped` that of the trained team when each role speaks with the other role's policy. Rows of
+an earlier call are kept where they are not measured again.
 """
 
 from __future__ import annotations
