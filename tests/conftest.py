@@ -104,11 +104,21 @@ def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     As in the models of that family, texts end with a token that is not the one that ends a turn, which the generation config names.
     """
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
+
+
+@pytest.fixture(scope="session")
+def wide_heads_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `tiny_llama_dir`, with attention heads as wide as vLLM needs them on a CPU."""
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny_llama"), head_dim=32)
+
+
+def save_tiny_llama(folder: Path, head_dim: int = 8) -> Path:
+    """Write the model and the tokenizer; returns the folder."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    folder = tmp_path_factory.mktemp("tiny_llama")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -126,6 +136,7 @@ def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=4,
+        head_dim=head_dim,
         max_position_embeddings=1024,
         tie_word_embeddings=False,
         bos_token_id=0,
