@@ -4,8 +4,6 @@ Names come from the registries, so that a new one joins by itself; `NEEDS` says 
 """
 
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -134,23 +132,6 @@ def test_a_users_estimator_and_loss_train_by_their_names(steps: Callable[..., li
     lines = steps({"algorithm.adv_estimator": "mine", f"{LOSS}.loss_mode": "mine"})
     assert all(line["wg/solver_agent/actor/mine"] == pytest.approx(7.0) for line in lines)
     assert all(line["wg/solver_agent/actor/grad_norm"] > 0 for line in lines)
-
-
-@pytest.mark.ray
-def test_an_installed_package_is_found_by_its_entry_point_on_the_command_line_and_in_ray_workers(
-    overrides: Callable[..., list[str]], plugin: Path, tmp_path: Path
-) -> None:
-    mine = {"algorithm.adv_estimator": "mine", f"{LOSS}.loss_mode": "mine", "trainer.controller": "ray", "trainer.total_training_steps": 1}
-    installed = tmp_path / "site" / "lottery-1.0.dist-info"
-    installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: lottery\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text("[verl_mas.plugins]\nlottery = lottery_package:Lottery\n")
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(dict(TEAM) | mine | {"agent.plugins": "[]"})]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(plugin), str(installed.parent), os.getcwd()])}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert ended.returncode == 0, ended.stderr
-    (line,) = [line for line in read_metrics(tmp_path / "run") if line["step"] == 1]
-    assert line["wg/verifier_agent/actor/mine"] == pytest.approx(7.0)
 
 
 @pytest.mark.parametrize("name", PRESETS)

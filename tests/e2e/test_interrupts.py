@@ -432,9 +432,15 @@ def test_a_worker_that_dies_is_named_in_one_line_and_ends_the_run(
 @pytest.mark.ray
 @on_the_cluster
 def test_a_disk_that_fills_up_under_a_worker_keeps_the_last_checkpoint(
-    command: Callable[..., Command], cluster: subprocess.Popen[str], address: str, tmp_path: Path
+    command: Callable[..., Command], user_package: Path, cluster: subprocess.Popen[str], address: str, tmp_path: Path
 ) -> None:
-    run = command("loss:full_disk", {"ray_init.address": address, "actor_rollout_ref.actor.policy_loss.loss_mode": "harmful_loss"})
+    """The disk is full where the loss of an installed package is computed: its entry point is found on the command line and in workers."""
+    installed = user_package / "faults-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: faults\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[verl_mas.plugins]\nfaults = faults_package:HarmfulWorld\n")
+    changes = {"agent.plugins": "[]", "actor_rollout_ref.actor.policy_loss.loss_mode": "harmful_loss"}
+    run = command("loss:full_disk", changes | {"ray_init.address": address})
     status, errors = run.end()
     assert status == 1
     assert len(errors) == 1
