@@ -23,7 +23,7 @@ if is_tiny; then
     env.params.radius=2
     env.params.max_moves=2
     env.max_steps=32
-    rollout.tree.epsilon=0.4
+    rollout.tree.epsilon=0.8
     actor_rollout_ref.actor.optim.lr=8e-4
     actor_rollout_ref.actor.optim.lr_scheduler_type=cosine
     actor_rollout_ref.actor.optim.total_training_steps=66

@@ -55,10 +55,8 @@ def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[dict[s
 def keys_of(task: str, variant: str) -> dict[str, Any]:
     """What a run is given on top of its script; variants that are compared have a budget of generated tokens."""
     config = yaml.safe_load((HERE / "config.yaml").read_text())
-    if variant == "script":
-        return dict(config["common"] | config["script"])
-    budget = {"trainer.total_generated_tokens": config["tokens"][task]}
-    return dict(config["common"] | config["compared"] | budget | config["variants"][variant])
+    more = {} if variant == "script" else config["compared"][task] | config["variants"][variant]
+    return dict(config["common"] | more)
 
 
 def swapped(task: str, seed: int, run_dir: Path, overrides: list[str]) -> float:

@@ -41,14 +41,14 @@ class Habits:
         stray: share of the Executor's prompts that hold a guess all the same, which show how to mend it.
     """
 
-    work: float = 0.15
-    check: float = 0.15
+    work: float = 0.1
+    check: float = 0.1
     guesses: int = 3
     executor: float = 0.5
     stray: float = 0.0
 
 
-CAREFUL = Habits(work=1.0, check=1.0, stray=0.3)
+CAREFUL = Habits(work=1.0, check=1.0, stray=0.8)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Course:
     count: int = 16_000
     max_turns: int = 5
     kind: Kind = field(default_factory=Kind)
-    habits_from: float = 0.75
+    habits_from: float = 0.85
     habits_before: float = 0.15
     reuse: int = 2
     habits: Habits = Habits()
