@@ -12,6 +12,15 @@ class PatchError(RuntimeError):
     """A patch that does not fit what is installed."""
 
 
+def is_installed(package: str) -> bool:
+    """Whether the distribution is there, in any version."""
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 def require(patch: str, packages: Sequence[str], versions: str) -> str:
     """The installed version of the first of these distributions that is there.
 

