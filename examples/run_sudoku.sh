@@ -21,12 +21,12 @@ ARGS+=(
 if is_tiny; then
   ARGS+=(
     env.params.view=digits
-    env.params.clashes=refuse
+    env.params.clashes=clear
     env.params.success_reward=0.1
     env.params.wrong_penalty=1.0
     actor_rollout_ref.actor.optim.lr=3e-4
     actor_rollout_ref.actor.optim.lr_scheduler_type=cosine
-    actor_rollout_ref.actor.optim.total_training_steps=36
+    actor_rollout_ref.actor.optim.total_training_steps=30
     actor_rollout_ref.actor.optim.min_lr_ratio=0.05
     rollout.tree.epsilon=0.8
     data.train_batch_size=32
@@ -34,7 +34,7 @@ if is_tiny; then
     data.max_response_length=48
     env.rollout.n=1
     env.rollout.val_n=1
-    trainer.total_training_steps=36
+    trainer.total_training_steps=30
   )
 else
   real_model

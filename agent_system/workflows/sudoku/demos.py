@@ -41,8 +41,8 @@ class Habits:
         stray: share of the Executor's prompts that hold a guess all the same, which show how to mend it.
     """
 
-    work: float = 0.1
-    check: float = 0.1
+    work: float = 0.15
+    check: float = 0.15
     guesses: int = 3
     executor: float = 0.5
     stray: float = 0.0
@@ -63,7 +63,7 @@ class Course:
         habits_before: share of episodes by `habits` until then, so that both ways are known.
         reuse: episodes of one puzzle.
         habits: see `Habits`.
-        refuse_clashes: digits that clash are not written, as with `env.params.clashes=refuse`.
+        clashes: what becomes of digits that clash, as `env.params.clashes` says.
     """
 
     count: int = 16_000
@@ -73,7 +73,7 @@ class Course:
     habits_before: float = 0.15
     reuse: int = 2
     habits: Habits = Habits()
-    refuse_clashes: bool = True
+    clashes: str = "clear"
 
 
 def make_demos(course: Course, seed: int, exclude: AbstractSet[Board] = frozenset()) -> list[Messages]:
@@ -135,7 +135,7 @@ class Demonstrators:
             else:
                 conversations.append(self._conversation(self.tool, state, [], said))
             action = parse_action(digits_text(made), puzzle.size)
-            state = apply_action(state, action, MOST_CELLS, self.course.refuse_clashes).state
+            state = apply_action(state, action, MOST_CELLS, self.course.clashes).state
             if state.solved:
                 return conversations, True
         return conversations, False

@@ -118,7 +118,7 @@ class SudokuEnv(BaseEnv):
 
     def _try(self, action: str, prefix: str = "") -> Applied:
         config = self.config
-        applied = apply_action(self.state, parse_action(action, self.state.puzzle.size), config.max_cells, config.clashes == "refuse")
+        applied = apply_action(self.state, parse_action(action, self.state.puzzle.size), config.max_cells, config.clashes)
         found = (not applied.readable, applied.illegal, applied.touched_clue, applied.clashes + applied.refused, applied.cut)
         for name, count in zip(COUNTS, found, strict=True):
             self._counts[prefix + name] += int(count)

@@ -15,7 +15,7 @@ CLUES: dict[int, dict[str, tuple[int, int]]] = {
     9: {"easy": (40, 45), "medium": (32, 36), "hard": (26, 29)},
 }
 VIEWS = ("grid", "digits")
-CLASHES = ("keep", "refuse")
+CLASHES = ("keep", "refuse", "clear")
 TOOLS = ("cells", "code")
 
 
@@ -66,7 +66,8 @@ class SudokuEnvOptions:
     Attributes:
         view: what the agents see: grid (the clues, and the board below them once something is written) | digits (the board alone, 0 where
             it is empty).
-        clashes: what becomes of a digit that its row, column or box holds already: keep (it is written) | refuse (it is not).
+        clashes: what becomes of a digit that its row, column or box holds already: keep (it is written) | refuse (it is not) |
+            clear (it is not, and the cells that hold it are emptied, but for clues: a wrong digit that is in the way goes again).
         max_cells: most cells that one action may change; what follows them is left out and counted.
         success_reward: team reward for the solved puzzle, once.
         progress_reward: team reward for all cells right; each part of it is paid when it is reached for the first time.

@@ -30,11 +30,11 @@ def digits_text(board: Board) -> str:
     return rows_text(board, empty="0")
 
 
-def replay(puzzle: Puzzle, actions: Iterable[str], max_cells: int = 81, refuse_clashes: bool = False) -> list[State]:
+def replay(puzzle: Puzzle, actions: Iterable[str], max_cells: int = 81, clashes: str = "keep") -> list[State]:
     """Return the state before and after every action of an Executor, as a trajectory file holds them, under the episode's options."""
     states = [State.start(puzzle)]
     for action in actions:
-        states.append(apply_action(states[-1], parse_action(action, puzzle.size), max_cells, refuse_clashes).state)
+        states.append(apply_action(states[-1], parse_action(action, puzzle.size), max_cells, clashes).state)
     return states
 
 

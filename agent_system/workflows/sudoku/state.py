@@ -93,11 +93,12 @@ class Applied:
         return (self.wrong + self.illegal) / tried if tried else 0.0
 
 
-def apply_action(state: State, action: Action | None, max_cells: int, refuse_clashes: bool = False) -> Applied:
+def apply_action(state: State, action: Action | None, max_cells: int, clashes: str = "keep") -> Applied:
     """Write the cells of `action` in order until one is illegal or the puzzle is solved; None, and nothing to write, change nothing.
 
-    A cell without a clue may be written again. With `refuse_clashes` a digit that its row, column or box holds is left out.
-    A whole grid has to repeat the clues; where it repeats what stands there, nothing is written.
+    A cell without a clue may be written again. A digit that its row, column or box holds is written (`clashes` is keep), left out
+    (refuse), or left out while the cells that hold it are emptied unless they are clues (clear). A whole grid has to repeat the clues;
+    where it repeats what stood there at the beginning, nothing is written.
     """
     if action is None:
         return Applied(state, readable=False)
@@ -117,14 +118,18 @@ def apply_action(state: State, action: Action | None, max_cells: int, refuse_cla
             illegal = True
             break
         wrong += move.digit not in (0, state.puzzle.solution[cell])
-        if refuse_clashes and move.digit and any(board[peer] == move.digit for peer in shape_of(size).peers[cell]):
+        holders = [peer for peer in shape_of(size).peers[cell] if board[peer] == move.digit] if move.digit and clashes != "keep" else []
+        if holders:
             refused += 1
+            emptied = [peer for peer in holders if not clues[peer]] if clashes == "clear" else []
+            for peer in emptied:
+                board[peer] = 0
             continue
         board[cell] = move.digit
         written.append(cell)
         if tuple(board) == state.puzzle.solution:
             break
-    after = replace(state, board=tuple(board)) if written else state
+    after = replace(state, board=tuple(board)) if tuple(board) != state.board else state
     clash = clashing(after.board) if written else set()
     return Applied(after, True, illegal, touched, len(written), refused, cut, sum(cell in clash for cell in written), wrong)
 

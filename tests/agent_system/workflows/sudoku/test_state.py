@@ -65,11 +65,22 @@ def test_keys_tell_states_apart_and_nothing_else():
 
 def test_a_digit_that_clashes_is_written_or_refused_and_costs_both_ways():
     puzzle = puzzle_from_text(CLUES)
-    kept, refused = (
-        apply_action(State.start(puzzle), parse_action("1 2 1; 1 2 2", 4), 81, refuse_clashes=refuse) for refuse in (False, True)
-    )
+    kept, refused = (apply_action(State.start(puzzle), parse_action("1 2 1; 1 2 2", 4), 81, clashes) for clashes in ("keep", "refuse"))
     assert refused.state == kept.state and (refused.refused, refused.written, refused.clashes) == (1, 1, 0)
-    clash = apply_action(State.start(puzzle), parse_action("1 2 1", 4), 81, refuse_clashes=True)
+    clash = apply_action(State.start(puzzle), parse_action("1 2 1", 4), 81, "refuse")
     assert clash.state == State.start(puzzle) and (clash.clash_share, clash.wrong_share) == (1.0, 1.0)
-    emptied = apply_action(kept.state, parse_action("1 2 0", 4), 81, refuse_clashes=True)
+    emptied = apply_action(kept.state, parse_action("1 2 0", 4), 81, "refuse")
     assert emptied.state == State.start(puzzle) and emptied.clash_share == 0.0
+
+
+def test_a_digit_that_clashes_empties_what_is_in_its_way_but_no_clue():
+    """A wrong digit that was written stays in the way of right ones until one of them meets it."""
+    puzzle = puzzle_from_text(CLUES)
+    wrong = apply_action(State.start(puzzle), parse_action("1 2 4", 4), 81, "keep").state  # the solution has 2 there
+    stuck = apply_action(wrong, parse_action("1 4 4", 4), 81, "refuse")
+    assert stuck.state is wrong and stuck.refused == 1
+    cleared = apply_action(wrong, parse_action("1 4 4", 4), 81, "clear")
+    assert cleared.state.board == puzzle.clues and (cleared.refused, cleared.written, cleared.wrong) == (1, 0, 0)
+    assert apply_action(cleared.state, parse_action("1 2 2; 1 4 4", 4), 81, "clear").state.num_right == 2
+    clue = apply_action(State.start(puzzle), parse_action("1 2 1", 4), 81, "clear")
+    assert clue.state.board == puzzle.clues and (clue.refused, clue.wrong) == (1, 1)
