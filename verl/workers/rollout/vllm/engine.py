@@ -39,6 +39,7 @@ START_TIMEOUT_S = 1200.0
 CONTROL_TIMEOUT_S = 600.0
 LIVENESS_S = 1.0
 STOP_TIMEOUT_S = 1.0
+ENDED_WITHIN_S = 20.0
 
 
 @dataclass
@@ -345,7 +346,11 @@ async def _start(arguments: Mapping[str, Any]) -> Any:
 
 
 def _close(llm: Any, thread: LoopThread, spool: Spool) -> None:
+    manager = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
+    processes = list(getattr(manager, "processes", ()))
     llm.shutdown(timeout=STOP_TIMEOUT_S)
+    for process in processes:  # a killed one takes a moment to end on a busy machine
+        process.join(ENDED_WITHIN_S)
     thread.stop()
     spool.close()
 
