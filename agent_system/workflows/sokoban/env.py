@@ -61,7 +61,7 @@ class SokobanEnv(BaseEnv):
     penalised, counted and survived. A Tool's action that is a `Program` is run in the sandbox, and what it prints is judged. What the
     Tool proposed is the prompt variable `{proposal}`: at most `max_moves` moves, or `none: ` and the reason.
 
-    `info`: `success`; `progress` (best so far); `boxes_on_goals`; `deadlock` (a box that no pushes lead to a goal); `moves`, `pushes`,
+    `info`: `success`; `progress` (best so far); `boxes_on_goals`; `deadlock` (the room cannot be solved any more); `moves`, `pushes`,
     `illegal`, `unparsable`, `cut`; `plan/legal`, `plan/followed` (shares of the proposals), `plan/failed_runs` (programs that printed no
     moves); `push_efficiency` of solved rooms (fewest pushes by pushes made, where the fewest are known).
     """
@@ -103,7 +103,7 @@ class SokobanEnv(BaseEnv):
         """
         if agent_id == TOOL:
             return self._run(action) if isinstance(action, Program) else self._propose(action)
-        if agent_id == EXECUTOR and not self._world.acted:
+        if agent_id == EXECUTOR:
             return self._make(action)
         return Outcome()
 

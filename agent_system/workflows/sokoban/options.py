@@ -58,10 +58,10 @@ class SokobanEnvOptions:
             has been made since.
         format_penalty: local, for a reply without readable moves.
         illegal_penalty: local, for moves that run into a wall or a blocked box, and for moves past `max_moves`.
-        deadlock_penalty: local, for moves that lose a box: no pushes lead it to a goal.
-        deadlock_ends: a lost box ends the episode.
+        deadlock_penalty: local, for moves after which the room cannot be solved any more.
+        deadlock_ends: that ends the episode.
         shortfall_penalty: local, for moves that lead away from the end; half of it for moves that lead nowhere, nothing for those of the
-            solver. Above 0 the solver looks at every state that a reply leads to, which takes long in large rooms with many boxes.
+            solver, as many as fit into a turn. Above 0 the solver looks at every state that a reply leads to, which takes long in large rooms with many boxes.
     """
 
     view: str = "map"

@@ -1,7 +1,7 @@
 """What moves earn, after the rewards of Stronger-MAS (arXiv 2510.11062): the team for success and progress, each role for its own reply.
 
 Nothing can be earned by going in circles. Progress is paid as it beats the best of the episode so far: a box pushed off its goal and on
-again pays no second time. The Tool is paid the difference between its plans, or to what has been made meanwhile where that is more, so
+again pays no second time. Moves that lose the room gain nothing, whatever they pass on the way. The Tool is paid the difference between its plans, or to what has been made meanwhile where that is more, so
 that over an episode it earns at most what its last plan was worth, however often it says it. All else is a penalty. The team's rewards of
 an episode add up to at most 1.
 """
@@ -72,33 +72,32 @@ def judge(room: Room, start: State, state: State, best: float, moves: str | None
     end = made.states[-1] if made.states else state
     solved, deadlock = is_solved(room, end), is_lost(room, end)
     cut = 0 if solved or made.illegal else max(0, len(asked) - options.max_moves)
-    after = best_progress(room, start, made.states, options.progress, best)
+    after = best if deadlock else best_progress(room, start, made.states, options.progress, best)
     worth = options.progress_weight * after + (1.0 - options.progress_weight) * solved
     penalty = (
         options.format_penalty * (moves is None)
         + options.illegal_penalty * (made.illegal or cut > 0)
         + options.deadlock_penalty * (deadlock and not is_lost(room, state))
-        + (options.shortfall_penalty * shortfall(room, state, None if moves is None else made) if options.shortfall_penalty else 0.0)
+        + (options.shortfall_penalty * shortfall(room, state, None if moves is None else made, options) if options.shortfall_penalty else 0.0)
     )
     team = worth - options.progress_weight * best
     return Verdict(made, end, after, worth, team, -penalty, solved, deadlock, moves is None, cut)
 
 
-def shortfall(room: Room, state: State, made: Walk | None) -> float:
-    """Return how far moves from `state` fall behind the solver's: 0 when each leads on, 1/2 for none or for a way that leads nowhere, 1 for
-    one that leads back, or to a room that cannot be solved, and for a reply without readable moves (`made` is None). 0 where no solution is
-    known to begin with.
+def shortfall(room: Room, state: State, made: Walk | None, options: SokobanEnvOptions) -> float:
+    """Return how far moves from `state` fall behind as many of the solver's as fit into a turn, as a share from 0 to 1.
+
+    0 for moves that bring the end as near, 1/2 for none or for a way that leads nowhere, 1 for as many that lead back, for a room that
+    cannot be solved any more, and for a reply without readable moves (`made` is None). 0 where no solution is known to begin with.
     """
     before = solve(room, state).solution
     if before is None:
         return 0.0
     if made is None:
         return 1.0
-    if not made.states:
-        return 0.5
-    search = solve(room, made.states[-1])
+    search = solve(room, made.states[-1] if made.states else state)
     if search.solution is None:
         return 1.0 if search.exhausted else 0.5
-    count = len(made.states)
+    most = min(options.max_moves, len(before.moves))
     gained = len(before.moves) - len(search.solution.moves)
-    return min(1.0, max(0.0, (count - gained) / (2 * count)))
+    return min(1.0, max(0.0, (most - gained) / (2 * most)))

@@ -16,6 +16,7 @@ from agent_system.workflows.sokoban.rules import MOVES, OPPOSITE, Room, State, i
 
 DEAD = 1_000_000
 MAX_EXPANDED = 50_000
+MAX_PROOF = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,11 @@ def least_pushes(room: Room, boxes: frozenset[int]) -> int:
 
 
 def is_lost(room: Room, state: State) -> bool:
-    """Whether a box stands where no pushes lead it to a goal, in a corner or along a wall, so that the room cannot be solved any more."""
-    return least_pushes(room, state.boxes) >= DEAD
+    """Whether the room cannot be solved any more, as far as `MAX_PROOF` states prove it: with one box always.
+
+    A box stands where no pushes lead it to a goal, in a corner or along a wall; boxes lock each other; or the player has shut itself off.
+    """
+    return least_pushes(room, state.boxes) >= DEAD or solve(room, state, MAX_PROOF).exhausted
 
 
 def reach(room: Room, state: State) -> dict[int, str]:

@@ -179,9 +179,11 @@ def test_a_lost_box_is_reported_penalised_once_and_may_end_the_episode() -> None
     ("moves", "short"),
     [
         ("RU", 0.0),  # the solver's
-        ("R", 0.0),
+        ("R", 0.25),  # one of the two moves that fit
         ("RL", 0.5),  # there and back
-        ("D", 1.0),
+        ("D", 0.75),
+        ("DL", 0.75),  # a wall after it
+        ("RRUU", 1.0),  # round the box, away from the cell to push it from
         ("LL", 0.5),  # a wall: no move is made, which costs illegal_penalty as well
         ("north", 1.0),  # and format_penalty
     ],
@@ -198,6 +200,41 @@ def test_a_push_that_loses_the_room_costs_the_whole_shortfall_and_nothing_costs_
     assert env.act(EXECUTOR, "LURR").local == pytest.approx(-0.2 - 0.1), "along the right wall there is no goal"
     env.step("")
     assert env.act(EXECUTOR, "L").local == 0.0
+
+
+def test_a_turn_that_could_have_led_further_costs_what_it_left() -> None:
+    env = start("######\n#-.--#\n#-$--#\n#@---#\n#----#\n######", shortfall_penalty=0.2, plan_weight=0.0, max_moves=1)
+    assert env.act(EXECUTOR, "R").local == 0.0, "no more than one fits"
+
+
+SEALED = "######\n#---@#\n##-$-#\n#-#--#\n#---.#\n######"
+
+
+@pytest.mark.parametrize("agent", [TOOL, EXECUTOR])
+@pytest.mark.parametrize(
+    ("text", "moves"),
+    [
+        (SEALED, "LDD"),  # the box comes nearer to the goal, and the player can never get behind it
+        ("######\n#@-#-#\n#-$--#\n#--.-#\n#----#\n######", "RDD"),  # nearer to the goal on the way into the corner
+        ("#######\n#.--@-#\n#-----#\n#-$-$-#\n#---.-#\n#-----#\n#######", "DDD"),  # onto the goal and past it
+    ],
+)
+def test_moves_that_lose_the_room_earn_nothing_on_the_way_and_cost_more_than_standing(agent: str, text: str, moves: str) -> None:
+    script = {"progress": "distance", "deadlock_penalty": 0.3, "deadlock_ends": True, "shortfall_penalty": 0.2, "max_moves": 3}
+    for options in (script, {}):
+        outcome = start(text, **options).act(agent, moves)
+        assert outcome.team == 0.0
+        assert outcome.local <= -0.1
+    assert start(text, **script).act(EXECUTOR, moves).done
+    others = [start(text, **script).act(agent, worse).local for worse in ("L", "LR", "LLL", "LLLLLLLL", "north", "")]
+    assert start(text, **script).act(agent, moves).local < min(others), "the script's order: nothing costs more"
+
+
+def test_an_executor_that_speaks_twice_moves_twice() -> None:
+    env = start(UP)
+    assert env.act(EXECUTOR, "north").local < 0
+    assert env.act(EXECUTOR, "north").local < 0, "junk is not free the second time"
+    assert env.step("").info["unparsable"] == 2
 
 
 @pytest.mark.parametrize("kind", ["boxes", "distance"])

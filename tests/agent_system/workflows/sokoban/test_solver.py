@@ -93,6 +93,7 @@ def test_every_push_can_be_made() -> None:
         ("#-$-.#\n#-@--#\n#----#", False),  # along a wall with one
         ("#*---#\n#-@--#\n#----#", False),
         ("#----#\n#-$.-#\n#-@--#", False),
+        ("#----#\n##---#\n#-#@-#\n#--$.#", True),  # from the cell to push it from
     ],
 )
 def test_a_box_that_no_pushes_lead_to_a_goal_is_lost(rows: str, lost: bool) -> None:
