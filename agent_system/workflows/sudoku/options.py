@@ -73,8 +73,9 @@ class SudokuEnvOptions:
         progress_reward: team reward for all cells right; each part of it is paid when it is reached for the first time.
         plan_reward: local reward of the Tool for a plan that makes all cells right; paid as the difference to its last plan.
         illegal_penalty: subtracted from the local reward of a call whose action cannot be read, touches a clue or leaves the board.
-        clash_penalty: times the share of the action's cells that clash with a row, column or box, subtracted likewise.
-        wrong_penalty: times the share of the action's cells that are not the solution's, subtracted likewise.
+        clash_penalty: times the share of the cells given a digit that clash with a row, column or box, subtracted likewise.
+        wrong_penalty: times the share of the action's cells that it makes wrong (another digit than the solution's, or the solution's
+            taken away), subtracted likewise; cells left as they were do not count.
     """
 
     view: str = "grid"

@@ -56,11 +56,14 @@ class Applied:
         readable: the text was an action at all.
         illegal: it touched a clue or left the board; what came before that was written.
         touched_clue: it was a clue.
-        written: cells that were written, over their present digit too.
-        refused: cells that were not written because their digit would have clashed.
+        written: moves that were made, over the same digit or cell too.
+        refused: moves that were not made because their digit would have clashed.
         cut: moves beyond the most that an action may make.
-        clashes: written cells that clash with their row, column or box afterwards.
-        wrong: digits, written or refused, that are not the solution's; emptied cells do not count.
+        clashes: written moves whose cell clashes with its row, column or box afterwards.
+        placed: cells that were to have a digit which they did not hold.
+        clashing: those of them that were refused or clash afterwards.
+        right: cells that were to have the solution's digit or to lose a wrong one, and did not or held it before.
+        wrong: cells that were to have a digit that is not the solution's, or to lose the solution's.
     """
 
     state: State
@@ -71,26 +74,30 @@ class Applied:
     refused: int = 0
     cut: int = 0
     clashes: int = 0
+    placed: int = 0
+    clashing: int = 0
+    right: int = 0
     wrong: int = 0
 
     @property
     def clash_share(self) -> float:
-        """Share of the cells written or refused that clash; all of what cannot be read does, see `wrong_share`."""
+        """Share of the cells placed that clash; all of what cannot be read does, see `wrong_share`."""
         if not self.readable:
             return 1.0
-        return (self.clashes + self.refused) / (self.written + self.refused) if self.written + self.refused else 0.0
+        return self.clashing / self.placed if self.placed else 0.0
 
     @property
     def wrong_share(self) -> float:
-        """Share of the cells written or refused that are wrong; a digit that is refused may be right, beside a wrong one.
+        """Share of the cells that the action is about which it makes wrong; a digit that is refused may be right, beside a wrong one.
 
-        The cell at which an illegal action ends counts as wrong, and so does all of one that cannot be read: no reply is spared by what
-        is the matter with it.
+        Each cell counts once, and one that the action leaves as it was not at all, unless with a wrong digit: nothing that is written
+        beside a wrong digit makes it cheaper but right ones. The cell at which an illegal action ends counts as wrong, and so does all
+        of one that cannot be read: no reply is spared by what is the matter with it.
         """
         if not self.readable:
             return 1.0
-        tried = self.written + self.refused + self.illegal
-        return (self.wrong + self.illegal) / tried if tried else 0.0
+        about = self.right + self.wrong + self.illegal
+        return (self.wrong + self.illegal) / about if about else 0.0
 
 
 def apply_action(state: State, action: Action | None, max_cells: int, clashes: str = "keep") -> Applied:
@@ -105,8 +112,12 @@ def apply_action(state: State, action: Action | None, max_cells: int, clashes: s
     clues, size = state.puzzle.clues, state.puzzle.size
     board = list(state.board)
     written: list[int] = []
+    placed: set[int] = set()
+    refused: list[int] = []
+    right: set[int] = set()
+    wrong: set[int] = set()
     illegal = touched = False
-    cut = refused = wrong = 0
+    cut = 0
     moves = [move for move in action.moves if not _repeats(move, board, size)] if action.whole else list(action.moves)
     for number, move in enumerate(moves):
         if number >= max_cells:
@@ -117,10 +128,16 @@ def apply_action(state: State, action: Action | None, max_cells: int, clashes: s
         if cell is None or touched:
             illegal = True
             break
-        wrong += move.digit not in (0, state.puzzle.solution[cell])
+        held, solution = board[cell], state.puzzle.solution[cell]
+        if move.digit not in (held, 0):
+            placed.add(cell)
+        if move.digit not in (solution, 0) or (held == solution and not move.digit):
+            wrong.add(cell)
+        elif move.digit != held:
+            right.add(cell)
         holders = [peer for peer in shape_of(size).peers[cell] if board[peer] == move.digit] if move.digit and clashes != "keep" else []
         if holders:
-            refused += 1
+            refused.append(cell)
             emptied = [peer for peer in holders if not clues[peer]] if clashes == "clear" else []
             for peer in emptied:
                 board[peer] = 0
@@ -131,7 +148,10 @@ def apply_action(state: State, action: Action | None, max_cells: int, clashes: s
             break
     after = replace(state, board=tuple(board)) if tuple(board) != state.board else state
     clash = clashing(after.board) if written else set()
-    return Applied(after, True, illegal, touched, len(written), refused, cut, sum(cell in clash for cell in written), wrong)
+    clashes = sum(cell in clash for cell in written)
+    amiss = placed & (clash | set(refused))
+    counts = (len(written), len(refused), cut, clashes, len(placed), len(amiss), len(right - wrong), len(wrong))
+    return Applied(after, True, illegal, touched, *counts)
 
 
 def _cell(move: Move, size: int) -> int | None:

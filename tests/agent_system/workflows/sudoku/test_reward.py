@@ -63,7 +63,30 @@ def test_a_wrong_digit_costs_its_share_of_the_cells_written(make_env, role):
     env = make_env(clash_penalty=0.0, plan_reward=0.0, wrong_penalty=0.4)
     assert env.act(role, "1 2 4").local == pytest.approx(-0.4)
     assert env.act(role, "1 2 2; 1 4 4; 2 1 3; 2 3 4").local == pytest.approx(-0.1)
-    assert env.act(role, "1 2 0; 1 4 0").local == 0.0  # an emptied cell is not wrong
+    assert env.act(role, "1 2 0").local == pytest.approx(-0.4 if role == EXECUTOR else 0.0)  # the right digit, taken away
+    assert env.act(role, "2 3 0; 3 2 0").local == 0.0  # a wrong one, and an empty cell
+
+
+@pytest.mark.parametrize("role", [TOOL, EXECUTOR])
+@pytest.mark.parametrize("clashes", ["keep", "refuse", "clear"])
+def test_nothing_that_stands_beside_a_wrong_digit_makes_it_cheaper_but_right_ones(make_env, role, clashes):
+    def local(action):
+        env = make_env(clashes=clashes, plan_reward=0.0)
+        env.act(EXECUTOR, "1 2 2; 2 1 3")
+        return env.act(role, action).local
+
+    for wrong in ("1 4 3", "1 4 2", "1 2 0", "1 2 4"):
+        alone = local(wrong)
+        assert alone <= -0.3
+        for beside in ("2 1 3", "3 2 0", "2 1 3; 2 1 3; 2 1 3", "3 2 0; 3 2 0; 3 2 0; 4 3 0", wrong):
+            assert local(f"{beside}; {wrong}") <= alone + 1e-9
+            assert local(f"{wrong}; {beside}") <= alone + 1e-9
+        assert local(f"{wrong}; 2 3 1") > alone
+
+
+@pytest.mark.parametrize("role", [TOOL, EXECUTOR])
+def test_the_first_wrong_digit_in_a_cell_is_not_forgiven_by_the_second_that_is_right(make_env, role):
+    assert make_env(plan_reward=0.0).act(role, "1 2 4; 1 2 2").local == pytest.approx(-0.3)
 
 
 @pytest.mark.parametrize("role", [TOOL, EXECUTOR])
