@@ -7,6 +7,7 @@ import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from typing import Any
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
@@ -32,7 +33,8 @@ def check_env(
 
     - The same seed gives the same observations, rewards and info: in a second object, and in the first one after another `reset`.
     - A fork (when the class has `fork`) taken before any action is of the same class and plays the rest as its origin does, whichever of
-      the two plays first.
+      the two plays first; one that goes another way (the rest backwards, but for the last action, up to an error) goes it as an object of
+      its own would.
     - A pickled copy taken before any action plays the rest alike.
     - `score` (when the class has it) changes nothing.
     - Rewards are finite and inside their ranges; `done`, `info` and observations have their types.
@@ -85,16 +87,15 @@ class _Check:
 
     async def _copies(self, start: int, expected: Trace) -> None:
         """Fork and pickle before action `start`, and play every copy to the end."""
-        origin = await self._new()
-        await origin.observation("reset", self.task)
-        await self._play(origin, 0, start)
+        origin = await self._at(start)
         rest, where = expected[start + 1 :], f"when copied before action {start}"
-        early = late = second = None
+        early = late = second = stray = None
         if origin.env.overrides("fork"):
             early, late = await origin.fork(), await origin.fork()
             if type(early.env) is not type(origin.env):
                 raise AgentSystemError(f"{self.name}.fork() returned a {type(early.env).__name__}; make the copy with type(self)(...)")
             second = await early.fork()
+            stray = await origin.fork()
             self._same(rest, await self._play(early, start), f"in a fork, {where}", start)
         copy = EnvCaller(self._pickled(origin.env, start), self.threads)
         self._same(rest, await self._play(copy, start), f"in a pickled copy, {where}", start)
@@ -102,7 +103,12 @@ class _Check:
         if late is not None and second is not None:
             self._same(rest, await self._play(late, start), f"in a fork played after its origin, {where}", start)
             self._same(rest, await self._play(second, start), f"in a fork of a fork, {where}", start)
-        for env in (early, late, second, copy, origin):
+        if stray is not None:
+            alone = await self._at(start)
+            order = [*self.actions[start : start + len(rest) - 1][::-1], self.actions[start + len(rest) - 1]]
+            self._apart(await self._astray(alone, order), await self._astray(stray, order), start)
+            await alone.close(CLOSE_TIMEOUT_S)
+        for env in (early, late, second, stray, copy, origin):
             if env is not None:
                 await env.close(CLOSE_TIMEOUT_S)
 
@@ -112,6 +118,13 @@ class _Check:
             raise AgentSystemError(f"env_factory(seed) must return a BaseEnv, found {type(env).__name__}")
         return EnvCaller(env, self.threads)
 
+    async def _at(self, start: int) -> EnvCaller:
+        """Return a new environment in which the actions before `start` have been played."""
+        env = await self._new()
+        await env.observation("reset", self.task)
+        await self._play(env, 0, start)
+        return env
+
     async def _whole(self, env: EnvCaller, score: bool = False) -> Trace:
         observation = await env.observation("reset", self.task)
         return [[self._shown(observation), await self._seen(env)], *await self._play(env, 0, score=score)]
@@ -119,16 +132,33 @@ class _Check:
     async def _play(self, env: EnvCaller, start: int, stop: int | None = None, score: bool = False) -> Trace:
         trace: Trace = []
         for number, action in enumerate(self.actions[start:stop], start):
-            call = ("act", *action) if _is_act(action) else ("step", action)
+            call = _call_of(action)
             outcome = await env.outcome(*call)
             self._valid(outcome, f"{self.name}.{call[0]}() after action {number}, {action!r},")
             if score and _is_act(action):
                 self._valid(await env.outcome("score", *action), f"{self.name}.score() after action {number}, {action!r},")
-            shown = None if outcome.observation is None else self._shown(outcome.observation)
-            trace.append([outcome.team, plain(outcome.local), outcome.done, plain(outcome.info), shown, await self._seen(env)])
+            trace.append(await self._told(env, outcome))
             if outcome.done:
                 break
         return trace
+
+    async def _astray(self, env: EnvCaller, order: Sequence[Any]) -> Trace:
+        """Play the actions in another order; an error ends it, since an environment may ask for one."""
+        trace: Trace = []
+        for action in order:
+            try:
+                outcome = await env.outcome(*_call_of(action))
+                trace.append(await self._told(env, outcome))
+            except Exception as error:
+                trace.append(type(error).__name__)
+                break
+            if outcome.done:
+                break
+        return trace
+
+    async def _told(self, env: EnvCaller, outcome: Outcome) -> Trace:
+        shown = None if outcome.observation is None else self._shown(outcome.observation)
+        return [outcome.team, plain(outcome.local), outcome.done, plain(outcome.info), shown, await self._seen(env)]
 
     async def _seen(self, env: EnvCaller) -> Any:
         return [self._shown(await env.observation("observe", agent)) for agent in self.agents] if env.has_observe else None
@@ -154,6 +184,15 @@ class _Check:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise AgentSystemError(f"{self.name} cannot be pickled before action {start}: {error}; keep no open handles in it") from error
 
+    def _apart(self, alone: Trace, stray: Trace, start: int) -> None:
+        for one, other in zip_longest(alone, stray):
+            if one != other:
+                raise AgentSystemError(
+                    f"{self.name}: a fork taken before action {start} that played the actions from there backwards, after other forks had "
+                    f"played them, came to something else than an object of its own: expected {one!r:.300}, found {other!r:.300}; "
+                    "a fork must share nothing that changes"
+                )
+
     def _same(self, expected: Trace, found: Trace, where: str, start: int = -1) -> None:
         for number, (one, other) in enumerate(zip(expected, found, strict=False), start):
             if one != other:
@@ -163,6 +202,10 @@ class _Check:
             raise AgentSystemError(
                 f"{self.name}: the episode ended elsewhere {where}: {len(expected)} outcomes expected, found {len(found)}"
             )
+
+
+def _call_of(action: Any) -> tuple[Any, ...]:
+    return ("act", *action) if _is_act(action) else ("step", action)
 
 
 def _is_act(action: Any) -> bool:

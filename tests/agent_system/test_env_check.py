@@ -58,11 +58,19 @@ class WithoutFork(Walk):
     fork = BaseEnv.fork  # type: ignore[assignment]
 
 
+class AsksForAnOrder(Walk):
+    def act(self, agent_id: str, action: str) -> Outcome:
+        if action == "right" and "left" not in getattr(self, "made", ()):
+            raise ValueError("left goes first")
+        self.made = (*getattr(self, "made", ()), action)
+        return super().act(agent_id, action)
+
+
 def check(env: type[BaseEnv], **options: Any) -> None:
     check_env(lambda seed: env(seed=seed), TASK, ACTIONS, **options)
 
 
-@pytest.mark.parametrize("env", [Walk, Waits, WithoutFork])
+@pytest.mark.parametrize("env", [Walk, Waits, WithoutFork, AsksForAnOrder])
 def test_a_sound_environment_passes(env: type[BaseEnv]) -> None:
     check(env, team_range=(0.0, 1.0), local_range=(-1.0, 0.5))
 
@@ -79,6 +87,18 @@ class SharesTheWind(Walk):
         twin = super().fork()
         twin.random = self.random
         return twin
+
+
+class SharesWhatOnlyOtherWaysTouch(Walk):
+    """What all forks write in the order of the actions is there in each of them; another order finds what is not its own."""
+
+    def reset(self, task: Task) -> Observation:
+        self.marks: set[str] = set()
+        return super().reset(task)
+
+    def act(self, agent_id: str, action: str) -> Outcome:
+        self.marks.add(action)
+        return Outcome(-1.0 if action == "right" and "left" in self.marks else 0.0)
 
 
 class ForksWithoutHistory(Walk):
@@ -160,6 +180,7 @@ class NotDone(Walk):
     [
         (SharesThePath, "in the origin after its copies had been played|in a pickled copy"),
         (SharesTheWind, "copied before action"),
+        (SharesWhatOnlyOtherWaysTouch, "backwards.*came to something else than an object of its own.*share nothing that changes"),
         (ForksWithoutHistory, "in a fork, when copied before action"),
         (ForksShareLater, "in a fork of a fork, when copied before action"),
         (Special, r"Special.fork\(\) returned a Walk; make the copy with type\(self\)"),

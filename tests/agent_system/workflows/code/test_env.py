@@ -168,6 +168,7 @@ class Own(CodeEnv):
 def test_any_play_conforms() -> None:
     tests = write_pairs([("1 1", "2"), ("1 -1", "7"), ("x", "x")])
     random = (CODER, "import random; print(random.random())")
-    first = [(TESTER, tests), (CODER, WRONG), WRONG, ("Nobody", "x"), (CODER, ""), (TESTER, "\x00\ud7ff"), "", "print(", random]
-    play = [*first, (CODER, "\x00\ud800"), (CODER, ADD), (TESTER, write_pairs([("1 1", "2")])), ADD]
-    check_env(lambda seed: Own(seed=seed), adding(), play, team_range=(-1.0, 1.0), local_range=(0.0, 1.0))
+    first = [(TESTER, tests), (CODER, WRONG), WRONG, ("Nobody", "x"), (CODER, ""), (TESTER, "\x00\ud7ff"), "", "print("]
+    right = [(CODER, "\x00\ud800"), (CODER, ADD), (TESTER, write_pairs([("1 1", "2")])), ADD]
+    for play in ([*first, *right], [*first, (CODER, WRONG), random, (CODER, ADD)]):
+        check_env(lambda seed: Own(seed=seed), adding(), play, team_range=(-1.0, 1.0), local_range=(0.0, 1.0))

@@ -96,8 +96,9 @@ async def test_a_sandbox_that_fails_is_not_held_against_the_program(monkeypatch:
 def test_any_play_conforms() -> None:
     random = (TOOL_USER, "import random; print(random.random())")
     first = [(TOOL_USER, "print(41)"), (REASONER, "42"), "42", ("Nobody", "x"), (REASONER, "\x00\ud7ff"), (TOOL_USER, "print("), "", "1"]
-    play = [*first, random, (REASONER, "\\frac{84}{2}"), (TOOL_USER, "print(42)"), ""]
-    check_env(lambda seed: MathToolEnv(seed=seed), TASK, play, team_range=(-1.0, 1.0), local_range=(0.0, 1.0))
+    right = [(REASONER, "\\frac{84}{2}"), (TOOL_USER, "print(42)"), ""]
+    for play in ([*first, *right], [*first, (TOOL_USER, "print(40)"), random, (TOOL_USER, "print(42)")]):
+        check_env(lambda seed: MathToolEnv(seed=seed), TASK, play, team_range=(-1.0, 1.0), local_range=(0.0, 1.0))
 
 
 def test_bad_options_and_tasks_are_named() -> None:
