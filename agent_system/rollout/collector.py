@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class TooManyFailuresError(RuntimeError):
-    """More episodes failed than `rollout.max_failure_rate` allows."""
+    """More episodes, or candidates of trees, failed than `rollout.max_failure_rate` allows."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,7 +155,8 @@ class Collector:
 
         Raises:
             EngineGoneError: an engine's process died.
-            TooManyFailuresError: the share of failed episodes is above `max_failure_rate`; the message groups the causes.
+            TooManyFailuresError: the share of failed episodes, or of candidates left out of the others' trees, is above `max_failure_rate`;
+                the message groups the causes.
             AgentSystemError: a local reward outside `reward.propagation.local_range`.
         """
         with _rare_garbage_collection():
@@ -183,6 +184,7 @@ class Collector:
     async def _play(self, plans: Sequence[Plan]) -> list[EpisodeRecord]:
         records: list[EpisodeRecord | None] = [None] * len(plans)
         causes: Counter[str] = Counter()
+        left_out: Counter[str] = Counter()
         allowed = self.settings.max_failure_rate * len(plans)
         running: dict[asyncio.Task[None], tuple[int, Episode]] = {}
         finished: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
@@ -201,17 +203,23 @@ class Collector:
                     _raise_if_engine_gone(task)
                     cause = _cause(task)
                     records[index] = episode.record(cause)
-                    if cause is not None:
+                    if cause is None:
+                        left_out += episode.left_out
+                    else:
                         causes[cause] += 1
                         logger.warning("episode %s left out: %s", task.get_name(), cause)
                         if causes.total() > allowed:
-                            raise TooManyFailuresError(_grouped(causes, len(plans), self.settings.max_failure_rate))
+                            raise TooManyFailuresError(_grouped(causes, len(plans), "episodes", self.settings.max_failure_rate))
             finally:
                 await _cancel(running)
                 for seat in self.seats.values():
                     if isinstance(seat.binding, RemoteBinding):
                         await seat.binding.endpoint.close()
-        return [r for r in records if r is not None]
+        whole = [r for r in records if r is not None]
+        tried = left_out.total() + sum(len(r.samples) for r in whole if not r.failed)
+        if left_out.total() > self.settings.max_failure_rate * tried:
+            raise TooManyFailuresError(_grouped(left_out, tried, "candidates", self.settings.max_failure_rate))
+        return whole
 
     def _env(self, plan: Plan) -> BaseEnv:
         return self.env.make(stable_seed(self.settings.seed, plan.step, plan.validate, plan.world_uid))
@@ -278,9 +286,9 @@ def _cause(task: asyncio.Task[None]) -> str | None:
     return f"{type(error).__name__}: {error}{where}"
 
 
-def _grouped(causes: Counter[str], total: int, allowed: float) -> str:
+def _grouped(causes: Counter[str], total: int, of: str, allowed: float) -> str:
     lines = [f"  {count} x {cause}" for cause, count in causes.most_common(10)]
-    return f"{causes.total()} of {total} episodes failed, more than rollout.max_failure_rate={allowed:g} allows:\n" + "\n".join(lines)
+    return f"{causes.total()} of {total} {of} failed, more than rollout.max_failure_rate={allowed:g} allows:\n" + "\n".join(lines)
 
 
 async def _cancel(tasks: Mapping[asyncio.Task[None], Any]) -> None:

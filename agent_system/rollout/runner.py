@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -71,6 +72,11 @@ class Episode:
             finally:
                 await self._forks.end(self._env)
 
+    @property
+    def left_out(self) -> Counter[str]:
+        """Candidates of a tree that could not be sampled or scored, by the cause."""
+        return self._tree.left_out if self._tree else Counter()
+
     def record(self, failure: str | None = None) -> EpisodeRecord:
         """Return what happened, every reward where it arrived; `assign_rewards` makes the rewards of samples from it."""
         ledger, task = self._ledger, self.plan.task
@@ -78,7 +84,7 @@ class Episode:
         return EpisodeRecord(
             self.plan.uid, self.plan.traj_uid, task.task_id, task.data_source, self.plan.index,
             tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, tuple(ledger.turns),
-            self._tree.left_out if self._tree else 0, self._answer,
+            self.left_out.total(), self._answer,
         )  # fmt: skip
 
     async def _play(self) -> None:

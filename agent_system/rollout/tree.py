@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from agent_system.environment import BaseEnv, Outcome
@@ -33,12 +34,12 @@ class Tree:
 
     Attributes:
         settings: the keys under `rollout.tree`.
-        left_out: candidates that could not be sampled or scored.
+        left_out: candidates that could not be sampled or scored, by the cause.
     """
 
     def __init__(self, settings: TreeSettings, alpha: float, forks: Forks) -> None:
         self.settings = settings
-        self.left_out = 0
+        self.left_out: Counter[str] = Counter()
         self._alpha = alpha
         self._forks = forks
         self._block: Block | None = None
@@ -65,18 +66,18 @@ class Tree:
         """
         numbered = [(number, reply) for number, reply in enumerate(replies) if reply is not None]
         results = await asyncio.gather(*(self._try(call, n, reply, world) for n, reply in numbered), return_exceptions=True)
-        self.left_out += len(replies) - len(numbered)
+        self.left_out[f"a reply of {call.agent_id} was aborted"] += len(replies) - len(numbered)
         candidates, causes = [], []
         for (number, _), result in zip(numbered, results, strict=True):
             if isinstance(result, BaseException):
                 causes.append(result)
+                self.left_out[f"{type(result).__name__}: {result}"] += 1
                 logger.warning(
                     "candidate %d of %s in turn %d of %s left out: %s: %s",
                     number, call.agent_id, call.turn, call.plan.traj_uid, type(result).__name__, result,
                 )  # fmt: skip
             else:
                 candidates.append(result)
-        self.left_out += len(causes)
         if not candidates:
             raise AgentSystemError(
                 f"none of the {len(replies)} candidates of {call.agent_id} in turn {call.turn} could be scored: "

@@ -77,8 +77,8 @@ class Course:
         wander: most moves at random that lead off it there.
     """
 
-    count: int = 24_000
-    rooms: int = 6000
+    count: int = 36_000
+    rooms: int = 9000
     difficulty: Difficulty = field(default_factory=Difficulty)
     habits_from: float = 0.8
     habits_before: float = 0.15

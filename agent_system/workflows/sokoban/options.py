@@ -61,7 +61,8 @@ class SokobanEnvOptions:
         deadlock_penalty: local, for moves after which the room cannot be solved any more.
         deadlock_ends: that ends the episode.
         shortfall_penalty: local, for moves that lead away from the end; half of it for moves that lead nowhere, nothing for those of the
-            solver, as many as fit into a turn. Above 0 the solver looks at every state that a reply leads to, which takes long in large rooms with many boxes.
+            solver, as many as fit into a turn. Above 0 the solver looks at every state that a reply leads to, which takes long in large
+            rooms with many boxes.
     """
 
     view: str = "map"

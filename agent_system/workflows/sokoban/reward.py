@@ -1,9 +1,9 @@
 """What moves earn, after the rewards of Stronger-MAS (arXiv 2510.11062): the team for success and progress, each role for its own reply.
 
 Nothing can be earned by going in circles. Progress is paid as it beats the best of the episode so far: a box pushed off its goal and on
-again pays no second time. Moves that lose the room gain nothing, whatever they pass on the way. The Tool is paid the difference between its plans, or to what has been made meanwhile where that is more, so
-that over an episode it earns at most what its last plan was worth, however often it says it. All else is a penalty. The team's rewards of
-an episode add up to at most 1.
+again pays no second time. Moves that lose the room gain nothing, whatever they pass on the way. The Tool is paid the difference between
+its plans, or to what has been made meanwhile where that is more, so that over an episode it earns at most what its last plan was worth,
+however often it says it. All else is a penalty. The team's rewards of an episode add up to at most 1.
 """
 
 from __future__ import annotations
@@ -78,7 +78,11 @@ def judge(room: Room, start: State, state: State, best: float, moves: str | None
         options.format_penalty * (moves is None)
         + options.illegal_penalty * (made.illegal or cut > 0)
         + options.deadlock_penalty * (deadlock and not is_lost(room, state))
-        + (options.shortfall_penalty * shortfall(room, state, None if moves is None else made, options) if options.shortfall_penalty else 0.0)
+        + (
+            options.shortfall_penalty * shortfall(room, state, None if moves is None else made, options)
+            if options.shortfall_penalty
+            else 0.0
+        )
     )
     team = worth - options.progress_weight * best
     return Verdict(made, end, after, worth, team, -penalty, solved, deadlock, moves is None, cut)

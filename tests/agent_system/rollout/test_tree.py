@@ -12,7 +12,7 @@ import pytest
 
 from agent_system import AgentSystemError, BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn
 from agent_system.reward import RewardSettings
-from agent_system.rollout import TreeSettings
+from agent_system.rollout import TooManyFailuresError, TreeSettings
 from agent_system.rollout.candidate import choose
 from agent_system.testing import ScriptedEngine
 from verl.protocol.generate import GenerateRequest, Generation
@@ -164,6 +164,13 @@ async def test_a_candidate_that_breaks_its_fork_is_left_out_of_its_group_alone(p
     assert [s.action for s in episode.committed] == ["2", "6", "3", "3"]
     assert result.metrics["tree/left_out"] == 1.0 == episode.left_out
     assert not episode.failed
+
+
+async def test_a_step_with_more_broken_candidates_than_episodes_may_fail_stops_with_the_causes(play) -> None:
+    replies = ["1", "13", "2", *"456123123"]  # one of twelve breaks
+    assert (await play(replies, max_failure_rate=1 / 12)).metrics["tree/left_out"] == 1.0
+    with pytest.raises(TooManyFailuresError, match=r"1 of 12 candidates failed.*max_failure_rate=0\.08 allows:\n  1 x ValueError: unlucky"):
+        await play(replies, max_failure_rate=0.08)
 
 
 class Aborts(ScriptedEngine):

@@ -99,7 +99,7 @@ class CollectConfig:
     max_concurrent_episodes: int = key(
         0, "episodes in flight at the same time; 0 takes 4 * actor_rollout_ref.rollout.max_num_seqs for each rank of a worker group"
     )
-    max_failure_rate: float = key(0.1, "share of failed episodes above which the run stops")
+    max_failure_rate: float = key(0.1, "share of failed episodes, or of failed candidates of trees, above which the run stops")
     episode_timeout_s: float = key(600.0, "time limit of one episode")
     call_timeout_s: float = key(300.0, "time limit of one reply, waiting for a slot of the engine included")
 
