@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Run, read_metrics
+from tests.e2e.teams import LEVELS
 from verl.protocol.generate import EngineGoneError
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.ppo.team import TeamError
@@ -51,8 +52,21 @@ def test_a_dead_engine_is_replaced_when_it_gets_its_weights(
     assert second["actor/grad_norm"] == whole["actor/grad_norm"], "the new engine samples from the weights of the step"
 
 
-def calls_of(method: str, folder: Path, train: Run, changes: dict[str, Any]) -> int:
-    """How often a sync calls the method."""
+def test_an_engine_that_dies_while_it_samples_is_replaced_with_all_adapters(train: Run, dying: Callable[..., None], tmp_path: Path) -> None:
+    changes = LEVELS["L2"].changes | {"trainer.val_before_train": False, "data.val_files": "[]"}
+    submits = calls_of("submit", tmp_path / "whole", train, changes, syncs=1)
+    dying(RolloutWorker, "submit", submits - 1)
+    train(changes)
+    lines, whole = ([line for line in read_metrics(tmp_path / name) if "actor/lr" in line] for name in ("run", "whole"))
+    assert [line["training/engine_restarts"] for line in lines] == [0, 1]
+    for name in ("asker", "verifier_agent"):
+        key = f"wg/{name}/actor/grad_norm"
+        assert lines[1][key] == whole[1][key] != whole[0][key], "it samples from the adapters of the step"
+        assert lines[1][key] > 0
+
+
+def calls_of(method: str, folder: Path, train: Run, changes: dict[str, Any], syncs: int = 3) -> int:
+    """How often a sync calls the method: one before the first step and one after each of two; or how often it is called at all."""
     count = 0
     call = getattr(RolloutWorker, method)
 
@@ -65,8 +79,8 @@ def calls_of(method: str, folder: Path, train: Run, changes: dict[str, Any]) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RolloutWorker, method, counted)
         train(changes | {"trainer.default_local_dir": folder})
-    assert count % 3 == 0, "one sync before the first step and one after each of two"
-    return count // 3
+    assert count % syncs == 0
+    return count // syncs
 
 
 def test_an_engine_that_dies_again_in_a_step_ends_the_run_in_one_line(train: Run, dying: Callable[..., None]) -> None:
