@@ -104,6 +104,29 @@ def test_an_agent_that_does_not_learn_leaves_its_adapter_and_the_other_ones_move
     assert [(line["wg/asker/actor/lr"], line["wg/verifier_agent/actor/lr"]) for line in lines] == [(0.01, 0.0)] * 2
 
 
+def test_adapters_of_one_base_have_a_schedule_and_a_clip_each(train: Run, tmp_path: Path) -> None:
+    """What the verifier is given changes nothing for the asker in the first step, before that reads new replies, and all for itself."""
+    lora = {"agent.specialization": "lora", "actor_rollout_ref.model.lora_rank": 2, "trainer.save_freq": 1}
+    train(lora | {"trainer.default_local_dir": tmp_path / "alike"})
+    own = {
+        "actor.grad_clip": "[null,1e-12]",
+        "actor.optim.lr_scheduler_type": "[null,linear]",
+        "actor.optim.total_training_steps": "[null,4]",
+        "actor.optim.min_lr_ratio": "[null,0.5]",
+    }
+    train(lora | {f"agent.agent_specific_parameters.{k}": v for k, v in own.items()})
+    alike, apart = policies(tmp_path / "alike", 1), policies(tmp_path / "run", 1)
+    assert apart["asker"] == alike["asker"] and apart["verifier_agent"] != alike["verifier_agent"]
+
+    def farthest(data: bytes) -> float:
+        return max(float(tensor.abs().max()) for name, tensor in load(data).items() if "lora_B" in name)
+
+    assert farthest(apart["verifier_agent"]) < 1e-3 * farthest(alike["verifier_agent"]), "gradients far below Adam's epsilon move nothing"
+    lines = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
+    assert [line["wg/asker/actor/lr"] for line in lines] == [0.001] * 2
+    assert [line["wg/verifier_agent/actor/lr"] for line in lines] == pytest.approx([0.001, 0.001 * (1 - 0.5 / 3)])
+
+
 def test_a_run_of_adapters_resumes_to_the_last_bit(train: Run, tmp_path: Path) -> None:
     schedule = ADAPTER | KL | {
         "agent.specialization": "[lora,lora]",
