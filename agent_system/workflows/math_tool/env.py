@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from agent_system.workflows.math_tool.options import MathToolEnvOptions
 logger = logging.getLogger(__name__)
 
 LONGEST_SHOWN = 200
+READ_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,9 @@ class Ran:
 class MathToolEnv(BaseEnv):
     r"""Grades both answers as they are given; at the end of a turn, says whether they agree and which is the team's.
 
-    Two answers agree when the grader finds them equal. The team's answer is the one they agree on, else that of `decides`. The team is paid
-    the change of whether its answer is right, so that an episode earns 1 where the last one is. A program's answer is the last line that
+    Two answers agree when the grader finds them equal. The team's answer is the one they agree on, else that of `decides`, who is wrong
+    without one: to say nothing must not be better than to be wrong. The team is paid the change of whether its answer is right, so that an
+    episode earns 1 where the last one is. A program's answer is the last line that
     it prints (what is in its last `\boxed{}`, if there is one).
 
     `info`: `success`, `agreed`; `reasoner/accuracy`, `tool/accuracy` (of the last answers); `tool/built`, `tool/ran` (of the last program);
@@ -91,7 +94,7 @@ class MathToolEnv(BaseEnv):
             self._program, self._ran, self._correct[TOOL_USER] = action, ran, right
             self._counts["tool/unparsed"] += not action.strip()
             self._counts["tool/limits"] += ran.limited
-            local = config.build_reward * ran.built + config.run_reward * ran.ended + config.output_reward * right
+            local = config.build_reward * ran.built + config.run_reward * bool(ran.answer) + config.output_reward * right
             return Outcome(local=local, info=self._info())
         return Outcome()
 
@@ -106,7 +109,7 @@ class MathToolEnv(BaseEnv):
             await self.act(REASONER, action)
         before, first, second = self._right, self._reasoned, self._ran.answer
         self._agreed = await self._equal(first, second)
-        self._right = await self._equal(self._choice(first, second), self._truth)
+        self._right = await self._equal(first if self.config.decides == "reasoner" else second, self._truth)
         told = {"reasoner": _short(first), "tool": _short(self._ran.told), "program": self._program}
         self._seen = Observation(self._problem, {"last": told, "anchor": repr([self._problem, told])})
         outcome = Outcome(team=float(self._right) - float(before), done=self._agreed, info=self._info(), observation=self._seen)
@@ -121,10 +124,6 @@ class MathToolEnv(BaseEnv):
         copy._correct, copy._counts = dict(self._correct), self._counts.copy()
         return copy
 
-    def _choice(self, reasoned: str, computed: str) -> str:
-        """The team's answer; the two are the same where they agree."""
-        return (reasoned or computed) if self.config.decides == "reasoner" else (computed or reasoned)
-
     async def _run(self, program: str) -> Ran:
         """Run a program, once an episode."""
         if not program.strip():
@@ -133,7 +132,8 @@ class MathToolEnv(BaseEnv):
             result = await shared_sandbox().run(program)
             if result.reason is Reason.SANDBOX:
                 raise SandboxError(f"a program could not be run: {result.message}")
-            self._runs.setdefault(program, _read(result))
+            large = len(result.stdout) > READ_AT_ONCE
+            self._runs.setdefault(program, await asyncio.to_thread(_read, result) if large else _read(result))
         return self._runs[program]
 
     async def _equal(self, answer: str, other: str) -> bool:

@@ -30,10 +30,10 @@ class MathToolEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        decides: whose answer is the team's where they do not agree: reasoner | tool; the other one's where it has none.
+        decides: whose answer is the team's where they do not agree: reasoner | tool; where it has none, the team is wrong.
         format_reward, match_reward: Reasoner, local, for an answer in a box and for a right one.
-        build_reward, run_reward, output_reward: Tool-user, local, for a program that compiles, one that ends by itself, one whose answer is
-            right.
+        build_reward, run_reward, output_reward: Tool-user, local, for a program that compiles, one that ends by itself and prints an
+            answer, one whose answer is right.
         grader_workers: most grader processes; 0 takes the number of cores, at most four.
         grader_timeout_s: CPU seconds after which an answer that cannot be compared scores 0.
     """

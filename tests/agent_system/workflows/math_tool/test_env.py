@@ -29,7 +29,8 @@ async def test_the_reasoner_is_paid_for_a_box_and_for_the_right_answer(answer: s
         ("print('the answer is \\\\boxed{42}, as I said')", 1.0),
         ("print(42)\nprint('done')", 0.2),
         ("print(7)", 0.2),
-        ("pass", 0.2),
+        ("pass", 0.1),
+        ("# the answer is 42", 0.1),
         ("print(42)\n1 / 0", 0.1),
         ("while True: pass", 0.1),
         ("print(42", 0.0),
@@ -66,8 +67,8 @@ async def test_agreement_on_a_wrong_answer_ends_the_episode_too_and_nothing_is_n
 
 
 @pytest.mark.parametrize(("decides", "reasoned", "program", "right"), [
-    ("reasoner", "42", "print(1)", 1), ("reasoner", "1", "print(42)", 0), ("reasoner", "", "print(42)", 1),
-    ("tool", "42", "print(1)", 0), ("tool", "1", "print(42)", 1), ("tool", "42", "1 / 0", 1),
+    ("reasoner", "42", "print(1)", 1), ("reasoner", "1", "print(42)", 0), ("reasoner", "", "print(42)", 0),
+    ("tool", "42", "print(1)", 0), ("tool", "1", "print(42)", 1), ("tool", "42", "1 / 0", 0), ("tool", "42", "pass", 0),
 ])  # fmt: skip
 async def test_one_of_them_decides_where_they_differ(decides: str, reasoned: str, program: str, right: int) -> None:
     env = world(decides=decides)
@@ -75,6 +76,29 @@ async def test_one_of_them_decides_where_they_differ(decides: str, reasoned: str
     await env.act(REASONER, reasoned)
     outcome = await env.step(reasoned)
     assert (outcome.team, outcome.info["success"]) == (right, right)
+
+
+@pytest.mark.parametrize("decides", ["reasoner", "tool"])
+@pytest.mark.parametrize("role", [REASONER, TOOL_USER])
+async def test_to_say_nothing_is_never_better_than_to_be_wrong(role: str, decides: str) -> None:
+    """Whatever the other one says, and whether the team was right or wrong before."""
+    replies = {REASONER: ("42", "41"), TOOL_USER: ("print(42)", "print(41)")}
+    silent = {REASONER: [""], TOOL_USER: ["", "pass", "1 / 0", "print("]}
+    other = TOOL_USER if role == REASONER else REASONER
+
+    async def paid(first: tuple[str, str], second: tuple[str, str]) -> float:
+        env, got = world(decides=decides), 0.0
+        for said in (first, second):
+            got = (await env.act(role, said[0])).local
+            await env.act(other, said[1])
+            got += (await env.step("")).team
+        return got
+
+    for before in ((right, left) for right in replies[role] for left in replies[other]):
+        for beside in replies[other]:
+            wrong = await paid(before, (replies[role][1], beside))
+            for nothing in silent[role]:
+                assert await paid(before, (nothing, beside)) <= wrong
 
 
 async def test_a_program_runs_once_an_episode_whatever_forks_there_are() -> None:
