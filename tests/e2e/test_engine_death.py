@@ -1,6 +1,7 @@
 """An engine's process that is found dead between two steps' samples is replaced; a policy's is not."""
 
 import functools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,23 @@ def test_an_engine_that_dies_while_it_samples_is_replaced_with_all_adapters(trai
         key = f"wg/{name}/actor/grad_norm"
         assert lines[1][key] == whole[1][key] != whole[0][key], "it samples from the adapters of the step"
         assert lines[1][key] > 0
+
+
+def test_an_engine_is_not_started_anew_on_another_base(
+    train: Run, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = shutil.copytree(tiny_model_dir, tmp_path / "base")
+
+    def dies(worker: RolloutWorker, *_: Any) -> None:
+        (base / "config.json").write_text((tiny_model_dir / "config.json").read_text() + "\n")
+        raise WorkerDiedError("submit met a dead process")
+
+    monkeypatch.setattr(RolloutWorker, "submit", dies)
+    changes = {"actor_rollout_ref.model.path": base, "trainer.val_before_train": False, "data.val_files": "[]"}
+    with pytest.raises(
+        EngineGoneError, match=r"could not be started anew: the files of .*base' have changed since the run began"
+    ):
+        train(LEVELS["L2"].changes | changes)
 
 
 def calls_of(method: str, folder: Path, train: Run, changes: dict[str, Any], syncs: int = 3) -> int:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 import ray
 import torch
@@ -98,11 +99,20 @@ class Adder(Worker):
         return os.environ.get(key)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def all_reduce(self) -> float:
-        torch.distributed.init_process_group("gloo")
+    def all_reduce(self) -> tuple[float, set[str]]:
+        """Returns the sum over ranks, and the addresses that the process has listened on since they met."""
+        from verl.workers.engine.sharding import init_mesh  # the other tests do without what it imports
+
+        before = listening()
+        init_mesh("cpu", self.rank, self.world_size)
         value = torch.tensor(float(self.rank + 1))
         torch.distributed.all_reduce(value)
-        return value.item()
+        return value.item(), {address for address, _ in listening() - before}
+
+
+def listening() -> set[tuple[str, int]]:
+    """Addresses and ports on which this process listens."""
+    return {(c.laddr.ip, c.laddr.port) for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
 
 
 def negated(worker: Adder, data: DataProto) -> DataProto:
@@ -238,7 +248,7 @@ def test_two_ranks_split_the_batch_and_meet_over_loopback(cluster: None) -> None
     assert ray.get(group.execute_all_async("getenv", ["RANK", "LOCAL_RANK"])) == ["0", "1"]
     assert group.execute_all_sync("getenv", "OMP_NUM_THREADS") == ["1", "1"]
     assert group.execute_all_sync("getenv", "MASTER_ADDR") == ["127.0.0.1"] * 2
-    assert group.all_reduce() == [3.0, 3.0]
+    assert group.all_reduce() == [(3.0, {"127.0.0.1"})] * 2
     attached = RayWorkerGroup.from_detached(worker_names=group.worker_names, ray_cls_with_init=group.ray_cls_with_init)
     assert attached.set_offset(2.0) == [2.0, 2.0]
     attached.shutdown()

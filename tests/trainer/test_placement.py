@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RunConfig
-from verl.trainer.lora_check import stay_as_given
+from verl.trainer.given_models import stay_as_given
 from verl.trainer.placement import PlacementError, build_placement, slug
 
 TEAM = ["Solver Agent", "Verifier Agent", "Critic"]

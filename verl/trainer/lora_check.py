@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import fields
 
 import torch
 
-from verl.models.fingerprint import model_fingerprint
 from verl.models.loader import build_causal_lm
 from verl.models.lora import LoraTargetError, lora_size, lora_spec
 from verl.trainer.config import ModelConfig, RunConfig
 from verl.trainer.config_check import ConfigError
 from verl.trainer.config_effect import IneffectiveKeyError
-from verl.trainer.placement import LORA_KEYS, Placement, WorkerGroupSpec
+from verl.trainer.placement import LORA_KEYS, Placement
 
 
 def check_lora_keys(config: RunConfig, placement: Placement) -> None:
@@ -73,20 +71,3 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
             except LoraTargetError as error:
                 raise ConfigError(f"adapter '{policy}' on {spec.model_path!r}: actor_rollout_ref.model.{error}") from error
     return sizes
-
-
-def fingerprints(specs: Iterable[WorkerGroupSpec]) -> dict[str, str]:
-    """`model_fingerprint`, by `wg_id`, of the models that are on this machine."""
-    found = {spec.wg_id: model_fingerprint(spec.model_path) for spec in specs}
-    return {wg: fingerprint for wg, fingerprint in found.items() if fingerprint is not None}
-
-
-def stay_as_given(placement: Placement, training: RunConfig | None = None) -> list[WorkerGroupSpec]:
-    """The worker groups whose models are read again as they were given: the bases of adapters, the models of frozen agents and, of a run
-    that is `training`, those that a KL is measured from."""
-    in_reward = training is not None and training.algorithm.use_kl_in_reward
-
-    def refers(spec: WorkerGroupSpec) -> bool:
-        return in_reward or (training is not None and spec.config.actor.use_kl_loss)
-
-    return [spec for spec in placement.groups if spec.adapters or not spec.trained or refers(spec)]

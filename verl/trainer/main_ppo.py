@@ -41,7 +41,8 @@ from verl.trainer.config.entry import explain, fail, free_form_overrides, mistak
 from verl.trainer.config.presets import PresetError, describe_preset, expand_presets
 from verl.trainer.config_check import ConfigError, check_config
 from verl.trainer.config_effect import check_effect
-from verl.trainer.lora_check import adapter_sizes, check_lora_keys, fingerprints, stay_as_given
+from verl.trainer.given_models import fingerprints, stay_as_given
+from verl.trainer.lora_check import adapter_sizes, check_lora_keys
 from verl.trainer.placement import Placement, PlacementError, build_placement
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device

@@ -13,7 +13,7 @@ import torch
 from verl.models.lora import peft_names
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import load_config
-from verl.trainer.lora_check import fingerprints, stay_as_given
+from verl.trainer.given_models import fingerprints, stay_as_given
 from verl.trainer.placement import Placement, WorkerGroupSpec, build_placement
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, POINTER, STATE_FILE, CheckpointError, CheckpointStore, read_state
 from verl.utils.checkpoint import stored_tensors

@@ -17,7 +17,7 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import save_config
-from verl.trainer.lora_check import fingerprints, stay_as_given
+from verl.trainer.given_models import fingerprints, stay_as_given
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state

@@ -21,6 +21,7 @@ from verl.protocol.generate import EngineGoneError
 from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RolloutConfig, RunConfig
+from verl.trainer.given_models import fingerprints, stay_as_given
 from verl.trainer.placement import Placement, WorkerGroupSpec
 from verl.trainer.ppo.batching import (
     SubBatch,
@@ -95,6 +96,7 @@ class TeamWorkers:
         self.rollouts: dict[str, WorkerGroup] = {}
         self.clients: dict[str, RestartingClient] = {}
         self._engines: dict[str, dict[str, Any]] = {}
+        self._given = fingerprints(stay_as_given(placement))
         self._version = 0
         self._sent: dict[str, int] = {}
         self._threads = ThreadPoolExecutor(
@@ -133,7 +135,13 @@ class TeamWorkers:
         )
 
     def _restart_engine(self, wg_id: str) -> RolloutClient:
-        """Replace a worker group's engines by new ones with the weights that the old ones had."""
+        """Replace a worker group's engines by new ones with the weights that the old ones had.
+
+        Raises EngineGoneError when they would read another model than the old ones did.
+        """
+        spec = self.specs[wg_id]
+        if wg_id in self._given and fingerprints([spec]).get(wg_id) != self._given[wg_id]:
+            raise EngineGoneError(f"the files of the model {spec.model_path!r} have changed since the run began; restore them and continue")
         self.rollouts[wg_id].shutdown()
         self._spawn_engine(wg_id)
         self.rollouts[wg_id].init_model()

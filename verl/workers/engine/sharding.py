@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -22,7 +23,7 @@ _TIMEOUT = timedelta(minutes=30)
 def init_mesh(device: str, rank: int, world_size: int) -> DeviceMesh:
     """Join the process group of the worker group (making it when there is none) and return a one-dimensional mesh.
 
-    A group of more than one rank reads MASTER_ADDR and MASTER_PORT from the environment.
+    A group of more than one rank reads MASTER_ADDR and MASTER_PORT from the environment; at 127.0.0.1 it listens on loopback alone.
 
     Raises:
         ValueError: unknown device.
@@ -33,12 +34,27 @@ def init_mesh(device: str, rank: int, world_size: int) -> DeviceMesh:
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if not dist.is_initialized():
-        store = dist.HashStore() if world_size == 1 else None
-        dist.init_process_group(_BACKENDS[device], store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
+        dist.init_process_group(_BACKENDS[device], store=_store(rank, world_size), rank=rank, world_size=world_size, timeout=_TIMEOUT)
         settle_at_exit()
     if dist.get_world_size() != world_size:
         raise RuntimeError(f"this process is in a group of {dist.get_world_size()} ranks, the worker group has {world_size}")
     return init_device_mesh(device, (world_size,), mesh_dim_names=("dp",))
+
+
+def _store(rank: int, world_size: int) -> dist.Store | None:
+    """Return where the ranks find each other; None leaves it to torch, whose store listens on every interface and knows no password."""
+    if world_size == 1:
+        return dist.HashStore()
+    if os.environ.get("MASTER_ADDR") != "127.0.0.1":
+        return None
+    # Gloo and NCCL listen where the host's name points to.
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, "lo")
+    address = ("127.0.0.1", int(os.environ["MASTER_PORT"]))
+    if rank:
+        return dist.TCPStore(*address, world_size, is_master=False, timeout=_TIMEOUT)
+    with socket.create_server(address, backlog=world_size) as server:
+        return dist.TCPStore(*address, world_size, is_master=True, timeout=_TIMEOUT, master_listen_fd=server.detach(), use_libuv=True)
 
 
 def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshard_after_forward: bool) -> Any:
