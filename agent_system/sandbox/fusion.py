@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import json
 import logging
+import re
 import threading
 from concurrent.futures import Future
 
@@ -23,6 +24,11 @@ logger = logging.getLogger(__name__)
 REQUESTS = 32
 # JSON writes a byte with up to six characters; the rest is for everything around the output.
 BYTES_OF_A_BYTE, BYTES_AROUND = 6, 1 << 16
+OUTPUT_BEGINS = re.compile(rb'"(stdout|stderr)"\s*:\s*"')
+
+
+class OutputError(ValueError):
+    """The program wrote so much that its answer is longer than any within the limit of output."""
 
 
 class HttpSandbox(Sandbox):
@@ -91,6 +97,8 @@ class HttpSandbox(Sandbox):
         try:
             async with asyncio.timeout(seconds):
                 return read_answer(await self._post(self._session, body, job), mark, job)
+        except OutputError:
+            return RunResult(Reason.OUTPUT)
         except TimeoutError:
             message = f"{self._url} gave no answer within {seconds:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -99,7 +107,12 @@ class HttpSandbox(Sandbox):
         return RunResult(Reason.SANDBOX, message=message)
 
     async def _post(self, session: aiohttp.ClientSession, body: dict[str, object], job: Job) -> object:
-        """The answer's JSON. Raises ValueError for one that is too long, has another status than 200 or is no JSON."""
+        """The answer's JSON.
+
+        Raises:
+            OutputError: it is too long, with a program's output in it.
+            ValueError: it is too long without, has another status than 200, or is no JSON.
+        """
         most = 3 * BYTES_OF_A_BYTE * job.limits.output_kb * 1024 + BYTES_AROUND
         async with session.post(
             self._url, data=json.dumps(body), headers={"Content-Type": "application/json"}, allow_redirects=False
@@ -108,6 +121,8 @@ class HttpSandbox(Sandbox):
             async for chunk in answer.content.iter_chunked(1 << 16):
                 text += chunk
                 if len(text) > most:
+                    if answer.status == 200 and OUTPUT_BEGINS.search(text):
+                        raise OutputError
                     raise ValueError(f"an answer of more than {most} bytes")
         if answer.status != 200:
             raise ValueError(f"HTTP status {answer.status}: {bytes(text[:200])!r}")

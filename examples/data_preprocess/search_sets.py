@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.workflows.search.data import find_answers, find_question, make_row
+from agent_system.workflows.search.reward import AnswerError, can_be_given
 from verl.utils.dataset import DatasetError, read_rows, write_rows
 
 logger = logging.getLogger(__name__)
@@ -37,19 +38,28 @@ HUB: dict[str, dict[str, str]] = {
 
 
 def convert(where: str, source: Iterable[Mapping[str, Any]], data_source: str, split: str) -> list[dict[str, Any]]:
-    """Return the rows of one set, a question that occurs again left out.
+    """Return the rows of one set, a question that occurs again left out, and one that no answer can be right for.
 
     Raises:
-        DatasetError: naming the row that has no question or no answer.
+        DatasetError: naming the row that has no question or no answer, or one that cannot be read.
     """
     rows: dict[str, dict[str, Any]] = {}
+    hopeless = 0
     for index, row in enumerate(source):
-        question, answers = find_question(row), find_answers(row)
+        try:
+            question, answers = find_question(row), find_answers(row)
+        except AnswerError as error:
+            raise DatasetError(f"{where}, row {index}: {error}") from error
         if not question or not answers:
             missing = "an answer ('golden_answers' or 'answer')" if question else "a 'question'"
             raise DatasetError(f"{where}, row {index}: has not {missing}; columns: {', '.join(map(str, row))}")
+        if not can_be_given(answers):
+            hopeless += 1
+            continue
         extra = {name: str(row.get(name) or "") for name in KEPT}
         rows.setdefault(question, make_row(question, answers, data_source=data_source, split=split, index=index, **extra))
+    if hopeless:
+        logger.warning("%s: %d questions left out, whose answers are articles or punctuation alone and match nothing", where, hopeless)
     return list(rows.values())
 
 

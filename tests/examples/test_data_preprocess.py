@@ -123,6 +123,19 @@ def test_a_question_set_without_its_fields_names_the_row(tmp_path, row, missing)
         search_sets.main(["--input", str(source), "--output", str(tmp_path / "out")])
 
 
+def test_a_question_set_whose_answers_cannot_be_read_names_row_and_column(tmp_path):
+    source = jsonl(tmp_path / "nq.jsonl", {"question": "who?", "answer": [{"text": "Ada"}]})
+    with pytest.raises(DatasetError, match=r"nq\.jsonl, row 0: answer: an accepted answer is \{'text': 'Ada'\}"):
+        search_sets.main(["--input", str(source), "--output", str(tmp_path / "out")])
+
+
+def test_questions_that_nobody_can_win_are_left_out_and_counted(tmp_path, caplog):
+    source = jsonl(tmp_path / "popqa.jsonl", {"question": "who?", "possible_answers": '["Ada"]'}, {"question": "which?", "answer": "A"})
+    [file] = search_sets.main(["--input", str(source), "--output", str(tmp_path / "out")])
+    assert [task_from_row(row).ground_truth["target"] for row in read_rows(file)] == [["Ada"]]
+    assert "1 questions left out" in caplog.text
+
+
 def test_the_hub_gives_search_r1s_training_and_testing_sets(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     asked = []

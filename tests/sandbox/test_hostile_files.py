@@ -153,6 +153,19 @@ async def test_the_private_folder_is_empty_for_every_test(arena: Arena) -> None:
     arena.nothing_is_left()
 
 
+@pytest.mark.promised_by("every")
+async def test_mode_and_times_of_the_private_folder_say_nothing_of_earlier_tests(arena: Arena) -> None:
+    program = """
+import os, time
+now, folder = time.time(), os.stat(".")
+print(oct(folder.st_mode), [now - 10 < at <= now + 1 for at in (folder.st_atime, folder.st_mtime, folder.st_ctime)])
+os.utime(".", (12345, 67890))
+os.chmod(".", 0o1017)
+"""
+    results = await arena.sandbox.run_tests(program, ["", "", ""])
+    assert [(r.stdout, r.ok) for r in results] == [("0o40700 [True, True, True]\n", True)] * 3
+
+
 async def test_a_folder_that_is_hard_to_remove_is_removed(arena: Arena) -> None:
     program = """
 import os

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 
 from agent_system.sandbox import Limits
+from agent_system.sandbox.jail.confine import OPEN_FILES
 from tests.sandbox.arena import LIMITS, Arena
 
 SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.4})
@@ -59,6 +61,118 @@ while True:
     time.sleep(0.002)
 """
     assert (await arena.attack(program, limits=LONG)).reason == "memory"
+
+
+# What a socket of usual size takes: the last message is let in whole while the buffer has room.
+SOCKET_BYTES = 2 * int(Path("/proc/sys/net/core/wmem_default").read_text())
+
+
+@pytest.mark.promised_by("seccomp")
+async def test_buffers_of_sockets_and_pipes_cannot_be_made_larger(arena: Arena) -> None:
+    program = """
+import fcntl, os, socket
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except PermissionError:
+        return True
+one, other = socket.socketpair()
+sndbuf, rcvbuf, sndbufforce, rcvbufforce = 7, 8, 32, 33
+for name in (sndbuf, rcvbuf, sndbufforce, rcvbufforce):
+    print(refused(one.setsockopt, socket.SOL_SOCKET, name, 1 << 24), refused(other.setsockopt, socket.SOL_SOCKET, name, 1 << 24))
+reading, writing = os.pipe()
+print(refused(fcntl.fcntl, writing, 1031, 1 << 20), fcntl.fcntl(reading, 1032) <= 1 << 16)
+"""
+    assert (await arena.attack(program)).stdout == "True True\n" * 5
+
+
+@pytest.mark.promised_by("seccomp")
+@pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_DGRAM"])
+async def test_the_kernel_holds_no_more_for_a_program_than_its_descriptors_allow(kind: str, arena: Arena) -> None:
+    processes, most = 3, OPEN_FILES * SOCKET_BYTES
+    # Each of the processes stops by itself at `most`, so nothing is at risk where the limits do not hold. The last one hands sockets on and
+    # closes its own, until the kernel takes no more.
+    program = f"""
+import os, socket
+def fill(one):
+    held = 0
+    for size in (65536, 4096, 1):
+        try:
+            while held < {SOCKET_BYTES} * 2:
+                held += one.send(bytes(size))
+        except BlockingIOError:
+            pass
+    return held
+def pair():
+    try:
+        pair = socket.socketpair(socket.AF_UNIX, socket.{kind})
+    except OSError:
+        return None
+    for one in pair:
+        try:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24)
+        except OSError:
+            pass
+        one.setblocking(False)
+    return pair
+reading, writing = os.pipe()
+go_on, wait = os.pipe()
+for _ in range({processes - 1}):
+    if os.fork() == 0:
+        os.close(wait)
+        kept, held = [], 0
+        while held < {most} and (made := pair()):
+            kept.append(made)
+            held += sum(map(fill, made))
+        os.write(writing, f"{{held}}\\n".encode())
+        os.read(go_on, 1)
+        os._exit(0)
+carrier, held, handed = socket.socketpair(), 0, 0
+try:
+    while held < {2 * most}:
+        one, other = pair()
+        held += fill(one)
+        socket.send_fds(carrier[0], [b"x"], [other.fileno()])
+        handed += 1
+        one.close()
+        other.close()
+except OSError as error:
+    print(error.errno, handed)
+total = held
+with open(reading) as lines:
+    total += sum(int(lines.readline()) for _ in range({processes - 1}))
+print(total)
+"""
+    result = await arena.attack(program, limits=LONG)
+    (error, handed), (total,) = [[int(word) for word in line.split()] for line in result.stdout.splitlines()]
+    assert (result.reason, error) == ("ok", 109)
+    assert handed <= OPEN_FILES + 1
+    assert 1 << 20 < total <= (2 * processes + 1) * most
+
+
+async def test_programs_that_do_several_things_at_once_have_descriptors_enough(arena: Arena) -> None:
+    program = """
+import asyncio, socket
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe, Process
+async def talk():
+    one, other = socket.socketpair()
+    (_, writer), (reader, last) = [await asyncio.open_connection(sock=end) for end in (one, other)]
+    writer.write(b"said\\n")
+    await writer.drain()
+    line = await reader.readline()
+    return line, await asyncio.gather(*[asyncio.to_thread(abs, -n) for n in range(4)])
+def square(end, n):
+    end.send(n * n)
+print(asyncio.run(talk()), list(ThreadPoolExecutor(4).map(abs, [-1, 2])))
+pairs = [Pipe(duplex) for duplex in (True, False) * 3]
+workers = [Process(target=square, args=(end, n)) for n, (_, end) in enumerate(pairs)]
+for worker in workers:
+    worker.start()
+print([end.recv() for end, _ in pairs], [worker.join() for worker in workers] and len([open(str(n), "w") for n in range(30)]))
+"""
+    result = await arena.attack(program, limits=LONG)
+    assert (result.stdout, result.stderr) == ("(b'said\\n', [0, 1, 2, 3]) [1, 2]\n[0, 1, 4, 9, 16, 25] 30\n", "")
 
 
 async def test_disk_filler_with_one_file(arena: Arena) -> None:
@@ -203,6 +317,6 @@ try:
         os.dup(1)
         made += 1
 except OSError as error:
-    print(error.errno, made < 300)
+    print(error.errno, made < 64)
 """
     assert (await arena.attack(program)).stdout == "24 True\n"

@@ -143,6 +143,27 @@ async def test_rubbish_is_a_counted_failure(name: str, sandbox: Sandbox, server:
     assert (await sandbox.run("print(1)")).stdout == "1\n"
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+async def test_an_answer_that_is_too_long_is_output_of_the_program(stream: str, sandbox: Sandbox, server: Server) -> None:
+    program = f"import sys\nsys.{stream}.write('\\0' * 6_000_000)"
+    results = await sandbox.run_tests(program, [""]) + [await sandbox.run("print(1)")]
+    assert [(r.reason.value, r.ok, r.message) for r in results] == [("output", False, ""), ("ok", True, "")]
+    assert sandbox.stats()["runs/sandbox"] == 0
+
+
+async def test_an_error_page_without_end_is_no_output_of_the_program() -> None:
+    async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 500 No\r\n\r\n" + b'{"stdout": "' + b"x" * 6_000_000)
+        writer.close()
+
+    async with await asyncio.start_server(page, "127.0.0.1") as server:
+        broken = client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        try:
+            assert (await broken.run("print(1)")).reason == "sandbox"
+        finally:
+            broken.close()
+
+
 async def test_a_server_that_is_down_is_a_counted_failure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from . import kernel, landlock
 
 STACK_BYTES = 64 << 20
-OPEN_FILES = 256
+# The kernel's buffers of sockets and pipes are in no limit of memory: their number is bounded here, their size by the filter.
+OPEN_FILES = 64
 
 
 class Confinement(NamedTuple):
@@ -43,7 +44,6 @@ def confine_worker() -> None:
     if os.geteuid() == 0:
         os.setgroups([])
     _set({
-        resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_STACK: STACK_BYTES,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
@@ -53,7 +53,11 @@ def confine_worker() -> None:
 
 def limit_job(how: Confinement, limits: dict[str, Any]) -> None:
     """Limits of a job that its init can live with."""
-    _set({resource.RLIMIT_FSIZE: limits["file_mb"] << 20, resource.RLIMIT_NPROC: how.counted + limits["processes"]})
+    _set({
+        resource.RLIMIT_FSIZE: limits["file_mb"] << 20,
+        resource.RLIMIT_NPROC: how.counted + limits["processes"],
+        resource.RLIMIT_NOFILE: OPEN_FILES,  # only here: folders that are open for programs have higher numbers
+    })  # fmt: skip
 
 
 def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:

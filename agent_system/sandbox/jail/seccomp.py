@@ -25,8 +25,9 @@ NAMESPACES = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE
 AF_UNIX = 1
 # FIONREAD, FIONBIO, FIOCLEX, FIONCLEX: what Python itself asks of a file. Terminals are none here.
 IOCTLS = (0x541B, 0x5421, 0x5451, 0x5450)
-# Duplicating, flags, locks, sizes of pipes. F_SETOWN with F_SETSIG would send any signal to any process of the same user.
-FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032)
+# Duplicating, flags, locks, the size of a pipe (not F_SETPIPE_SZ: what it holds is in no limit of memory). F_SETOWN with F_SETSIG would
+# send any signal to any process of the same user.
+FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
 # PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_GET_NO_NEW_PRIVS
 PRCTLS = (15, 16, 3, 39)
 SIGNALLING = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")

@@ -10,6 +10,7 @@ from .kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDON
 
 STDLIB, PACKAGES, TMP = "/usr/lib/python", "/usr/lib/packages", "/tmp"
 DEVICES = ("null", "zero", "random", "urandom")
+TMP_MODE = 0o700
 STAGE = "/tmp"
 # Where an installation keeps packages inside its standard library; they are hidden.
 FOREIGN = ("site-packages", "dist-packages")
@@ -49,16 +50,22 @@ def build(stdlib: str, packages: Mapping[str, str]) -> None:
     kernel.mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | PLAIN)
 
 
-def tmp_is_untouched() -> bool:
+def tmp_is_empty() -> bool:
     """Whether nothing is in /tmp, which costs less to find out than mounting it anew."""
     state = os.statvfs(TMP)
     return state.f_files - state.f_ffree == 1  # the folder itself
 
 
+def reset_tmp() -> None:
+    """Give the folder itself its mode back, and times that are the same whatever a program did to it."""
+    os.chmod(TMP, TMP_MODE)
+    os.utime(TMP)
+
+
 def mount_tmp(size_bytes: int, uid: int, gid: int) -> None:
     """Mount an empty /tmp of a limited size and number of files that belongs to a user."""
     files = max(64, size_bytes // 4096)
-    options = f"size={size_bytes},nr_inodes={files},mode=0700,uid={uid},gid={gid}"
+    options = f"size={size_bytes},nr_inodes={files},mode={TMP_MODE:o},uid={uid},gid={gid}"
     kernel.mount("tmpfs", TMP, "tmpfs", PLAIN | MS_NOEXEC, options)
 
 

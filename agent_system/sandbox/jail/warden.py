@@ -113,12 +113,12 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Pl
 
     def clean(size_bytes: int) -> str:
         nonlocal mounted
-        if mounted and view.tmp_is_untouched():
-            return view.TMP
-        if mounted:
-            kernel.unmount(view.TMP)
-        view.mount_tmp(size_bytes, INSIDE, INSIDE)
-        mounted = True
+        if not mounted or not view.tmp_is_empty():
+            if mounted:
+                kernel.unmount(view.TMP)
+            view.mount_tmp(size_bytes, INSIDE, INSIDE)
+            mounted = True
+        view.reset_tmp()
         return view.TMP
 
     return Place(

@@ -18,23 +18,26 @@ from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.search.generate import generate_split, to_document, to_row
-from agent_system.workflows.search.reward import accepted_answers
+from agent_system.workflows.search.reward import AnswerError, accepted_answers, can_be_given
 
 logger = logging.getLogger(__name__)
 QUESTION_MARK = "Question:"
 ANSWER_FIELDS = ("golden_answers", "answers", "answer", "possible_answers")
+# SQuAD's {"text": [...], "answer_start": [...]}, TriviaQA's {"value": ..., "aliases": [...]}.
+ANSWER_PARTS = ("text", "value", "aliases")
 
 
 def make_row(question: str, answers: Sequence[str], *, data_source: str, split: str, index: int, **extra: Any) -> dict[str, Any]:
     """Make a row in verl's schema with Search-R1's ground truth, `{"target": [accepted answers]}`.
 
     Raises:
-        AgentSystemError: no question, or no answer.
+        AgentSystemError: no question, or no answer that can be given.
     """
     targets = [answer.strip() for answer in answers if answer.strip()]
-    if not question.strip() or not targets:
+    if not question.strip() or not can_be_given(targets):
         raise AgentSystemError(
-            f"{data_source} {split} row {index}: needs a question and an answer, found {question!r:.80} and {answers!r:.80}"
+            f"{data_source} {split} row {index}: needs a question and an answer with a word that is no article, "
+            f"found {question!r:.80} and {answers!r:.80}"
         )
     return {
         "data_source": data_source,
@@ -56,14 +59,27 @@ def find_question(row: Mapping[str, Any]) -> str:
 
 
 def find_answers(row: Mapping[str, Any]) -> list[str]:
-    """Return the accepted answers of a row of NQ, HotpotQA, FlashRAG or Search-R1; empty if there are none."""
+    """Return the accepted answers of a row of NQ, HotpotQA, PopQA, FlashRAG or Search-R1; empty if there are none.
+
+    Raises:
+        AnswerError: naming the column that cannot be read.
+    """
     for name in ANSWER_FIELDS:
         value = row.get(name)
-        if isinstance(value, Mapping):  # SQuAD's {"text": [...], "answer_start": [...]}, TriviaQA's {"value": ..., "aliases": [...]}
-            value = [*(value.get("text") or ()), *([value["value"]] if value.get("value") else ()), *(value.get("aliases") or ())]
-        if found := accepted_answers(value):
+        parts = [value.get(part) for part in ANSWER_PARTS] if isinstance(value, Mapping) else [value]
+        if found := [answer for part in parts for answer in _read(name, part)]:
             return list(dict.fromkeys(found))
-    return accepted_answers((row.get("reward_model") or {}).get("ground_truth"))
+    judged = row.get("reward_model") or {}
+    if not isinstance(judged, Mapping):
+        raise AnswerError(f'reward_model is {judged!r:.100}, expected {{"style": "rule", "ground_truth": ...}}; put the answers there')
+    return _read("reward_model.ground_truth", judged.get("ground_truth"))
+
+
+def _read(column: str, value: Any) -> list[str]:
+    try:
+        return accepted_answers(value)
+    except AnswerError as error:
+        raise AnswerError(f"{column}: {error}") from error
 
 
 def write_split(out: Path, num_train: int, num_test: int, seed: int, two_hop: float) -> None:

@@ -12,13 +12,11 @@ from agent_system.workflows.search.agents import ANSWER, SEARCH, VERIFIER, Query
 from agent_system.workflows.search.options import YES, SearchEnvOptions
 from agent_system.workflows.search.retrieval.shared import Retriever, shared_retriever
 from agent_system.workflows.search.retrieval.wire import Passage, RetrievalError
-from agent_system.workflows.search.reward import accepted_answers, contains, exact_match, f1_score
+from agent_system.workflows.search.reward import AnswerError, accepted_answers, can_be_given, contains, exact_match, f1_score, sought
 
 NO_QUERY = "no query was found in the reply"
-NO_ANSWER = "no answer was found in the reply"
 NOTHING = "nothing was found"
 COUNTED = (
-    "verifier/early",
     "verifier/unparsed",
     "search/unparsed",
     "answer/unparsed",
@@ -39,7 +37,8 @@ class SearchEnv(BaseEnv):
     `info`: `success` (exact match), `f1`, `searches` (sent), `known` (what came back holds an accepted answer), `verifier/accuracy`
     (verdicts that agree with that, an episode's share; a missing verdict does not), and over the episode the counts `verifier/early` (yes
     before that), `verifier/unparsed`, `search/unparsed`, `answer/unparsed`, `search/too_long`, `search/empty` (searches that found
-    nothing), `search/repeated` (queries sent before).
+    nothing), `search/repeated` (queries sent before). Whether the answer to a yes-no question is known cannot be seen in passages:
+    its episode has no `known`, `verifier/accuracy` and `verifier/early`, and earns nothing local.
     """
 
     config_class = SearchEnvOptions
@@ -49,15 +48,11 @@ class SearchEnv(BaseEnv):
         """Start from the question.
 
         Raises:
-            AgentSystemError: no accepted answer, or nothing to search in.
+            AgentSystemError: no accepted answer, none that can be given, or nothing to search in.
         """
         self.config.check_source()
-        self._accepted = accepted_answers(task.ground_truth)
-        if not self._accepted:
-            raise AgentSystemError(
-                f"task {task.task_id!r} has no answer in reward_model.ground_truth; expected a text, a list of texts or "
-                f'{{"target": [...]}}, found {task.ground_truth!r:.100}'
-            )
+        self._accepted = _answers_of(task)
+        self._sought = sought(self._accepted)
         self._question = task.prompt
         self._queries: list[str] = []
         self._heard: list[str] = []
@@ -91,7 +86,8 @@ class SearchEnv(BaseEnv):
     def fork(self) -> SearchEnv:
         """Return a copy that goes its own way."""
         copy = type(self)(self.config, seed=self.seed)
-        copy._accepted, copy._question, copy._answer, copy._came_back = self._accepted, self._question, self._answer, self._came_back
+        copy._accepted, copy._sought, copy._question = self._accepted, self._sought, self._question
+        copy._answer, copy._came_back = self._answer, self._came_back
         copy._queries, copy._heard, copy._verdicts = list(self._queries), list(self._heard), list(self._verdicts)
         copy._known, copy._counts = self._known, self._counts.copy()
         return copy
@@ -114,11 +110,18 @@ class SearchEnv(BaseEnv):
         return shared_retriever(config.corpus, config.url, config.topk, config.timeout_s, config.start_timeout_s, config.max_query_chars)
 
     def _judge(self, action: str) -> Outcome:
+        """Take note of a verdict; what it earns is how it moves the share of fair ones, so all of an episode never earn more than one."""
         self._counts["verifier/unparsed"] += not action
+        if not self._sought:
+            return Outcome(info=self._info())
         self._counts["verifier/early"] += action == YES and not self._known
-        fair = bool(action) and (action == YES) == self._known
-        self._verdicts.append(fair)
-        return Outcome(local=self.config.verdict_reward * fair, info=self._info())
+        before = self._accuracy
+        self._verdicts.append(bool(action) and (action == YES) == self._known)
+        return Outcome(local=self.config.verdict_reward * (self._accuracy - before), info=self._info())
+
+    @property
+    def _accuracy(self) -> float:
+        return sum(self._verdicts) / len(self._verdicts) if self._verdicts else 0.0
 
     async def _search(self, query: str) -> Outcome:
         before = self._known
@@ -141,15 +144,12 @@ class SearchEnv(BaseEnv):
         self._queries.append(query)
         self._counts["search/empty"] += not found
         texts = [passage.text[: self.config.max_passage_chars] for passage in found]
-        self._known = self._known or contains([*texts, *(passage.title for passage in found)], self._accepted)
+        self._known = self._known or contains([*texts, *(passage.title for passage in found)], self._sought)
         return show(found, texts, self.config.view)
 
     def _hand_in(self, answer: str) -> Outcome:
-        """End with an answer; a reply without one only costs the turn."""
-        if not answer:
-            self._counts["answer/unparsed"] += 1
-            self._came_back = NO_ANSWER
-            return Outcome(info=self._info())
+        """End with an answer; a reply without one is a wrong answer."""
+        self._counts["answer/unparsed"] += not answer
         self._answer = answer
         score = exact_match if self.config.reward == "em" else f1_score
         return Outcome(team=score(answer, self._accepted), done=True, info=self._info())
@@ -159,12 +159,26 @@ class SearchEnv(BaseEnv):
             "success": exact_match(self._answer, self._accepted),
             "f1": f1_score(self._answer, self._accepted),
             "searches": float(len(self._queries)),
-            "known": float(self._known),
+            **{name: float(self._counts[name]) for name in COUNTED},
         }
-        info |= {name: float(self._counts[name]) for name in COUNTED}
+        if self._sought:
+            info |= {"known": float(self._known), "verifier/early": float(self._counts["verifier/early"])}
         if self._verdicts:
-            info["verifier/accuracy"] = sum(self._verdicts) / len(self._verdicts)
+            info["verifier/accuracy"] = self._accuracy
         return info
+
+
+def _answers_of(task: Task) -> list[str]:
+    try:
+        accepted = accepted_answers(task.ground_truth)
+    except AnswerError as error:
+        raise AgentSystemError(f"task {task.task_id!r}: reward_model.ground_truth: {error}") from error
+    if not can_be_given(accepted):
+        raise AgentSystemError(
+            f"task {task.task_id!r} has no answer in reward_model.ground_truth that could be given; expected a text, a list of texts or "
+            f'{{"target": [...]}}, with a word that is no article, found {task.ground_truth!r:.100}'
+        )
+    return accepted
 
 
 def show(found: Sequence[Passage], texts: Sequence[str], view: str) -> str:

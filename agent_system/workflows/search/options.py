@@ -45,7 +45,8 @@ class SearchEnvOptions:
         view: how passages are shown: full (numbered, with titles) | text (the texts alone).
         reward: what an answer earns the team: em (exact match) | f1.
         search_reward: local, for a search whose passages are the first ones to hold an accepted answer.
-        verdict_reward: local, for a Verifier that says yes when what is known holds an accepted answer, or no when it does not.
+        verdict_reward: local, what an episode's verdicts earn when each agrees with what is known (yes when that holds an accepted
+            answer, no when it does not), however many they are; each is paid how it moves the share that agrees.
     """
 
     corpus: str = ""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_system.errors import AgentSystemError
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED = ("yes", "no", "noanswer")
+
+
+class AnswerError(AgentSystemError):
+    """What a row gives as accepted answers cannot be read."""
 
 
 def normalize(text: str) -> str:
@@ -36,11 +43,49 @@ def contains(texts: Sequence[str], accepted: Sequence[str]) -> bool:
 
 
 def accepted_answers(ground_truth: Any) -> list[str]:
-    """Return the accepted answers of a row: a text, a list of texts, or Search-R1's `{"target": [...]}`; empty when there is none."""
+    """Return the accepted answers of a row; empty when there is none.
+
+    Args:
+        ground_truth: a text or number, a list of them, a text that is such a list in JSON (PopQA), or any of these as Search-R1's
+            `{"target": ...}`.
+
+    Raises:
+        AnswerError: an answer is neither text nor number.
+    """
     if isinstance(ground_truth, Mapping):
         ground_truth = ground_truth.get("target")
-    several = [ground_truth] if isinstance(ground_truth, str) or not isinstance(ground_truth, Sequence) else ground_truth
+    if isinstance(ground_truth, str):
+        ground_truth = _list_in(ground_truth)
+    several = ground_truth if isinstance(ground_truth, Sequence) and not isinstance(ground_truth, (str, bytes)) else [ground_truth]
+    for one in several:
+        if one is not None and not _is_plain(one):
+            raise AnswerError(
+                f"an accepted answer is {one!r:.100} ({type(one).__name__}), expected a text or a number; "
+                'write a text, a list of texts, or {"target": [...]}'
+            )
     return [text for one in several if one is not None and (text := str(one).strip())]
+
+
+def can_be_given(accepted: Sequence[str]) -> bool:
+    """Return whether any answer is right: `exact_match` has no word to compare where only articles and punctuation are accepted."""
+    return any(map(normalize, accepted))
+
+
+def sought(accepted: Sequence[str]) -> list[str]:
+    """Return the accepted answers whose place in a passage says something: not yes and no, which stand in passages about anything."""
+    return [truth for truth in accepted if normalize(truth) not in ("", *_CLOSED)]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
+def _list_in(text: str) -> Any:
+    """The list that a text is in JSON, else the text."""
+    try:
+        return json.loads(text) if text.lstrip().startswith("[") else text
+    except (ValueError, RecursionError):
+        return text
 
 
 def _f1(said: str, truth: str) -> float:

@@ -1,6 +1,15 @@
 import pytest
 
-from agent_system.workflows.search.reward import accepted_answers, contains, exact_match, f1_score, normalize
+from agent_system.workflows.search.reward import (
+    AnswerError,
+    accepted_answers,
+    can_be_given,
+    contains,
+    exact_match,
+    f1_score,
+    normalize,
+    sought,
+)
 
 
 def test_case_articles_punctuation_and_spaces_do_not_count():
@@ -40,10 +49,28 @@ def test_yes_and_no_are_right_or_wrong_as_a_whole():
         ("  ", []),
         (1984, ["1984"]),
         (("a", None), ["a"]),
+        ('["politician", "lord mayor", 7]', ["politician", "lord mayor", "7"]),
+        ({"target": '["a"]'}, ["a"]),
+        ("[sic]", ["[sic]"]),
     ],
 )
 def test_ground_truths_of_all_sets_are_read(truth, expected):
     assert accepted_answers(truth) == expected
+
+
+@pytest.mark.parametrize("truth", [[{"text": "x"}], '[{"text": "x"}]', {"target": [["x"]]}, b"x", True, ["x", False], {"target": {"a": 1}}])
+def test_a_ground_truth_that_is_neither_text_nor_number_is_refused(truth):
+    with pytest.raises(AnswerError, match=r"an accepted answer is .* expected a text or a number; write a text, a list"):
+        accepted_answers(truth)
+
+
+def test_an_answer_needs_a_word_to_be_given():
+    assert can_be_given(["the", "x"])
+    assert not can_be_given(["A", "the.", "?"]) and not can_be_given([])
+
+
+def test_what_stands_in_any_passage_is_not_sought():
+    assert sought(["Yes", "no.", "NoAnswer", "the", "no way"]) == ["no way"]
 
 
 def test_an_answer_is_found_in_a_text_as_whole_words():
