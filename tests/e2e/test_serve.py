@@ -114,12 +114,19 @@ def test_the_cards_say_which_agents_base_step_and_metrics(math_run: dict[str, An
     assert f"| Verifier Agent | `{tiny_model_dir}`, frozen: it is not here |" in team
 
 
-def test_what_cannot_be_exported_is_one_line(train: Run, failed: Failed, tmp_path: Path, tiny_model_dir: Path) -> None:
+def test_what_cannot_be_exported_is_one_line(
+    train: Run, failed: Failed, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run whose model was named by where the command was run, exported from elsewhere."""
     base = tmp_path / "base"
     shutil.copytree(tiny_model_dir, base)
     run_dir, out = tmp_path / "run", tmp_path / "out"
     assert f"no checkpoint at {run_dir}" in failed(["--checkpoint", str(run_dir), "--out", str(out)])
-    train(ADAPTER | {"agent.specialization": "lora", "actor_rollout_ref.model.path": base, "trainer.total_training_steps": 1})
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        train(ADAPTER | {"agent.specialization": "lora", "actor_rollout_ref.model.path": "base", "trainer.total_training_steps": 1})
+    (written,) = run_dir.glob("checkpoints/global_step_1/actor/*/huggingface/asker/adapter_config.json")
+    assert json.loads(written.read_text())["base_model_name_or_path"] == str(base)
     out.mkdir()
     (out / "kept").write_text("mine")
     assert f"--out {out} is there and not empty" in failed(["--checkpoint", str(run_dir), "--out", str(out)])

@@ -8,6 +8,7 @@ import pytest
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RunConfig
 from verl.trainer.lora_check import stay_as_given
 from verl.trainer.placement import PlacementError, build_placement, slug
+from verl.trainer.run_parts import resolve_defaults
 
 TEAM = ["Solver Agent", "Verifier Agent", "Critic"]
 
@@ -80,6 +81,25 @@ def test_a_local_model_is_found(tmp_path: Path) -> None:
     assert build_placement(AgentConfig(agent_ids=["A"], model_ids=[str(tmp_path)]), ActorRolloutRefConfig()).groups[0].model_path == str(
         tmp_path
     )
+
+
+def test_a_folder_has_one_name_however_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one model would be two bases, and be looked for where the command is run."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    typed = ["~/m", "m", f"{tmp_path}/m/"]
+    assert groups(team(model_ids=typed, model_sharing=True)) == [("m", tuple(TEAM), str(tmp_path / "m"))]
+    config = RunConfig()
+    config.agent = team(model_ids=typed, agent_specific_parameters={"model": {"tokenizer_path": ["~/m", None, "m/"]}})
+    config.actor_rollout_ref.model.path = config.actor_rollout_ref.model.tokenizer_path = config.critic.model.path = "./m"
+    resolve_defaults(config)
+    whole = str(tmp_path / "m")
+    assert config.agent.model_ids == [whole] * 3
+    assert config.agent.agent_specific_parameters["model"]["tokenizer_path"] == [whole, None, whole]
+    common = config.actor_rollout_ref.model
+    assert [common.path, common.tokenizer_path, config.critic.model.path] == [whole] * 3
 
 
 LORA_TEAM = {"agent_ids": ["A", "B", "C", "D"], "model_ids": ["org/x"] * 3 + ["org/y"]}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from verl.models.path import absolute_model_path
 from verl.trainer.agent_overrides import PlacementError, config_of
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ApiConfig
 from verl.trainer.untrained import api_agents, frozen_agents
@@ -177,7 +178,7 @@ def _check_slugs(names: Sequence[str]) -> None:
 
 
 def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collection[str]) -> list[str]:
-    """The model of each agent; of one behind an API whatever the others have, which nobody reads."""
+    """The model of each agent, a folder by its absolute name; of one behind an API whatever the others have, which nobody reads."""
     names, models = list(agent.agent_ids), list(agent.model_ids)
     if not models:
         if not base.model.path and set(names) - set(api):
@@ -194,8 +195,8 @@ def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collectio
         if not model:
             raise PlacementError(f"agent.model_ids={models}: no model for agent '{name}'; name one, or set actor_rollout_ref.model.path")
         looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
-        folder = Path(model).expanduser()
-        if looks_local and not (folder / "config.json").is_file():
+        models[i] = absolute_model_path(model)
+        if looks_local and not (Path(models[i]) / "config.json").is_file():
             raise PlacementError(f"model of agent '{name}': no Hugging Face model at {model!r} (config.json expected there)")
     return models
 
