@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.models.path import absolute_model_path
-from verl.trainer.agent_overrides import PlacementError, config_of
+from verl.trainer.agent_overrides import PlacementError, config_of, own_keys
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ApiConfig
 from verl.trainer.untrained import api_agents, frozen_agents
 from verl.utils.names import did_you_mean, slug, value_at
@@ -28,7 +28,8 @@ OF_THE_BASE = (
 
 @dataclass(frozen=True)
 class AgentPlacement:
-    """One row of the table; `config` has the agent's own overrides applied, `adapter` is None where the policy is a whole model.
+    """One row of the table; `config` has the agent's own overrides applied, of the keys in `own_keys`, `adapter` is None where the policy
+    is a whole model.
 
     A frozen agent is served by its policy, which nobody trains: a model as it was given, or the base of other agents' adapters.
     """
@@ -39,6 +40,11 @@ class AgentPlacement:
     config: ActorRolloutRefConfig
     adapter: str | None = None
     frozen: bool = False
+    own_keys: frozenset[str] = frozenset()
+
+    def key(self, name: str) -> str:
+        """Where the agent's value of a key under `actor_rollout_ref` is set: there, or among its own, which go before."""
+        return f"agent.agent_specific_parameters.{name}" if name in self.own_keys else f"actor_rollout_ref.{name}"
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,9 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     keys = _sharing([(names[i], models[i], levels[i]) for i in here], frozen)
     wg_ids = _worker_group_ids(keys, {a for a in adapters if a is not None})
     rows = tuple(
-        AgentPlacement(names[i], adapters[i] or wg, wg, configs[i], adapters[i], names[i] in frozen)
+        AgentPlacement(
+            names[i], adapters[i] or wg, wg, configs[i], adapters[i], names[i] in frozen, own_keys(i, agent.agent_specific_parameters, base)
+        )
         for i, wg in zip(here, wg_ids, strict=True)
     )
     groups = tuple(_group(wg_id, [r for r in rows if r.wg_id == wg_id]) for wg_id in dict.fromkeys(wg_ids))
