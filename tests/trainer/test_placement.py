@@ -158,6 +158,9 @@ def test_each_adapter_has_its_own_hyper_parameters_and_what_shapes_it_is_in_the_
     ("changes", "own", "message"),
     [
         ({"specialization": "lorra"}, {}, "'lorra' is not one of .*did you mean 'lora'"),
+        ({"specialization": 2}, {}, "agent.specialization=2: expected one of prompt, lora, full, or a list"),
+        ({"specialization": True}, {}, "agent.specialization=True: expected one of"),
+        ({"specialization": {"A": "lora"}}, {}, "agent.specialization={'A': 'lora'}: expected one of"),
         ({"specialization": ["lora"]}, {}, "1 entries, agent.agent_ids has 4"),
         ({"specialization": "lora", "model_sharing": True}, {}, "model_sharing=true contradicts agent.specialization=lora"),
         ({"specialization": "lora", "adapter_ids": ["x"]}, {}, "adapter_ids has 1 entries"),
@@ -252,6 +255,13 @@ def test_an_agent_behind_an_api_is_in_no_worker_group() -> None:
     (row,) = placement.api
     assert (row.agent_id, row.policy_id, row.api.request_timeout_s, row.api.api_key_env) == ("B", "api:m", 5.0, None)
     assert placement.signature()[1] == {"agent_id": "B", "policy_id": "api", "wg_id": "api"}
+
+
+def test_a_team_of_servers_shares_no_policy() -> None:
+    api = {name: {"base_url": "http://127.0.0.1:1/v1", "model": "m"} for name in ("A", "B")}
+    with pytest.raises(PlacementError, match=r"model_sharing=true has no effect: all agents are behind an API"):
+        build_placement(AgentConfig(agent_ids=["A", "B"], api=api, model_sharing=True), ActorRolloutRefConfig())
+    assert build_placement(AgentConfig(agent_ids=["A", "B"], api=api), ActorRolloutRefConfig()).groups == ()
 
 
 def test_models_that_are_read_again_are_those_of_adapters_frozen_agents_and_references() -> None:

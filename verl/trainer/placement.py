@@ -214,6 +214,8 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
     given, names = agent.specialization, agent.agent_ids
     if given is None:
         given = "prompt" if agent.model_sharing else "full"
+    if not isinstance(given, (str, list, tuple)):
+        raise PlacementError(f"agent.specialization={given!r}: expected one of {', '.join(LEVELS)}, or a list with one for each agent")
     levels = [given] * len(names) if isinstance(given, str) else list(given)
     if len(levels) != len(names):
         raise PlacementError(
@@ -228,6 +230,8 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
             raise PlacementError(
                 f"agent.specialization={given}: {levels[i]!r} is not one of {LEVELS}{did_you_mean(str(levels[i]), LEVELS)}"
             )
+    if agent.model_sharing and set(names) <= set(api):
+        raise PlacementError("agent.model_sharing=true has no effect: all agents are behind an API and have no policy; leave it out")
     if agent.model_sharing and set(levels) - {"api"} != {"prompt"}:
         raise PlacementError(f"agent.model_sharing=true contradicts agent.specialization={given}; leave agent.model_sharing out")
     return levels
