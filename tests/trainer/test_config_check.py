@@ -40,6 +40,10 @@ def test_an_empty_text_ends_no_reply(config: RunConfig) -> None:
     config.actor_rollout_ref.rollout.stop = ["</a>", ""]
     with pytest.raises(ConfigError, match=r"rollout\.stop=\['</a>', ''\].*: an empty text would end every reply"):
         check_config(config, build_placement(config.agent, config.actor_rollout_ref))
+    config.actor_rollout_ref.rollout.stop = []
+    config.actor_rollout_ref.rollout.val_kwargs.stop = [""]
+    with pytest.raises(ConfigError, match=r"rollout\.val_kwargs\.stop=\[''\].*: an empty text would end every reply"):
+        check_config(config, build_placement(config.agent, config.actor_rollout_ref))
 
 
 OF_THE_SANDBOX = ("sandbox.limits.cpu_s", "sandbox.limits.wall_s")  # looked at where one is started

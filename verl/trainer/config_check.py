@@ -235,8 +235,10 @@ def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: st
         value = value_at(config, key)
         if value != -1 and value < 1:
             raise ConfigError(f"actor_rollout_ref.{key}={value}{where}: expected -1 (all tokens) or at least 1")
-    if not all(config.rollout.stop):
-        raise ConfigError(f"actor_rollout_ref.rollout.stop={list(config.rollout.stop)}{where}: an empty text would end every reply")
+    for key in ("rollout.stop", "rollout.val_kwargs.stop"):
+        value = value_at(config, key) or []
+        if not all(value):
+            raise ConfigError(f"actor_rollout_ref.{key}={list(value)}{where}: an empty text would end every reply")
     _check_trained(config.actor, "actor_rollout_ref.actor.", train_batch_size, where)
 
 
