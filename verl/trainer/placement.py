@@ -276,7 +276,8 @@ def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str], 
 def _sharing(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -> list[tuple[str, str, str]]:
     """(kind, what shares, model) of each agent; agents that agree in all three are in one worker group.
 
-    A frozen agent sits on the base of adapters when there are any on its model; else frozen agents share their model among themselves.
+    A frozen agent whose level is `lora` sits on the base of adapters when one is trained on its model. Other frozen agents that are not
+    `full` share their model among themselves, a copy beside that base: `prompt` asks for the model and for no place in another group.
 
     Args:
         team: name, model and level of each agent with a policy.
