@@ -91,8 +91,6 @@ real_model() {
   ARGS+=(
     actor_rollout_ref.actor.optim.lr=1e-6
     actor_rollout_ref.model.enable_gradient_checkpointing=true
-    actor_rollout_ref.actor.fsdp_config.param_offload=true
-    actor_rollout_ref.actor.fsdp_config.optimizer_offload=true
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192
     data.apply_chat_template_kwargs.enable_thinking=false
     rollout.call_timeout_s=1800
@@ -100,6 +98,13 @@ real_model() {
     trainer.save_freq=20
     trainer.test_freq=20
   )
+  # A CPU has nothing to offload from, and the keys would be refused.
+  if [[ " ${OVERRIDES[*]-} " != *" trainer.device=cpu "* ]]; then
+    ARGS+=(
+      actor_rollout_ref.actor.fsdp_config.param_offload=true
+      actor_rollout_ref.actor.fsdp_config.optimizer_offload=true
+    )
+  fi
 }
 
 launch() { exec python -m verl.trainer.main_ppo "${ARGS[@]}" ${MODE[@]+"${MODE[@]}"} ${OVERRIDES[@]+"${OVERRIDES[@]}"}; }

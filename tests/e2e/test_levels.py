@@ -161,6 +161,10 @@ def test_teams_of_adapters_that_cannot_be_are_one_line_before_anything_expensive
     lora, own = {"agent.specialization": "lora"}, "agent.agent_specific_parameters.model.lora_rank"
     said = refused(lora | {"actor_rollout_ref.model.target_modules": "[q_proj,c_attn]"})
     assert "adapter 'asker' on " in said and "model.target_modules=['q_proj', 'c_attn']: the model has no layer 'c_attn'" in said
+    assert ": actor_rollout_ref.model.target_modules=" in said
+    targets = "agent.agent_specific_parameters.model.target_modules"
+    assert f": {targets}=['c_attn']: the model has no layer" in refused(lora | {targets: "[null,[c_attn]]"})
+    assert f"{targets}=['']" in refused(lora | {targets: "[null,['']]"})
     said = refused(lora | {"agent.adapter_ids": "[one,one]", own: "[4,8]"})
     assert "'Asker' and 'Verifier Agent' claim adapter 'one' but differ in model.lora_rank (4 and 8)" in said
     assert "has no effect; it needs an agent with agent.specialization=lora" in refused({"actor_rollout_ref.model.lora_rank": 8})

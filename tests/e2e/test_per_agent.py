@@ -79,6 +79,28 @@ def test_every_agent_samples_as_it_is_told_in_training_and_in_validation(compose
 
 
 @pytest.mark.parametrize(
+    ("common", "own", "train", "val"),
+    [
+        (None, "[null,null]", [("</a>",), ("</a>",)], [("</a>",), ("</a>",)]),
+        ("[]", "[null,['.']]", [("</a>",), ("</a>",)], [(), (".",)]),
+        ("['!']", "[null,[]]", [("</a>",), ("</a>",)], [("!",), ()]),
+    ],
+)
+def test_texts_that_end_a_reply_may_be_others_in_validation(
+    compose: Callable[..., Any], common: str | None, own: str, train: list[tuple[str, ...]], val: list[tuple[str, ...]]
+) -> None:
+    from verl.trainer.main_ppo import build_collector, check_run
+
+    rollout = "actor_rollout_ref.rollout"
+    given = {f"{rollout}.stop": "['</a>']", "agent.agent_specific_parameters.rollout.val_kwargs.stop": own}
+    config = compose(given if common is None else given | {f"{rollout}.val_kwargs.stop": common})
+    run = check_run(config)
+    seats = build_collector(config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)).collector.seats.values()
+    assert [seat.binding.sampling.stop for seat in seats] == train
+    assert [seat.binding.val_sampling.stop for seat in seats] == val
+
+
+@pytest.mark.parametrize(
     ("key", "values", "message"),
     [
         ("rollout.val_kwargs.temperature", "[null,0.5]", "val_kwargs.temperature=0.5 has no effect for agent 'Verifier Agent'"),

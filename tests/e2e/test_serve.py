@@ -104,6 +104,10 @@ def test_policies_are_made_of_a_checkpoint_alone(train: Run, tmp_path: Path) -> 
 
 
 def test_the_cards_say_which_agents_base_step_and_metrics(math_run: dict[str, Any], tmp_path: Path, tiny_model_dir: Path) -> None:
+    """Of a run that was killed while it wrote the line of its second step, and had a metric in its first that is no number."""
+    file = tmp_path / "run" / "metrics.jsonl"
+    (first,) = (line for line in file.read_text().splitlines() if json.loads(line)["step"] == 1)
+    file.write_text(json.dumps(json.loads(first) | {"wg/solver_agent/actor/kl_loss": None}) + '\n{"step": 2, "agent/solver_ag')
     merge(["--checkpoint", str(tmp_path / "run"), "--out", str(tmp_path / "out")])
     card = (tmp_path / "out" / "solver_agent" / "README.md").read_text()
     assert card.startswith(f"---\nlibrary_name: peft\nbase_model: {json.dumps(str(tiny_model_dir))}\n")
@@ -114,16 +118,27 @@ def test_the_cards_say_which_agents_base_step_and_metrics(math_run: dict[str, An
     assert f"| Verifier Agent | `{tiny_model_dir}`, frozen: it is not here |" in team
 
 
-def test_what_cannot_be_exported_is_one_line(train: Run, failed: Failed, tmp_path: Path, tiny_model_dir: Path) -> None:
+def test_what_cannot_be_exported_is_one_line(
+    train: Run, failed: Failed, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run whose model was named by where the command was run, exported from elsewhere."""
     base = tmp_path / "base"
     shutil.copytree(tiny_model_dir, base)
     run_dir, out = tmp_path / "run", tmp_path / "out"
     assert f"no checkpoint at {run_dir}" in failed(["--checkpoint", str(run_dir), "--out", str(out)])
-    train(ADAPTER | {"agent.specialization": "lora", "actor_rollout_ref.model.path": base, "trainer.total_training_steps": 1})
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        train(ADAPTER | {"agent.specialization": "lora", "actor_rollout_ref.model.path": "base", "trainer.total_training_steps": 1})
+    (written,) = run_dir.glob("checkpoints/global_step_1/actor/*/huggingface/asker/adapter_config.json")
+    assert json.loads(written.read_text())["base_model_name_or_path"] == str(base)
     out.mkdir()
     (out / "kept").write_text("mine")
     assert f"--out {out} is there and not empty" in failed(["--checkpoint", str(run_dir), "--out", str(out)])
     (out / "kept").unlink()
+    metrics = (run_dir / "metrics.jsonl").read_text()
+    (run_dir / "metrics.jsonl").write_text('{"step": 1, "agent/\n' + metrics)
+    assert "metrics.jsonl:1 is not JSON" in failed(["--checkpoint", str(run_dir), "--out", str(out)])
+    (run_dir / "metrics.jsonl").write_text(metrics)
     data = (base / "model.safetensors").read_bytes()
     (base / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert f"adapters on the model '{base}' as it was; the files there have changed" in failed(

@@ -145,6 +145,7 @@ def test_agents_that_cannot_be_left_untrained_so_are_one_line(refused: Callable[
         ({"api_key_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE: this environment variable is not set"),
         ({"max_retries": "many"}, "agent.api.verifier_agent.max_retries is str, expected int"),
         ({"request_timeout_s": 0}, "request_timeout_s=0.0"),
+        ({"request_timeout_s": "inf"}, "request_timeout_s=inf: expected above 0 and finite"),
         ({"extra_body": "{messages: x}"}, "extra_body.messages is set by the run"),
     ],
 )

@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +79,19 @@ def test_a_reply_ends_where_the_model_says_beside_the_end_of_a_text(tiny_model_d
     assert stop_token_ids(str(tiny_llama_dir), llama) == tuple(llama.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>"]))
     assert stop_token_ids(str(tiny_model_dir), qwen) == (qwen.convert_tokens_to_ids("<|im_end|>"),)
     assert stop_token_ids("no/such-model", llama) == (llama.eos_token_id,)
+
+
+def test_the_ends_of_replies_are_found_under_any_name_of_the_folder_and_never_lost_in_silence(
+    tiny_llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama = load_tokenizer(str(tiny_llama_dir))
+    monkeypatch.setenv("HOME", str(tiny_llama_dir.parent))
+    ends = stop_token_ids(f"~/{tiny_llama_dir.name}", llama)
+    assert ends == stop_token_ids(str(tiny_llama_dir), llama) and len(ends) == 2
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_llama_dir, broken)
+    (broken / "generation_config.json").write_text("{")
+    with pytest.raises(ModelPathError, match=r"broken/generation_config\.json cannot be read"):
+        stop_token_ids(str(broken), llama)
+    (broken / "generation_config.json").unlink()
+    assert stop_token_ids(str(broken), llama) == (llama.eos_token_id,)

@@ -63,9 +63,11 @@ def test_the_keys_of_every_variant_can_be_and_have_an_effect(task: str, variant:
     assert len(placement.policy_ids) == (1 if variant == "shared" else 2)
 
 
+@pytest.mark.parametrize("device", ["auto", "cpu"])
 @pytest.mark.parametrize("task", TASKS)
-def test_the_keys_for_a_real_model_can_be_and_have_an_effect(task: str, tmp_path: Path, tiny_model_dir: Path) -> None:
-    config, _ = checked([f"examples/run_{task}.sh", "trainer.n_gpus_per_node=1"], tmp_path, f"MODEL_PATH={tiny_model_dir}")
+def test_the_keys_for_a_real_model_can_be_and_have_an_effect(task: str, device: str, tmp_path: Path, tiny_model_dir: Path) -> None:
+    arguments = [f"examples/run_{task}.sh", "trainer.n_gpus_per_node=1", f"trainer.device={device}"]
+    config, _ = checked(arguments, tmp_path, f"MODEL_PATH={tiny_model_dir}")
     assert config.rollout.sampling == "tree"
     assert config.actor_rollout_ref.model.path == str(tiny_model_dir)
 

@@ -9,6 +9,7 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config_effect import MODEL_NEEDS, RUN_NEEDS, IneffectiveKeyError, check_effect
 from verl.trainer.placement import build_placement
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, compute_grpo_outcome_advantage
+from verl.trainer.untrained_check import check_untrained
 
 
 def another(value: Any) -> Any:
@@ -216,3 +217,49 @@ def test_reinforce_in_bypass_mode_reads_neither_loss_nor_clip(config: RunConfig,
     setattr(reduce(getattr, sections, actor), name, value)
     with pytest.raises(IneffectiveKeyError, match=rf"{key}={value} has no effect.*ppo_clip"):
         check(config)
+
+
+GPU_KEYS = {
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.3,
+    "actor_rollout_ref.rollout.enforce_eager": True,
+    "actor_rollout_ref.actor.fsdp_config.param_offload": True,
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": True,
+    "critic.fsdp.param_offload": True,
+}
+
+
+@pytest.mark.parametrize("key", GPU_KEYS)
+def test_keys_of_a_gpu_are_refused_on_a_cpu(config: RunConfig, key: str) -> None:
+    config.actor_rollout_ref.rollout.name, config.algorithm.adv_estimator = "vllm", "gae"
+    *sections, name = key.split(".")
+    setattr(reduce(getattr, sections, config), name, GPU_KEYS[key])
+    check(config)
+    config.trainer.device = "cpu"
+    with pytest.raises(IneffectiveKeyError, match=rf"{key}=.* has no effect.*; it needs a GPU: trainer\.device=auto or cuda"):
+        check(config)
+
+
+@pytest.mark.parametrize(("key", "value"), [("gpu_memory_utilization", 0.3), ("enforce_eager", True)])
+def test_keys_of_vllm_are_refused_for_a_frozen_agent_on_another_engine_too(config: RunConfig, key: str, value: Any) -> None:
+    config.agent.frozen = ["Verifier Agent"]
+    config.agent.agent_specific_parameters = {"rollout": {key: [None, value]}}
+    with pytest.raises(IneffectiveKeyError, match=rf"rollout\.{key}={value} has no effect for agent 'Verifier Agent'; it needs .*vllm"):
+        check(config)
+    config.agent.agent_specific_parameters["rollout"]["name"] = [None, "vllm"]
+    check(config)
+    config.trainer.device = "cpu"
+    with pytest.raises(IneffectiveKeyError, match="for agent 'Verifier Agent'; it needs a GPU"):
+        check(config)
+
+
+def test_a_frozen_agent_frees_no_cache_unless_its_base_learns(config: RunConfig) -> None:
+    """The engine that it shares with adapters is one thing, and all on it say the same of it."""
+    config.agent.frozen = ["Verifier Agent"]
+    config.agent.agent_specific_parameters = {"rollout": {"free_cache_engine": [None, False]}}
+    with pytest.raises(
+        IneffectiveKeyError, match=r"rollout\.free_cache_engine gives agent 'Verifier Agent' False, which has no effect: it is frozen"
+    ):
+        check_untrained(config, build_placement(config.agent, config.actor_rollout_ref))
+    config.agent.specialization = "lora"
+    config.agent.agent_specific_parameters = {"rollout": {"free_cache_engine": [False, False], "update_bucket_mb": [8, 8]}}
+    check_untrained(config, build_placement(config.agent, config.actor_rollout_ref))

@@ -8,6 +8,7 @@ import pytest
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RunConfig
 from verl.trainer.given_models import stay_as_given
 from verl.trainer.placement import PlacementError, build_placement, slug
+from verl.trainer.run_parts import resolve_defaults
 
 TEAM = ["Solver Agent", "Verifier Agent", "Critic"]
 
@@ -82,6 +83,25 @@ def test_a_local_model_is_found(tmp_path: Path) -> None:
     )
 
 
+def test_a_folder_has_one_name_however_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one model would be two bases, and be looked for where the command is run."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    typed = ["~/m", "m", f"{tmp_path}/m/"]
+    assert groups(team(model_ids=typed, model_sharing=True)) == [("m", tuple(TEAM), str(tmp_path / "m"))]
+    config = RunConfig()
+    config.agent = team(model_ids=typed, agent_specific_parameters={"model": {"tokenizer_path": ["~/m", None, "m/"]}})
+    config.actor_rollout_ref.model.path = config.actor_rollout_ref.model.tokenizer_path = config.critic.model.path = "./m"
+    resolve_defaults(config)
+    whole = str(tmp_path / "m")
+    assert config.agent.model_ids == [whole] * 3
+    assert config.agent.agent_specific_parameters["model"]["tokenizer_path"] == [whole, None, whole]
+    common = config.actor_rollout_ref.model
+    assert [common.path, common.tokenizer_path, config.critic.model.path] == [whole] * 3
+
+
 LORA_TEAM = {"agent_ids": ["A", "B", "C", "D"], "model_ids": ["org/x"] * 3 + ["org/y"]}
 
 
@@ -138,6 +158,9 @@ def test_each_adapter_has_its_own_hyper_parameters_and_what_shapes_it_is_in_the_
     ("changes", "own", "message"),
     [
         ({"specialization": "lorra"}, {}, "'lorra' is not one of .*did you mean 'lora'"),
+        ({"specialization": 2}, {}, "agent.specialization=2: expected one of prompt, lora, full, or a list"),
+        ({"specialization": True}, {}, "agent.specialization=True: expected one of"),
+        ({"specialization": {"A": "lora"}}, {}, "agent.specialization={'A': 'lora'}: expected one of"),
         ({"specialization": ["lora"]}, {}, "1 entries, agent.agent_ids has 4"),
         ({"specialization": "lora", "model_sharing": True}, {}, "model_sharing=true contradicts agent.specialization=lora"),
         ({"specialization": "lora", "adapter_ids": ["x"]}, {}, "adapter_ids has 1 entries"),
@@ -232,6 +255,13 @@ def test_an_agent_behind_an_api_is_in_no_worker_group() -> None:
     (row,) = placement.api
     assert (row.agent_id, row.policy_id, row.api.request_timeout_s, row.api.api_key_env) == ("B", "api:m", 5.0, None)
     assert placement.signature()[1] == {"agent_id": "B", "policy_id": "api", "wg_id": "api"}
+
+
+def test_a_team_of_servers_shares_no_policy() -> None:
+    api = {name: {"base_url": "http://127.0.0.1:1/v1", "model": "m"} for name in ("A", "B")}
+    with pytest.raises(PlacementError, match=r"model_sharing=true has no effect: all agents are behind an API"):
+        build_placement(AgentConfig(agent_ids=["A", "B"], api=api, model_sharing=True), ActorRolloutRefConfig())
+    assert build_placement(AgentConfig(agent_ids=["A", "B"], api=api), ActorRolloutRefConfig()).groups == ()
 
 
 def test_models_that_are_read_again_are_those_of_adapters_frozen_agents_and_references() -> None:

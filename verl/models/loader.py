@@ -168,12 +168,18 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
 
 def stop_token_ids(path: str, tokenizer: Any) -> tuple[int, ...]:
     """The tokens that end a reply, sorted: the tokenizer's end token, those of the model's `generation_config.json` where it has one (a
-    chat model may end its turns with another than its texts), and ChatML's `<|im_end|>`."""
+    chat model may end its turns with another than its texts), and ChatML's `<|im_end|>`.
+
+    Raises ModelPathError: the path can name no model, or its `generation_config.json` is there and cannot be read.
+    """
     from transformers import GenerationConfig
 
+    path = check_model_path(path)
     try:
         listed = GenerationConfig.from_pretrained(path).eos_token_id
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if (file := Path(path) / "generation_config.json").is_file():
+            raise ModelPathError(f"{file} cannot be read: {_first_line(error)}; the tokens that end a reply are in it") from error
         listed = None
     ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>"), *(listed if isinstance(listed, list) else [listed])}
     return tuple(sorted(ends - {None, tokenizer.unk_token_id}))

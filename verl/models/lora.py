@@ -24,7 +24,7 @@ KEY_PREFIX = "policy_"
 
 
 class LoraTargetError(ValueError):
-    """An adapter that does not fit the model."""
+    """An adapter that does not fit the model; the message begins with the key to blame, as `target_modules=...`."""
 
 
 @dataclass(frozen=True)

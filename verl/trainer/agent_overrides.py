@@ -48,6 +48,11 @@ def config_of(
     return config
 
 
+def own_keys(index: int, overrides: Mapping[str, Any], base: ActorRolloutRefConfig) -> frozenset[str]:
+    """The keys, dotted, of which an agent has a value of its own; `overrides` as `config_of` accepts them."""
+    return frozenset(".".join(path) for path, values in _leaves(overrides, base) if values[index] is not None)
+
+
 def _leaves(tree: Mapping[str, Any], section: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Walk overrides along the config's own tree: (path, list of values) at every key that is not a section."""
     known = {f.name for f in fields(section)}

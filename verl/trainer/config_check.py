@@ -37,26 +37,30 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` (itself left out when `open_low`) to `high`; infinity is none of them when `finite`."""
+    """Finite numbers from `low` (itself left out when `open_low`) to `high`."""
 
     low: float
     high: float = math.inf
     open_low: bool = False
-    finite: bool = False
 
     def __contains__(self, value: float) -> bool:
         above = value > self.low if self.open_low else value >= self.low
-        return above and value <= self.high and (math.isfinite(value) or not self.finite)
+        return above and value <= self.high and math.isfinite(value)
 
     def __str__(self) -> str:
-        if self.finite:
-            return f"at least {self.low:g} and finite" if math.isfinite(self.low) else "a finite number"
+        if not math.isfinite(self.low):
+            return "a finite number"
         low = f"{'above' if self.open_low else 'at least'} {self.low:g}"
         return low if self.high == math.inf else f"{low} and at most {self.high:g}"
 
+    def expected(self, value: float) -> str:
+        """The words for `value`, which is not in the range: only a float can be infinite, and only then is it worth saying."""
+        unbounded = math.isfinite(self.low) and self.high == math.inf
+        return f"{self} and finite" if unbounded and not math.isfinite(value) else str(self)
+
 
 SIZE, COUNT, LIMIT, POSITIVE, SHARE = Range(1), Range(0), Range(-1), Range(0, open_low=True), Range(0, 1)
-AMOUNT, NUMBER = Range(0, finite=True), Range(-math.inf, finite=True)
+NUMBER = Range(-math.inf)
 
 RUN_NAMES: dict[str, Sequence[str]] = {
     "algorithm.kl_penalty": KL_ESTIMATORS,
@@ -84,8 +88,8 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
         "data.val_batch_size", "data.seed", "env.history_length", "trainer.max_ckpt_to_keep", "trainer.num_threads",
         "trainer.critic_warmup",
         "rollout.max_concurrent_episodes", "reward.overlong_buffer.len",
+        "algorithm.kl_ctrl.kl_coef", "reward.alpha", "reward.overlong_buffer.penalty_factor",
     ),
-    AMOUNT: ("algorithm.kl_ctrl.kl_coef", "reward.alpha", "reward.overlong_buffer.penalty_factor"),
     NUMBER: ("reward.shaping_threshold",),
     LIMIT: (
         "data.train_max_samples", "data.val_max_samples", "trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq",
@@ -94,7 +98,7 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
     POSITIVE: ("rollout.tree.temperature", "rollout.episode_timeout_s", "rollout.call_timeout_s", "trainer.worker_timeout_s",
                "algorithm.kl_ctrl.horizon",
                "algorithm.kl_ctrl.target_kl", "critic.cliprange_value",
-               "ray_init.object_store_memory_mb"),
+               "ray_init.object_store_memory_mb", "sandbox.request_timeout_s"),
     SHARE: (
         "rollout.max_failure_rate", "rollout.tree.epsilon", "reward.shaping_gamma", "reward.propagation.gamma", "reward.propagation.theta",
         "reward.propagation.theta_quantile", "reward.propagation.min_pass_rate",
@@ -132,8 +136,13 @@ MODEL_NUMBERS: dict[Range, Sequence[str]] = {
     ),
     COUNT: (
         "actor.clip_ratio", "actor.clip_ratio_low", "actor.clip_ratio_high", "rollout.num_threads",
+        "actor.kl_loss_coef", "actor.invalid_action_penalty_coef",
     ),
-    AMOUNT: ("actor.kl_loss_coef", "actor.invalid_action_penalty_coef"),
+    NUMBER: (
+        "actor.entropy_coeff", "actor.tau_pos", "actor.tau_neg",
+        "actor.policy_loss.clip_cov_ratio", "actor.policy_loss.clip_cov_lb", "actor.policy_loss.clip_cov_ub",
+        "actor.policy_loss.kl_cov_ratio", "actor.policy_loss.ppo_kl_coef", "actor.policy_loss.dro_beta",
+    ),
     POSITIVE: ("rollout.temperature", "rollout.val_kwargs.temperature"),
     Range(1, open_low=True): ("actor.clip_ratio_c",),
     Range(0, 1, open_low=True): ("rollout.top_p", "rollout.val_kwargs.top_p", "rollout.gpu_memory_utilization"),
@@ -226,8 +235,10 @@ def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: st
         value = value_at(config, key)
         if value != -1 and value < 1:
             raise ConfigError(f"actor_rollout_ref.{key}={value}{where}: expected -1 (all tokens) or at least 1")
-    if not all(config.rollout.stop):
-        raise ConfigError(f"actor_rollout_ref.rollout.stop={list(config.rollout.stop)}{where}: an empty text would end every reply")
+    for key in ("rollout.stop", "rollout.val_kwargs.stop"):
+        value = value_at(config, key) or []
+        if not all(value):
+            raise ConfigError(f"actor_rollout_ref.{key}={list(value)}{where}: an empty text would end every reply")
     _check_trained(config.actor, "actor_rollout_ref.actor.", train_batch_size, where)
 
 
@@ -279,7 +290,7 @@ def _check(config: Any, names: dict[str, Sequence[str]], numbers: dict[Range, Se
         for key in keys:
             value = value_at(config, key)
             if value is not None and value not in allowed:
-                raise ConfigError(f"{prefix}{key}={value}{where}: expected {allowed}")
+                raise ConfigError(f"{prefix}{key}={value}{where}: expected {allowed.expected(value)}")
 
 
 def _check_name(key: str, value: str, known: Iterable[str], where: str = "") -> None:

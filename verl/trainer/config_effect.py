@@ -85,6 +85,8 @@ BOUNDED = ("vanilla", "dppo", "dppo_tv", "dppo_kl")
 OWN_AVERAGE = {"sapo": "seq-mean-token-mean", "gspo": "seq-mean-token-mean", "gmpo": None, "geo_mean": None}
 FALLING = "{}.lr_scheduler_type=linear or cosine"
 COUNTED = FALLING + ", or an lr_warmup_steps_ratio"
+ON_A_GPU = "a GPU: trainer.device=auto or cuda"
+OFFLOADS = "param_offload optimizer_offload"
 PASS_KEYS = "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu log_prob_micro_batch_size_per_gpu"
 RUN_NEEDS: Sequence[Need] = (
     Need(
@@ -185,6 +187,7 @@ RUN_NEEDS: Sequence[Need] = (
     Need(("critic.optim.min_lr_ratio",), FALLING.format("critic.optim"), lambda c: c.critic.optim.lr_scheduler_type != "constant"),
     Need(("critic.optim.total_training_steps",), COUNTED.format("critic.optim"), lambda c: _counts_steps(c.critic.optim)),
     Need(("critic.optim.lr_warmup_steps_ratio",), "critic.optim.lr_warmup_steps=-1", lambda c: c.critic.optim.lr_warmup_steps < 0),
+    Need(_all("critic.fsdp", OFFLOADS), ON_A_GPU, lambda c: c.trainer.device != "cpu"),
     Need(_all("ray_init", "address num_cpus object_store_memory_mb"), "trainer.controller=ray", lambda c: c.trainer.controller == "ray"),
 )
 SAMPLING_NEEDS: Sequence[Need] = (
@@ -192,6 +195,13 @@ SAMPLING_NEEDS: Sequence[Need] = (
         _all("rollout.val_kwargs", "temperature top_p top_k"),
         "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
         lambda c: c.rollout.val_kwargs.do_sample,
+    ),
+)
+ENGINE_NEEDS: Sequence[Need] = (
+    Need(
+        _all("rollout", "gpu_memory_utilization enforce_eager"),
+        "actor_rollout_ref.rollout.name=vllm",
+        lambda c: c.rollout.name == "vllm",
     ),
 )
 MODEL_NEEDS: Sequence[Need] = (
@@ -264,11 +274,7 @@ MODEL_NEEDS: Sequence[Need] = (
         "actor_rollout_ref.actor.optim.lr_warmup_steps=-1",
         lambda c: c.actor.optim.lr_warmup_steps < 0,
     ),
-    Need(
-        _all("rollout", "gpu_memory_utilization enforce_eager"),
-        "actor_rollout_ref.rollout.name=vllm",
-        lambda c: c.rollout.name == "vllm",
-    ),
+    *ENGINE_NEEDS,
     *SAMPLING_NEEDS,
 )
 
@@ -291,6 +297,13 @@ def pass_needs(config: RunConfig) -> Sequence[Need]:
     )
 
 
+def gpu_needs(config: RunConfig, trained: bool) -> Sequence[Need]:
+    """Needs of an agent's keys on a GPU; those of its trainer, too, when it has one. `auto` may find one wherever the run starts."""
+    may_have_one = config.trainer.device != "cpu"
+    keys = (*_all("rollout", "gpu_memory_utilization enforce_eager"), *(_all("actor.fsdp_config", OFFLOADS) if trained else ()))
+    return (Need(keys, ON_A_GPU, lambda c: may_have_one),)
+
+
 def check_effect(config: RunConfig, placement: Placement) -> None:
     """Find changed keys without an effect, for the run and for each agent.
 
@@ -303,9 +316,10 @@ def check_effect(config: RunConfig, placement: Placement) -> None:
         for key, need in _without_effect(mine, config, RUN_NEEDS):
             own = key.replace("algorithm.", f"algorithm.per_agent.{name}.", 1)
             raise IneffectiveKeyError(f"{own}={value_at(mine, key)} has no effect; it needs, for this agent, {need.text}")
-    learning = {row.agent_id for row in placement.trained}
-    for agent in placement.everyone:
-        needs = (*MODEL_NEEDS, *pass_needs(config)) if agent.agent_id in learning else SAMPLING_NEEDS
+    served = (*ENGINE_NEEDS, *gpu_needs(config, trained=False), *SAMPLING_NEEDS)
+    learns = (*MODEL_NEEDS, *gpu_needs(config, trained=True), *pass_needs(config))
+    rows = [(row, served if row.frozen else learns) for row in placement.agents] + [(row, SAMPLING_NEEDS) for row in placement.api]
+    for agent, needs in rows:
         for key, need in _without_effect(agent.config, ActorRolloutRefConfig(), needs):
             raise IneffectiveKeyError(
                 f"actor_rollout_ref.{key}={value_at(agent.config, key)} has no effect for agent '{agent.agent_id}'; it needs {need.text}"

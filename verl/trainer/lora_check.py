@@ -30,7 +30,7 @@ def check_lora_keys(config: RunConfig, placement: Placement) -> None:
             optional = name == "exclude_modules" and value is None
             if not optional and not (isinstance(listed, list) and listed and all(isinstance(v, str) and v for v in listed)):
                 raise ConfigError(
-                    f"actor_rollout_ref.model.{name}={value!r} (agent '{agent.agent_id}'): expected layer names, one regex"
+                    f"{agent.key(f'model.{name}')}={value!r} (agent '{agent.agent_id}'): expected layer names, one regex"
                     f"{' or all-linear' if name == 'target_modules' else ' or null'}"
                 )
         for name in LORA_KEYS:
@@ -69,5 +69,7 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
             try:
                 sizes[policy] = lora_size(base, lora_spec(config.model))
             except LoraTargetError as error:
-                raise ConfigError(f"adapter '{policy}' on {spec.model_path!r}: actor_rollout_ref.model.{error}") from error
+                row = next(row for row in placement.agents if row.adapter == policy)
+                name, _, said = str(error).partition("=")
+                raise ConfigError(f"adapter '{policy}' on {spec.model_path!r}: {row.key(f'model.{name}')}={said}") from error
     return sizes

@@ -156,7 +156,7 @@ def sampling_of(rollout: RolloutConfig, config: RunConfig, stop_token_ids: Seque
         top_p=source.top_p,
         top_k=source.top_k,
         stop_token_ids=tuple(stop_token_ids),
-        stop=tuple(rollout.stop),
+        stop=tuple(rollout.stop if source.stop is None else source.stop),
     )
 
 

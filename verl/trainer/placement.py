@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from verl.trainer.agent_overrides import PlacementError, config_of
+from verl.models.path import absolute_model_path
+from verl.trainer.agent_overrides import PlacementError, config_of, own_keys
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ApiConfig
 from verl.trainer.untrained import api_agents, frozen_agents
 from verl.utils.names import did_you_mean, slug, value_at
@@ -27,7 +28,8 @@ OF_THE_BASE = (
 
 @dataclass(frozen=True)
 class AgentPlacement:
-    """One row of the table; `config` has the agent's own overrides applied, `adapter` is None where the policy is a whole model.
+    """One row of the table; `config` has the agent's own overrides applied, of the keys in `own_keys`, `adapter` is None where the policy
+    is a whole model.
 
     A frozen agent is served by its policy, which nobody trains: a model as it was given, or the base of other agents' adapters.
     """
@@ -38,6 +40,11 @@ class AgentPlacement:
     config: ActorRolloutRefConfig
     adapter: str | None = None
     frozen: bool = False
+    own_keys: frozenset[str] = frozenset()
+
+    def key(self, name: str) -> str:
+        """Where the agent's value of a key under `actor_rollout_ref` is set: there, or among its own, which go before."""
+        return f"agent.agent_specific_parameters.{name}" if name in self.own_keys else f"actor_rollout_ref.{name}"
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,9 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     keys = _sharing([(names[i], models[i], levels[i]) for i in here], frozen)
     wg_ids = _worker_group_ids(keys, {a for a in adapters if a is not None})
     rows = tuple(
-        AgentPlacement(names[i], adapters[i] or wg, wg, configs[i], adapters[i], names[i] in frozen)
+        AgentPlacement(
+            names[i], adapters[i] or wg, wg, configs[i], adapters[i], names[i] in frozen, own_keys(i, agent.agent_specific_parameters, base)
+        )
         for i, wg in zip(here, wg_ids, strict=True)
     )
     groups = tuple(_group(wg_id, [r for r in rows if r.wg_id == wg_id]) for wg_id in dict.fromkeys(wg_ids))
@@ -177,7 +186,7 @@ def _check_slugs(names: Sequence[str]) -> None:
 
 
 def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collection[str]) -> list[str]:
-    """The model of each agent; of one behind an API whatever the others have, which nobody reads."""
+    """The model of each agent, a folder by its absolute name; of one behind an API whatever the others have, which nobody reads."""
     names, models = list(agent.agent_ids), list(agent.model_ids)
     if not models:
         if not base.model.path and set(names) - set(api):
@@ -194,8 +203,8 @@ def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collectio
         if not model:
             raise PlacementError(f"agent.model_ids={models}: no model for agent '{name}'; name one, or set actor_rollout_ref.model.path")
         looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
-        folder = Path(model).expanduser()
-        if looks_local and not (folder / "config.json").is_file():
+        models[i] = absolute_model_path(model)
+        if looks_local and not (Path(models[i]) / "config.json").is_file():
             raise PlacementError(f"model of agent '{name}': no Hugging Face model at {model!r} (config.json expected there)")
     return models
 
@@ -205,6 +214,8 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
     given, names = agent.specialization, agent.agent_ids
     if given is None:
         given = "prompt" if agent.model_sharing else "full"
+    if not isinstance(given, (str, list, tuple)):
+        raise PlacementError(f"agent.specialization={given!r}: expected one of {', '.join(LEVELS)}, or a list with one for each agent")
     levels = [given] * len(names) if isinstance(given, str) else list(given)
     if len(levels) != len(names):
         raise PlacementError(
@@ -219,6 +230,8 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
             raise PlacementError(
                 f"agent.specialization={given}: {levels[i]!r} is not one of {LEVELS}{did_you_mean(str(levels[i]), LEVELS)}"
             )
+    if agent.model_sharing and set(names) <= set(api):
+        raise PlacementError("agent.model_sharing=true has no effect: all agents are behind an API and have no policy; leave it out")
     if agent.model_sharing and set(levels) - {"api"} != {"prompt"}:
         raise PlacementError(f"agent.model_sharing=true contradicts agent.specialization={given}; leave agent.model_sharing out")
     return levels
@@ -263,7 +276,8 @@ def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str], 
 def _sharing(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -> list[tuple[str, str, str]]:
     """(kind, what shares, model) of each agent; agents that agree in all three are in one worker group.
 
-    A frozen agent sits on the base of adapters when there are any on its model; else frozen agents share their model among themselves.
+    A frozen agent whose level is `lora` sits on the base of adapters when one is trained on its model. Other frozen agents that are not
+    `full` share their model among themselves, a copy beside that base: `prompt` asks for the model and for no place in another group.
 
     Args:
         team: name, model and level of each agent with a policy.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.models.loader import load_tokenizer
+from verl.models.path import absolute_model_path
 from verl.trainer.config import RunConfig
 from verl.trainer.placement import AgentPlacement, WorkerGroupSpec
 
@@ -21,7 +22,7 @@ def run_dir_of(config: RunConfig) -> Path:
 
 
 def resolve_defaults(config: RunConfig) -> None:
-    """Fill in what a key takes from another one, so that config.yaml shows what ran."""
+    """Fill in what a key takes from another one, and where model folders are, so that config.yaml shows what ran wherever it is read."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
     rollout.prompt_length = rollout.prompt_length or data.max_prompt_length
     rollout.response_length = rollout.response_length or data.max_response_length
@@ -29,6 +30,18 @@ def resolve_defaults(config: RunConfig) -> None:
     config.rollout.max_concurrent_episodes = config.rollout.max_concurrent_episodes or max(
         1, EPISODES_PER_SLOT * rollout.max_num_seqs * ranks
     )
+    agent = config.agent
+    for model in (config.actor_rollout_ref.model, config.critic.model):
+        model.path, model.tokenizer_path = _folder(model.path), _folder(model.tokenizer_path)
+    agent.model_ids = [_folder(model) for model in agent.model_ids]
+    own = agent.agent_specific_parameters.get("model")
+    if isinstance(own, dict) and isinstance(own.get("tokenizer_path"), list):
+        own["tokenizer_path"] = [_folder(path) for path in own["tokenizer_path"]]
+
+
+def _folder(path: Any) -> Any:
+    """`absolute_model_path` of text; what is none, and what is there to be refused later, as it is."""
+    return absolute_model_path(path) if isinstance(path, str) else path
 
 
 def load_group_tokenizer(group: WorkerGroupSpec) -> Any:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,6 +15,7 @@ from verl.trainer.given_models import fingerprints, stay_as_given
 from verl.trainer.placement import Placement, WorkerGroupSpec, build_placement
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, POINTER, STATE_FILE, CheckpointError, CheckpointStore, read_state
 from verl.utils.checkpoint import stored_tensors
+from verl.utils.tracking.jsonl import read_steps
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,19 @@ class SavedRun:
                 yield {name: piece[key] for key, name in names.items()}
 
     def metrics(self) -> dict[str, float]:
-        """What `metrics.jsonl` of the run says of the checkpoint's step; {} when it is not there."""
+        """What `metrics.jsonl` of the run says of the checkpoint's step; {} when it is not there.
+
+        A last line that a killed run did not finish is left out. Raises CheckpointError for any other that is not one.
+        """
         file = self.run_dir / "metrics.jsonl" if self.run_dir is not None else None
         if file is None or not file.is_file():
             return {}
-        lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()]
-        return {name: value for line in lines if line.get("step") == self.step for name, value in line.items() if name != "step"}
+        try:
+            lines = read_steps(file)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        found = {name: value for line in lines if line["step"] == self.step for name, value in line.items() if name != "step"}
+        return {name: value for name, value in found.items() if value is not None}  # null stands for what is no finite number
 
 
 def find_saved(path: Path) -> Path:

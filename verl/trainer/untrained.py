@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -94,10 +95,15 @@ def _check_values(where: str, api: ApiConfig) -> None:
         raise PlacementError(f"{where}.base_url: expected http://host[:port]/path, e.g. http://127.0.0.1:8000/v1")
     if url.username or url.password:
         raise PlacementError(f"{where}.base_url holds a user or a password, which would be written to config.yaml; use {where}.api_key_env")
-    limits = {"request_timeout_s": api.request_timeout_s > 0, "max_retries": api.max_retries >= 0, "retry_delay_s": api.retry_delay_s >= 0}
-    for name, holds in {**limits, "max_concurrent_requests": api.max_concurrent_requests >= 1}.items():
+    limits = {
+        "request_timeout_s": (0 < api.request_timeout_s < math.inf, "above 0 and finite"),
+        "max_retries": (api.max_retries >= 0, "at least 0"),
+        "retry_delay_s": (0 <= api.retry_delay_s < math.inf, "at least 0 and finite"),
+        "max_concurrent_requests": (api.max_concurrent_requests >= 1, "at least 1"),
+    }
+    for name, (holds, expected) in limits.items():
         if not holds:
-            raise PlacementError(f"{where}.{name}={getattr(api, name)}: expected more")
+            raise PlacementError(f"{where}.{name}={getattr(api, name)}: expected {expected}")
     for name in OF_THE_RUN:
         if name in api.extra_body:
             raise PlacementError(f"{where}.extra_body.{name} is set by the run; leave it out")

@@ -9,12 +9,15 @@ from verl.trainer.config import ActorRolloutRefConfig, ApiConfig, RunConfig
 from verl.trainer.config.spec import describe
 from verl.trainer.config_check import ConfigError
 from verl.trainer.config_effect import IneffectiveKeyError
-from verl.trainer.placement import Placement, slug
+from verl.trainer.placement import OF_THE_BASE, Placement, slug
 from verl.utils.names import value_at
 
 # What is read of the keys of an agent whose replies train nothing: how it is served, and for one behind an API what goes into a request.
 SERVED = ("model.path", "model.tokenizer_path", "model.trust_remote_code", "rollout.")
-NOT_SERVED = ("rollout.log_prob_", "rollout.update_bucket_mb")
+NOT_SERVED = ("rollout.log_prob_", "rollout.update_bucket_mb", "rollout.free_cache_engine")
+# On the base of adapters that learn, it also has what all on the base must agree in.
+SERVED_BY_A_BASE = (*SERVED, *OF_THE_BASE)
+NOT_SERVED_BY_A_BASE = ("rollout.log_prob_",)
 ASKED = ("rollout.temperature", "rollout.top_p", "rollout.response_length", "rollout.stop", "rollout.val_kwargs.")
 NOT_ASKED = ("rollout.val_kwargs.top_k",)
 
@@ -31,9 +34,11 @@ def check_untrained(config: RunConfig, placement: Placement) -> None:
             f"agent.frozen={list(config.agent.frozen)} and agent.api leave no agent of {list(config.agent.agent_ids)} to train; take one "
             "out, or set trainer.val_only=true to evaluate"
         )
+    bases = {spec.wg_id for spec in placement.groups if spec.trained}
     for agent in placement.agents:
+        read, but = (SERVED_BY_A_BASE, NOT_SERVED_BY_A_BASE) if agent.wg_id in bases else (SERVED, NOT_SERVED)
         if agent.frozen:
-            _check_own_keys(agent.agent_id, "frozen", agent.config, config.actor_rollout_ref, SERVED, NOT_SERVED)
+            _check_own_keys(agent.agent_id, "frozen", agent.config, config.actor_rollout_ref, read, but)
     for remote in placement.api:
         _check_own_keys(remote.agent_id, "behind an API", remote.config, config.actor_rollout_ref, ASKED, NOT_ASKED)
         api_key(remote.agent_id, remote.api)

@@ -1,11 +1,12 @@
 """A checkpoint appears whole or not at all, and is only used by the team that wrote it."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, TrainerConfig
-from verl.trainer.placement import build_placement
+from verl.trainer.placement import Placement, build_placement
 from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
 
 PLACEMENT = build_placement(AgentConfig(agent_ids=["A"], model_ids=["org/a"]), ActorRolloutRefConfig())
@@ -72,6 +73,29 @@ def test_another_team_is_refused(tmp_path: Path) -> None:
     other = build_placement(AgentConfig(agent_ids=["A", "B"], model_ids=["org/a", "org/a"]), ActorRolloutRefConfig())
     with pytest.raises(CheckpointError, match=r"A -> a, .*|A -> a.*B -> b"):
         read_state(folder, other)
+
+
+@pytest.mark.parametrize(
+    ("own", "rank", "key"),
+    [
+        ([4, 16], 32, "agent.agent_specific_parameters.model.lora_rank"),
+        ([4, 16], 16, "agent.agent_specific_parameters.model.lora_rank"),
+        ([4, None], 16, "actor_rollout_ref.model.lora_rank"),
+    ],
+)
+def test_another_rank_is_refused_with_the_key_that_sets_it(tmp_path: Path, own: list[int | None], rank: int, key: str) -> None:
+    """An agent's own value goes before the common one, which would change nothing."""
+
+    def team(ranks: list[int | None]) -> Placement:
+        parameters = {"model": {"lora_rank": ranks}}
+        agent = AgentConfig(agent_ids=["A", "B"], specialization="lora", agent_specific_parameters=parameters)
+        base = ActorRolloutRefConfig()
+        base.model.path, base.model.lora_rank = "org/a", rank
+        return build_placement(agent, base)
+
+    folder = CheckpointStore(tmp_path).write(1, fill, {"placement": team([4, 8]).signature()}, keep=2)
+    with pytest.raises(CheckpointError, match=rf"with lora_rank=8, this run has lora_rank=16; set {re.escape(key)} to what was trained"):
+        read_state(folder, team(own))
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,14 @@ def test_sizes_that_do_not_fit_are_one_error(placement: Placement, devices: int,
         assign_devices(trainer(devices, **keys), placement)
 
 
+def test_a_team_of_servers_needs_no_devices() -> None:
+    api = {"a": {"base_url": "http://127.0.0.1:1/v1", "model": "m"}}
+    placement = build_placement(AgentConfig(agent_ids=["A"], api=api), ActorRolloutRefConfig())
+    assert assign_devices(trainer(4), placement) == {}
+    with pytest.raises(PlacementError, match=r"trainer\.resource_pool=dedicated has no effect: all agents are behind an API"):
+        assign_devices(trainer(4, resource_pool="dedicated"), placement)
+
+
 def test_one_process_has_no_pools() -> None:
     config = RunConfig()
     config.trainer.resource_pool = "dedicated"

@@ -116,6 +116,7 @@ class ValSamplingConfig:
     top_p: float = key(1.0, "validation nucleus mass")
     top_k: int = key(-1, "validation top-k; -1 keeps all")
     response_length: Optional[int] = key(None, "most new tokens of one reply in validation; default rollout.response_length")
+    stop: Optional[list[str]] = key(None, "texts that end a reply in validation; default rollout.stop, [] for none")
 
 
 @dataclass

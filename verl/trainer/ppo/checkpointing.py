@@ -144,8 +144,8 @@ def _check_adapters(folder: Path, state: Mapping[str, Any], placement: Placement
             if there.get(name) != here.get(name):
                 raise CheckpointError(
                     f"{folder} holds the adapter '{own['policy_id']}' of agent '{own['agent_id']}' with {name}={there.get(name)}, this run "
-                    f"has {name}={here.get(name)}; set actor_rollout_ref.model.{name} to what was trained, or start anew with "
-                    "trainer.resume_mode=disable"
+                    f"has {name}={here.get(name)}; set {placement.agent(own['agent_id']).key(f'model.{name}')} to what was trained, or "
+                    "start anew with trainer.resume_mode=disable"
                 )
     for wg_id, fingerprint in state.get("bases", {}).items():
         if bases.get(wg_id, fingerprint) != fingerprint:

@@ -37,7 +37,7 @@ def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
         )
     if correction.loss_type not in LOSS_TYPES:
         raise ConfigError(f"algorithm.rollout_correction.loss_type={correction.loss_type!r}: expected one of {', '.join(LOSS_TYPES)}")
-    if correction.m2po_tau is not None and not correction.m2po_tau > 0:
+    if correction.m2po_tau is not None and not 0 < correction.m2po_tau < math.inf:
         raise ConfigError(f"algorithm.rollout_correction.m2po_tau={correction.m2po_tau}: expected null or a positive number such as 0.04")
     try:
         Band.parse(correction.rollout_is_threshold)

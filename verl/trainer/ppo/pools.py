@@ -25,7 +25,8 @@ def assign_devices(trainer: TrainerConfig, placement: Placement) -> dict[str, De
 
     The parts follow each other in the order of the placement, `trainer.pool_sizes` ranks each; without sizes they are equal.
 
-    Raises PlacementError when sizes name other groups, do not add up to the devices, or the devices cannot be shared out equally.
+    Raises PlacementError when sizes name other groups, do not add up to the devices, or the devices cannot be shared out equally; and for
+    devices of their own where no agent has a model here.
     """
     total, groups = trainer.nnodes * trainer.n_gpus_per_node, [spec.wg_id for spec in placement.groups]
     sizes = dict(trainer.pool_sizes)
@@ -33,6 +34,10 @@ def assign_devices(trainer: TrainerConfig, placement: Placement) -> dict[str, De
         if sizes:
             raise PlacementError(f"trainer.pool_sizes={sizes} needs trainer.resource_pool=dedicated; shared groups have all devices")
         return {wg_id: Devices(0, total) for wg_id in groups}
+    if not groups:
+        raise PlacementError(
+            "trainer.resource_pool=dedicated has no effect: all agents are behind an API, and no worker group needs a device; leave it out"
+        )
     devices = f"trainer.nnodes={trainer.nnodes} * trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
     if not sizes:
         if total % len(groups):

@@ -11,7 +11,7 @@ from verl.trainer.ppo.core_algos.registry import AdvantageEstimator
 
 
 def check_estimator_keys(settings: Any, where: str = "algorithm") -> None:
-    """Look at the keys under `gae`, `gigpo`, `rae` and at `gdpo_reward_*` of an `AlgorithmConfig`.
+    """Look at `gamma`, `lam`, the keys under `gae`, `gigpo`, `rae` and `gdpo_reward_*` of an `AlgorithmConfig`.
 
     Raises ValueError naming the key below `where`, its value and what is expected.
     """
@@ -20,8 +20,9 @@ def check_estimator_keys(settings: Any, where: str = "algorithm") -> None:
             raise ValueError(f"{where}.{key}={value!r}: expected one of {', '.join(known)}")
     if not 0 < settings.gigpo.similarity_thresh <= 1:
         raise ValueError(f"{where}.gigpo.similarity_thresh={settings.gigpo.similarity_thresh}: expected more than 0 and at most 1")
-    if not math.isfinite(settings.gigpo.step_advantage_w):
-        raise ValueError(f"{where}.gigpo.step_advantage_w={settings.gigpo.step_advantage_w}: expected a finite number")
+    for key, number in (("gigpo.step_advantage_w", settings.gigpo.step_advantage_w), ("gamma", settings.gamma), ("lam", settings.lam)):
+        if not math.isfinite(number):
+            raise ValueError(f"{where}.{key}={number}: expected a finite number")
     if not 0 <= settings.rae.decay < 1:
         raise ValueError(f"{where}.rae.decay={settings.rae.decay}: expected at least 0 and less than 1")
     keys, weights = settings.gdpo_reward_keys, settings.gdpo_reward_weights
