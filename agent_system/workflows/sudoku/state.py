@@ -148,9 +148,9 @@ def apply_action(state: State, action: Action | None, max_cells: int, clashes: s
             break
     after = replace(state, board=tuple(board)) if tuple(board) != state.board else state
     clash = clashing(after.board) if written else set()
-    clashes = sum(cell in clash for cell in written)
     amiss = placed & (clash | set(refused))
-    counts = (len(written), len(refused), cut, clashes, len(placed), len(amiss), len(right - wrong), len(wrong))
+    clashing_moves = sum(cell in clash for cell in written)
+    counts = (len(written), len(refused), cut, clashing_moves, len(placed), len(amiss), len(right - wrong), len(wrong))
     return Applied(after, True, illegal, touched, *counts)
 
 
