@@ -77,9 +77,7 @@ def test_an_engine_is_not_started_anew_on_another_base(
 
     monkeypatch.setattr(RolloutWorker, "submit", dies)
     changes = {"actor_rollout_ref.model.path": base, "trainer.val_before_train": False, "data.val_files": "[]"}
-    with pytest.raises(
-        EngineGoneError, match=r"could not be started anew: the files of .*base' have changed since the run began"
-    ):
+    with pytest.raises(EngineGoneError, match=r"could not be started anew: the files of .*base' have changed since the run began"):
         train(LEVELS["L2"].changes | changes)
 
 
