@@ -1,5 +1,7 @@
 """The world alone: rewards, refinement, the end, forks."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent_system.sandbox import shared_sandbox
@@ -139,6 +141,28 @@ async def test_forks_go_their_own_way_and_run_nothing_twice() -> None:
     assert shared_sandbox().stats()["runs"] == runs and outcome.team == 1.0
     assert (await fork.step(ADD)).done
     assert env.observe(CODER).info["program"] == "" and fork.observe(CODER).info["program"] == ADD
+
+
+class Unwritable(Case):
+    """A golden test that is far too long to be written out."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("golden tests are written out")
+
+
+async def test_golden_tests_are_not_written_out_to_know_a_program_again() -> None:
+    env = world()
+    env._problem = replace(env._problem, cases=tuple(Unwritable(case.given, case.expected) for case in env._problem.cases))
+    await env.act(TESTER, write_pairs([("1 1", "2")]))
+    assert (await env.act(CODER, ADD)).team == 1.0 and (await env.step(ADD)).done
+
+
+async def test_a_program_is_not_taken_for_tested_where_other_tests_were() -> None:
+    env = world()
+    await env.act(CODER, WRONG)
+    for given, expected, agreed in (("1 1", "2", True), ("1 -1", "0", False), ("1 1", "2", True)):
+        await env.act(TESTER, write_pairs([(given, expected)]))
+        assert (await env.step(WRONG)).done == agreed
 
 
 async def test_the_order_of_the_two_does_not_matter() -> None:
