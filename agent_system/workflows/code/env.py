@@ -15,7 +15,7 @@ from agent_system.workflows.code.problem import Case, Problem, read_problem
 from agent_system.workflows.code.prompts import CALL_FORM, interface
 from agent_system.workflows.code.replies import read_cases
 from agent_system.workflows.code.reward import builds, coder_reward, pass_rate, smokes, tester_reward
-from agent_system.workflows.code.runs import Checked, check_program
+from agent_system.workflows.code.runs import Checked, Truth, check_program
 
 Results = tuple[Checked, ...]
 
@@ -80,7 +80,7 @@ class CodeEnv(BaseEnv):
     async def step(self, action: str) -> Outcome:
         """End the turn: run the program on the tests, and show the tests that it failed to the next turn."""
         team = 0.0 if self._coded else (await self._code(action)).team
-        checked = await self._check(self._program, self._tests) if self._program and self._tests else ()
+        checked = await self._check(self._program, self._tests, Truth.NEITHER) if self._program and self._tests else ()
         failed = [(case, one) for case, one in zip(self._tests, checked, strict=bool(checked)) if not one.passed]
         self._agreed = bool(checked) and not failed
         self._rates.append(pass_rate(self._golden))
@@ -101,7 +101,7 @@ class CodeEnv(BaseEnv):
         return bool(self._golden) and all(one.passed for one in self._golden)
 
     async def _code(self, program: str) -> Outcome:
-        golden = await self._check(program, self._problem.cases) if program.strip() else ()
+        golden = await self._check(program, self._problem.cases, Truth.EXPECTED) if program.strip() else ()
         before = pass_rate(self._golden)
         if golden:
             self._program, self._golden = program, golden
@@ -113,17 +113,17 @@ class CodeEnv(BaseEnv):
 
     async def _test(self, action: str) -> Outcome:
         tests, surplus = read_cases(action, self._problem.function, self.config.max_tests)
-        by_reference = await self._check(self._problem.reference, tests) if tests and self._problem.reference else ()
+        by_reference = await self._check(self._problem.reference, tests, Truth.FOUND) if tests and self._problem.reference else ()
         self._tests, self._right = tests, pass_rate(by_reference)
         self._counts.update({"tester/tests": len(tests), "tester/surplus": surplus, "tester/unparsed": not tests})
         return Outcome(local=tester_reward(by_reference, bool(tests), self.config), info=self._info())
 
-    async def _check(self, program: str, cases: Sequence[Case]) -> Results:
+    async def _check(self, program: str, cases: Sequence[Case], truth: Truth) -> Results:
         """Run a program on tests, once an episode: a program that answers at random does so to all forks alike."""
         # Golden tests can be many megabytes, and are the same all through the episode; the Tester's are as short as its reply.
-        key = (program, None if cases is self._problem.cases else repr(cases))
+        key = (program, truth, "" if truth is Truth.EXPECTED else repr(cases))
         if key not in self._known:
-            found = tuple(await check_program(program, cases, self._problem, self.config.tolerance))
+            found = tuple(await check_program(program, cases, self._problem, self.config.tolerance, truth))
             self._known.setdefault(key, found)
         return self._known[key]
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,14 @@ from agent_system.workflows.code.problem import Case, Problem
 LONGEST_ERROR = 200
 # Characters of answers that are judged at once; more of them are judged in a thread, so that other episodes go on.
 JUDGED_AT_ONCE = 16_384
+
+
+class Truth(Enum):
+    """Which of the two answers of a test is known to be right, the expected one or the one found; the other is judged by it."""
+
+    EXPECTED = "expected"
+    FOUND = "found"
+    NEITHER = "neither"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +42,30 @@ class Checked:
     found: str
 
 
-async def check_program(program: str, cases: Sequence[Case], problem: Problem, tolerance: float) -> list[Checked]:
+async def check_program(
+    program: str, cases: Sequence[Case], problem: Problem, tolerance: float, truth: Truth = Truth.EXPECTED
+) -> list[Checked]:
     """Run a program on tests; a result for each, in order. A test that was not tried because earlier ones ran out of time is not passed.
+
+    Args:
+        program: Python source.
+        cases: the tests.
+        problem: says how the program is called, and which special judge is asked about answers that are not equal.
+        tolerance: see `judge`.
+        truth: the expected answers are right (golden tests), the program's are (the reference on the Tester's tests), or neither are (a
+            program on the Tester's tests). A special judge must then approve of both, each held against the other: one that never reads
+            the expected answer would else agree with any.
 
     Raises:
         SandboxError: the sandbox failed; nobody is to blame and nothing must be scored.
     """
     results = await _run(program, [case.test(problem.function) for case in cases])
     written = sum(len(result.stdout) + len(result.value or "") for result in results)
-    work = partial(_judged, results, cases, problem.function, tolerance)
+    work = partial(_judged, results, cases, problem.function, tolerance, truth)
     answers, passed = await asyncio.to_thread(work) if written > JUDGED_AT_ONCE else work()
     if problem.checker:
         asked = [i for i, answer in enumerate(answers) if answer is not None and not passed[i]]
-        for i, verdict in zip(asked, await _ask(problem, [(cases[i], answers[i]) for i in asked]), strict=True):
+        for i, verdict in zip(asked, await _ask(problem, [(cases[i], answers[i]) for i in asked], truth), strict=True):
             passed[i] = verdict
     return [
         Checked(
@@ -56,14 +76,15 @@ async def check_program(program: str, cases: Sequence[Case], problem: Problem, t
 
 
 def _judged(
-    results: Sequence[RunResult], cases: Sequence[Case], function: str, tolerance: float
+    results: Sequence[RunResult], cases: Sequence[Case], function: str, tolerance: float, truth: Truth
 ) -> tuple[list[tuple[Any] | None], list[bool]]:
     """The answers, and whether they are those expected."""
+    same = same_value if function else same_output
     answers = [_answer(result, function) for result in results]
-    passed = [
-        answer is not None and _same(case.expected, answer[0], function, tolerance) for case, answer in zip(cases, answers, strict=True)
-    ]
-    return answers, passed
+    pairs = [None if answer is None else (case.expected, answer[0]) for case, answer in zip(cases, answers, strict=True)]
+    if truth is Truth.FOUND:
+        pairs = [pair and pair[::-1] for pair in pairs]
+    return answers, [pair is not None and same(*pair, tolerance) for pair in pairs]
 
 
 async def _run(program: str, tests: Sequence[Any]) -> list[RunResult]:
@@ -74,12 +95,18 @@ async def _run(program: str, tests: Sequence[Any]) -> list[RunResult]:
     return results
 
 
-async def _ask(problem: Problem, answers: Sequence[tuple[Case, Any]]) -> list[bool]:
+async def _ask(problem: Problem, answers: Sequence[tuple[Case, Any]], truth: Truth) -> list[bool]:
     """The special judge's verdicts; a judge that fails approves of nothing."""
     if not answers:
         return []
-    results = await _run(problem.checker, [Call("judge", [case.given, case.expected, answer[0]]) for case, answer in answers])
-    return [(answer := _answer(result, "judge")) is not None and answer[0] is True for result in results]
+    asked: list[Call] = []
+    if truth is not Truth.FOUND:
+        asked += [Call("judge", [case.given, case.expected, answer[0]]) for case, answer in answers]
+    if truth is not Truth.EXPECTED:
+        asked += [Call("judge", [case.given, answer[0], case.expected]) for case, answer in answers]
+    results = await _run(problem.checker, asked)
+    verdicts = [(said := _answer(result, "judge")) is not None and said[0] is True for result in results]
+    return [all(verdicts[i :: len(answers)]) for i in range(len(answers))]
 
 
 def _answer(result: RunResult, function: str) -> tuple[Any] | None:
@@ -92,7 +119,3 @@ def _answer(result: RunResult, function: str) -> tuple[Any] | None:
         return (result.returned(),)
     except ValueError:
         return None
-
-
-def _same(expected: Any, found: Any, function: str, tolerance: float) -> bool:
-    return same_value(expected, found, tolerance) if function else same_output(expected, found, tolerance)
