@@ -27,8 +27,8 @@ class CodeEnv(BaseEnv):
     """Runs the Coder's program on the golden tests and the reference on the Tester's; at the end of the turn, the program on the tests.
 
     Both act on the state at the start of the turn and in any order. The team is paid the change of the pass rate on the golden tests, so
-    that an episode earns the pass rate of its last program. A reply without a program leaves the last one in place. `stop` says
-    what ends the episode.
+    that an episode earns the pass rate of its last program. A reply without a program is one that does not compile: it passes nothing, and
+    the next turn starts without a program. `stop` says what ends the episode.
 
     `info`: `success` (all golden tests are passed); `pass_rate`; `coder/built`, `coder/smoke` (of the last program); `coder/unparsed`,
     `tester/unparsed` (replies without a program, without a test that can be read, counted over the episode); `coder/limits` (runs on golden
@@ -101,15 +101,14 @@ class CodeEnv(BaseEnv):
         return bool(self._golden) and all(one.passed for one in self._golden)
 
     async def _code(self, program: str) -> Outcome:
-        golden = await self._check(program, self._problem.cases, Truth.EXPECTED) if program.strip() else ()
+        program = program if program.strip() else ""
+        golden = await self._check(program, self._problem.cases, Truth.EXPECTED) if program else ()
         before = pass_rate(self._golden)
-        if golden:
-            self._program, self._golden = program, golden
-            self._counts["coder/limits"] += sum(one.reason.is_limit for one in golden)
-        else:
-            self._counts["coder/unparsed"] += 1
+        self._program, self._golden = program, golden
+        self._counts["coder/unparsed"] += not program
+        self._counts["coder/limits"] += sum(one.reason.is_limit for one in golden)
         self._coded = True
-        return Outcome(team=pass_rate(self._golden) - before, local=coder_reward(golden, self.config), info=self._info())
+        return Outcome(team=pass_rate(golden) - before, local=coder_reward(golden, self.config), info=self._info())
 
     async def _test(self, action: str) -> Outcome:
         tests, surplus = read_cases(action, self._problem.function, self.config.max_tests)

@@ -70,6 +70,41 @@ async def test_an_episode_earns_the_pass_rate_of_its_last_program() -> None:
         assert team == pytest.approx({WRONG: 0.75, ADD: 1.0}.get(program, 0.0))
 
 
+BAD = ("print(", "\x00", "# nothing", "1 / 0", "print('x')", "while True: pass", "import os; os._exit(0)", "raise SystemExit(1)", WRONG)
+
+
+@pytest.mark.parametrize("last", ["", "print(", "print('x')", WRONG, ADD])
+async def test_what_cannot_be_read_is_never_the_cheapest_reply_of_the_coder(last: str) -> None:
+    """Else the Coder learns to say nothing once it has a program that passes some tests."""
+    env = world()
+    await env.step(last)
+    silence = await env.fork().act(CODER, " ")
+    for program in BAD:
+        outcome = await env.fork().act(CODER, program)
+        assert outcome.team >= silence.team - 1e-9 and outcome.local >= silence.local - 1e-9, program
+        assert outcome.info["success"] >= silence.info["success"] == 0.0
+
+
+async def test_after_a_reply_without_a_program_there_is_none() -> None:
+    env = world()
+    await env.step(WRONG)
+    await env.act(TESTER, write_pairs([("1 1", "2")]))
+    outcome = await env.step(" ")
+    assert outcome.team == -0.75 and not outcome.done
+    assert {name: outcome.info[name] for name in ("pass_rate", "coder/built", "coder/smoke", "agreed", "coder/unparsed")} == {
+        "pass_rate": 0, "coder/built": 0, "coder/smoke": 0, "agreed": 0, "coder/unparsed": 1,
+    }  # fmt: skip
+    assert env.observe(CODER).info["program"] == "" and env.observe(CODER).info["mismatches"] == []
+    assert (await env.step(ADD)).info["pass_rate"] == 1.0
+
+
+async def test_a_right_program_that_is_followed_by_none_is_spoilt() -> None:
+    env = world()
+    await env.step(ADD)
+    info = (await env.step("")).info
+    assert (info["spoilt"], info["success"]) == (1.0, 0.0)
+
+
 async def test_a_program_is_judged_at_the_end_of_the_turn_where_no_coder_spoke() -> None:
     outcome = await world().step(ADD)
     assert outcome.team == 1.0 and outcome.info["success"] == 1.0 and not outcome.done
