@@ -39,8 +39,8 @@ class CodeEnvOptions:
             tests: the team is told by an oracle when it is right).
         max_tests: tests of one reply that count; later ones are ignored and counted.
         tolerance: how far numbers with a fraction may be apart, absolute or relative.
-        build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by itself on the first golden test, and
-            times the share of golden tests that it passes.
+        build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by itself on the first golden test
+            with an answer, and times the share of golden tests that it passes.
         valid_reward, reference_reward: local, for a reply with a test that can be read, and times the share of its tests that the reference
             solution passes.
     """

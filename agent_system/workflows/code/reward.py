@@ -20,8 +20,8 @@ def builds(golden: Sequence[Checked]) -> bool:
 
 
 def smokes(golden: Sequence[Checked]) -> bool:
-    """Whether a program ended by itself, without an error, on the first test."""
-    return bool(golden) and golden[0].reason is Reason.OK
+    """Whether a program ended by itself, without an error, on the first test, with an answer; none will do where that is right."""
+    return bool(golden) and golden[0].reason is Reason.OK and (golden[0].passed or not golden[0].silent)
 
 
 def coder_reward(golden: Sequence[Checked], options: CodeEnvOptions) -> float:

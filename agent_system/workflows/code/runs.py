@@ -35,11 +35,13 @@ class Checked:
         passed: its answer is right.
         reason: how the run ended.
         found: its answer as text, or how it failed: the reason and the last line of stderr.
+        silent: there is no answer: the run failed, nothing was printed, or the call returned None.
     """
 
     passed: bool
     reason: Reason
     found: str
+    silent: bool
 
 
 async def check_program(
@@ -68,9 +70,7 @@ async def check_program(
         for i, verdict in zip(asked, await _ask(problem, [(cases[i], answers[i]) for i in asked], truth), strict=True):
             passed[i] = verdict
     return [
-        Checked(
-            ok, result.reason, result.failure(LONGEST_ERROR) if answer is None else json.dumps(answer[0]) if problem.function else answer[0]
-        )
+        Checked(ok, result.reason, _told(result, answer, problem.function), _is_silent(answer, problem.function))
         for ok, result, answer in zip(passed, results, answers, strict=True)
     ]
 
@@ -119,3 +119,14 @@ def _answer(result: RunResult, function: str) -> tuple[Any] | None:
         return (result.returned(),)
     except ValueError:
         return None
+
+
+def _told(result: RunResult, answer: tuple[Any] | None, function: str) -> str:
+    """See `Checked.found`."""
+    if answer is None:
+        return result.failure(LONGEST_ERROR)
+    return json.dumps(answer[0]) if function else str(answer[0])
+
+
+def _is_silent(answer: tuple[Any] | None, function: str) -> bool:
+    return answer is None or answer[0] is None or not (function or answer[0].strip())

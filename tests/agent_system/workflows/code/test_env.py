@@ -28,6 +28,8 @@ def world(**options) -> CodeEnv:
         (ADD, 0.1 + 0.1 + 0.8, 1.0),
         (WRONG, 0.1 + 0.1 + 0.8 * 0.75, 0.75),
         ("print('x')", 0.1 + 0.1, 0.0),
+        ("# nothing", 0.1, 0.0),
+        ("print()", 0.1, 0.0),
         ("print(1 / 0)", 0.1, 0.0),
         ("while True: pass", 0.1, 0.0),
         ("print(", 0.0, 0.0),
@@ -38,6 +40,23 @@ async def test_the_coder_is_paid_for_building_running_and_passing(program: str, 
     outcome = await world().act(CODER, program)
     assert outcome.local == pytest.approx(local) and outcome.team == pytest.approx(rate) and not outcome.done
     assert outcome.info["pass_rate"] == pytest.approx(rate) and outcome.info["success"] == (rate == 1.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "local"), [("pass", 0.1), ("print(3)", 0.1), ("return None", 0.1), ("return 0", 0.2), ("return ''", 0.2), ("return 3", 1.0)]
+)
+async def test_a_function_that_returns_nothing_is_not_paid_for_running(body: str, local: float) -> None:
+    env = CodeEnv()
+    env.reset(task_from_row(make_row("Solve.", [Case([1], 3)], function="solve", data_source="demo", split="t", index=0)))
+    outcome = await env.act(CODER, f"def solve(x): {body}")
+    assert outcome.local == pytest.approx(local) and outcome.info["coder/smoke"] == (local > 0.1)
+
+
+@pytest.mark.parametrize(("function", "case", "program"), [("", Case("1", "\n"), "# nothing"), ("f", Case([1], None), "def f(x): pass")])
+async def test_no_answer_is_one_where_it_is_right(function: str, case: Case, program: str) -> None:
+    env = CodeEnv()
+    env.reset(task_from_row(make_row("Say nothing.", [case], function=function, data_source="demo", split="t", index=0)))
+    assert (await env.act(CODER, program)).local == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
