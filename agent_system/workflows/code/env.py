@@ -13,13 +13,13 @@ from agent_system.workflows.code.agents import CODER, TESTER
 from agent_system.workflows.code.options import CodeEnvOptions
 from agent_system.workflows.code.problem import Case, Problem, read_problem
 from agent_system.workflows.code.prompts import CALL_FORM, interface
-from agent_system.workflows.code.replies import read_cases
+from agent_system.workflows.code.replies import read_tests
 from agent_system.workflows.code.reward import builds, coder_reward, pass_rate, smokes, tester_reward
 from agent_system.workflows.code.runs import Checked, Truth, check_program
 
 Results = tuple[Checked, ...]
 
-COUNTED = ("coder/unparsed", "coder/limits", "tester/unparsed", "tester/tests", "tester/surplus")
+COUNTED = ("coder/unparsed", "coder/limits", "tester/unparsed", "tester/tests", "tester/contradictory", "tester/surplus")
 
 
 @EnvRegistry.register("code")
@@ -32,9 +32,10 @@ class CodeEnv(BaseEnv):
 
     `info`: `success` (all golden tests are passed); `pass_rate`; `coder/built`, `coder/smoke` (of the last program); `coder/unparsed`,
     `tester/unparsed` (replies without a program, without a test that can be read, counted over the episode); `coder/limits` (runs on golden
-    tests that met a limit of the sandbox, counted); `tester/tests`, `tester/surplus` (tests that count, and that do not, counted);
-    `tester/right` (share of the last tests that the reference passes); `agreed` (the program passes the last tests); `mended`,
-    `spoilt` (the first program failed and the last one does not, or the other way round; episodes of several turns).
+    tests that met a limit of the sandbox, counted); `tester/tests`, `tester/contradictory`, `tester/surplus` (tests that count, those of
+    them whose outputs contradict each other, and tests that do not count, counted); `tester/right` (share of the last tests that the
+    reference passes); `agreed` (the program passes the last tests); `mended`, `spoilt` (the first program failed and the last one does
+    not, or the other way round; episodes of several turns).
     """
 
     config_class = CodeEnvOptions
@@ -111,11 +112,13 @@ class CodeEnv(BaseEnv):
         return Outcome(team=pass_rate(golden) - before, local=coder_reward(golden, self.config), info=self._info())
 
     async def _test(self, action: str) -> Outcome:
-        tests, surplus = read_cases(action, self._problem.function, self.config.max_tests)
-        by_reference = await self._check(self._problem.reference, tests, Truth.FOUND) if tests and self._problem.reference else ()
-        self._tests, self._right = tests, pass_rate(by_reference)
-        self._counts.update({"tester/tests": len(tests), "tester/surplus": surplus, "tester/unparsed": not tests})
-        return Outcome(local=tester_reward(by_reference, bool(tests), self.config), info=self._info())
+        tests = read_tests(action, self._problem.function, self.config.max_tests)
+        runs = tests.cases and self._problem.reference
+        by_reference = await self._check(self._problem.reference, tests.cases, Truth.FOUND) if runs else ()
+        self._tests, self._right = tests.cases, pass_rate(by_reference, len(tests))
+        self._counts.update({"tester/tests": len(tests), "tester/contradictory": tests.contradictory})
+        self._counts.update({"tester/surplus": tests.surplus, "tester/unparsed": not tests})
+        return Outcome(local=tester_reward(by_reference, len(tests), self.config), info=self._info())
 
     async def _check(self, program: str, cases: Sequence[Case], truth: Truth) -> Results:
         """Run a program on tests, once an episode: a program that answers at random does so to all forks alike."""

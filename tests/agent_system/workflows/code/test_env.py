@@ -63,7 +63,10 @@ async def test_no_answer_is_one_where_it_is_right(function: str, case: Case, pro
     ("pairs", "local"),
     [
         ([("1 2", "3")], 0.2 + 0.8),
-        ([("1 2", "3"), ("1 2", "4"), ("5 5", "10"), ("0 0", "x")], 0.2 + 0.8 * 0.5),
+        ([("1 2", "3"), ("1 2", "4"), ("5 5", "10"), ("0 0", "x")], 0.2 + 0.8 / 3),
+        ([("1 2", "3"), ("0 0", "x"), ("1  2", "3"), ("1\n2", "3"), ("1 2 ", "3\n")], 0.2 + 0.8 * 0.5),
+        ([("1 2", "3"), ("1 2", "03")], 0.2),
+        ([("1 2", "03"), ("1 3", "4")], 0.2 + 0.8 * 0.5),
         ([("not a number", "3")], 0.2),
         ([], 0.0),
     ],
@@ -72,6 +75,41 @@ async def test_the_tester_is_paid_for_the_form_and_for_what_the_reference_passes
     outcome = await world().act(TESTER, write_pairs(pairs))
     assert outcome.local == pytest.approx(local) and outcome.team == 0.0
     assert outcome.info["tester/unparsed"] == (not pairs)
+
+
+async def test_a_test_without_an_output_is_none_even_where_the_reference_prints_nothing() -> None:
+    env = world()
+    env.reset(adding(reference="if (line := input()) != '0': print(sum(map(int, line.split())))"))
+    outcome = await env.act(TESTER, write_pairs([("0", ""), ("0", " \n")]))
+    assert outcome.local == 0.0 and outcome.info["tester/unparsed"] == 1
+
+
+async def test_inputs_with_contradictory_outputs_are_counted_and_not_run() -> None:
+    env = world()
+    outcome = await env.act(TESTER, write_pairs([("1 1", "2"), ("1 2", "3"), ("1  2", "4")]))
+    assert outcome.info["tester/right"] == 0.5
+    assert (outcome.info["tester/tests"], outcome.info["tester/contradictory"], outcome.info["tester/surplus"]) == (2, 1, 1)
+    assert (await env.step(ADD)).done
+
+
+@pytest.mark.parametrize(
+    ("pairs", "local"), [([("1 2", "3")], 0.2 + 0.8 / 3), ([("1 2", "3"), ("1 3", "4"), ("1 4", "5")], 1.0), ([], 0.0)]
+)
+async def test_more_than_one_test_may_be_asked_for(pairs: list, local: float) -> None:
+    outcome = await world(min_tests=3).act(TESTER, write_pairs(pairs))
+    assert outcome.local == pytest.approx(local) and outcome.info["tester/right"] == bool(pairs)
+
+
+@pytest.mark.parametrize("reference", [ADD, ""])
+async def test_what_cannot_be_read_is_never_the_cheapest_reply_of_the_tester(reference: str) -> None:
+    env = world()
+    env.reset(adding(reference=reference))
+    await env.step(WRONG)
+    silence = await env.fork().act(TESTER, "I do not know")
+    bad = [[("1 2", "4")], [("1 2", "3"), ("1 2", "4")], [("x", "y")], [("", "3")], [("1 2", "")], [("1 2", "3"), ("2 2", "5")]]
+    for pairs in bad:
+        outcome = await env.fork().act(TESTER, write_pairs(pairs))
+        assert outcome.local >= silence.local and outcome.team == silence.team == 0.0, pairs
 
 
 async def test_coefficients_are_options_and_a_task_without_reference_pays_the_form_only() -> None:
