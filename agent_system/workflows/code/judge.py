@@ -39,6 +39,11 @@ def same_value(expected: Any, found: Any, tolerance: float) -> bool:
     return isinstance(expected, str) and isinstance(found, str) and expected == found
 
 
+def same_kind(one: Any, other: Any) -> bool:
+    """Whether two values, as JSON has them, are of one type; all numbers are of one, and a truth value is no number."""
+    return {type(one), type(other)} <= {int, float} or type(one) is type(other)
+
+
 def _same_word(expected: str, found: str, tolerance: float) -> bool:
     if expected == found:
         return True

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from agent_system.sandbox import Call, Reason, RunResult, SandboxError, shared_sandbox
-from agent_system.workflows.code.judge import same_output, same_value
+from agent_system.workflows.code.judge import same_kind, same_output, same_value
 from agent_system.workflows.code.problem import Case, Problem
 
 LONGEST_ERROR = 200
@@ -56,7 +56,8 @@ async def check_program(
         tolerance: see `judge`.
         truth: the expected answers are right (golden tests), the program's are (the reference on the Tester's tests), or neither are (a
             program on the Tester's tests). A special judge must then approve of both, each held against the other: one that never reads
-            the expected answer would else agree with any.
+            the expected answer would else agree with any. It is not asked about answers to the Tester's tests that are of another kind:
+            `assert f(x)` approves of a text where the value is True.
 
     Raises:
         SandboxError: the sandbox failed; nobody is to blame and nothing must be scored.
@@ -66,7 +67,7 @@ async def check_program(
     work = partial(_judged, results, cases, problem.function, tolerance, truth)
     answers, passed = await asyncio.to_thread(work) if written > JUDGED_AT_ONCE else work()
     if problem.checker:
-        asked = [i for i, answer in enumerate(answers) if answer is not None and not passed[i]]
+        asked = [i for i, answer in enumerate(answers) if answer is not None and not passed[i] and _may_be(cases[i], answer, truth)]
         for i, verdict in zip(asked, await _ask(problem, [(cases[i], answers[i]) for i in asked], truth), strict=True):
             passed[i] = verdict
     return [
@@ -93,6 +94,10 @@ async def _run(program: str, tests: Sequence[Any]) -> list[RunResult]:
         if result.reason is Reason.SANDBOX:
             raise SandboxError(f"a program could not be run: {result.message}")
     return results
+
+
+def _may_be(case: Case, answer: tuple[Any], truth: Truth) -> bool:
+    return truth is Truth.EXPECTED or same_kind(case.expected, answer[0])
 
 
 async def _ask(problem: Problem, answers: Sequence[tuple[Case, Any]], truth: Truth) -> list[bool]:

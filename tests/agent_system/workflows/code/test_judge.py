@@ -1,6 +1,6 @@
 import pytest
 
-from agent_system.workflows.code.judge import same_output, same_value
+from agent_system.workflows.code.judge import same_kind, same_output, same_value
 
 TOLERANCE = 1e-6
 
@@ -94,3 +94,12 @@ def test_another_value(expected: object, found: object) -> None:
 
 def test_no_tolerance_is_equality() -> None:
     assert not same_output("0.5", "0.5000001", 0.0) and same_output("0.5", "0.50", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [(1, 2.5, True), ([], [1], True), (True, False, True), (None, None, True), ("1", "a", True), (1, True, False), (0.0, False, False),
+     (None, 0, False), ("1", 1, False), ([], {}, False)],
+)  # fmt: skip
+def test_the_same_kind(one: object, other: object, same: bool) -> None:
+    assert same_kind(one, other) is same_kind(other, one) is same
