@@ -13,13 +13,13 @@ from agent_system.workflows.code.agents import CODER, TESTER
 from agent_system.workflows.code.options import CodeEnvOptions
 from agent_system.workflows.code.problem import Case, Problem, read_problem
 from agent_system.workflows.code.prompts import CALL_FORM, interface
-from agent_system.workflows.code.replies import read_cases
+from agent_system.workflows.code.replies import read_tests
 from agent_system.workflows.code.reward import builds, coder_reward, pass_rate, smokes, tester_reward
-from agent_system.workflows.code.runs import Checked, check_program
+from agent_system.workflows.code.runs import Checked, Truth, check_program
 
 Results = tuple[Checked, ...]
 
-COUNTED = ("coder/unparsed", "coder/limits", "tester/unparsed", "tester/tests", "tester/surplus")
+COUNTED = ("coder/unparsed", "coder/limits", "tester/unparsed", "tester/tests", "tester/contradictory", "tester/surplus")
 
 
 @EnvRegistry.register("code")
@@ -27,14 +27,15 @@ class CodeEnv(BaseEnv):
     """Runs the Coder's program on the golden tests and the reference on the Tester's; at the end of the turn, the program on the tests.
 
     Both act on the state at the start of the turn and in any order. The team is paid the change of the pass rate on the golden tests, so
-    that an episode earns the pass rate of its last program. A reply without a program leaves the last one in place. `stop` says
-    what ends the episode.
+    that an episode earns the pass rate of its last program. A reply without a program is one that does not compile: it passes nothing, and
+    the next turn starts without a program. `stop` says what ends the episode.
 
     `info`: `success` (all golden tests are passed); `pass_rate`; `coder/built`, `coder/smoke` (of the last program); `coder/unparsed`,
     `tester/unparsed` (replies without a program, without a test that can be read, counted over the episode); `coder/limits` (runs on golden
-    tests that met a limit of the sandbox, counted); `tester/tests`, `tester/surplus` (tests that count, and that do not, counted);
-    `tester/right` (share of the last tests that the reference passes); `agreed` (the program passes the last tests); `mended`,
-    `spoilt` (the first program failed and the last one does not, or the other way round; episodes of several turns).
+    tests that met a limit of the sandbox, counted); `tester/tests`, `tester/contradictory`, `tester/surplus` (tests that count, those of
+    them whose outputs contradict each other, and tests that do not count, counted); `tester/right` (share of the last tests that the
+    reference passes); `agreed` (the program passes the last tests); `mended`, `spoilt` (the first program failed and the last one does
+    not, or the other way round; episodes of several turns).
     """
 
     config_class = CodeEnvOptions
@@ -80,7 +81,7 @@ class CodeEnv(BaseEnv):
     async def step(self, action: str) -> Outcome:
         """End the turn: run the program on the tests, and show the tests that it failed to the next turn."""
         team = 0.0 if self._coded else (await self._code(action)).team
-        checked = await self._check(self._program, self._tests) if self._program and self._tests else ()
+        checked = await self._check(self._program, self._tests, Truth.NEITHER) if self._program and self._tests else ()
         failed = [(case, one) for case, one in zip(self._tests, checked, strict=bool(checked)) if not one.passed]
         self._agreed = bool(checked) and not failed
         self._rates.append(pass_rate(self._golden))
@@ -101,28 +102,30 @@ class CodeEnv(BaseEnv):
         return bool(self._golden) and all(one.passed for one in self._golden)
 
     async def _code(self, program: str) -> Outcome:
-        golden = await self._check(program, self._problem.cases) if program.strip() else ()
+        program = program if program.strip() else ""
+        golden = await self._check(program, self._problem.cases, Truth.EXPECTED) if program else ()
         before = pass_rate(self._golden)
-        if golden:
-            self._program, self._golden = program, golden
-            self._counts["coder/limits"] += sum(one.reason.is_limit for one in golden)
-        else:
-            self._counts["coder/unparsed"] += 1
+        self._program, self._golden = program, golden
+        self._counts["coder/unparsed"] += not program
+        self._counts["coder/limits"] += sum(one.reason.is_limit for one in golden)
         self._coded = True
-        return Outcome(team=pass_rate(self._golden) - before, local=coder_reward(golden, self.config), info=self._info())
+        return Outcome(team=pass_rate(golden) - before, local=coder_reward(golden, self.config), info=self._info())
 
     async def _test(self, action: str) -> Outcome:
-        tests, surplus = read_cases(action, self._problem.function, self.config.max_tests)
-        by_reference = await self._check(self._problem.reference, tests) if tests and self._problem.reference else ()
-        self._tests, self._right = tests, pass_rate(by_reference)
-        self._counts.update({"tester/tests": len(tests), "tester/surplus": surplus, "tester/unparsed": not tests})
-        return Outcome(local=tester_reward(by_reference, bool(tests), self.config), info=self._info())
+        tests = read_tests(action, self._problem.function, self.config.max_tests)
+        runs = tests.cases and self._problem.reference
+        by_reference = await self._check(self._problem.reference, tests.cases, Truth.FOUND) if runs else ()
+        self._tests, self._right = tests.cases, pass_rate(by_reference, len(tests))
+        self._counts.update({"tester/tests": len(tests), "tester/contradictory": tests.contradictory})
+        self._counts.update({"tester/surplus": tests.surplus, "tester/unparsed": not tests})
+        return Outcome(local=tester_reward(by_reference, len(tests), self.config), info=self._info())
 
-    async def _check(self, program: str, cases: Sequence[Case]) -> Results:
+    async def _check(self, program: str, cases: Sequence[Case], truth: Truth) -> Results:
         """Run a program on tests, once an episode: a program that answers at random does so to all forks alike."""
-        key = (program, repr(cases))
+        # Golden tests can be many megabytes, and are the same all through the episode; the Tester's are as short as its reply.
+        key = (program, truth, "" if truth is Truth.EXPECTED else repr(cases))
         if key not in self._known:
-            found = tuple(await check_program(program, cases, self._problem, self.config.tolerance))
+            found = tuple(await check_program(program, cases, self._problem, self.config.tolerance, truth))
             self._known.setdefault(key, found)
         return self._known[key]
 

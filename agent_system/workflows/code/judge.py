@@ -1,7 +1,8 @@
 """Whether an answer is the expected one. Pure: nothing is run and nothing is evaluated.
 
-Output is compared word by word, so white space does not count. Whole numbers must be equal; a number with a fraction or exponent may be
-off by the tolerance, absolute or relative, where the expected one has a fraction or exponent too.
+Output is compared word by word, so white space does not count. A whole number is met by the same text alone, or with a fraction of
+zeros: 0010 and +10 are not 10, which 10.0 is. A number with a fraction or exponent may be off by the tolerance, absolute or relative, where
+the expected one has a fraction or exponent too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
 _WHOLE = re.compile(r"[-+]?\d+", re.ASCII)
+_PLAIN = re.compile(r"-?(?:0|[1-9]\d*)", re.ASCII)
 _LONGEST_NUMBER = 400
 
 
@@ -37,6 +39,11 @@ def same_value(expected: Any, found: Any, tolerance: float) -> bool:
     return isinstance(expected, str) and isinstance(found, str) and expected == found
 
 
+def same_kind(one: Any, other: Any) -> bool:
+    """Whether two values, as JSON has them, are of one type; all numbers are of one, and a truth value is no number."""
+    return {type(one), type(other)} <= {int, float} or type(one) is type(other)
+
+
 def _same_word(expected: str, found: str, tolerance: float) -> bool:
     if expected == found:
         return True
@@ -44,7 +51,9 @@ def _same_word(expected: str, found: str, tolerance: float) -> bool:
         return False
     if _WHOLE.fullmatch(expected):
         whole, _, rest = found.partition(".")
-        return bool(_WHOLE.fullmatch(whole)) and not rest.strip("0") and int(whole) == int(expected)
+        return whole == expected and not rest.strip("0")
+    if _WHOLE.fullmatch(found) and not _PLAIN.fullmatch(found):
+        return False
     return _close(float(expected), float(found), tolerance)
 
 

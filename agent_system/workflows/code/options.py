@@ -38,15 +38,17 @@ class CodeEnvOptions:
         stop: what ends an episode before `env.max_steps`: tests (the program passes all tests of the Tester) | golden (it passes all golden
             tests: the team is told by an oracle when it is right).
         max_tests: tests of one reply that count; later ones are ignored and counted.
+        min_tests: tests that the full `reference_reward` takes: it is paid for the share of so many, where a reply has fewer.
         tolerance: how far numbers with a fraction may be apart, absolute or relative.
-        build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by itself on the first golden test, and
-            times the share of golden tests that it passes.
+        build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by itself on the first golden test
+            with an answer, and times the share of golden tests that it passes.
         valid_reward, reference_reward: local, for a reply with a test that can be read, and times the share of its tests that the reference
             solution passes.
     """
 
     stop: str = "tests"
     max_tests: int = 8
+    min_tests: int = 1
     tolerance: float = 1e-6
     build_reward: float = 0.1
     smoke_reward: float = 0.1
@@ -58,4 +60,6 @@ class CodeEnvOptions:
         check_choice("env.params.stop", self.stop, STOPS)
         if self.max_tests < 1:
             raise AgentSystemError(f"env.params.max_tests must be 1 or more, found {self.max_tests}")
+        if not 1 <= self.min_tests <= self.max_tests:
+            raise AgentSystemError(f"env.params.min_tests must be from 1 to max_tests ({self.max_tests}), found {self.min_tests}")
         check_floats(self, "env.params")

@@ -7,7 +7,8 @@
     7
     </output>
 
-For a function, the input holds one argument a line and the output the value, all as JSON.
+For a function, the input holds one argument a line and the output the value, all as JSON. A test has an output: without one nothing is
+said.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from agent_system.sandbox.result import parse_json
 from agent_system.workflows.code.problem import Case
@@ -25,8 +28,27 @@ _TAG = re.compile(r"<(/?)(input|output)\s*>", re.IGNORECASE)
 _ORDER = ("input", "/input", "output", "/output")
 
 
+@dataclass(frozen=True)
+class Suite:
+    """The tests of a reply, one for each input; inputs that differ in white space are one.
+
+    Attributes:
+        cases: those with one output, which are run.
+        contradictory: inputs with several outputs; each counts as one wrong test.
+        surplus: what else was written and is left out.
+    """
+
+    cases: tuple[Case, ...] = ()
+    contradictory: int = 0
+    surplus: int = 0
+
+    def __len__(self) -> int:
+        """How many tests count."""
+        return len(self.cases) + self.contradictory
+
+
 def read_pairs(text: str) -> list[Pair]:
-    """Return every `<input>...</input>` that is followed by an `<output>...</output>`, in order."""
+    """Return every `<input>...</input>` that is followed by an `<output>...</output>` that is not empty, in order."""
     pairs: list[Pair] = []
     ends: list[re.Match[str]] = []
     for tag in _TAG.finditer(text):
@@ -39,7 +61,7 @@ def read_pairs(text: str) -> list[Pair]:
             ends = []
         if len(ends) == 4:
             pairs.append((text[ends[0].end() : ends[1].start()], text[ends[2].end() : ends[3].start()]))
-    return pairs
+    return [(given, expected) for given, expected in pairs if expected.strip()]
 
 
 def write_pairs(pairs: Sequence[Pair]) -> str:
@@ -47,8 +69,8 @@ def write_pairs(pairs: Sequence[Pair]) -> str:
     return "\n".join(f"<input>{given}</input><output>{expected}</output>" for given, expected in pairs)
 
 
-def read_cases(text: str, function: str, most: int) -> tuple[tuple[Case, ...], int]:
-    """Return the tests in an action of the Tester, each once, and how many were left out.
+def read_tests(text: str, function: str, most: int) -> Suite:
+    """Return the tests in an action of the Tester.
 
     Args:
         text: see `read_pairs`.
@@ -56,12 +78,24 @@ def read_cases(text: str, function: str, most: int) -> tuple[tuple[Case, ...], i
         most: tests that count. Left out are those beyond it and those that are no JSON where there must be JSON.
     """
     cases: dict[str, Case] = {}
+    contradictory: set[str] = set()
     pairs = list(dict.fromkeys(read_pairs(text)))
     for given, expected in pairs:
         case = _read(given, expected, function)
-        if case is not None and len(cases) < most:
-            cases.setdefault(json.dumps([case.given, case.expected]), case)
-    return tuple(cases.values()), len(pairs) - len(cases)
+        if case is None:
+            continue
+        key = _plain(case.given, function)
+        if key not in cases and len(cases) < most:
+            cases[key] = case
+        elif key in cases and _plain(cases[key].expected, function) != _plain(case.expected, function):
+            contradictory.add(key)
+    certain = tuple(case for key, case in cases.items() if key not in contradictory)
+    return Suite(certain, len(contradictory), len(pairs) - len(cases))
+
+
+def _plain(value: Any, function: str) -> str:
+    """What tells inputs apart, and outputs: the words of text, or a value as JSON."""
+    return json.dumps(value, sort_keys=True) if function else " ".join(value.split())
 
 
 def _read(given: str, expected: str, function: str) -> Case | None:

@@ -9,9 +9,9 @@ from agent_system.workflows.code.options import CodeEnvOptions
 from agent_system.workflows.code.runs import Checked
 
 
-def pass_rate(checked: Sequence[Checked]) -> float:
-    """Share of tests that were passed; 0 without tests."""
-    return sum(one.passed for one in checked) / len(checked) if checked else 0.0
+def pass_rate(checked: Sequence[Checked], least: int = 1) -> float:
+    """Share of tests that were passed; where fewer than `least` were run, the others count as not passed."""
+    return sum(one.passed for one in checked) / max(len(checked), least, 1)
 
 
 def builds(golden: Sequence[Checked]) -> bool:
@@ -20,8 +20,8 @@ def builds(golden: Sequence[Checked]) -> bool:
 
 
 def smokes(golden: Sequence[Checked]) -> bool:
-    """Whether a program ended by itself, without an error, on the first test."""
-    return bool(golden) and golden[0].reason is Reason.OK
+    """Whether a program ended by itself, without an error, on the first test, with an answer; none will do where that is right."""
+    return bool(golden) and golden[0].reason is Reason.OK and (golden[0].passed or not golden[0].silent)
 
 
 def coder_reward(golden: Sequence[Checked], options: CodeEnvOptions) -> float:
@@ -30,11 +30,12 @@ def coder_reward(golden: Sequence[Checked], options: CodeEnvOptions) -> float:
     return built + options.pass_reward * pass_rate(golden)
 
 
-def tester_reward(by_reference: Sequence[Checked], valid: bool, options: CodeEnvOptions) -> float:
+def tester_reward(by_reference: Sequence[Checked], num_tests: int, options: CodeEnvOptions) -> float:
     """What a reply of the Tester earns for itself.
 
     Args:
         by_reference: its tests, run on the reference solution; empty where there is none.
-        valid: it holds a test that could be read.
+        num_tests: how many it holds, those that contradict each other included.
     """
-    return options.valid_reward * valid + options.reference_reward * pass_rate(by_reference)
+    right = pass_rate(by_reference, max(num_tests, options.min_tests))
+    return options.valid_reward * (num_tests > 0) + options.reference_reward * right

@@ -12,7 +12,7 @@ import io
 import json
 import pickle
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,13 +52,12 @@ def apps(row: Row) -> Raw:
     """`question`, `input_output` and `solutions` (both JSON text), `starter_code`."""
     starter = str(row.get("starter_code") or "")
     question = _with_starter(_text(row, "question"), starter)
-    truth = _parsed(_column(row, "input_output"), "input_output")
-    if not isinstance(truth, Mapping):
-        raise ValueError("input_output is no object")
+    truth = _object(_parsed(_column(row, "input_output"), "input_output"), "input_output")
     name = truth.get("fn_name") or ""
+    if not isinstance(name, str):
+        raise ValueError(f"fn_name must be a name, found {name!r:.80}")
     function = f"Solution.{name}" if name and "class Solution" in starter else name
-    inputs = [one if name or isinstance(one, str) else "\n".join(map(str, one)) for one in truth.get("inputs") or ()]
-    outputs = [one if name or isinstance(one, str) else "\n".join(map(str, one)) for one in truth.get("outputs") or ()]
+    inputs, outputs = ([one if name else _lines(one, key) for one in _list(truth.get(key), key)] for key in ("inputs", "outputs"))
     readings = [read_ground_truth({"inputs": inputs, "outputs": outputs, "fn_name": function})]
     if name and all(isinstance(one, list) and len(one) == 1 for one in outputs):  # many rows wrap every value in a list of one
         readings.append((function, tuple(Case(case.given, case.expected[0]) for case in readings[0][1])))
@@ -70,13 +69,10 @@ def code_contests(row: Row) -> Raw:
     """`description`; `private_tests`, `generated_tests`, `public_tests` (`input`, `output`); `solutions` (`language`, `solution`)."""
     cases: list[Case] = []
     for name in ("private_tests", "generated_tests", "public_tests"):
-        tests = row.get(name) or {}
-        pairs = zip(tests.get("input") or (), tests.get("output") or (), strict=True)
-        cases += [Case(str(given), str(expected)) for given, expected in pairs]
+        cases += [Case(str(given), str(expected)) for given, expected in _pairs(row.get(name) or {}, name, "input", "output")]
     if not cases:
         raise ValueError("no tests")
-    solutions = _column(row, "solutions")
-    pairs = zip(solutions.get("language") or (), solutions.get("solution") or (), strict=True)
+    pairs = _pairs(_column(row, "solutions"), "solutions", "language", "solution")
     programs = [program for language, program in pairs if language in (PYTHON3, "PYTHON3")]
     return Raw(_text(row, "description"), _programs(programs), (("", tuple(cases)),))
 
@@ -84,7 +80,8 @@ def code_contests(row: Row) -> Raw:
 def live_code_bench(row: Row) -> Raw:
     """`question_content`, `starter_code`, `public_test_cases`, `private_test_cases`, `metadata`; there are no solutions."""
     starter = str(row.get("starter_code") or "")
-    tests = [*_private(row.get("private_test_cases")), *_parsed(_column(row, "public_test_cases"), "public_test_cases")]
+    public = _list(_parsed(_column(row, "public_test_cases"), "public_test_cases"), "public_test_cases")
+    tests = [*_private(row.get("private_test_cases")), *public]
     metadata = _parsed(row.get("metadata") or "{}", "metadata")
     name = str(metadata.get("func_name") or "") if isinstance(metadata, Mapping) else ""
     function = f"Solution.{name}" if name and "class Solution" in starter else name
@@ -109,7 +106,7 @@ def human_eval(row: Row) -> Raw:
 
 def mbpp(row: Row) -> Raw:
     """`text` (or `prompt`), `code`, `test_list`, and `test_setup_code` (or `test_imports`) where there is one."""
-    code, asserts = _text(row, "code"), [str(line) for line in _column(row, "test_list")]
+    code, asserts = _text(row, "code"), [str(line) for line in _list(_column(row, "test_list"), "test_list")]
     try:
         defined = {node.name: node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
         called = [name for line in asserts for node in ast.walk(ast.parse(line)) if (name := _called(node)) in defined]
@@ -118,7 +115,7 @@ def mbpp(row: Row) -> Raw:
     if not called:
         raise ValueError("test_list calls no function of code")
     function = called[0]
-    setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or ())
+    setup = row.get("test_setup_code") or _lines(row.get("test_imports") or "", "test_imports")
     lines = [f"    {function} = candidate", *(f"    {part}" for line in asserts for part in line.splitlines())]
     signature = f"def {function}({ast.unparse(defined[function].args)})"
     question = f"{str(row.get('text') or '') or _text(row, 'prompt')}\n\nThe function is `{signature}`."
@@ -150,10 +147,7 @@ def _private(packed: Any) -> list[Any]:
             text = _TextOnly(io.BytesIO(unpacked)).load()
         except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, IndexError, KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"private_test_cases cannot be unpacked: {type(error).__name__}: {error}") from error
-    found = _parsed(text, "private_test_cases")
-    if not isinstance(found, list):
-        raise ValueError("private_test_cases is no list")
-    return found
+    return _list(_parsed(text, "private_test_cases"), "private_test_cases")
 
 
 def _column(row: Row, name: str) -> Any:
@@ -176,6 +170,29 @@ def _parsed(value: Any, name: str) -> Any:
         return parse_json(value)
     except ValueError as error:
         raise ValueError(f"{name} is no JSON: {error}") from error
+
+
+def _object(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be an object, found {value!r:.80}")
+    return value
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name} must be a list, found {value!r:.80}")
+    return value
+
+
+def _lines(value: Any, name: str) -> str:
+    """Text, which may be written as the list of its lines."""
+    return value if isinstance(value, str) else "\n".join(map(str, _list(value, f"{name}, where it is no text,")))
+
+
+def _pairs(value: Any, name: str, left: str, right: str) -> Iterable[tuple[Any, Any]]:
+    """What stands at the same place of two lists of an object."""
+    lists = _object(value, name)
+    return zip(*(_list(lists.get(key) or [], f"{name}.{key}") for key in (left, right)), strict=True)
 
 
 def _programs(found: Any) -> tuple[str, ...]:

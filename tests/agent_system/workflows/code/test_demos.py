@@ -3,7 +3,7 @@ import re
 from agent_system.workflows.code import agents
 from agent_system.workflows.code.demos import CAREFUL, Course, Habits, make_demos, team_success, work
 from agent_system.workflows.code.generate import generate
-from agent_system.workflows.code.replies import read_cases
+from agent_system.workflows.code.replies import read_tests
 
 
 def pairs(course: Course, seed: int = 0, exclude: frozenset[str] = frozenset()) -> list[tuple[str, str]]:
@@ -40,7 +40,7 @@ def test_a_test_that_is_worked_out_is_right() -> None:
     for prompt, reply in pairs(Course(count=600, habits_before=0.0, habits_from=1.0)):
         task = tasks.get(re.sub(r"\nLast:.*", "", prompt.removeprefix("Test: "), flags=re.DOTALL))
         if prompt.startswith("Test:") and task:
-            ((case,), _) = read_cases(agents.TesterAgent().project(reply).action, "", 8)
+            (case,) = read_tests(agents.TesterAgent().project(reply).action, "", 8).cases
             given = case.given.split()
             read = given[0] if task.source.kind == "word" else [int(g) for g in given] if len(given) > 1 else int(given[0])
             assert case == task.case(read) and reply == work(task, read)

@@ -1,5 +1,7 @@
 """The world alone: rewards, refinement, the end, forks."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent_system.sandbox import shared_sandbox
@@ -26,6 +28,8 @@ def world(**options) -> CodeEnv:
         (ADD, 0.1 + 0.1 + 0.8, 1.0),
         (WRONG, 0.1 + 0.1 + 0.8 * 0.75, 0.75),
         ("print('x')", 0.1 + 0.1, 0.0),
+        ("# nothing", 0.1, 0.0),
+        ("print()", 0.1, 0.0),
         ("print(1 / 0)", 0.1, 0.0),
         ("while True: pass", 0.1, 0.0),
         ("print(", 0.0, 0.0),
@@ -39,10 +43,30 @@ async def test_the_coder_is_paid_for_building_running_and_passing(program: str, 
 
 
 @pytest.mark.parametrize(
+    ("body", "local"), [("pass", 0.1), ("print(3)", 0.1), ("return None", 0.1), ("return 0", 0.2), ("return ''", 0.2), ("return 3", 1.0)]
+)
+async def test_a_function_that_returns_nothing_is_not_paid_for_running(body: str, local: float) -> None:
+    env = CodeEnv()
+    env.reset(task_from_row(make_row("Solve.", [Case([1], 3)], function="solve", data_source="demo", split="t", index=0)))
+    outcome = await env.act(CODER, f"def solve(x): {body}")
+    assert outcome.local == pytest.approx(local) and outcome.info["coder/smoke"] == (local > 0.1)
+
+
+@pytest.mark.parametrize(("function", "case", "program"), [("", Case("1", "\n"), "# nothing"), ("f", Case([1], None), "def f(x): pass")])
+async def test_no_answer_is_one_where_it_is_right(function: str, case: Case, program: str) -> None:
+    env = CodeEnv()
+    env.reset(task_from_row(make_row("Say nothing.", [case], function=function, data_source="demo", split="t", index=0)))
+    assert (await env.act(CODER, program)).local == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
     ("pairs", "local"),
     [
         ([("1 2", "3")], 0.2 + 0.8),
-        ([("1 2", "3"), ("1 2", "4"), ("5 5", "10"), ("0 0", "x")], 0.2 + 0.8 * 0.5),
+        ([("1 2", "3"), ("1 2", "4"), ("5 5", "10"), ("0 0", "x")], 0.2 + 0.8 / 3),
+        ([("1 2", "3"), ("0 0", "x"), ("1  2", "3"), ("1\n2", "3"), ("1 2 ", "3\n")], 0.2 + 0.8 * 0.5),
+        ([("1 2", "3"), ("1 2", "03")], 0.2),
+        ([("1 2", "03"), ("1 3", "4")], 0.2 + 0.8 * 0.5),
         ([("not a number", "3")], 0.2),
         ([], 0.0),
     ],
@@ -51,6 +75,41 @@ async def test_the_tester_is_paid_for_the_form_and_for_what_the_reference_passes
     outcome = await world().act(TESTER, write_pairs(pairs))
     assert outcome.local == pytest.approx(local) and outcome.team == 0.0
     assert outcome.info["tester/unparsed"] == (not pairs)
+
+
+async def test_a_test_without_an_output_is_none_even_where_the_reference_prints_nothing() -> None:
+    env = world()
+    env.reset(adding(reference="if (line := input()) != '0': print(sum(map(int, line.split())))"))
+    outcome = await env.act(TESTER, write_pairs([("0", ""), ("0", " \n")]))
+    assert outcome.local == 0.0 and outcome.info["tester/unparsed"] == 1
+
+
+async def test_inputs_with_contradictory_outputs_are_counted_and_not_run() -> None:
+    env = world()
+    outcome = await env.act(TESTER, write_pairs([("1 1", "2"), ("1 2", "3"), ("1  2", "4")]))
+    assert outcome.info["tester/right"] == 0.5
+    assert (outcome.info["tester/tests"], outcome.info["tester/contradictory"], outcome.info["tester/surplus"]) == (2, 1, 1)
+    assert (await env.step(ADD)).done
+
+
+@pytest.mark.parametrize(
+    ("pairs", "local"), [([("1 2", "3")], 0.2 + 0.8 / 3), ([("1 2", "3"), ("1 3", "4"), ("1 4", "5")], 1.0), ([], 0.0)]
+)
+async def test_more_than_one_test_may_be_asked_for(pairs: list, local: float) -> None:
+    outcome = await world(min_tests=3).act(TESTER, write_pairs(pairs))
+    assert outcome.local == pytest.approx(local) and outcome.info["tester/right"] == bool(pairs)
+
+
+@pytest.mark.parametrize("reference", [ADD, ""])
+async def test_what_cannot_be_read_is_never_the_cheapest_reply_of_the_tester(reference: str) -> None:
+    env = world()
+    env.reset(adding(reference=reference))
+    await env.step(WRONG)
+    silence = await env.fork().act(TESTER, "I do not know")
+    bad = [[("1 2", "4")], [("1 2", "3"), ("1 2", "4")], [("x", "y")], [("", "3")], [("1 2", "")], [("1 2", "3"), ("2 2", "5")]]
+    for pairs in bad:
+        outcome = await env.fork().act(TESTER, write_pairs(pairs))
+        assert outcome.local >= silence.local and outcome.team == silence.team == 0.0, pairs
 
 
 async def test_coefficients_are_options_and_a_task_without_reference_pays_the_form_only() -> None:
@@ -66,6 +125,41 @@ async def test_an_episode_earns_the_pass_rate_of_its_last_program() -> None:
         team += (await env.act(CODER, program)).team
         team += (await env.step(program)).team
         assert team == pytest.approx({WRONG: 0.75, ADD: 1.0}.get(program, 0.0))
+
+
+BAD = ("print(", "\x00", "# nothing", "1 / 0", "print('x')", "while True: pass", "import os; os._exit(0)", "raise SystemExit(1)", WRONG)
+
+
+@pytest.mark.parametrize("last", ["", "print(", "print('x')", WRONG, ADD])
+async def test_what_cannot_be_read_is_never_the_cheapest_reply_of_the_coder(last: str) -> None:
+    """Else the Coder learns to say nothing once it has a program that passes some tests."""
+    env = world()
+    await env.step(last)
+    silence = await env.fork().act(CODER, " ")
+    for program in BAD:
+        outcome = await env.fork().act(CODER, program)
+        assert outcome.team >= silence.team - 1e-9 and outcome.local >= silence.local - 1e-9, program
+        assert outcome.info["success"] >= silence.info["success"] == 0.0
+
+
+async def test_after_a_reply_without_a_program_there_is_none() -> None:
+    env = world()
+    await env.step(WRONG)
+    await env.act(TESTER, write_pairs([("1 1", "2")]))
+    outcome = await env.step(" ")
+    assert outcome.team == -0.75 and not outcome.done
+    assert {name: outcome.info[name] for name in ("pass_rate", "coder/built", "coder/smoke", "agreed", "coder/unparsed")} == {
+        "pass_rate": 0, "coder/built": 0, "coder/smoke": 0, "agreed": 0, "coder/unparsed": 1,
+    }  # fmt: skip
+    assert env.observe(CODER).info["program"] == "" and env.observe(CODER).info["mismatches"] == []
+    assert (await env.step(ADD)).info["pass_rate"] == 1.0
+
+
+async def test_a_right_program_that_is_followed_by_none_is_spoilt() -> None:
+    env = world()
+    await env.step(ADD)
+    info = (await env.step("")).info
+    assert (info["spoilt"], info["success"]) == (1.0, 0.0)
 
 
 async def test_a_program_is_judged_at_the_end_of_the_turn_where_no_coder_spoke() -> None:
@@ -139,6 +233,28 @@ async def test_forks_go_their_own_way_and_run_nothing_twice() -> None:
     assert shared_sandbox().stats()["runs"] == runs and outcome.team == 1.0
     assert (await fork.step(ADD)).done
     assert env.observe(CODER).info["program"] == "" and fork.observe(CODER).info["program"] == ADD
+
+
+class Unwritable(Case):
+    """A golden test that is far too long to be written out."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("golden tests are written out")
+
+
+async def test_golden_tests_are_not_written_out_to_know_a_program_again() -> None:
+    env = world()
+    env._problem = replace(env._problem, cases=tuple(Unwritable(case.given, case.expected) for case in env._problem.cases))
+    await env.act(TESTER, write_pairs([("1 1", "2")]))
+    assert (await env.act(CODER, ADD)).team == 1.0 and (await env.step(ADD)).done
+
+
+async def test_a_program_is_not_taken_for_tested_where_other_tests_were() -> None:
+    env = world()
+    await env.act(CODER, WRONG)
+    for given, expected, agreed in (("1 1", "2", True), ("1 -1", "0", False), ("1 1", "2", True)):
+        await env.act(TESTER, write_pairs([(given, expected)]))
+        assert (await env.step(WRONG)).done == agreed
 
 
 async def test_the_order_of_the_two_does_not_matter() -> None:

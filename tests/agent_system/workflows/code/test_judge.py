@@ -1,6 +1,6 @@
 import pytest
 
-from agent_system.workflows.code.judge import same_output, same_value
+from agent_system.workflows.code.judge import same_kind, same_output, same_value
 
 TOLERANCE = 1e-6
 
@@ -19,6 +19,13 @@ TOLERANCE = 1e-6
         ("", "\n"),
         ("-0.0", "0"),
         ("12345678901234567890", "12345678901234567890.0"),
+        ("10.0", "10"),
+        ("0010", "0010"),
+        ("0010", "0010.0"),
+        ("-5", "-5."),
+        ("0.99999999", "1"),
+        ("0.5", "+0.5"),
+        ("9" * 399, "9" * 399 + "."),
     ],
 )
 def test_the_same_output(expected: str, found: str) -> None:
@@ -44,6 +51,15 @@ def test_the_same_output(expected: str, found: str) -> None:
         ("9" * 390 + ".5", "8" * 390 + ".5"),
         ("1.5", "__import__('os')"),
         ("٣", "3"),
+        ("0010", "10"),
+        ("10", "0010"),
+        ("10.0", "0010"),
+        ("0010", "10.0"),
+        ("007 +5", "7 5"),
+        ("5", "+5"),
+        ("5.0", "+5"),
+        ("0", "00"),
+        ("0", "-0"),
     ],
 )
 def test_another_output(expected: str, found: str) -> None:
@@ -78,3 +94,12 @@ def test_another_value(expected: object, found: object) -> None:
 
 def test_no_tolerance_is_equality() -> None:
     assert not same_output("0.5", "0.5000001", 0.0) and same_output("0.5", "0.50", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [(1, 2.5, True), ([], [1], True), (True, False, True), (None, None, True), ("1", "a", True), (1, True, False), (0.0, False, False),
+     (None, 0, False), ("1", 1, False), ([], {}, False)],
+)  # fmt: skip
+def test_the_same_kind(one: object, other: object, same: bool) -> None:
+    assert same_kind(one, other) is same_kind(other, one) is same

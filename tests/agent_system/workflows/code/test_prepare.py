@@ -11,14 +11,21 @@ import pytest
 
 from agent_system.sandbox import Limits, configure, shared_sandbox
 from agent_system.task import task_from_row
-from agent_system.workflows.code import CODER, CodeEnv
+from agent_system.workflows.code import CODER, TESTER, CodeEnv
 from agent_system.workflows.code.prepare import CALLS, FAILING, KEPT, NO_JSON, NO_REFERENCE, Preparation, prepare
 from agent_system.workflows.code.problem import Problem, read_problem
+from agent_system.workflows.code.replies import write_pairs
 from agent_system.workflows.code.runs import check_program
 from tests.agent_system.workflows.code.rows_of_sets import APPS, CODE_CONTESTS, HUMAN_EVAL, LIVE_CODE_BENCH, MBPP
 from tests.house.source import ROOT
 from verl.utils.dataset import DatasetError, read_rows
 
+EVEN: dict[str, Any] = {
+    "prompt": 'def even(x):\n    """Say whether x is even."""\n',
+    "entry_point": "even",
+    "canonical_solution": "    return x % 2 == 0\n",
+    "test": "def check(candidate):\n    assert candidate(2)\n    assert not candidate(3)\n",
+}
 REAL = ROOT.parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
 
 
@@ -89,6 +96,33 @@ async def test_mbpp_is_judged_by_its_own_assertions() -> None:
     assert counts == {KEPT: 1} and problem.checker
     assert await solves("def common(x, y): return sorted(set(x) & set(y), reverse=True)", problem)
     assert not await solves("def common(x, y): return x", problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "program", "given", "others", "wrong"),
+    [
+        ("human_eval", HUMAN_EVAL[1], "def root(x): return -(x ** 0.5)", "9", ["3.0", "-3"], ['"nonsense"', "null", "4", "true"]),
+        ("human_eval", EVEN, "def even(x): return x % 2 == 0", "2", ["true"], ['"nonsense"', "[0]", "null", "false", "1"]),
+        ("mbpp", MBPP, MBPP["code"], "[3, 4, 5]\n[5, 4, 9]", ["[4, 5]", "[5, 4]"], ['"nonsense"', "null", "[4]", "[4, 5, 6]", "45"]),
+    ],
+)
+async def test_a_wrong_test_of_a_golden_input_is_neither_paid_nor_agreed_with_where_many_answers_are_right(
+    name: str, row: dict[str, Any], program: str, given: str, others: list[str], wrong: list[str]
+) -> None:
+    ((made,), _) = await prepare(name, [row], Path("test.jsonl"), Preparation())
+    env = CodeEnv()
+    env.reset(task_from_row(made))
+    for expected in (*others, *wrong):
+        outcome = await env.act(TESTER, write_pairs([(given, expected)]))
+        assert outcome.local == pytest.approx(1.0 if expected in others else 0.2), expected
+        assert (await env.act(CODER, program)).info["success"] == 1.0
+        assert (await env.step(program)).done == (expected in others), expected
+
+
+async def test_a_program_is_right_where_the_assertions_ask_for_no_more_than_truth() -> None:
+    (problem,), _ = await problems("human_eval", EVEN)
+    assert await solves("def even(x): return 1 - x % 2", problem)
+    assert not await solves("def even(x): return 'yes'", problem)
 
 
 async def test_bodies_removed_fail() -> None:

@@ -57,6 +57,8 @@ def test_a_row_without_task_or_tests_is_refused() -> None:
         (CodeOptions, {"prompt_style": "long"}, "full, short"),
         (CodeEnvOptions, {"stop": "never"}, "env.params.stop"),
         (CodeEnvOptions, {"max_tests": 0}, "1 or more"),
+        (CodeEnvOptions, {"min_tests": 0}, "from 1 to max_tests"),
+        (CodeEnvOptions, {"min_tests": 9}, r"max_tests \(8\), found 9"),
         (CodeEnvOptions, {"pass_reward": -1.0}, "finite number, 0 or more"),
         (CodeEnvOptions, {"passreward": 1.0}, "did you mean 'pass_reward'"),
     ],

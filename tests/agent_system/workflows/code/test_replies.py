@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent_system.workflows.code import agents
 from agent_system.workflows.code.problem import Case
-from agent_system.workflows.code.replies import read_cases, read_pairs
+from agent_system.workflows.code.replies import Suite, read_pairs, read_tests
 
 
 def pair(given: str, expected: str) -> str:
@@ -21,7 +21,7 @@ def test_tests_stand_anywhere_in_a_reply() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "<input>1</input>", "<output>1</output><input>1</input>", "<input>1<output>2</output>", "<input>1</input><output>2", "<in>1</in>",
-     "<input></output><output></input>", "</input></output>"],
+     "<input></output><output></input>", "</input></output>", "<input></input><output></output>", "<input>1</input><output> \n</output>"],
 )  # fmt: skip
 def test_what_is_no_pair_is_no_test(text: str) -> None:
     assert read_pairs(text) == []
@@ -51,14 +51,33 @@ def test_tests_in_the_thinking_do_not_count_and_only_tests_are_the_action() -> N
 
 
 def test_tests_for_stdin_are_text_and_each_counts_once() -> None:
-    cases, left_out = read_cases(pair(" 1 2 ", "3") + pair("1 2", "3\n") + pair("4", "5") + pair("6", "7"), "", 2)
-    assert cases == (Case("1 2\n", "3\n"), Case("4\n", "5\n")) and left_out == 2
+    tests = read_tests(pair(" 1 2 ", "3") + pair("1 2", "3\n") + pair("4", "5") + pair("6", "7"), "", 2)
+    assert tests == Suite((Case("1 2\n", "3\n"), Case("4\n", "5\n")), 0, 2) and len(tests) == 2
+
+
+def test_inputs_that_differ_in_white_space_are_one_test() -> None:
+    variants = "".join(pair(given, expected) for given in ("1 2", "1  2", "1\n2", "\t1 2") for expected in ("3 4", "3\n4"))
+    assert read_tests(pair("5", "6") + variants, "", 8) == Suite((Case("5\n", "6\n"), Case("1 2\n", "3 4\n")), 0, 7)
+    assert len(read_tests(pair('"a b"', "1") + pair('"a  b"', "2"), "solve", 8).cases) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "one", "other"), [("", "3", "03"), ("", "3", "4"), ("solve", "3", '"3"'), ("solve", '{"a": 1}', "{}")]
+)
+def test_outputs_that_contradict_each_other_are_one_wrong_test(function: str, one: str, other: str) -> None:
+    tests = read_tests(pair("1", one) + pair(" 1", other) + pair("1", one + " ") + pair("2", one), function, 8)
+    assert [len(tests), len(tests.cases), tests.contradictory, tests.surplus] == [2, 1, 1, 2]
+
+
+def test_values_that_are_written_in_two_ways_are_one() -> None:
+    tests = read_tests(pair('{"a": 1, "b": [2]}', "[1,2]") + pair('{"b":[2],"a":1}', "[1, 2]"), "solve", 8)
+    assert tests == Suite((Case([{"a": 1, "b": [2]}], [1, 2]),), 0, 1)
 
 
 def test_tests_for_a_function_are_json() -> None:
-    cases, left_out = read_cases(pair('[1, 2]\n"x"', '{"a": null}') + pair("1 +", "2") + pair("1", "f(x)") + pair("", "0"), "solve", 8)
-    assert cases == (Case([[1, 2], "x"], {"a": None}), Case([], 0)) and left_out == 2
-    assert read_cases(pair("[" * 10_000, "1"), "solve", 8)[0] == ()
+    tests = read_tests(pair('[1, 2]\n"x"', '{"a": null}') + pair("1 +", "2") + pair("1", "f(x)") + pair("", "0"), "solve", 8)
+    assert tests == Suite((Case([[1, 2], "x"], {"a": None}), Case([], 0)), 0, 2)
+    assert read_tests(pair("[" * 10_000, "1"), "solve", 8).cases == ()
 
 
 def test_the_last_python_block_is_the_program() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from agent_system.sandbox import Reason, RunResult, SandboxError, shared_sandbox
 from agent_system.workflows.code.problem import Case, Problem
-from agent_system.workflows.code.runs import LONGEST_ERROR, check_program
+from agent_system.workflows.code.runs import LONGEST_ERROR, Truth, check_program
 from tests.agent_system.workflows.code.conftest import ADD
 
 CASES = (Case("1 2\n", "3\n"), Case("5 5\n", "10\n"))
@@ -64,6 +64,31 @@ async def test_a_special_judge_is_asked_about_other_answers_than_the_expected_on
     problem = Problem((Case("3 1 2\n", "1 2 3\n"),), checker=JUDGE)
     for program, right in (("print(2, 3, 1)", True), ("print(1, 2, 3)", True), ("print(1, 2, 4)", False), ("1 / 0", False)):
         assert await passed(program, problem) == [right]
+
+
+@pytest.mark.parametrize(
+    ("truth", "printed", "expected", "right"),
+    [
+        (Truth.FOUND, "1 2 3", "3 2 1", True),
+        (Truth.FOUND, "1 2 3", "4 4", False),
+        (Truth.FOUND, "9", "3 2 1", True),  # the reference is not judged
+        (Truth.NEITHER, "3 2 1", "2 1 3", True),
+        (Truth.NEITHER, "3 2 1", "nonsense", False),
+        (Truth.NEITHER, "9", "2 1 3", False),
+        (Truth.NEITHER, "9", "9", True),
+    ],
+)
+async def test_a_special_judge_is_asked_about_the_answer_that_is_not_known_to_be_right(
+    truth: Truth, printed: str, expected: str, right: bool
+) -> None:
+    cases = (Case("3 1 2\n", expected), Case("3 1 2\n", printed))
+    checked = await check_program(f"print('{printed}')", cases, Problem(cases, checker=JUDGE), 1e-6, truth)
+    assert [one.passed for one in checked] == [right, True]
+
+
+async def test_a_whole_number_that_the_reference_prints_is_not_met_by_one_that_is_close() -> None:
+    cases = (Case("", "3.0000001"), Case("", "3.0"))
+    assert [one.passed for one in await check_program("print(3)", cases, Problem(cases), 1e-6, Truth.FOUND)] == [False, True]
 
 
 @pytest.mark.parametrize("judge", ["1 / 0", "def judge(given, expected, found): return 'yes'", "def judge(given): return True", "x ="])

@@ -97,6 +97,17 @@ def test_a_row_without_a_column_is_named(name: str) -> None:
         ("live_code_bench", {"public_test_cases": "[1]"}),
         ("live_code_bench", {"public_test_cases": "[]", "private_test_cases": "[]"}),
         ("live_code_bench", {"metadata": '{"func_name": "f"}', "public_test_cases": '[{"input": "x + 1", "output": "2"}]'}),
+        ("apps", {"input_output": '{"inputs": ["1"], "outputs": [2]}'}),
+        ("apps", {"input_output": '{"inputs": 3, "outputs": ["1"]}'}),
+        ("apps", {"input_output": '{"inputs": [[1]], "outputs": [1], "fn_name": 7}', "starter_code": "class Solution:"}),
+        ("code_contests", {"public_tests": ["1", "2"]}),
+        ("code_contests", {"private_tests": {"input": "12", "output": "34"}}),
+        ("code_contests", {"solutions": []}),
+        ("live_code_bench", {"public_test_cases": "null"}),
+        ("live_code_bench", {"public_test_cases": 3}),
+        ("mbpp", {"test_list": 3}),
+        ("mbpp", {"test_list": "assert common((1,), (1,)) == (1,)"}),
+        ("mbpp", {"test_imports": 3}),
         ("mbpp", {"test_list": ["assert True"]}),
         ("mbpp", {"code": "def f(:"}),
     ],
@@ -104,3 +115,51 @@ def test_a_row_without_a_column_is_named(name: str) -> None:
 def test_tests_that_cannot_be_read_are_counted(name: str, change: dict[str, Any]) -> None:
     tasks, counts = read_set(name, [ROWS[name] | change, ROWS[name]], "here")
     assert [index for index, _ in tasks] == [1] and counts == {UNREADABLE: 1}
+
+
+def test_a_row_of_another_form_says_what_was_found_and_expected() -> None:
+    with pytest.raises(ValueError, match=r"public_tests must be an object, found \['1'\]"):
+        code_contests(CODE_CONTESTS | {"public_tests": ["1"]})
+    with pytest.raises(ValueError, match="outputs, where it is no text, must be a list, found 2"):
+        apps(APPS | {"input_output": '{"inputs": ["1"], "outputs": [2]}'})
+
+
+JUNK: tuple[Any, ...] = (
+    None,
+    True,
+    3,
+    "",
+    "x",
+    "3",
+    "null",
+    "[3]",
+    "{}",
+    [],
+    [3],
+    [None],
+    [[1]],
+    {},
+    {"input": 3, "output": [1]},
+    {"a": 1},
+)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_whatever_stands_in_a_column_no_row_stops_the_others_but_one_that_is_named(name: str) -> None:
+    nested = {
+        "apps": [
+            {"input_output": {"inputs": [["1"]], "outputs": ["1"], "fn_name": "f"} | {key: value}}
+            for key in ("inputs", "outputs", "fn_name") for value in JUNK
+        ],
+        "code_contests": [
+            {column: CODE_CONTESTS[column] | {key: value}}
+            for column in ("public_tests", "solutions") for key in CODE_CONTESTS[column] for value in JUNK
+        ],
+        "live_code_bench": [{"public_test_cases": [{"input": value, "output": value}], "metadata": {"func_name": value}} for value in JUNK],
+    }  # fmt: skip
+    columns = (*ROWS[name], "starter_code", "private_test_cases", "test_imports", "prompt")
+    for change in [*({column: value} for column in columns for value in JUNK), *nested.get(name, [])]:
+        try:
+            read_set(name, [ROWS[name] | change], "here")
+        except RowError as error:
+            assert "row 0" in str(error)

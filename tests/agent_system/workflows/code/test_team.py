@@ -82,7 +82,7 @@ async def test_hostile_replies_are_scored_and_survived(play: Any) -> None:
                "<input></input><output></output>", "{env_prompt} %s {0.__class__}"]  # fmt: skip
     (episode,) = (await play(hostile, hostile[::-1], max_steps=len(hostile))).episodes
     assert not episode.failed and episode.turns == len(hostile) and episode.team_reward == 0.0
-    assert episode.info["coder/unparsed"] == 4 and episode.info["tester/unparsed"] == len(hostile) - 1
+    assert episode.info["coder/unparsed"] == 4 and episode.info["tester/unparsed"] == len(hostile)
 
 
 @pytest.mark.parametrize("k", [0, 2])
