@@ -188,11 +188,14 @@ async def test_programs_that_fail_are_told_scored_as_no_plan_and_counted(world: 
     assert not nothing.samples[0].valid and nothing.info[world.failed_runs] == 0
     assert proposal(world, nothing.samples[1].prompt_text) == "none: the reply holds no plan"
     episodes = (await team([fenced(p) for p in FAILED], [""] * len(FAILED)).collect([world.task], len(FAILED), step=0)).episodes
-    for episode, told in zip(episodes, FAILED.values(), strict=True):
+    told_of = {}  # which episode is asked first is not said: rooms are read on threads
+    for episode in episodes:
         tool, executor = episode.samples
+        told = told_of[tool.action.strip()] = FAILED[tool.action.strip()]
         read = proposal(world, executor.prompt_text)
         assert read.startswith(told) and len(read) <= LONGEST_REASON + len("none: ") and "\n" not in read
         assert tool.local_reward == nothing.samples[0].local_reward < 0 and episode.info[world.failed_runs] == 1.0 and not episode.failed
+    assert told_of == FAILED
 
 
 async def test_each_candidate_runs_its_own_program_and_the_best_one_is_read(world: World, team: Any) -> None:
