@@ -15,6 +15,7 @@ from verl.trainer import main_ppo
 
 Refuse = Callable[..., str]
 MODEL = "actor_rollout_ref"
+TP = f"{MODEL}.rollout.tensor_model_parallel_size"
 ROLES = "agent.role_policies"
 EVAL = {"trainer.val_only": True}
 
@@ -81,6 +82,13 @@ def write(path: Path, rows: list[dict]) -> str:
         ({f"{MODEL}.actor.kl_loss_type": "k9"}, ["kl_loss_type='k9'", "low_var_kl"]),
         ({f"{MODEL}.actor.optim.lr_scheduler_type": "cosin"}, ["lr_scheduler_type='cosin'", "did you mean 'cosine'"]),
         ({f"{MODEL}.rollout.name": "vlm"}, ["rollout.name='vlm'", "hf"]),
+        ({TP: 0}, ["rollout.tensor_model_parallel_size=0", "at least 1"]),
+        ({TP: 2}, ["rollout.tensor_model_parallel_size=2 has no effect", "rollout.name=vllm"]),
+        ({TP: 2, f"{MODEL}.rollout.name": "vllm"}, ["tensor_model_parallel_size=2", "trainer.controller=local", "use ray"]),
+        (
+            {TP: 2, f"{MODEL}.rollout.name": "vllm", "trainer.controller": "ray", "trainer.n_gpus_per_node": 3},
+            ["tensor_model_parallel_size=2 does not divide the 3 devices", "choose a divisor"],
+        ),
         ({f"{MODEL}.rollout.dtype": "float"}, ["rollout.dtype='float'", "bf16"]),
         ({f"{MODEL}.actor.fsdp_config.model_dtype": "half"}, ["model_dtype='half'", "fp32"]),
         ({f"{MODEL}.actor.fsdp_config.dtype": "bfloat16"}, ["fsdp_config.dtype='bfloat16'", "bf16"]),

@@ -1,8 +1,10 @@
-"""Whole runs that sample with vLLM: both controllers, a shared model and adapters; and an engine that dies in the middle of a step."""
+"""Whole runs that sample with vLLM: both controllers, a shared model and adapters; an engine over two ranks; and one that dies in a step."""
 
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +137,30 @@ def deadly(user_package: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int
 def test_adapters_on_ray(vllm: Callable[..., Any], tmp_path: Path) -> None:
     vllm({"agent.specialization": "lora", "trainer.controller": "ray"} | ADAPTER)
     check_steps(tmp_path / "run", {"asker", "verifier_agent"})
+
+
+@pytest.fixture
+def titles() -> Iterator[set[str]]:
+    """The titles of vLLM's processes that are seen while the test runs."""
+    seen: set[str] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            for process in engine_processes():
+                with suppress(psutil.Error):
+                    seen.add(process.cmdline()[0])
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    yield seen
+    over.set()
+    thread.join(10)
+
+
+@pytest.mark.ray
+def test_an_engine_over_the_devices_of_two_ranks(vllm: Callable[..., Any], tmp_path: Path, titles: set[str]) -> None:
+    two = {"trainer.n_gpus_per_node": 2, "actor_rollout_ref.rollout.tensor_model_parallel_size": 2}
+    vllm({"agent.specialization": "prompt", "trainer.controller": "ray"} | two)
+    check_steps(tmp_path / "run", {"tiny_qwen31"})
+    assert {title for title in titles if "Worker" in title} == {"VLLM::Worker_TP0", "VLLM::Worker_TP1"}

@@ -49,7 +49,8 @@ def test_every_entry_is_reached() -> None:
     [
         ("actor_rollout_ref.rollout.n=5", "here env.rollout.n:"),
         ("actor_rollout_ref.rollout.val_kwargs.n=4", "here env.rollout.val_n:"),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "here is none: a device holds a whole replica"),
+        ("actor_rollout_ref.rollout.data_parallel_size=2", "here actor_rollout_ref.rollout.tensor_model_parallel_size:"),
+        ("actor_rollout_ref.rollout.pipeline_model_parallel_size=2", "here is none: an engine spans devices by tensor parallelism"),
         ("+actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "FSDP2 is the one training engine"),
         ("actor_rollout_ref.actor.checkpoint.save_contents=[model]", "here trainer.save_hf_model:"),
         ("actor_rollout_ref.ref.fsdp_config.param_offload=true", "here actor_rollout_ref.actor.fsdp_config:"),

@@ -12,8 +12,9 @@ from verl.trainer.placement import build_placement
 from verl.trainer.vllm_check import check_vllm
 
 
-def check(model: Path, device: str = "cpu", **model_keys: object) -> None:
+def check(model: Path, device: str = "cpu", devices: int = 1, **model_keys: object) -> None:
     config = RunConfig()
+    config.actor_rollout_ref.rollout.tensor_model_parallel_size = devices
     config.actor_rollout_ref.model.path = str(model)
     config.actor_rollout_ref.rollout.name = "vllm"
     config.agent.specialization = "lora"
@@ -33,6 +34,12 @@ def test_heads_and_ranks_that_vllm_has_not_are_named(wide_heads_model_dir: Path,
         check(tiny_model_dir)
     with pytest.raises(ConfigError, match=r"rank 513; vLLM serves at most 512"):
         check(wide_heads_model_dir, lora_rank=513)
+
+
+def test_a_model_that_cannot_be_split_is_named(wide_heads_model_dir: Path) -> None:
+    check(wide_heads_model_dir, devices=2)
+    with pytest.raises(ConfigError, match=r"worker group '.*' \(model .*parallel_size=8 cannot split the model's 4 attention heads"):
+        check(wide_heads_model_dir, devices=8)
 
 
 def test_a_missing_vllm_and_another_version_say_what_to_install(wide_heads_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

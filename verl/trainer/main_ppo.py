@@ -50,7 +50,7 @@ from verl.trainer.ppo.correction_check import check_rollout_correction
 from verl.trainer.ppo.critic import critic_agents, critic_signature
 from verl.trainer.ppo.critic_check import check_critic
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
-from verl.trainer.ppo.pools import assign_devices
+from verl.trainer.ppo.pools import assign_devices, check_engine_spans
 from verl.trainer.ppo.ray_trainer import METRICS_FILE, NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.sampling_check import check_filter_groups
 from verl.trainer.ppo.team import TeamError, TeamWorkers
@@ -298,6 +298,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     check_rollout_correction(config, placement)
     check_effect(config, placement)
     check_lora_keys(config, placement)
+    check_engine_spans(config.trainer, placement)
     start_sandbox(config)
     try:
         check_backends(config.trainer.logger)

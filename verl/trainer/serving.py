@@ -31,7 +31,8 @@ def serving_team(config: RunConfig, placement: Placement, controller: Controller
     groups = []
     for spec in placement.groups:
         own = copy.deepcopy(spec.config)
-        own.rollout.name, own.rollout.max_num_seqs = "hf", min(own.rollout.max_num_seqs, SLOTS)
+        own.rollout.name, own.rollout.tensor_model_parallel_size = "hf", 1
+        own.rollout.max_num_seqs = min(own.rollout.max_num_seqs, SLOTS)
         groups.append(replace(spec, config=own, trained=False))
     return TeamWorkers(config, replace(placement, groups=tuple(groups)), controller)
 

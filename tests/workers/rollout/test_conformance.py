@@ -1,4 +1,4 @@
-"""What every engine promises, held against each: `hf`, and `vllm` with its model in a process of its own."""
+"""What every engine promises, held against each: `hf`, and `vllm` with its model in a process of its own, or split over two."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from tests.workers.rollout.conftest import EVERYONE, SPECS, VOCAB, all_of, engine_processes, largest_gap, request, tensors_of, tiny_model
 from tests.workers.rollout.conftest import peft_model as any_peft_model
-from verl.protocol.generate import GenerateRequest, RolloutError, SamplingParams
+from verl.protocol.generate import EngineGoneError, GenerateRequest, RolloutError, SamplingParams
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.server import build_engine
@@ -23,7 +23,12 @@ from verl.workers.rollout.server import build_engine
 # vLLM on a CPU has kernels for heads of 32 channels and more.
 HEAD_DIM = 32
 MAX_MODEL_LEN = 256
-pytestmark = [pytest.mark.parametrize("name", ["hf", "vllm"], scope="module"), pytest.mark.timeout(1200)]
+ENGINES: dict[str, dict[str, Any]] = {
+    "hf": {"name": "hf"},
+    "vllm": {"name": "vllm"},
+    "vllm-2": {"name": "vllm", "tensor_model_parallel_size": 2},
+}
+pytestmark = [pytest.mark.parametrize("name", ENGINES, scope="module"), pytest.mark.timeout(1200)]
 
 
 peft_model = functools.partial(any_peft_model, head_dim=HEAD_DIM)
@@ -46,7 +51,7 @@ def started(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rol
         )
         for key, spec in SPECS.items()
     }
-    config = ActorRolloutRefConfig(model=ModelConfig(path=str(folder)), rollout=RolloutConfig(name=name, max_num_seqs=16))
+    config = ActorRolloutRefConfig(model=ModelConfig(path=str(folder)), rollout=RolloutConfig(**ENGINES[name], max_num_seqs=16))
     engine = build_engine(config, max_model_len=MAX_MODEL_LEN, device="cpu", seed=0, num_threads=1, adapters=adapters)
     yield engine
     engine.close()
@@ -275,3 +280,25 @@ def test_no_port_is_open_beyond_loopback(engine: RolloutEngine) -> None:
     for process in (me, *me.children(recursive=True)):
         for connection in process.net_connections(kind="inet"):
             assert connection.status != psutil.CONN_LISTEN or connection.laddr.ip in ("127.0.0.1", "::1"), (process.cmdline(), connection)
+
+
+def test_processes_of_the_model_are_those_that_were_asked_for(engine: RolloutEngine, name: str) -> None:
+    titles = [" ".join(process.cmdline()) for process in engine_processes()]
+    of_devices = sum("Worker_TP" in title for title in titles)
+    assert (len(titles) - of_devices, of_devices) == {"hf": (0, 0), "vllm": (1, 0), "vllm-2": (1, 2)}[name]
+
+
+async def test_an_engine_that_loses_a_process_says_so_and_leaves_none_behind(engine: RolloutEngine) -> None:
+    """The last test: nothing works after it."""
+    processes = engine_processes()
+    if not processes:  # `hf` lives here
+        return
+    flight = asyncio.create_task(engine.generate(request(10, 240)))
+    await until_running(engine)
+    next((p for p in processes if "Worker_TP1" in " ".join(p.cmdline())), processes[0]).kill()
+    with pytest.raises(EngineGoneError):
+        await flight
+    with pytest.raises(EngineGoneError):
+        await engine.generate(request(10, 5))
+    engine.close()
+    assert not psutil.wait_procs(processes, timeout=20)[1]

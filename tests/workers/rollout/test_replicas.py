@@ -1,10 +1,19 @@
-"""Which replica serves a request: the one that knows the episode, unless it is much busier than another."""
+"""Which ranks have a replica, and which replica serves a request: the one that knows the episode, unless it is much busier than another."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from verl.protocol.generate import GenerateRequest, Generation, SamplingParams
-from verl.workers.rollout.client import SLACK, ReplicaClient
+import pytest
+
+from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
+from verl.single_controller.base import WorkerGroup
+from verl.single_controller.base.worker_group import registered_methods
+from verl.trainer.config import ActorRolloutRefConfig, RolloutConfig
+from verl.workers.rollout import server
+from verl.workers.rollout.client import SLACK, ReplicaClient, replica_client, start_engines
+from verl.workers.rollout.server import RolloutWorker
 
 
 @dataclass
@@ -66,3 +75,101 @@ async def test_requests_without_a_name_are_spread() -> None:
     for replica in replicas:
         replica.open.set()
     await asyncio.gather(*tasks)
+
+
+class Recorded:
+    """An engine that writes down what it is told and answers every request with the ranks that it spans."""
+
+    def __init__(self, gpus: Sequence[str]) -> None:
+        self.gpus, self.calls = list(gpus), []
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        self.calls.append(request.request_id)
+        return []
+
+    def update_weights(self, tensors: Any, **_: Any) -> None:
+        self.calls.append(sorted(tensors))
+
+    def stats(self) -> dict[str, float]:
+        return {"active": 0.0}
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self.calls.append(name)
+
+
+class Ranks(WorkerGroup):
+    """Workers of a group over several devices, in this process and on the caller's event loop."""
+
+    def __init__(self, world_size: int, per_engine: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(None)
+        config = ActorRolloutRefConfig(rollout=RolloutConfig(name="vllm", tensor_model_parallel_size=per_engine))
+        self.workers: list[RolloutWorker] = []
+        for rank in range(world_size):
+            monkeypatch.setenv("RANK", str(rank))
+            self.workers.append(RolloutWorker(config, max_model_len=8, device="cuda", num_threads=0, seed=0))
+            monkeypatch.setattr(self.workers[-1], "get_cuda_visible_devices", lambda rank=rank: f"GPU-{rank}")
+        monkeypatch.setattr(server, "build_engine", lambda config, gpus, **_: Recorded(gpus))
+        self._bind_worker_methods(RolloutWorker)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.workers)
+
+    def _submit(self, method_name: str, calls: list[Any]) -> Any:
+        return Results([getattr(self.workers[rank], method_name)(*args, **kwargs) for rank, args, kwargs in calls])
+
+    @property
+    def engines(self) -> list[Any]:
+        return [worker._engine for worker in self.workers]
+
+
+class Results(list[Any]):
+    """What workers return, as a group's pending results."""
+
+    def get(self) -> list[Any]:
+        return [asyncio.run(value) if asyncio.iscoroutine(value) else value for value in self]
+
+    async def wait(self) -> list[Any]:
+        return [await value for value in self]
+
+
+def test_the_first_rank_of_each_block_has_its_engine_and_knows_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Ranks(6, 2, monkeypatch)
+    start_engines(group, 2)
+    assert [engine and engine.gpus for engine in group.engines] == [
+        ["GPU-0", "GPU-1"],
+        None,
+        ["GPU-2", "GPU-3"],
+        None,
+        ["GPU-4", "GPU-5"],
+        None,
+    ]
+    alone = Ranks(2, 1, monkeypatch)
+    start_engines(alone, 1)
+    assert [engine.gpus for engine in alone.engines] == [[], []]
+
+
+def test_what_all_ranks_are_told_is_done_by_those_with_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Ranks(4, 2, monkeypatch)
+    start_engines(group, 2)
+    read: list[Any] = []
+    monkeypatch.setattr(server, "deserialize_single_tensor", lambda value: read.append(value) or value)
+    group.update_weights({"a": ("float32", (1,), b"")}, 1, True)
+    assert len(read) == 2, "nobody unpacks weights for nothing"
+    for method in ("pause", "resume", "sleep", "wake"):
+        getattr(group, method)()
+    assert group.stats() == [{"active": 0.0}, None, {"active": 0.0}, None]
+    done = [["a"], "pause", "resume", "sleep", "wake"]
+    assert [engine and engine.calls for engine in group.engines] == [done, None, done, None]
+    told = {name for name in registered_methods(RolloutWorker) if name in vars(RolloutWorker)}
+    assert told == {"init_model", "update_weights", "stats", "pause", "resume", "sleep", "wake"}, "a new one needs a line here"
+
+
+async def test_requests_go_to_ranks_with_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Ranks(6, 2, monkeypatch)
+    await asyncio.gather(*(worker.init_model() for worker in group.workers))
+    client = replica_client(group, 10.0, 2)
+    await asyncio.gather(*(client.generate(GenerateRequest((1,), SamplingParams(1), request_id=f"{i}/0")) for i in range(6)))
+    assert [engine and len(engine.calls) for engine in group.engines] == [2, None, 2, None, 2, None]
+    with pytest.raises(RolloutError, match="rank 3 has no engine: it holds a device for that of rank 2, which serves"):
+        await group.workers[3].generate(GenerateRequest((1,), SamplingParams(1)))

@@ -128,6 +128,9 @@ class RolloutConfig:
     response_length: Optional[int] = key(None, "most new tokens of one reply; default data.max_response_length")
     prompt_length: Optional[int] = key(None, "longest prompt of one call; default data.max_prompt_length")
     stop: list[str] = key([], "texts that end a reply, with the token that completes one; what is sampled after it is cut off")
+    tensor_model_parallel_size: int = key(
+        1, "vllm: devices of one node that an engine spans; a worker group has its devices / this many engines"
+    )
     max_num_seqs: int = key(64, "KV-cache slots: replies decoded at the same time")
     dtype: str = key("auto", "dtype of the engine's weights: auto (bf16 on GPU, fp32 on CPU) | fp32 | bf16")
     gpu_memory_utilization: float = key(0.5, "vllm on a GPU: share of its memory for weights and key-value cache")

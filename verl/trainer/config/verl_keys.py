@@ -54,7 +54,7 @@ _ONE_SEED = "one seed decides everything that is random"
 _ALL_TOKENS = "the longest reply that the agent may write"
 _REWARDS = "the environment judges and gives the reward (docs/workflows.md)"
 _TOOLS = "an orchestra says who speaks and which tools they have (docs/workflows.md)"
-_ENGINE = "the engine runs on the devices of its worker group, one replica each"
+_ENGINE = "engines run on the devices of their worker group, each on tensor_model_parallel_size of them"
 _TEXT = "text only: no images, video or audio"
 _FSDP2 = "FSDP2 is the one training engine"
 _WHERE_EPISODES = "episodes are written to trajectories/ in the folder of the run"
@@ -141,8 +141,9 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed(f"{ROLLOUT}.multi_turn", "agent.orchestra_type", "env.max_steps", note=_TOOLS),
     _renamed(f"{ROLLOUT}.agent", "agent.orchestra_type", "rollout.max_concurrent_episodes", note=_TOOLS),
     _renamed(f"{ROLLOUT}.trace", "trainer.log_trajectories", note=_WHERE_EPISODES),
-    *_absent("a device holds a whole replica of the engine, several devices several replicas", f"{ROLLOUT}.tensor_model_parallel_size",
-             f"{ROLLOUT}.data_parallel_size", f"{ROLLOUT}.expert_parallel_size",
+    _renamed(f"{ROLLOUT}.data_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size",
+             note="engines of a worker group: its devices / tensor_model_parallel_size"),
+    *_absent("an engine spans devices by tensor parallelism alone", f"{ROLLOUT}.expert_parallel_size",
              f"{ROLLOUT}.pipeline_model_parallel_size", f"{ROLLOUT}.disaggregation"),
     *_absent("engines are always asynchronous servers", f"{ROLLOUT}.mode"),
     *_absent("a reply ends at the model's end token", f"{ROLLOUT}.ignore_eos"),

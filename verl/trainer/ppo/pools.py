@@ -59,6 +59,30 @@ def assign_devices(trainer: TrainerConfig, placement: Placement) -> dict[str, De
     return found
 
 
+def check_engine_spans(trainer: TrainerConfig, placement: Placement) -> None:
+    """Raise PlacementError where `rollout.tensor_model_parallel_size` devices for each engine do not fit the devices of a worker group."""
+    per_node, devices = trainer.n_gpus_per_node, assign_devices(trainer, placement)
+    for spec in placement.groups:
+        tp, own = spec.config.rollout.tensor_model_parallel_size, devices[spec.wg_id]
+        if tp == 1:
+            continue
+        key = f"{placement.agent(spec.agent_ids[0]).key('rollout.tensor_model_parallel_size')}={tp}"
+        if trainer.controller == "local":
+            raise PlacementError(f"{key}: trainer.controller=local runs one rank, an engine over {tp} devices needs that many; use ray")
+        if own.ranks % tp:
+            raise PlacementError(
+                f"{key} does not divide the {own.ranks} devices of worker group '{spec.wg_id}' (trainer.nnodes * trainer.n_gpus_per_node, "
+                "or its part of them by trainer.pool_sizes); choose a divisor"
+            )
+        for first in range(own.first, own.first + own.ranks, tp):
+            if first // per_node != (first + tp - 1) // per_node:
+                raise PlacementError(
+                    f"{key}: an engine of worker group '{spec.wg_id}' would be on {Devices(first, tp)}, which are on different nodes "
+                    f"of {per_node} (trainer.n_gpus_per_node); choose a divisor of {per_node}, and with trainer.pool_sizes let the "
+                    f"devices before the group's first, number {own.first}, be a multiple of it"
+                )
+
+
 def processes_per_device(devices: dict[str, Devices]) -> int:
     """Worker groups that work on one device at the same time."""
     shared = len({d.first for d in devices.values()}) == 1

@@ -43,7 +43,7 @@ from verl.trainer.ppo.timeline import Timeline
 from verl.utils.checkpoint import CheckpointError
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
-from verl.workers.rollout.client import replica_client
+from verl.workers.rollout.client import replica_client, start_engines
 from verl.workers.rollout.restart import RestartingClient
 from verl.workers.rollout.server import RolloutWorker
 
@@ -126,13 +126,19 @@ class TeamWorkers:
             if wg_id in self.critic_agents:
                 critic = common | {"config": critic_config(self.config.critic, spec), "num_threads": policy["num_threads"]}
                 self.critics[wg_id] = self.controller.spawn(f"critic_{wg_id}", CriticWorker, self.devices[wg_id], critic)
-            timeout_s, restart = self.config.rollout.call_timeout_s, partial(self._restart_engine, wg_id)
-            self.clients[wg_id] = RestartingClient(replica_client(self.rollouts[wg_id], timeout_s), restart, wg_id)
+            self.clients[wg_id] = RestartingClient(self._engine_client(wg_id), partial(self._restart_engine, wg_id), wg_id)
 
     def _spawn_engine(self, wg_id: str) -> None:
         self.rollouts[wg_id] = self.controller.spawn(
             f"rollout_{wg_id}", RolloutWorker, self.devices[wg_id], self._engines[wg_id], max_concurrency=1000
         )
+
+    def _engine_client(self, wg_id: str) -> RolloutClient:
+        per_engine = self.specs[wg_id].config.rollout.tensor_model_parallel_size
+        return replica_client(self.rollouts[wg_id], self.config.rollout.call_timeout_s, per_engine)
+
+    def _start_engine(self, wg_id: str) -> None:
+        start_engines(self.rollouts[wg_id], self.specs[wg_id].config.rollout.tensor_model_parallel_size)
 
     def _restart_engine(self, wg_id: str) -> RolloutClient:
         """Replace a worker group's engines by new ones with the weights that the old ones had.
@@ -144,10 +150,10 @@ class TeamWorkers:
             raise EngineGoneError(f"the files of the model {spec.model_path!r} have changed since the run began; restore them and continue")
         self.rollouts[wg_id].shutdown()
         self._spawn_engine(wg_id)
-        self.rollouts[wg_id].init_model()
+        self._start_engine(wg_id)
         if wg_id in self.policies:
             self._send_weights(wg_id, self._version)
-        return replica_client(self.rollouts[wg_id], self.config.rollout.call_timeout_s)
+        return self._engine_client(wg_id)
 
     def _max_model_len(self, spec: WorkerGroupSpec) -> int:
         data, rows = self.config.data, [a.config.rollout for a in self.placement.agents if a.wg_id == spec.wg_id]
@@ -165,7 +171,7 @@ class TeamWorkers:
             if wg_id in self.policies:
                 self.policies[wg_id].init_model()
                 self.policies[wg_id].set_total_training_steps(total_updates)
-            self.rollouts[wg_id].init_model()
+            self._start_engine(wg_id)
             if wg_id in self.critics:
                 self.critics[wg_id].init_model()
                 self.critics[wg_id].set_total_training_steps(critic_updates)

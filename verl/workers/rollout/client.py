@@ -154,7 +154,13 @@ class ReplicaClient:
         return chosen
 
 
-def replica_client(group: WorkerGroup, timeout_s: float) -> RolloutClient:
-    """The client of a worker group whose every rank holds a whole engine."""
-    replicas = [WorkerGroupClient(group, timeout_s, rank) for rank in range(group.world_size)]
+def start_engines(group: WorkerGroup, ranks_per_engine: int) -> None:
+    """Load the model in every engine of a worker group of `RolloutWorker`; the first rank of each learns which GPUs the others hold."""
+    gpus = group.execute_all_sync("get_cuda_visible_devices") if ranks_per_engine > 1 else []
+    group.init_model(gpus)
+
+
+def replica_client(group: WorkerGroup, timeout_s: float, ranks_per_engine: int = 1) -> RolloutClient:
+    """The client of a worker group with an engine on every so many ranks, which the first of them has."""
+    replicas = [WorkerGroupClient(group, timeout_s, rank) for rank in range(0, group.world_size, ranks_per_engine)]
     return replicas[0] if len(replicas) == 1 else ReplicaClient(replicas)

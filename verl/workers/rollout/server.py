@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +18,8 @@ from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.config import ActorRolloutRefConfig
 from verl.workers.rollout.base import RolloutEngine
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,18 +47,19 @@ def build_engine(
     seed: int,
     num_threads: int = 0,
     adapters: Mapping[str, ActorRolloutRefConfig] | None = None,
+    gpus: Sequence[str] = (),
 ) -> RolloutEngine:
     """Load the model and make the engine that `rollout.name` asks for, with room for the adapters.
 
     Raises ValueError for an unknown name, `ModelPathError` for a path that is no model, `LoraTargetError` for an adapter that does not fit.
-    `seed` makes weights that the checkpoint lacks the same in every `hf` engine.
+    `seed` makes weights that the checkpoint lacks the same in every `hf` engine; `gpus` are those of a `vllm` engine over several.
     """
     rollout = config.rollout
     specs = {name: lora_spec(own.model) for name, own in (adapters or {}).items()}
     if rollout.name == "vllm":
         from verl.workers.rollout.vllm.engine import VLLMEngine
 
-        return VLLMEngine(config, max_model_len=max_model_len, device=device, num_threads=num_threads, seed=seed, adapters=specs)
+        return VLLMEngine(config, max_model_len=max_model_len, device=device, num_threads=num_threads, seed=seed, adapters=specs, gpus=gpus)
     if rollout.name != "hf":
         raise ValueError(f"actor_rollout_ref.rollout.name={rollout.name!r}: expected hf or vllm")
     with torch.random.fork_rng(devices=[]):
@@ -71,8 +76,21 @@ def build_engine(
     return HFEngine(model.to(device), max_num_seqs=rollout.max_num_seqs, max_model_len=max_model_len, adapters=specs)
 
 
+def on_leader(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T | None]]:
+    """A method of `RolloutWorker` that does nothing, and returns None, on a rank that follows another."""
+
+    @functools.wraps(method)
+    async def run(worker: RolloutWorker, *args: Any, **kwargs: Any) -> T | None:
+        return await method(worker, *args, **kwargs) if worker.leader == worker.rank else None
+
+    return run
+
+
 class RolloutWorker(Worker):
     """Serves one engine. All methods run on one event loop, so weights change between two decode steps and never in one.
+
+    With `rollout.tensor_model_parallel_size` = n, an engine spans the devices of n neighbouring ranks. The first of them leads: it has the
+    engine and serves its requests. The others hold their device, and methods for all ranks do nothing there.
 
     Besides `generate`, requests can be handed in by the batch (`submit`) and their results fetched as they come (`collect`): one
     call a tick instead of one a request.
@@ -103,9 +121,18 @@ class RolloutWorker(Worker):
         self._engine: RolloutEngine | None = None
         self._sessions: dict[str, _Session] = {}
 
+    @property
+    def leader(self) -> int:
+        """The rank that has the engine over this rank's device."""
+        return self.rank - self.rank % self._config.rollout.tensor_model_parallel_size
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    async def init_model(self) -> None:
-        """Load the model. Raises as `build_engine` does."""
+    @on_leader
+    async def init_model(self, gpus: Sequence[str] = ()) -> None:
+        """Load the model; `gpus` is CUDA_VISIBLE_DEVICES of every rank of the group, needed for an engine over several GPUs.
+
+        Raises as `build_engine` does.
+        """
         if self._num_threads > 0:
             torch.set_num_threads(self._num_threads)
         self._engine = build_engine(
@@ -115,9 +142,11 @@ class RolloutWorker(Worker):
             seed=self._seed,
             num_threads=self._num_threads,
             adapters=self._adapters,
+            gpus=gpus[self.rank : self.rank + self._config.rollout.tensor_model_parallel_size],
         )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @on_leader
     async def update_weights(
         self, bucket: Mapping[str, torch.Tensor | SerializedTensor], version: int, final: bool, adapter: str | None = None
     ) -> None:
@@ -129,21 +158,25 @@ class RolloutWorker(Worker):
         self._ready().update_weights(tensors, adapter=adapter, version=version, final=final)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @on_leader
     async def stats(self) -> dict[str, float]:
         """Counters of the engine."""
         return self._ready().stats()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @on_leader
     async def pause(self) -> None:
         """Stop sampling; requests are kept."""
         self._ready().pause()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @on_leader
     async def resume(self) -> None:
         """Go on sampling."""
         self._ready().resume()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @on_leader
     async def sleep(self) -> None:
         """Give up the memory that an idle engine does not need, and the requests that are still open: their episodes are over."""
         left = [task for session in self._sessions.values() for task in session.open.values()]
@@ -153,6 +186,7 @@ class RolloutWorker(Worker):
         self._ready().sleep()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @on_leader
     async def wake(self) -> None:
         """Take the memory back."""
         self._ready().wake()
@@ -211,6 +245,8 @@ class RolloutWorker(Worker):
         entry.news.set()
 
     def _ready(self) -> RolloutEngine:
+        if self.leader != self.rank:
+            raise RolloutError(f"rank {self.rank} has no engine: it holds a device for that of rank {self.leader}, which serves")
         if self._engine is None:
             raise RolloutError("the rollout worker has no model yet; call init_model first")
         return self._engine

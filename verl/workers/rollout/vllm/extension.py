@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl.workers.rollout.vllm.process import end_with_parent
+from verl.workers.rollout.vllm.process import end_with_parent, unname_shared_memory
 
 end_with_parent()
 
@@ -19,10 +19,11 @@ class EngineExtension:
     vllm_config: Any
 
     def verl_prepare(self) -> None:
-        """Patch the sampler. Raises `PatchError` for a vLLM that it is not for."""
+        """Patch the sampler, and let go of what the processes of the model found each other by. Raises `PatchError` for a vLLM that it is not for."""
         from patches import vllm_full_log_probs
 
         vllm_full_log_probs.apply(self.model_runner.sampler)
+        unname_shared_memory()
 
     def verl_start_update(self) -> None:
         """Make the model ready for new weights of all layers; until `verl_finish_update` it cannot be run."""

@@ -1,0 +1,24 @@
+"""A saved team is served by engines on one device, however it was trained."""
+
+from pathlib import Path
+
+from verl.trainer.config import RunConfig
+from verl.trainer.placement import build_placement
+from verl.trainer.ppo.controller import LocalController
+from verl.trainer.serving import for_serving, serving_team
+
+
+def test_a_team_whose_engines_spanned_devices_is_served_on_one(tiny_model_dir: Path) -> None:
+    config = RunConfig()
+    config.trainer.n_gpus_per_node = 4
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    model.path, rollout.name, rollout.tensor_model_parallel_size = str(tiny_model_dir), "vllm", 2
+    placement = build_placement(config.agent, config.actor_rollout_ref)
+    own = for_serving(config, "cpu")
+    team = serving_team(own, placement, LocalController(own, "cpu"))
+    team.start()
+    team.init_model(1)
+    (engines,) = team.rollouts.values()
+    assert [stats["active"] for stats in engines.stats()] == [0.0]
+    team.shutdown()
+    assert rollout.tensor_model_parallel_size == 2, "the saved configuration stays as it is"
