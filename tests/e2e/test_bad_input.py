@@ -84,7 +84,7 @@ def write(path: Path, rows: list[dict]) -> str:
         ({f"{MODEL}.rollout.name": "vlm"}, ["rollout.name='vlm'", "hf"]),
         ({TP: 0}, ["rollout.tensor_model_parallel_size=0", "at least 1"]),
         ({TP: 2}, ["rollout.tensor_model_parallel_size=2 has no effect", "rollout.name=vllm"]),
-        ({TP: 2, f"{MODEL}.rollout.name": "vllm"}, ["tensor_model_parallel_size=2", "trainer.controller=local", "use ray"]),
+        ({TP: 2, f"{MODEL}.rollout.name": "vllm"}, ["tensor_model_parallel_size=2 needs trainer.controller=ray", "runs one rank"]),
         (
             {TP: 2, f"{MODEL}.rollout.name": "vllm", "trainer.controller": "ray", "trainer.n_gpus_per_node": 3},
             ["tensor_model_parallel_size=2 does not divide the 3 devices", "choose a divisor"],

@@ -91,7 +91,7 @@ def spanning(*sizes: int) -> Placement:
         (
             2,
             2,
-            {"controller": "local", "fails": "trainer.controller=local runs one rank, an engine over 2 devices needs that many; use ray"},
+            {"controller": "local", "fails": "needs trainer.controller=ray: local runs one rank"},
         ),
     ],
 )

@@ -68,7 +68,7 @@ def check_engine_spans(trainer: TrainerConfig, placement: Placement) -> None:
             continue
         key = f"{placement.agent(spec.agent_ids[0]).key('rollout.tensor_model_parallel_size')}={tp}"
         if trainer.controller == "local":
-            raise PlacementError(f"{key}: trainer.controller=local runs one rank, an engine over {tp} devices needs that many; use ray")
+            raise PlacementError(f"{key} needs trainer.controller=ray: local runs one rank, an engine over {tp} devices has that many")
         if own.ranks % tp:
             raise PlacementError(
                 f"{key} does not divide the {own.ranks} devices of worker group '{spec.wg_id}' (trainer.nnodes * trainer.n_gpus_per_node, "

@@ -19,7 +19,10 @@ class EngineExtension:
     vllm_config: Any
 
     def verl_prepare(self) -> None:
-        """Patch the sampler, and let go of what the processes of the model found each other by. Raises `PatchError` for a vLLM that it is not for."""
+        """Patch the sampler, and remove names that the processes of the model found each other by.
+
+        Raises `PatchError` for a vLLM that it is not for.
+        """
         from patches import vllm_full_log_probs
 
         vllm_full_log_probs.apply(self.model_runner.sampler)
