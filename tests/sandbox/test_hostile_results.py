@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_system.sandbox import Call, Reason
+from agent_system.sandbox import Call, Reason, RunResult
 from agent_system.sandbox.job import Job
 from tests.sandbox.arena import LIMITS, Arena
 from tests.sandbox.outside import run_outside
@@ -200,8 +200,8 @@ async def test_random_numbers_differ_and_hashes_do_not(arena: Arena) -> None:
 
 def test_arguments_that_are_no_json_are_refused() -> None:
     for test in (Call("f", [object()]), Call("f", [{1, 2}]), Call("f", ["x" * (3 << 20)])):
-        refusal = Job("def f(x): return x", [test], LIMITS).refusal(test)
-        assert refusal is not None and refusal.reason is Reason.REFUSED
+        refusal = Job("def f(x): return x", [test], LIMITS).message(test)
+        assert isinstance(refusal, RunResult) and refusal.reason is Reason.REFUSED
 
 
 async def test_what_is_too_large_is_refused_in_its_place(arena: Arena) -> None:
