@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -39,6 +40,15 @@ def run_example(workflow: str, seed: int, arguments: Sequence[str], log: Path) -
     if status != 0:
         raise RuntimeError(f"{' '.join(command)} (SEED={seed}) ended with status {status}; its output is in {log}")
     return watch.peak_gib
+
+
+def folder(path: str) -> Path:
+    """A folder for results, as `type` of an argument: it is made before anything expensive starts."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return Path(path)
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from recipe.runs import ROOT, accuracy_key, overrides_of, read_metrics, run_example
+from recipe.runs import ROOT, accuracy_key, folder, overrides_of, read_metrics, run_example
 
 
 def run_seed(workflow: str, seed: int, settings: Mapping[str, Any], more: Sequence[str], metrics: Mapping[str, str]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def main(workflow: str, here: Path, doc: str | None, metrics: Mapping[str, str])
     """Measure the seeds of the command line with `here/config.yaml`; `results.json` is written after each and keeps other seeds' rows."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=here, help="folder of results.json")
+    parser.add_argument("--out", type=folder, default=here, help="folder of results.json")
     parser.add_argument("overrides", nargs="*", help="more key=value for every run")
     args = parser.parse_args()
     settings = yaml.safe_load((here / "config.yaml").read_text())

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from recipe.runs import ROOT, accuracy_key, overrides_of, read_metrics, run_example
+from recipe.runs import ROOT, accuracy_key, folder, overrides_of, read_metrics, run_example
 
 HERE = Path(__file__).parent
 COLOURS = {"L1": "tab:purple", "L2": "tab:orange", "L3": "tab:blue"}
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--levels", nargs="+", choices=tuple(LABELS), default=list(LABELS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--out", type=folder, default=HERE)
     parser.add_argument("overrides", nargs="*", help="more key=value for every run")
     args = parser.parse_args()
     results, drawn = args.out / "results.json", args.out / "curves.json"
