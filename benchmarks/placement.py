@@ -1,6 +1,6 @@
 """A step of a team of four with one model, with an adapter each and with a model each, beside four agents on a single adapter.
 
-    python benchmarks/placement.py [--tasks 8] [--group 8] [--steps 5] [--rounds 3] [key=value ...]
+    python benchmarks/placement.py [--tasks 4] [--group 4] [--steps 4] [--rounds 3] [key=value ...]
 
 Every level is a run of its own, in a process of its own, with the local controller; a round runs all of them, one after the other.
 Learning rates are next to nothing, so that all levels sample and train on replies of the same lengths. The last line is one JSON object:
@@ -181,11 +181,11 @@ def summarise(rounds: list[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
 def main() -> None:
     """Measure rounds of all levels and report medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, default=8)
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=48, help="longest reply")
+    parser.add_argument("--tasks", type=int, default=4)
+    parser.add_argument("--group", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=32, help="longest reply")
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=5, help="measured of each run; one more warms up")
+    parser.add_argument("--steps", type=int, default=4, help="measured of each run; one more warms up")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("overrides", nargs="*", help="hydra overrides of every run")
     args = parser.parse_args()
