@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_system.sandbox import Call, Reason, RunResult
+from agent_system.sandbox.jail import program
 from agent_system.sandbox.job import Job
 from tests.sandbox.arena import LIMITS, Arena
 from tests.sandbox.outside import run_outside
@@ -214,3 +215,39 @@ async def test_what_is_too_large_is_refused_in_its_place(arena: Arena) -> None:
 async def test_half_a_surrogate_in_program_and_input(arena: Arena) -> None:
     results = await arena.sandbox.run_tests("print(len(input()), '\ud800')", ["\udfff!"])
     assert results[0].stdout == "2 ?\n"
+
+
+FORGER = """
+import marshal, os
+evil = marshal.dumps(compile("print('evil')", "program.py", "exec"))
+for fd in range(3, 64):
+    for told in (b"c" + len(evil).to_bytes(4) + evil, b"fnot my fault"):
+        try:
+            os.write(fd, told)
+        except OSError:
+            pass
+print("mine", flush=True)
+os._exit(125)
+"""
+
+
+async def test_a_program_cannot_say_what_the_next_test_runs_nor_that_it_could_not_be_started(arena: Arena) -> None:
+    results = await arena.sandbox.run_tests(FORGER, [""] * 3)
+    assert [(r.stdout, r.reason, r.exit_code, r.message) for r in results] == [("mine\n", "error", 125, "")] * 3
+
+
+async def test_programs_of_any_size_run_their_tests_alike(arena: Arena) -> None:
+    """The first test compiles; where its code is small enough, the others are given it."""
+    for lines in (1, 3000):
+        program = "import sys\n" + "".join(f"x{i} = {i}\n" for i in range(lines)) + "def f():\n    1 / int(input())\nf()\n"
+        failed, passed, again = await arena.sandbox.run_tests(program, ["0", "1", "0"])
+        assert (failed.reason, passed.reason, again.reason) == ("error", "ok", "error")
+        assert failed.stderr == again.stderr
+        assert f'File "program.py", line {lines + 3}, in f\n    1 / int(input())' in failed.stderr
+    assert [r.reason for r in await arena.sandbox.run_tests("def (", [""] * 2)] == ["compile"] * 2
+
+
+def test_code_that_did_not_come_whole_is_none() -> None:
+    whole = program.COMPILED + (3).to_bytes(4) + b"abc"
+    assert program.known_code(whole) == b"abc"
+    assert [program.known_code(told) for told in (b"", whole[:3], whole[:-1], program.FAILED + b"OSError: no")] == [b""] * 4
