@@ -16,7 +16,9 @@ import torch
 from verl import DataProto
 from verl.protocol import DataProtoFuture
 from verl.single_controller import ClassWithInitArgs, Worker, WorkerDiedError, WorkerGroup
+from verl.single_controller.base import hand_over
 from verl.single_controller.base.decorator import Dispatch, Execute, make_nd_compute_dataproto_dispatch_fn, register
+from verl.single_controller.base.worker_group import ArgumentLostError
 from verl.single_controller.local import LocalResourcePool, LocalWorkerGroup
 from verl.single_controller.ray import (
     RayClassWithInitArgs,
@@ -90,6 +92,15 @@ class Adder(Worker):
             time.sleep(dies_after_s)
             os._exit(1)
         raise RuntimeError("Connection reset by peer")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def give(self, rows: int) -> tuple[Any, int]:
+        """A large value for another worker, and its rows for whoever passes it on."""
+        return hand_over(torch.arange(float(rows)).numpy()), rows
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def take(self, value: Any) -> float:
+        return float(value.sum()) + self.offset
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sleep(self, seconds: float) -> None:
@@ -183,6 +194,35 @@ def test_both_backends_answer_alike(backend: str, cluster: None) -> None:
     group.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         group.add(data)
+
+
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_a_worker_hands_a_value_to_another_and_the_caller_never_has_it(backend: str, cluster: None) -> None:
+    giver, taker = make_group(backend, Adder), make_group(backend, Adder, 0.5)
+    value, rows = giver.give(1_000)[0]
+    assert isinstance(value, ray.ObjectRef) == (backend == "ray") and rows == 1_000
+    assert taker.take(value) == [499_500.5]
+    for group in (giver, taker):
+        group.shutdown()
+
+
+@pytest.mark.ray
+def test_a_value_whose_worker_died_is_not_the_fault_of_the_one_that_was_to_have_it(cluster: None) -> None:
+    giver, taker = make_group("ray", Adder), make_group("ray", Adder)
+    value, _ = giver.give(1_000_000)[0]
+    giver.shutdown()
+
+    async def taken() -> None:
+        await taker.call_async("take", value)
+
+    lost = r"what worker .*Adder_.* was to receive for take is lost with the one that had it"
+    with pytest.raises(ArgumentLostError, match=lost):
+        while True:  # the death takes a moment to be known
+            taker.take(value)
+    with pytest.raises(ArgumentLostError, match=lost):
+        asyncio.run(taken())
+    assert taker.set_offset(1.0) == [1.0], "it lives"
+    taker.shutdown()
 
 
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])

@@ -70,6 +70,13 @@ def test_training_learns_the_replies_and_leaves_a_folder_that_loads(model_folder
     assert tokenizer.decode(reply, skip_special_tokens=True) == "cdcd"
 
 
+def test_folders_may_be_named_from_the_users_home(model_folder, demo_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "m").symlink_to(model_folder)
+    run_sft(sft_config("~/m", "~/demos.jsonl", "~/out", total_training_steps=1))
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
 def test_a_run_is_a_function_of_its_seed(model_folder, demo_file, tmp_path):
     losses = [
         run_sft(sft_config(model_folder, demo_file, tmp_path / str(i), total_training_steps=4, seed=seed))["loss"]

@@ -35,9 +35,9 @@ async def sync(policy: PolicyWorker, rollout: RolloutWorker, version: int) -> No
     """As the trainer does it."""
     for name in ("wide", "narrow", "loose"):
         bucket = policy.next_weights(True, name)
-        while bucket:
+        while bucket is not None:
             following = policy.next_weights(False, name)
-            await rollout.update_weights(bucket, version, not following, name)
+            await rollout.update_weights(bucket.tensors, version, following is None, name)
             bucket = following
 
 
@@ -108,8 +108,9 @@ def test_each_adapter_has_its_own_learning_rate_clip_and_schedule(tiny_model_dir
 def test_only_the_adapter_travels(tiny_model_dir: Path) -> None:
     policy, _ = make_workers(tiny_model_dir)
     bucket = policy.next_weights(True, "narrow")
-    assert len(bucket) == 28 and all(".lora_A." in name or ".lora_B." in name for name in bucket)
-    assert policy.next_weights(False, "narrow") == {}
+    assert bucket is not None and len(bucket.tensors) == 28
+    assert all(".lora_A." in name or ".lora_B." in name for name in bucket.tensors)
+    assert policy.next_weights(False, "narrow") is None
 
 
 def test_the_reference_of_an_adapter_is_its_base_and_no_second_model(tiny_model_dir: Path) -> None:

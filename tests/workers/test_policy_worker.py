@@ -1,7 +1,6 @@
 """The worker's calls as the trainer makes them."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -115,10 +114,12 @@ def test_a_batch_of_padding_alone_changes_nothing(tiny_model_dir: Path) -> None:
 
 
 def all_buckets(worker: PolicyWorker) -> list[dict[str, torch.Tensor]]:
-    buckets: list[dict[str, Any]] = [worker.next_weights(True)]
-    while buckets[-1]:
-        buckets.append(worker.next_weights(False))
-    return [{name: deserialize_single_tensor(value) for name, value in bucket.items()} for bucket in buckets[:-1]]
+    found, bucket = [], worker.next_weights(True)
+    while bucket is not None:
+        found.append({name: deserialize_single_tensor(value) for name, value in bucket.tensors.items()})
+        assert bucket.n_bytes == sum(tensor.nbytes for tensor in found[-1].values())
+        bucket = worker.next_weights(False)
+    return found
 
 
 def test_weights_come_whole_once_and_in_buckets(tiny_model_dir: Path) -> None:

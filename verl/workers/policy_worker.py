@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from verl.models.loader import resolve_dtype
 from verl.models.lora import lora_spec
 from verl.protocol import DataProto
-from verl.protocol.serialization import SerializedTensor, serialize_single_tensor
+from verl.protocol.serialization import serialize_single_tensor
+from verl.single_controller.base import hand_over
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.config import ActorRolloutRefConfig
 from verl.utils.memory import peak_memory
 from verl.workers.engine import AdapterPlan, FSDPEngine, UpdatePlan, update_policy
 from verl.workers.engine_worker import EngineWorker, rows_of
+
+
+@dataclass(frozen=True)
+class WeightBucket:
+    """Parameters on their way to an engine.
+
+    Attributes:
+        tensors: by name, each as `serialize_single_tensor` gives it; on Ray a reference to that (`hand_over`).
+        n_bytes: of all of them.
+    """
+
+    tensors: Any
+    n_bytes: int
 
 
 class PolicyWorker(EngineWorker):
@@ -127,13 +143,11 @@ class PolicyWorker(EngineWorker):
         return DataProto(meta_info={"metrics": metrics | peak_memory(self._device)})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def next_weights(self, restart: bool, adapter: str | None = None) -> dict[str, SerializedTensor]:
-        """The next bucket of parameters, whole and in the rollout engine's dtype; an empty one after the last.
+    def next_weights(self, restart: bool, adapter: str | None = None) -> WeightBucket | None:
+        """The next bucket of parameters, whole and in the rollout engine's dtype; None after the last.
 
-        Tensors travel as bytes (`serialize_single_tensor`), which Ray moves without another copy.
-
-        Only one bucket exists at a time. It holds at most `rollout.update_bucket_mb`, or one parameter that is larger; tied
-        parameters come once. All ranks walk together; rank 0 returns the bucket, the others an empty one.
+        It holds at most `rollout.update_bucket_mb`, or one parameter that is larger; tied parameters come once. All ranks walk together;
+        rank 0 returns the bucket, the others None.
 
         Args:
             restart: begin again with the first bucket.
@@ -141,8 +155,11 @@ class PolicyWorker(EngineWorker):
         """
         if restart or self._buckets is None:
             self._buckets = self._weight_buckets(adapter)
-        bucket = next(self._buckets, {})
-        return {name: serialize_single_tensor(value) for name, value in bucket.items()} if self.rank == 0 else {}
+        bucket = next(self._buckets, None)
+        if bucket is None or self.rank != 0:
+            return None
+        tensors = {name: serialize_single_tensor(value) for name, value in bucket.items()}
+        return WeightBucket(hand_over(tensors), sum(value.nbytes for value in bucket.values()))
 
     def _weight_buckets(self, adapter: str | None) -> Iterator[dict[str, torch.Tensor]]:
         dtype, limit = resolve_dtype(self.config.rollout.dtype, self._device), self.config.rollout.update_bucket_mb << 20

@@ -112,6 +112,15 @@ async def test_new_weights_arrive_in_buckets_and_carry_their_version(local):
     assert after[0][0].version == 3 and after[0][0].token_ids != before[0][0].token_ids
 
 
+async def test_what_is_done_when_the_wait_ends_is_not_lost(local):
+    await local.call_async("submit", "a session", [(7, REQUESTS[0])])
+    while not local.stats()[0]["tokens"] or local.stats()[0]["active"]:
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)
+    (served,) = await local.call_async("collect", "a session", 0.0)
+    assert served.number == 7 and [served.generations] == await serve_all(local, REQUESTS[:1])
+
+
 def test_an_engine_without_a_model_says_what_to_do(init):
     worker = RolloutWorker(**init)
     with pytest.raises(RolloutError, match="call init_model first"):

@@ -19,6 +19,10 @@ class WorkerDiedError(RuntimeError):
     """A worker process is gone; the message names the worker, the method it ran and the cause."""
 
 
+class ArgumentLostError(WorkerDiedError):
+    """What a worker was to receive is gone, with the worker that had it."""
+
+
 class ResourcePool:
     """How many worker processes run on each node.
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
 from verl.protocol.future import PendingResults
-from verl.single_controller.base.worker_group import WorkerDiedError
+from verl.single_controller.base.worker_group import ArgumentLostError, WorkerDiedError
 
 # How long a rank's error waits for the death of another rank: a peer that dies in a collective is often heard of first through the
 # lost connection of those who live.
@@ -47,7 +47,8 @@ class RayPendingResults(PendingResults):
     def get(self, timeout: float | None = None) -> list[Any]:
         """Wait for all calls; the first that fails ends the wait, so that peers stuck in a collective do not hold it up.
 
-        Raises TimeoutError, WorkerDiedError, or what the worker raised.
+        Raises TimeoutError, WorkerDiedError (ArgumentLostError when not this worker died, but the one that had what it was to receive), or
+        what the worker raised.
         """
         limit = self.timeout_s if timeout is None else timeout
         deadline = time.monotonic() + limit
@@ -63,8 +64,10 @@ class RayPendingResults(PendingResults):
                     results[rank_of[ref]] = ray.get(ref, timeout=limit)
                 except RayActorError as error:
                     raise self._died(rank_of[ref], error) from error
-                except RayTaskError:
+                except RayTaskError as error:
                     self._raise_a_death(waiting, rank_of)
+                    if isinstance(error, ObjectLostError):
+                        raise self._lost(rank_of[ref], error) from error
                     raise
         return results
 
@@ -95,7 +98,10 @@ class RayPendingResults(PendingResults):
                 other.cancel()
             for rank in deaths(errors):
                 raise self._died(rank, errors[rank]) from errors[rank]
-            raise next(iter(errors.values()))
+            rank, error = next(iter(errors.items()))
+            if isinstance(error, ObjectLostError):
+                raise self._lost(rank, error) from error
+            raise error
         if pending:
             for other in pending:
                 other.cancel()
@@ -105,6 +111,12 @@ class RayPendingResults(PendingResults):
     def _timed_out(self, limit: float, ranks: list[int]) -> TimeoutError:
         names = ", ".join(self.workers[i] for i in ranks)
         return TimeoutError(f"waited {limit:g} s for {self.method_name} on {names} ({len(ranks)} of {len(self)} calls unfinished)")
+
+    def _lost(self, rank: int, error: Exception) -> ArgumentLostError:
+        last = str(error).strip().splitlines()[-1]
+        return ArgumentLostError(
+            f"what worker {self.workers[rank]} was to receive for {self.method_name} is lost with the one that had it: {last}"
+        )
 
     def _died(self, rank: int, error: Exception) -> WorkerDiedError:
         verb = "cannot be reached" if isinstance(error, ActorUnavailableError) else "died"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +39,7 @@ from verl.trainer.ppo.learners import Learner, group_learners, in_turn, policy_l
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
 from verl.trainer.ppo.pools import assign_devices, processes_per_device
 from verl.trainer.ppo.timeline import Timeline
+from verl.trainer.ppo.weight_sync import gone_when_dead, send_weights
 from verl.utils.checkpoint import CheckpointError
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
@@ -290,7 +290,7 @@ class TeamWorkers:
 
         def free(wg_id: str) -> None:
             try:
-                with _gone_when_dead():
+                with gone_when_dead():
                     self.rollouts[wg_id].sleep()
             except EngineGoneError as error:
                 logger.warning("engine %s is gone, and is started anew when it gets its weights: %s", wg_id, _as_raised(error))
@@ -318,20 +318,10 @@ class TeamWorkers:
         return {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
 
     def _send_weights(self, wg_id: str, version: int) -> int:
-        """Returns the bytes sent. Raises EngineGoneError when the engine is dead; a policy's death is a WorkerDiedError."""
-        policy, engine, n_bytes = self.policies[wg_id], self.rollouts[wg_id], 0
-        for adapter in self.specs[wg_id].adapters or (None,):
-            bucket = policy.next_weights(True, adapter)[0]
-            while bucket:
-                following = policy.next_weights(False, adapter)[0]
-                with _gone_when_dead():
-                    engine.update_weights(bucket, version, not following, adapter)
-                n_bytes += sum(data.nbytes for _, _, data in bucket.values())
-                bucket = following
-        with _gone_when_dead():
-            engine.wake()
-        self._sent[wg_id] = n_bytes
-        return n_bytes
+        """Returns the bytes sent; raises as `send_weights` does."""
+        sent = send_weights(self.policies[wg_id], self.rollouts[wg_id], self.specs[wg_id].adapters, version)
+        self._sent[wg_id] = sent
+        return sent
 
     def take_generation_seconds(self) -> dict[str, float]:
         """`wg/<id>/timing_s/gen`: seconds since the last call in which the worker group's engine had a request."""
@@ -392,15 +382,6 @@ class TeamWorkers:
             if error is not None:
                 raise RuntimeError(f"worker group '{wg}': {error}") from error
         return {wg: f.result() for wg, f in futures.items()}
-
-
-@contextmanager
-def _gone_when_dead() -> Iterator[None]:
-    """A dead worker as a dead engine."""
-    try:
-        yield
-    except WorkerDiedError as error:
-        raise EngineGoneError(str(error)) from error
 
 
 def _as_raised(error: BaseException) -> BaseException:

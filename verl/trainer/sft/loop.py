@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from verl.models.path import absolute_model_path
 from verl.trainer.sft.config import SFTConfig
 from verl.trainer.sft.data import IGNORED_LABEL, Conversation, batches, collate, encode, read_messages
 from verl.trainer.sft.optim import build_optimizers
@@ -101,16 +102,16 @@ def train(
 def _output_folder(config: SFTConfig) -> Path:
     if not config.trainer.default_local_dir:
         raise ValueError("trainer.default_local_dir is not set; expected a folder to write, e.g. trainer.default_local_dir=outputs/sft")
-    out = Path(config.trainer.default_local_dir)
+    out = Path(config.trainer.default_local_dir).expanduser()
     if out.exists():
         raise FileExistsError(f"trainer.default_local_dir exists: {out}; remove it or choose another folder")
     return out
 
 
 def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    path = config.model.path
-    if not path:
+    if not config.model.path:
         raise ValueError("model.path is not set; expected a Hugging Face folder or hub id")
+    path = absolute_model_path(config.model.path)
     if path.startswith((".", "/", "~")) and not Path(path).is_dir():
         raise FileNotFoundError(f"model.path: no such folder: {path}")
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)

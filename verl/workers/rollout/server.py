@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -216,15 +217,14 @@ class RolloutWorker(Worker):
         """Everything of the session that is done; waits up to `wait_s` seconds for the first."""
         entry = self._sessions.setdefault(session, _Session())
         try:
-            await asyncio.wait_for(entry.news.wait(), wait_s)
-        except TimeoutError:
-            return []
+            with suppress(TimeoutError):
+                await asyncio.wait_for(entry.news.wait(), wait_s)
+            done, entry.done = entry.done, []
+            return done
         finally:
             entry.news.clear()
             if not entry.open:
                 self._sessions.pop(session, None)
-        done, entry.done = entry.done, []
-        return done
 
     async def cancel(self, session: str, number: int) -> None:
         """Give a submitted request up; its slots are freed."""
