@@ -1,13 +1,14 @@
 """A step of a team of four with one model, with an adapter each and with a model each, beside four agents on a single adapter.
 
-    python benchmarks/placement.py [--tasks 8] [--group 8] [--steps 5] [--rounds 3] [key=value ...]
+    python benchmarks/placement.py [--tasks 4] [--group 4] [--steps 4] [--rounds 3] [key=value ...]
 
 Every level is a run of its own, in a process of its own, with the local controller; a round runs all of them, one after the other.
 Learning rates are next to nothing, so that all levels sample and train on replies of the same lengths. The last line is one JSON object:
 `l1_s`, `l2_s`, `l3_s` and `single_s` are the seconds of a step from the first prompt to the last weight sent (medians of all steps but
 each run's first), `l2_over_single` is the median over rounds of L2's seconds relative to a single adapter on the same rows,
 `l2_update_over_single` the same of the update alone; `lora_sync_bytes` and `full_sync_bytes` are what the weight sync of a step sends with
-four adapters and with four models; `peak_gib` is the most memory that each run's process held, `spread` the lowest and highest round.
+four adapters and with four models; `peak_gib` is the most memory that a run's process held (median of the rounds), `spread` the lowest
+and highest round.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.trainer import main_ppo
 from verl.trainer.config.entry import free_form_overrides, register_config
 
+MEMORY = "perf/cpu_memory_used_gb"
 MEMBERS = ("Member A", "Member B", "Member C", "Member D")
 LORA = {"agent.specialization": "lora", "actor_rollout_ref.model.lora_rank": 8}
 LEVELS: dict[str, dict[str, Any]] = {
@@ -150,6 +152,11 @@ def total(line: dict[str, Any], name: str) -> float:
     return sum(value for key, value in line.items() if key.startswith("wg/") and key.endswith(f"/{name}"))
 
 
+def held(line: dict[str, Any]) -> float:
+    """The most GiB that the process has held until a step."""
+    return max(value for key, value in line.items() if key.endswith(MEMORY))
+
+
 def median(lines: list[dict[str, Any]], name: str) -> float:
     return statistics.median(line[name] for line in lines)
 
@@ -160,18 +167,19 @@ def summarise(rounds: list[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
     updates = {level: [median(lines[level], "timing_s/update_actor") for lines in rounds] for level in LEVELS}
     ratio = [two / one for two, one in zip(seconds["l2"], seconds["single"], strict=True)]
     update_ratio = [two / one for two, one in zip(updates["l2"], updates["single"], strict=True)]
-    first, last = rounds[0], rounds[-1]
-    memory = "perf/cpu_memory_used_gb"
+    memory = {level: [max(map(held, lines[level])) for lines in rounds] for level in LEVELS}
+    first = rounds[0]
     return {
         **{f"{level}_s": round(statistics.median(found), 4) for level, found in seconds.items()},
         "l2_over_single": round(statistics.median(ratio), 3),
         "l2_update_over_single": round(statistics.median(update_ratio), 3),
         "lora_sync_bytes": round(total(first["l2"][-1], "perf/sync_mb") * 2**20),
         "full_sync_bytes": round(total(first["l3"][-1], "perf/sync_mb") * 2**20),
-        "peak_gib": {level: round(max(v for k, v in last[level][-1].items() if k.endswith(memory)), 3) for level in LEVELS},
+        "peak_gib": {level: round(statistics.median(found), 3) for level, found in memory.items()},
         "reply_tokens": {level: round(median(first[level], "perf/generated_tokens")) for level in LEVELS},
         "spread": {
             **{f"{level}_s": [round(min(found), 4), round(max(found), 4)] for level, found in seconds.items()},
+            "peak_gib": {level: [round(min(found), 3), round(max(found), 3)] for level, found in memory.items()},
             "l2_over_single": [round(min(ratio), 3), round(max(ratio), 3)],
             "l2_update_over_single": [round(min(update_ratio), 3), round(max(update_ratio), 3)],
         },
@@ -181,11 +189,11 @@ def summarise(rounds: list[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
 def main() -> None:
     """Measure rounds of all levels and report medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, default=8)
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=48, help="longest reply")
+    parser.add_argument("--tasks", type=int, default=4)
+    parser.add_argument("--group", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=32, help="longest reply")
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=5, help="measured of each run; one more warms up")
+    parser.add_argument("--steps", type=int, default=4, help="measured of each run; one more warms up")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("overrides", nargs="*", help="hydra overrides of every run")
     args = parser.parse_args()

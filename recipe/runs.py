@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from recipe.memory import MemoryWatch
 
 ROOT = Path(__file__).resolve().parents[1]
+T = TypeVar("T")
 
 
 def run_module(module: str, *arguments: str) -> list[str]:
@@ -39,6 +42,36 @@ def run_example(workflow: str, seed: int, arguments: Sequence[str], log: Path) -
     if status != 0:
         raise RuntimeError(f"{' '.join(command)} (SEED={seed}) ended with status {status}; its output is in {log}")
     return watch.peak_gib
+
+
+def finished(calls: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
+    """The results of calls as they come, `jobs` calls at a time.
+
+    Each has its share of the cores for what it starts, where OMP_NUM_THREADS does not say otherwise: of several runs that all take every
+    core, each waits for the others. A call that fails is told of on stderr and the others go on; SystemExit is raised after the last.
+    """
+    if jobs > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // jobs, 1)))
+    failed = 0
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(call) for call in calls]
+        for done in as_completed(futures):
+            if (error := done.exception()) is None:
+                yield done.result()
+            else:
+                failed += 1
+                sys.stderr.write(f"{error}\n")
+    if failed:
+        sys.exit(f"{failed} of {len(futures)} runs failed; what the others found is written")
+
+
+def folder(path: str) -> Path:
+    """A folder for results, as `type` of an argument: it is made before anything expensive starts."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return Path(path)
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:

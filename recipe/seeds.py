@@ -1,4 +1,4 @@
-"""A script of `examples/` measured before and after, one seed after the other; `measure.py` of several recipes is a call of `main`."""
+"""A script of `examples/` measured before and after; `measure.py` of several recipes is a call of `main`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from recipe.runs import ROOT, accuracy_key, overrides_of, read_metrics, run_example
+from recipe.runs import ROOT, accuracy_key, finished, folder, overrides_of, read_metrics, run_example
 
 
 def run_seed(workflow: str, seed: int, settings: Mapping[str, Any], more: Sequence[str], metrics: Mapping[str, str]) -> dict[str, Any]:
@@ -55,14 +56,16 @@ def main(workflow: str, here: Path, doc: str | None, metrics: Mapping[str, str])
     """Measure the seeds of the command line with `here/config.yaml`; `results.json` is written after each and keeps other seeds' rows."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=here, help="folder of results.json")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--out", type=folder, default=here, help="folder of results.json")
     parser.add_argument("overrides", nargs="*", help="more key=value for every run")
     args = parser.parse_args()
     settings = yaml.safe_load((here / "config.yaml").read_text())
     path = args.out / "results.json"
     rows = {row["seed"]: row for row in (json.loads(path.read_text()) if path.exists() else [])}
-    for seed in args.seeds:
-        rows[seed] = run_seed(workflow, seed, settings, args.overrides, metrics)
-        sys.stdout.write(json.dumps(rows[seed]) + "\n")
+    calls = [partial(run_seed, workflow, seed, settings, args.overrides, metrics) for seed in args.seeds]
+    for row in finished(calls, args.jobs):
+        rows[row["seed"]] = row
+        sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
         path.write_text(json.dumps([rows[seed] for seed in sorted(rows)], indent=1) + "\n")

@@ -9,11 +9,12 @@ import logging
 import re
 import threading
 from concurrent.futures import Future
+from typing import Any
 
 import aiohttp
 
 from agent_system.sandbox.fusion_protocol import PATH, read_answer, request
-from agent_system.sandbox.job import Job, Test
+from agent_system.sandbox.job import Job
 from agent_system.sandbox.limits import SandboxError
 from agent_system.sandbox.result import Reason, RunResult, parse_json
 from agent_system.sandbox.sandbox import Sandbox, padded
@@ -83,16 +84,17 @@ class HttpSandbox(Sandbox):
         late = 0
         for test in job.tests:
             async with self._slots:
-                results.append(job.refusal(test) or await self._one(job, test))
+                message = job.message(test)
+                results.append(message if isinstance(message, RunResult) else await self._one(job, *message))
             late += results[-1].reason is Reason.TIMEOUT
             if 0 < job.max_timeouts <= late:
                 break
         return padded(job, results, RunResult(Reason.SKIPPED))
 
-    async def _one(self, job: Job, test: Test) -> RunResult:
+    async def _one(self, job: Job, header: dict[str, Any], stdin: bytes) -> RunResult:
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None))
-        body, mark = request(job, test)
+        body, mark = request(job, header, stdin)
         seconds = 2 * job.limits.wall_s + self.settings.request_timeout_s
         try:
             async with asyncio.timeout(seconds):

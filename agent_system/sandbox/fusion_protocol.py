@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from agent_system.sandbox.job import Job, Test
+from agent_system.sandbox.job import Job
 from agent_system.sandbox.result import Reason, RunResult
 
 PATH = "/run_code"
@@ -42,9 +42,8 @@ def _run(source, call, mark):
 """
 
 
-def request(job: Job, test: Test) -> tuple[dict[str, Any], str]:
-    """The body of the request for a test, and the mark behind which a value is; the mark is empty where there is no call."""
-    header, stdin = job.message(test)
+def request(job: Job, header: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], str]:
+    """The body of the request for a test's message, and the mark behind which a value is; the mark is empty where there is no call."""
     mark = ""
     program = job.program.encode("utf-8", "replace").decode()
     if header.get("mode") == "compile":

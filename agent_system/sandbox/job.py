@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -57,30 +58,32 @@ class Job:
     compile_only: bool = False
     abandoned: threading.Event = field(default_factory=threading.Event)
 
-    def message(self, test: Test) -> tuple[dict[str, Any], bytes]:
-        """What the sandbox is told of one test. Raises ValueError for a call whose arguments are no JSON."""
+    @functools.cached_property
+    def source(self) -> bytes:
+        """The program as it is sent."""
+        return encode(self.program)
+
+    def message(self, test: Test) -> tuple[dict[str, Any], bytes] | RunResult:
+        """What the sandbox is told of one test and what the program reads; the result of one that is not worth sending."""
+        if len(self.source) > MOST_PROGRAM_BYTES:
+            return _refused(f"a program of more than {MOST_PROGRAM_BYTES} bytes")
         if self.compile_only:
             return {"mode": "compile"}, b""
-        if isinstance(test, str):
-            return {}, encode(test)
-        call = {"mode": "call", "function": test.function, "args": list(test.args), "kwargs": dict(test.kwargs)}
-        try:
-            json.dumps(call)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"arguments of {test.function} are no JSON: {error}") from error
-        return call, encode(test.stdin)
+        header: dict[str, Any] = {}
+        if isinstance(test, Call):
+            header = {"mode": "call", "function": test.function, "args": list(test.args), "kwargs": dict(test.kwargs)}
+            try:
+                size = len(json.dumps(header))
+            except (TypeError, ValueError, RecursionError) as error:
+                return _refused(f"arguments of {test.function} are no JSON: {error}")
+            if size > MOST_ARGUMENT_BYTES:
+                return _refused(f"arguments of more than {MOST_ARGUMENT_BYTES} bytes")
+        stdin = encode(test.stdin if isinstance(test, Call) else test)
+        return (header, stdin) if len(stdin) <= MOST_STDIN_BYTES else _refused(f"more than {MOST_STDIN_BYTES} bytes of stdin")
 
-    def refusal(self, test: Test) -> RunResult | None:
-        """The result of a test that is not worth sending; None for the others."""
-        if len(encode(self.program)) > MOST_PROGRAM_BYTES:
-            return RunResult(Reason.REFUSED, message=f"a program of more than {MOST_PROGRAM_BYTES} bytes")
-        try:
-            header, stdin = self.message(test)
-        except ValueError as error:
-            return RunResult(Reason.REFUSED, message=str(error))
-        if len(stdin) > MOST_STDIN_BYTES or len(json.dumps(header)) > MOST_ARGUMENT_BYTES:
-            return RunResult(Reason.REFUSED, message=f"more than {MOST_STDIN_BYTES} bytes of stdin or {MOST_ARGUMENT_BYTES} of arguments")
-        return None
+
+def _refused(why: str) -> RunResult:
+    return RunResult(Reason.REFUSED, message=why)
 
 
 def encode(text: str) -> bytes:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from signal import SIGKILL, SIGXCPU
 from typing import Any
 
+from agent_system.sandbox.jail.program import RETURNED
 from agent_system.sandbox.jail.runner import REPORT, STOPPED
 from agent_system.sandbox.limits import Limits
 
@@ -132,6 +133,8 @@ def from_report(blobs: Sequence[bytes], limits: Limits) -> RunResult:
 
 def _story(said: bytes) -> dict[str, Any]:
     """What the program's process said of its end, which the program may have written itself."""
+    if said == RETURNED:  # most of them
+        return {"end": "returned"}
     try:
         story = parse_json(said.decode())
     except ValueError:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent_system.sandbox.jail import frames, scratch
-from agent_system.sandbox.job import Job, Test, encode
+from agent_system.sandbox.job import Job, Test
 from agent_system.sandbox.limits import SandboxError
 from agent_system.sandbox.result import Reason, RunResult, from_report
 
@@ -67,6 +67,7 @@ class Worker:
         self.pid = self._child.pid
         self._commands, self._results = self._child.stdin.fileno(), self._child.stdout.fileno()
         os.set_blocking(self._commands, False)
+        self._reader = frames.FrameReader(self._results)
         settings = {
             "level": level,
             "stdlib": sysconfig.get_path("stdlib"),
@@ -78,7 +79,7 @@ class Worker:
         try:
             wait = _waiting(START_TIMEOUT_S)
             frames.write_frame(self._commands, {"settings": settings}, wait=wait(select.POLLOUT))
-            answer, _ = frames.read_frame(self._results, wait(select.POLLIN))
+            answer, _ = self._reader.read(wait(select.POLLIN))
         except (OSError, EOFError, ValueError, WorkerError) as error:
             self.kill()
             raise SandboxError(f"a sandbox process did not start: {error}") from error
@@ -98,7 +99,7 @@ class Worker:
         """
         try:
             wait = _waiting(GRACE_S, job)
-            frames.write_frame(self._commands, {"limits": vars(job.limits)}, encode(job.program), wait=wait(select.POLLOUT))
+            frames.write_frame(self._commands, {"limits": vars(job.limits)}, job.source, wait=wait(select.POLLOUT))
             late = 0
             for test in job.tests:
                 result = self._test(job, test)
@@ -111,13 +112,13 @@ class Worker:
             raise WorkerError(f"{type(error).__name__}: {error}") from error
 
     def _test(self, job: Job, test: Test) -> RunResult:
-        refusal = job.refusal(test)
-        if refusal is not None:
-            return refusal
-        header, stdin = job.message(test)
+        message = job.message(test)
+        if isinstance(message, RunResult):
+            return message
+        header, stdin = message
         wait = _waiting(job.limits.wall_s + GRACE_S, job)
         frames.write_frame(self._commands, header, stdin, wait=wait(select.POLLOUT))
-        _, blobs = frames.read_frame(self._results, wait(select.POLLIN))
+        _, blobs = self._reader.read(wait(select.POLLIN))
         return from_report(blobs, job.limits)
 
     def kill(self) -> None:

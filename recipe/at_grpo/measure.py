@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from recipe.runs import ROOT, accuracy_key, overrides_of, read_metrics, run_example
+from recipe.runs import ROOT, accuracy_key, finished, folder, overrides_of, read_metrics, run_example
 
 HERE = Path(__file__).parent
 LOG = ROOT / "outputs" / "verl-mas" / "at_grpo.log"
@@ -123,21 +123,15 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=tuple(LABELS), default=list(LABELS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--out", type=folder, default=HERE)
     parser.add_argument("overrides", nargs="*", help="more key=value for every run")
     args = parser.parse_args()
     rows = {(r["task"], r["variant"], r["seed"]): r for r in load(args.out / "results.json", [])}
     curves = load(args.out / "curves.json", {})
-    with ThreadPoolExecutor(args.jobs) as pool:
-        wanted = product(args.tasks, args.seeds, args.variants)
-        runs = [pool.submit(measure, task, variant, seed, args.overrides) for task, seed, variant in wanted]
-        failed = []
-        for done in as_completed(runs):
-            if (error := done.exception()) is not None:
-                failed.append(error)
-                sys.stderr.write(f"{error}\n")
-                continue
-            row, curve = done.result()
+    wanted = product(args.tasks, args.seeds, args.variants)
+    try:
+        calls = [partial(measure, task, variant, seed, args.overrides) for task, seed, variant in wanted]
+        for row, curve in finished(calls, args.jobs):
             rows[row["task"], row["variant"], row["seed"]] = row
             curves[f"{row['task']}/{row['variant']}/{row['seed']}"] = curve
             sys.stdout.write(json.dumps(row) + "\n")
@@ -145,10 +139,9 @@ def main() -> None:
             ordered = sorted(rows.values(), key=lambda r: (TASKS.index(r["task"]), list(LABELS).index(r["variant"]), r["seed"]))
             (args.out / "results.json").write_text(json.dumps(ordered, indent=1) + "\n")
             (args.out / "curves.json").write_text(json.dumps(curves, sort_keys=True) + "\n")
-    if curves:
-        plot(curves, args.out / "curves.svg")
-    if failed:
-        sys.exit(f"{len(failed)} of {len(runs)} runs failed; the others are in {args.out / 'results.json'}")
+    finally:
+        if curves:
+            plot(curves, args.out / "curves.svg")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures `bash examples/run_code.sh`: success on held-out tasks before and after, one seed after the other.
+"""Measures `bash examples/run_code.sh`: success on held-out tasks before and after.
 
     python recipe/code/measure.py --seeds 0 1 2
 

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from recipe.runs import ROOT, accuracy_key, overrides_of, read_metrics, run_module
+from recipe.runs import ROOT, accuracy_key, folder, overrides_of, read_metrics, run_module
 
 HERE = Path(__file__).parent
 AGENTS = ("solver_agent", "verifier_agent", "reviser_agent")
@@ -99,7 +99,7 @@ def main() -> None:
     """Train every seed with both baselines; results are written after each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--out", type=folder, default=HERE)
     parser.add_argument("--demos", type=int, help="demonstrations of the warm start; a few hundred make a quick look that learns little")
     parser.add_argument("overrides", nargs="*", help="more key=value for every run")
     args = parser.parse_args()

@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
     parser.add_argument("overrides", nargs="*", help="passed on to the script")
     args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     results = []
     for seed in args.seeds:
         results.append(run_seed(seed, args.overrides))

@@ -1,4 +1,4 @@
-"""Measures `bash examples/run_search.sh`: exact match on held-out questions before and after, one seed after the other.
+"""Measures `bash examples/run_search.sh`: exact match on held-out questions before and after.
 
     python recipe/search/measure.py --seeds 0 1 2
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from recipe.runs import ROOT, accuracy_key, overrides_of, read_metrics, run_example
+from recipe.runs import ROOT, accuracy_key, finished, folder, overrides_of, read_metrics, run_example
 
 HERE = Path(__file__).parent
 COLOURS = {"L1": "tab:purple", "L2": "tab:orange", "L3": "tab:blue"}
@@ -84,22 +84,22 @@ def main() -> None:
     parser.add_argument("--levels", nargs="+", choices=tuple(LABELS), default=list(LABELS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--out", type=folder, default=HERE)
     parser.add_argument("overrides", nargs="*", help="more key=value for every run")
     args = parser.parse_args()
     results, drawn = args.out / "results.json", args.out / "curves.json"
     rows = {(r["level"], r["seed"]): r for r in (json.loads(results.read_text()) if results.exists() else [])}
     curves = json.loads(drawn.read_text()) if drawn.exists() else {}
-    with ThreadPoolExecutor(args.jobs) as pool:
-        runs = {pool.submit(measure, level, seed, args.overrides): (level, seed) for seed, level in product(args.seeds, args.levels)}
-        for done in as_completed(runs):
-            (level, seed), (row, curve) = runs[done], done.result()
-            rows[level, seed], curves[f"{level}/{seed}"] = row, curve
+    try:
+        calls = [partial(measure, level, seed, args.overrides) for seed, level in product(args.seeds, args.levels)]
+        for row, curve in finished(calls, args.jobs):
+            rows[row["level"], row["seed"]], curves[f"{row['level']}/{row['seed']}"] = row, curve
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
             results.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=1) + "\n")
             drawn.write_text(json.dumps(curves, sort_keys=True) + "\n")
-    plot(curves, args.out / "curves.svg")
+    finally:
+        plot(curves, args.out / "curves.svg")
 
 
 if __name__ == "__main__":

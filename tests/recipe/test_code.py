@@ -36,3 +36,14 @@ def test_before_and_after_are_the_first_and_the_last_validation() -> None:
 def test_a_script_that_fails_names_the_file_with_its_output() -> None:
     with pytest.raises(RuntimeError, match=r"status \d+; its output is in .*run\.log"):
         run_seed("nothing", 3, {}, [], {})
+
+
+def test_the_table_of_the_readme_is_that_of_the_committed_rows() -> None:
+    folder = ROOT / "recipe" / "code"
+    rows, readme = json.loads((folder / "results.json").read_text()), (folder / "README.md").read_text(encoding="utf-8")
+    assert [row["seed"] for row in rows] == [0, 1, 2]
+    for row in rows:
+        team = f"{100 * row['before']:.1f} → **{100 * row['after']:.1f}**"
+        shares = [f"{100 * row[f'{n}_before']:.1f} → {100 * row[f'{n}_after']:.1f}" for n in ("pass_rate", "tester_right", "agreed")]
+        turns, minutes = f"{row['turns_before']:.2f} → {row['turns_after']:.2f}", f"{row['train_seconds'] / 60:.1f}"
+        assert f"| {row['seed']} | {' | '.join([team, *shares, turns, str(row['steps']), minutes])} |" in readme

@@ -14,14 +14,15 @@ SMALL = ["trainer.total_training_steps=2", "data.train_batch_size=4", "env.rollo
 
 
 def test_the_script_trains_both_baselines_and_draws_them(tmp_path: Path) -> None:
-    command = [sys.executable, "recipe/dr_mas/measure.py", "--seeds", "7", "--demos", "96", "--out", str(tmp_path), *SMALL]
+    out = tmp_path / "not" / "there"
+    command = [sys.executable, "recipe/dr_mas/measure.py", "--seeds", "7", "--demos", "96", "--out", str(out), *SMALL]
     subprocess.run(command, cwd=ROOT, check=True, timeout=240)
-    rows = json.loads((tmp_path / "results.json").read_text())
+    rows = json.loads((out / "results.json").read_text())
     assert [(row["seed"], row["baseline"], row["steps"]) for row in rows] == [(7, "global", 2), (7, "agent", 2)]
     assert all(row["grad_norm_max"] >= row["grad_norm_median"] >= 0 and 0 <= row["final"] <= 1 for row in rows)
-    curves = json.loads((tmp_path / "curves.json").read_text())
+    curves = json.loads((out / "curves.json").read_text())
     assert all(len(values) == 2 for run in curves.values() for values in run.values())
-    assert "<svg" in (tmp_path / "curves.svg").read_text()
+    assert "<svg" in (out / "curves.svg").read_text()
 
 
 def test_the_committed_runs_show_the_spikes_that_the_readme_tells_of() -> None:

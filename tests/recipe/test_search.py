@@ -1,6 +1,7 @@
 """The search recipe runs, made small, and leaves no server behind."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -50,3 +51,24 @@ def test_a_row_has_before_and_after_of_the_first_and_last_validation() -> None:
     ]
     row = summarise(1, lines, METRICS)
     assert (row["before"], row["after"], row["train_seconds"], row["steps"], row["f1_before"]) == (0.4, 0.9, 5.0, 2, 0.5)
+
+
+def test_the_table_of_the_readme_is_that_of_the_committed_rows() -> None:
+    folder = ROOT / "recipe" / "search"
+    rows, readme = json.loads((folder / "results.json").read_text()), (folder / "README.md").read_text(encoding="utf-8")
+    assert [row["seed"] for row in rows] == [0, 1, 2]
+    for row in rows:
+        team = f"{100 * row['before']:.1f} → **{100 * row['after']:.1f}**"
+        shares = [f"{100 * row[f'{name}_before']:.1f} → {100 * row[f'{name}_after']:.1f}" for name in ("f1", "verifier_accuracy")]
+        searches, minutes = f"{row['searches_before']:.2f} → {row['searches_after']:.2f}", f"{row['train_seconds'] / 60:.1f}"
+        assert f"| {row['seed']} | {' | '.join([team, *shares, searches, str(row['steps']), minutes])} |" in readme
+
+
+def test_the_front_page_says_what_the_rows_say() -> None:
+    front = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    code, search = (json.loads((ROOT / "recipe" / name / "results.json").read_text()) for name in ("code", "search"))
+    (low, high), (first, last) = ((min(found), max(found)) for found in ([100 * row[w] for row in code] for w in ("before", "after")))
+    low, first, high, last = math.floor(low), math.floor(first), math.ceil(high), math.ceil(last)
+    assert f"from {low} to {high} % of solved tasks to {first} to {last} %" in front
+    before, after = (" and ".join(", ".join(f"{100 * row[w]:.0f}" for row in search).rsplit(", ", 1)) for w in ("before", "after"))
+    assert f"from {before} % exact match to {after} %" in front

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_system.sandbox import Call, Reason
+from agent_system.sandbox import Call, Reason, RunResult
+from agent_system.sandbox.jail import program
 from agent_system.sandbox.job import Job
 from tests.sandbox.arena import LIMITS, Arena
 from tests.sandbox.outside import run_outside
@@ -200,8 +201,8 @@ async def test_random_numbers_differ_and_hashes_do_not(arena: Arena) -> None:
 
 def test_arguments_that_are_no_json_are_refused() -> None:
     for test in (Call("f", [object()]), Call("f", [{1, 2}]), Call("f", ["x" * (3 << 20)])):
-        refusal = Job("def f(x): return x", [test], LIMITS).refusal(test)
-        assert refusal is not None and refusal.reason is Reason.REFUSED
+        refusal = Job("def f(x): return x", [test], LIMITS).message(test)
+        assert isinstance(refusal, RunResult) and refusal.reason is Reason.REFUSED
 
 
 async def test_what_is_too_large_is_refused_in_its_place(arena: Arena) -> None:
@@ -214,3 +215,41 @@ async def test_what_is_too_large_is_refused_in_its_place(arena: Arena) -> None:
 async def test_half_a_surrogate_in_program_and_input(arena: Arena) -> None:
     results = await arena.sandbox.run_tests("print(len(input()), '\ud800')", ["\udfff!"])
     assert results[0].stdout == "2 ?\n"
+
+
+FORGER = """
+import marshal, os
+evil = marshal.dumps(compile("print('evil')", "program.py", "exec"))
+for fd in range(3, 64):
+    try:
+        os.write(fd, {told})
+    except OSError:
+        pass
+print("mine", flush=True)
+os._exit(125)
+"""
+
+
+@pytest.mark.parametrize("told", ['b"c" + len(evil).to_bytes(4) + evil', 'b"fnot my fault"'])
+async def test_a_program_cannot_say_what_the_next_test_runs_nor_that_it_could_not_be_started(arena: Arena, told: str) -> None:
+    """It is too large to be told to the other tests, so that nothing else is said before."""
+    large = "".join(f"x{i} = {i}\n" for i in range(3000))
+    results = await arena.sandbox.run_tests(large + FORGER.format(told=told), [""] * 2)
+    assert [(r.stdout, r.reason, r.exit_code, r.message) for r in results] == [("mine\n", "error", 125, "")] * 2
+
+
+async def test_programs_of_any_size_run_their_tests_alike(arena: Arena) -> None:
+    """The first test compiles; where its code is small enough, the others are given it."""
+    for lines in (1, 3000):
+        program = "import sys\n" + "".join(f"x{i} = {i}\n" for i in range(lines)) + "def f():\n    1 / int(input())\nf()\n"
+        failed, passed, again = await arena.sandbox.run_tests(program, ["0", "1", "0"])
+        assert (failed.reason, passed.reason, again.reason) == ("error", "ok", "error")
+        assert failed.stderr == again.stderr
+        assert f'File "program.py", line {lines + 3}, in f\n    1 / int(input())' in failed.stderr
+    assert [r.reason for r in await arena.sandbox.run_tests("def (", [""] * 2)] == ["compile"] * 2
+
+
+def test_code_that_did_not_come_whole_is_none() -> None:
+    whole = program.COMPILED + (3).to_bytes(4) + b"abc"
+    assert program.known_code(whole) == b"abc"
+    assert [program.known_code(told) for told in (b"", whole[:3], whole[:-1], program.FAILED + b"OSError: no")] == [b""] * 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import io
 import json
+import marshal
 import os
 import sys
 from collections.abc import Callable
@@ -22,10 +23,14 @@ MOST_DESCRIPTORS = 1 << 16
 # Characters: a line of the program can be as long as the program.
 MOST_TRACEBACK = 8000
 RETURNED = b'{"end": "returned"}'
+# What is told to the job's init before the program runs: an error, or the compiled program, which no later test has to compile again.
+FAILED, COMPILED = b"f", b"c"
+MOST_COMPILED = 1 << 15
 
 
 def start(
     source: str,
+    compiled: bytes,
     test: dict[str, Any],
     pipes: tuple[int, int, int, int],
     setup: int,
@@ -36,9 +41,11 @@ def start(
 
     Args:
         source: the program's text.
+        compiled: what an earlier test told of it; empty for the first one and where none told anything.
         test: `mode` (call | compile; empty just runs) and, for a call, `function`, `args` and `kwargs`.
         pipes: ends, all above `SAY`, for stdin, stdout, stderr, and for the JSON object that says how it ended.
-        setup: where an error goes that happens before the program runs; the program does not have it.
+        setup: where `FAILED` and an error go, or `COMPILED`, the length and the code, before the program runs; it never blocks, and the
+            program does not have it.
         keep: other descriptors that stay open, ascending.
         confine: takes away what the program must not have.
     """
@@ -46,12 +53,11 @@ def start(
         _take(pipes)
         confine()
         _close_others((setup, *keep))
-        os.close(setup)
         _reseed()
     except BaseException as error:
-        os.write(setup, f"{type(error).__name__}: {error}".encode())
+        os.write(setup, FAILED + f"{type(error).__name__}: {error}".encode())
         _exit(SETUP_FAILED)
-    _run(source, test)
+    _run(source, compiled, test, setup)
 
 
 def _take(pipes: tuple[int, int, int, int]) -> None:
@@ -84,17 +90,18 @@ def open_streams() -> None:
         setattr(sys, f"__{name}__", getattr(sys, name))
 
 
-def _run(source: str, test: dict[str, Any]) -> NoReturn:
+def _run(source: str, known: bytes, test: dict[str, Any], setup: int) -> NoReturn:
     said: dict[str, Any] = {"end": "returned"}
     code = 1
     try:
         module = _new_main(source)
         try:
-            compiled = compile(source, NAME, "exec", dont_inherit=True)
+            compiled = marshal.loads(known) if known else _compile(source, setup)
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             said = {"end": "compile", "type": type(error).__name__}
             _explain(error, source)
         else:
+            os.close(setup)
             if test.get("mode") != "compile":
                 _execute(compiled, module, test, said)
             code = 0
@@ -104,6 +111,24 @@ def _run(source: str, test: dict[str, Any]) -> NoReturn:
         said = {"end": "raised", "type": type(error).__name__}
         _explain(error, source)
     _leave(code, said)
+
+
+def _compile(source: str, setup: int) -> CodeType:
+    """The code of the program, told to the init as well: nothing of the program has run yet, so it is what the text says."""
+    compiled = compile(source, NAME, "exec", dont_inherit=True)
+    try:
+        told = marshal.dumps(compiled)
+        if len(told) <= MOST_COMPILED:
+            os.write(setup, COMPILED + len(told).to_bytes(4) + told)
+    except (ValueError, MemoryError, OSError):  # nested too deep, too large for its limits, or more than the pipe takes
+        pass
+    return compiled
+
+
+def known_code(told: bytes) -> bytes:
+    """The compiled program of what a test told; nothing where it told none, or not all of it."""
+    whole = told[:1] == COMPILED and int.from_bytes(told[1:5]) == len(told) - 5
+    return told[5:] if whole else b""
 
 
 def _new_main(source: str) -> ModuleType:

@@ -30,10 +30,12 @@ class Runner:
         stopped: why the test was ended here; None while it runs and when it ended by itself.
         status: how its process ended, negative for a signal; None while it runs.
         cpu_s: CPU time of its processes that have ended.
+        compiled: the program as the first test compiled it, which is only ever loaded by processes of the program; empty before.
     """
 
     def __init__(self, place: Place, source: str, limits: dict[str, Any]) -> None:
         self.place, self.source, self.limits = place, source, limits
+        self.compiled = b""
         self.most = limits["output_kb"] * 1024
         self.number = 0
         self.poller = select.poll()
@@ -48,14 +50,15 @@ class Runner:
         self.status: int | None = None
         self.cpu_s, self.watched = 0.0, False
         folder = self.place.clean(self.limits["disk_mb"] << 20)
-        (stdin_end, feed), (out, out_end), (err, err_end), (said, said_end), (setup, setup_end) = [os.pipe() for _ in range(5)]
+        (stdin_end, feed), (out, out_end), (err, err_end), (said, said_end) = [os.pipe() for _ in range(4)]
+        setup, setup_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(feed, False)
         self.stdin = memoryview(stdin)
         feeding = feed if self._feed(feed) else None
         pid = kernel.fork()
         if pid == 0:
             theirs = (stdin_end, out_end, err_end, said_end)
-            program.start(self.source, test, theirs, setup_end, self.place.keep, lambda: self._confine(folder))
+            program.start(self.source, self.compiled, test, theirs, setup_end, self.place.keep, lambda: self._confine(folder))
         for fd in (stdin_end, out_end, err_end, said_end, setup_end):
             os.close(fd)
         outputs = {out: bytearray(), err: bytearray(), said: bytearray()}
@@ -66,13 +69,21 @@ class Runner:
         for fd, kept in outputs.items():
             while self._read(fd, kept):
                 pass
-        failure = os.read(setup, CHUNK) if self.status == program.SETUP_FAILED else b""
+        failure = self._told(setup)
         for fd in (feed, out, err, said, setup):
             os.close(fd)
         if self.watched:
             os.write(self.place.watch, WATCH.pack(0, 0, 0))
         report = REPORT.pack(STOPPED.index(self.stopped), self.status or 0, time.monotonic() - began, self.cpu_s)
         frames.write_frame(RESULTS, {}, report, *outputs.values(), failure)
+
+    def _told(self, setup: int) -> bytes:
+        """Keep the compiled program of the first test that has one; returns why the program could not be started, or nothing."""
+        if self.compiled and self.status != program.SETUP_FAILED:
+            return b""
+        told = os.read(setup, CHUNK)
+        self.compiled = self.compiled or program.known_code(told)
+        return told[1:] if told[:1] == program.FAILED else b""
 
     def _confine(self, folder: str) -> None:
         os.chdir(folder)

@@ -1,7 +1,7 @@
 """The filter of system calls: a list of what is allowed, assembled as classic BPF.
 
-The kernel evaluates a new filter for every call number when it is installed, which happens before every program, so the numbers are found
-by binary search and not one after the other.
+The kernel compiles a new filter and evaluates it for every call number when it is installed, which happens before every program, so it is
+short, and the numbers are found by binary search and not one after the other.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 LOAD, JUMP, JUMP_EQUAL, JUMP_FROM, JUMP_ANY_BIT, RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
+# A conditional jump has a byte for each of its two ways.
+MOST_SKIPPED = 255
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 REFUSED, UNKNOWN, NO_TERMINAL = FAIL | errno.EPERM, FAIL | errno.ENOSYS, FAIL | errno.ENOTTY
 NAMESPACES = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
@@ -68,7 +70,10 @@ def _search(ranges: list[tuple[int, Code]]) -> Code:
         return ranges[0][1]
     middle = len(ranges) // 2
     below, above = _search(ranges[:middle]), _search(ranges[middle:])
-    return [(JUMP_FROM, ranges[middle][0], 0, 1), (JUMP, len(below), 0, 0), *below, *above]
+    first = ranges[middle][0]
+    if len(below) <= MOST_SKIPPED:
+        return [(JUMP_FROM, first, len(below), 0), *below, *above]
+    return [(JUMP_FROM, first, 0, 1), (JUMP, len(below), 0, 0), *below, *above]
 
 
 def _answer(verdict: int) -> Code:

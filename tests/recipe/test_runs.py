@@ -1,0 +1,43 @@
+"""What the recipes' scripts share: several runs at a time, and a folder for what they find."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import pytest
+
+from recipe.runs import finished, folder
+
+
+def test_a_run_that_fails_is_told_of_and_costs_the_others_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+    def fail() -> int:
+        raise RuntimeError("ended with status 3; its output is in run.log")
+
+    found = []
+    with pytest.raises(SystemExit, match="1 of 3 runs failed"):
+        for value in finished([lambda: 1, fail, lambda: 2], jobs=2):
+            found.append(value)
+    assert sorted(found) == [1, 2]
+    assert capsys.readouterr().err == "ended with status 3; its output is in run.log\n"
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(("jobs", "cores", "threads"), [(1, 8, None), (2, 8, "4"), (3, 2, "1")])
+def test_runs_at_the_same_time_share_the_cores(monkeypatch: pytest.MonkeyPatch, jobs: int, cores: int, threads: str | None) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "9")  # so that what is there now comes back afterwards
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert list(finished([lambda: os.environ.get("OMP_NUM_THREADS")], jobs)) == [threads]
+
+
+def test_the_folder_of_results_is_there_before_anything_starts(tmp_path: Path) -> None:
+    assert folder(str(tmp_path / "a" / "b")) == tmp_path / "a" / "b" and (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(argparse.ArgumentTypeError, match="file"):
+        folder(str(tmp_path / "file"))
