@@ -1,6 +1,6 @@
 """How fast programs are judged: tests a second with warm workers beside a fresh `python` for each, and what waiting costs the event loop.
 
-    python benchmarks/sandbox.py [--programs 20] [--tests 20] [--workers 2] [--repeats 3]
+    python benchmarks/sandbox.py [--programs 20] [--tests 20] [--workers 2] [--repeats 5]
 
 Warm: every program is one call of `run_tests`, so its tests share a namespace, a job and nothing else; `--workers` jobs at a time. The
 peer starts `python program.py` for every test, as many at a time. Both are given the same programs and inputs in turn, and both outputs

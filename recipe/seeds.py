@@ -14,9 +14,13 @@ import yaml
 
 from recipe.runs import ROOT, accuracy_key, finished, folder, overrides_of, read_metrics, run_example
 
+Curve = list[list[float]]
 
-def run_seed(workflow: str, seed: int, settings: Mapping[str, Any], more: Sequence[str], metrics: Mapping[str, str]) -> dict[str, Any]:
-    """Train `examples/run_<workflow>.sh` with one seed; return the row of `results.json`.
+
+def run_seed(
+    workflow: str, seed: int, settings: Mapping[str, Any], more: Sequence[str], metrics: Mapping[str, str]
+) -> tuple[dict[str, Any], Curve]:
+    """Train `examples/run_<workflow>.sh` with one seed; return the row of `results.json` and the curve of `curves.json`.
 
     Args:
         workflow: names the script.
@@ -32,7 +36,14 @@ def run_seed(workflow: str, seed: int, settings: Mapping[str, Any], more: Sequen
     (run_dir / "metrics.jsonl").unlink(missing_ok=True)
     (run_dir / "run.log").unlink(missing_ok=True)
     run_example(workflow, seed, [*overrides_of(settings), f"trainer.default_local_dir={run_dir}", *more], run_dir / "run.log")
-    return summarise(seed, read_metrics(run_dir / "metrics.jsonl"), metrics)
+    lines = read_metrics(run_dir / "metrics.jsonl")
+    return summarise(seed, lines, metrics), curve(lines)
+
+
+def curve(lines: Sequence[Mapping[str, Any]]) -> Curve:
+    """[step, success] of every validation."""
+    accuracy = accuracy_key(lines[0])
+    return [[line["step"], line[accuracy]] for line in lines if accuracy in line]
 
 
 def summarise(seed: int, lines: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> dict[str, Any]:
@@ -53,19 +64,21 @@ def summarise(seed: int, lines: Sequence[Mapping[str, Any]], metrics: Mapping[st
 
 
 def main(workflow: str, here: Path, doc: str | None, metrics: Mapping[str, str]) -> None:
-    """Measure the seeds of the command line with `here/config.yaml`; `results.json` is written after each and keeps other seeds' rows."""
+    """Measure the seeds of the command line with `here/config.yaml`; results are written after each and keep other seeds'."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--out", type=folder, default=here, help="folder of results.json")
+    parser.add_argument("--out", type=folder, default=here, help="folder of results.json and curves.json")
     parser.add_argument("overrides", nargs="*", help="more key=value for every run")
     args = parser.parse_args()
     settings = yaml.safe_load((here / "config.yaml").read_text())
-    path = args.out / "results.json"
+    path, drawn = args.out / "results.json", args.out / "curves.json"
     rows = {row["seed"]: row for row in (json.loads(path.read_text()) if path.exists() else [])}
+    curves = json.loads(drawn.read_text()) if drawn.exists() else {}
     calls = [partial(run_seed, workflow, seed, settings, args.overrides, metrics) for seed in args.seeds]
-    for row in finished(calls, args.jobs):
-        rows[row["seed"]] = row
+    for row, points in finished(calls, args.jobs):
+        rows[row["seed"]], curves[str(row["seed"])] = row, points
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
         path.write_text(json.dumps([rows[seed] for seed in sorted(rows)], indent=1) + "\n")
+        drawn.write_text(json.dumps(curves, sort_keys=True) + "\n")

@@ -3,8 +3,8 @@
     python recipe/code/measure.py --seeds 0 1 2
 
 writes `results.json` beside this file, rows `{"seed", "before", "after", "train_seconds", ...}`: the share of tasks whose last program
-passes all golden tests, the pass rate, how many tests of the Tester are right, turns and agreement. Rows of an earlier call are kept
-where they are not measured again.
+passes all golden tests, the pass rate, how many tests of the Tester are right, turns and agreement. `curves.json` has the success at
+every validation. What is not measured again is kept.
 """
 
 from __future__ import annotations

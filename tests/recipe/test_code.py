@@ -42,6 +42,10 @@ def test_the_table_of_the_readme_is_that_of_the_committed_rows() -> None:
     folder = ROOT / "recipe" / "code"
     rows, readme = json.loads((folder / "results.json").read_text()), (folder / "README.md").read_text(encoding="utf-8")
     assert [row["seed"] for row in rows] == [0, 1, 2]
+    curves = json.loads((folder / "curves.json").read_text())
+    assert {seed: points[-1] for seed, points in curves.items()} == {str(row["seed"]): [row["steps"], row["after"]] for row in rows}
+    early = [f"{100 * points[1][1] + 1e-9:.0f}" for _, points in sorted(curves.items())]
+    assert f"success is at {early[0]}, {early[1]} and {early[2]} %" in readme
     for row in rows:
         team = f"{100 * row['before']:.1f} → **{100 * row['after']:.1f}**"
         shares = [f"{100 * row[f'{n}_before']:.1f} → {100 * row[f'{n}_after']:.1f}" for n in ("pass_rate", "tester_right", "agreed")]

@@ -38,6 +38,7 @@ def test_the_script_trains_on_a_real_server_keeps_earlier_rows_and_leaves_no_pro
     assert 0 <= one["after"] <= 1
     assert one["train_seconds"] > 0
     assert one["searches_before"] > 0, "the server was asked"
+    assert json.loads((tmp_path / "curves.json").read_text()) == {"7": [[0, one["before"]], [1, one["after"]]]}
     assert processes_about(tmp_path) == set()
 
 
@@ -57,6 +58,14 @@ def test_the_table_of_the_readme_is_that_of_the_committed_rows() -> None:
     folder = ROOT / "recipe" / "search"
     rows, readme = json.loads((folder / "results.json").read_text()), (folder / "README.md").read_text(encoding="utf-8")
     assert [row["seed"] for row in rows] == [0, 1, 2]
+    curves = json.loads((folder / "curves.json").read_text())
+    assert {seed: [points[0][1], *points[-1]] for seed, points in curves.items()} == {
+        str(row["seed"]): [row["before"], row["steps"], row["after"]] for row in rows
+    }
+    rising = ", ".join(f"{100 * success:.0f}" for _, success in curves["2"][1:-1]) + f" and {100 * rows[2]['after']:.0f} %"
+    assert f"still rising ({rising} after 20, 40 and 60 steps)" in readme
+    assert f"known in {100 * rows[2]['known_after']:.0f} % of its episodes" in readme
+    assert f"({100 * rows[0]['known_after']:.0f} and {100 * rows[1]['known_after']:.0f} % with the others)" in readme
     for row in rows:
         team = f"{100 * row['before']:.1f} → **{100 * row['after']:.1f}**"
         shares = [f"{100 * row[f'{name}_before']:.1f} → {100 * row[f'{name}_after']:.1f}" for name in ("f1", "verifier_accuracy")]
