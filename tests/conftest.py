@@ -15,6 +15,13 @@ if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """An option that the tests of whole runs read; here, so that it is known however pytest is called."""
+    parser.addoption(
+        "--all-levels", action="store_true", help="tests/e2e/test_levels.py: every level with every engine on every controller"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file of tests stays in one process, but for `spread` ones: those go one by one to the next free process, and first."""

@@ -1,5 +1,6 @@
 """Every command of a page is run: here when it is cheap, else by what `ELSEWHERE` names."""
 
+import itertools
 import json
 import re
 import shlex
@@ -37,6 +38,7 @@ TEAMS = {
 }
 GSM8K = "python examples/data_preprocess/gsm8k.py"
 SFT = "python -m verl.trainer.sft_trainer"
+ALL_LEVELS = "bash scripts/test.sh tests/e2e/test_levels.py"
 # Stands for the Python of `.venv`: prepares nothing, trains nothing, writes down what it was asked to train.
 STAND_IN = """#!/usr/bin/env bash
 if [[ $2 == examples.embedded.prepare ]]; then echo embedded; exit; fi
@@ -50,7 +52,7 @@ def having(text: str) -> list[str]:
 
 
 def test_every_command_is_run_by_some_test() -> None:
-    cheap = [*having(SCRIPT), *having(GSM8K), *having(SFT)]
+    cheap = [*having(SCRIPT), *having(GSM8K), *having(SFT), *having(ALL_LEVELS)]
     homeless = [(page, command) for page, command in commands() if command not in cheap and command not in ELSEWHERE]
     assert homeless == [], "run it in this file, or say in ELSEWHERE what does"
     assert [place for place in ELSEWHERE.values() if not (ROOT / place).is_file()] == []
@@ -116,6 +118,17 @@ def test_sft_trains(command: str, tmp_path: Path, tiny_model_dir: Path, monkeypa
     Path("demos.jsonl").write_text((json.dumps({"messages": talk}) + "\n") * 32)
     main()
     assert Path("OUT", "config.json").is_file()
+
+
+@pytest.mark.parametrize("command", having(ALL_LEVELS))
+def test_all_levels_are_each_with_every_engine_on_every_controller(command: str) -> None:
+    """What would be run is listed: running it takes an hour."""
+    from tests.e2e.teams import LEVELS
+
+    listing = [sys.executable, "-m", "pytest", *shlex.split(command)[2:], "--collect-only", "-q"]
+    said = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
+    cases = re.findall(r"export_as_they_are\[(\w+)-(hf|vllm)-(local|ray)\]", said)
+    assert sorted(cases) == sorted(itertools.product(LEVELS, ("hf", "vllm"), ("local", "ray")))
 
 
 def test_the_variables_of_the_scripts_are_those_they_read() -> None:

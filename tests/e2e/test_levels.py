@@ -1,5 +1,6 @@
 """One line of config from a shared model to adapters to models of their own: two steps each, the right parameters move and no others."""
 
+import itertools
 import json
 import math
 import shutil
@@ -17,11 +18,24 @@ from verl.trainer.export import export
 from verl.utils.names import slug
 
 pytestmark = pytest.mark.spread
-# (level, engine, controller): every level in this process, three with real Ray actors.
+# (level, engine, controller) without `--all-levels`: every level in this process, three with real Ray actors.
 CASES = [(level, "hf", "local") for level in LEVELS]
-CASES += [pytest.param(level, "hf", "ray", marks=pytest.mark.ray) for level in ("L1", "frozen_base", "heterogeneous")]
+CASES += [(level, "hf", "ray") for level in ("L1", "frozen_base", "heterogeneous")]
 # What tests/e2e/test_vllm.py does not sample with vLLM: engines side by side, adapters beside the base, and another family.
 CASES += [(level, "vllm", "local") for level in ("L3", "mixed", "frozen_base", "heterogeneous")]
+EVERY = list(itertools.product(LEVELS, ("hf", "vllm"), ("local", "ray")))
+# Starting vLLM again takes as long as the rest of a case: without `--all-levels` one level, with both kinds of engines, resumes.
+RESUMED_WITH_VLLM = "mixed"
+SLOTS = {"hf": 8, "vllm": 1}  # bits of vLLM depend on who shares the batch; those of a reply that is alone do not
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`CASES`, and with `--all-levels` the remaining ones of `EVERY`."""
+    names = ("level", "engine", "controller")
+    if set(names) <= set(metafunc.fixturenames):
+        others = [case for case in EVERY if case not in CASES] if metafunc.config.getoption("--all-levels") else []
+        marks = {"ray": pytest.mark.ray, "local": ()}
+        metafunc.parametrize(names, [pytest.param(*case, marks=marks[case[-1]]) for case in CASES + others])
 
 
 @pytest.fixture
@@ -38,9 +52,14 @@ def models(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], tu
     return choose
 
 
-@pytest.mark.parametrize(("level", "engine", "controller"), CASES)
 def test_two_steps_move_the_right_parameters_resume_equal_and_export_as_they_are(
-    train: Run, models: Callable[[str], tuple[Path, Path]], tmp_path: Path, level: str, engine: str, controller: str
+    train: Run,
+    models: Callable[[str], tuple[Path, Path]],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    level: str,
+    engine: str,
+    controller: str,
 ) -> None:
     team, run_dir, (qwen, llama) = LEVELS[level], tmp_path / "run", models(engine)
     bases = {folder: (folder / "model.safetensors").read_bytes() for folder in (qwen, llama)}
@@ -51,6 +70,7 @@ def test_two_steps_move_the_right_parameters_resume_equal_and_export_as_they_are
         "trainer.max_ckpt_to_keep": 0,
         "trainer.controller": controller,
         "actor_rollout_ref.rollout.name": engine,
+        "actor_rollout_ref.rollout.max_num_seqs": SLOTS[engine],
         "agent.agent_specific_parameters.rollout.response_length": lengths,
     }  # fmt: skip
     with asked_at_the_end() as said:
@@ -82,7 +102,7 @@ def test_two_steps_move_the_right_parameters_resume_equal_and_export_as_they_are
         assert log_probs(model, generation) == pytest.approx(generation.log_probs, abs=1e-5)
     assert {folder: (folder / "model.safetensors").read_bytes() for folder in bases} == bases
 
-    if engine == "vllm":  # its bits depend on who shares the batch: no two runs are equal
+    if engine == "vllm" and level != RESUMED_WITH_VLLM and not request.config.getoption("--all-levels"):
         return
     # Without Ray, whoever wrote the checkpoint: both controllers give the same bits.
     again = {"trainer.default_local_dir": tmp_path / "resumed", "trainer.resume_mode": "resume_path", "trainer.controller": "local"}

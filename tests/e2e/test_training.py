@@ -1,5 +1,6 @@
 """Whole runs: a user's own workflow, exact resumption, one result on both controllers."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -7,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Run, read_metrics, weights
+from tests.e2e.teams import KL
 
+# What worker groups do that each has in every step.
+AT_THE_SAME_TIME = ("compute_log_prob", "compute_ref_log_prob", "update_actor", "sync_weights")
 CLOCK = ("timing", "perf/time_per_step", "perf/throughput", "memory")
 
 
@@ -108,15 +112,15 @@ def test_the_local_backend_equals_the_ray_backend(train: Run, tmp_path: Path) ->
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_two_ranks_of_a_pool_of_their_own_train_as_one_and_at_the_same_time_as_the_other_group(train: Run, tmp_path: Path) -> None:
-    train()
+    train(KL)
     pools = {"trainer.n_gpus_per_node": 4, "trainer.resource_pool": "dedicated"}
-    train({"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "two"} | pools)
+    train({"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "two"} | pools | KL)
     one, two = read_metrics(tmp_path / "run"), read_metrics(tmp_path / "two")
-    updates = [json.loads(line) for line in (tmp_path / "two" / "timeline.jsonl").read_text().splitlines()]
-    for step in (1, 2):
-        first, second = (s for s in updates if s["step"] == step and s["call"] == "update_actor")
+    spans = [json.loads(line) for line in (tmp_path / "two" / "timeline.jsonl").read_text().splitlines()]
+    for step, call in itertools.product((1, 2), AT_THE_SAME_TIME):
+        first, second = (s for s in spans if s["step"] == step and s["call"] == call)
         assert {first["wg_id"], second["wg_id"]} == {"asker", "verifier_agent"}
-        assert max(first["start"], second["start"]) < min(first["end"], second["end"])
+        assert max(first["start"], second["start"]) < min(first["end"], second["end"]), (step, call)
     assert min(line["timing_s/overlap"] for line in two if line["step"]) > 0 == max(line.get("timing_s/overlap", 0) for line in one)
     for a, b in zip(one, two, strict=True):
         for name, far in (("actor/grad_norm", 1e-5), ("actor/pg_loss", 1e-6), ("critic/score/mean", 1e-6)):
