@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.devices import on
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import KL
+from tests.e2e.test_gpu import FP32, GPU
 
 # What worker groups do that each has in every step.
 AT_THE_SAME_TIME = ("compute_log_prob", "compute_ref_log_prob", "update_actor", "sync_weights")
@@ -111,10 +113,15 @@ def test_the_local_backend_equals_the_ray_backend(train: Run, tmp_path: Path) ->
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_two_ranks_of_a_pool_of_their_own_train_as_one_and_at_the_same_time_as_the_other_group(train: Run, tmp_path: Path) -> None:
-    train(KL)
+@pytest.mark.parametrize("device", on(gpus=4))
+def test_two_ranks_of_a_pool_of_their_own_train_as_one_and_at_the_same_time_as_the_other_group(
+    train: Run, tmp_path: Path, device: str
+) -> None:
+    """With gloo on CPUs to 1e-6; with nccl on GPUs the first step in fp32 to 1e-4: a later one may have sampled another token."""
+    where = KL | {"cpu": {}, "cuda": GPU | FP32}[device]
+    train(where)
     pools = {"trainer.n_gpus_per_node": 4, "trainer.resource_pool": "dedicated"}
-    train({"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "two"} | pools | KL)
+    train({"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "two"} | pools | where)
     one, two = read_metrics(tmp_path / "run"), read_metrics(tmp_path / "two")
     spans = [json.loads(line) for line in (tmp_path / "two" / "timeline.jsonl").read_text().splitlines()]
     for step, call in itertools.product((1, 2), AT_THE_SAME_TIME):
@@ -122,9 +129,10 @@ def test_two_ranks_of_a_pool_of_their_own_train_as_one_and_at_the_same_time_as_t
         assert {first["wg_id"], second["wg_id"]} == {"asker", "verifier_agent"}
         assert max(first["start"], second["start"]) < min(first["end"], second["end"]), (step, call)
     assert min(line["timing_s/overlap"] for line in two if line["step"]) > 0 == max(line.get("timing_s/overlap", 0) for line in one)
-    for a, b in zip(one, two, strict=True):
+    compared, times = (None, 1) if device == "cpu" else (2, 100)
+    for a, b in list(zip(one, two, strict=True))[:compared]:
         for name, far in (("actor/grad_norm", 1e-5), ("actor/pg_loss", 1e-6), ("critic/score/mean", 1e-6)):
-            assert b.get(name, 0.0) == pytest.approx(a.get(name, 0.0), abs=far)
+            assert b.get(name, 0.0) == pytest.approx(a.get(name, 0.0), abs=times * far)
 
 
 @pytest.mark.parametrize(
