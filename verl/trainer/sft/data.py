@@ -34,7 +34,7 @@ def read_messages(files: Sequence[str], messages_key: str) -> list[list[dict[str
         raise ValueError("data.train_files is empty; expected parquet or jsonl files, e.g. data.train_files=[demos.jsonl]")
     conversations: list[list[dict[str, str]]] = []
     for file in files:
-        for index, row in enumerate(_read_rows(Path(file))):
+        for index, row in enumerate(_read_rows(Path(file).expanduser())):
             messages = row.get(messages_key)
             if messages is None or not any(message["role"] == "assistant" for message in messages):
                 raise ValueError(f"{file}, row {index}: column {messages_key!r} holds no assistant message; columns: {', '.join(row)}")
