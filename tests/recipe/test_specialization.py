@@ -26,3 +26,17 @@ def test_the_script_trains_the_levels_and_draws_them(tmp_path: Path) -> None:
     assert all(row["seconds"] > 0 and row["peak_gib"] > 0.2 and 0 <= row["after"] <= 1 for row in (adapters, models))
     assert {run: len(points) for run, points in json.loads((tmp_path / "curves.json").read_text()).items()} == {"L2/7": 2, "L3/7": 2}
     assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+def test_the_table_of_the_readme_is_that_of_the_committed_rows() -> None:
+    folder = ROOT / "recipe" / "specialization"
+    rows, readme = json.loads((folder / "results.json").read_text()), (folder / "README.md").read_text(encoding="utf-8")
+    assert [(row["level"], row["seed"]) for row in rows] == [(level, seed) for level in ("L1", "L2", "L3") for seed in (0, 1, 2)]
+    for row in rows:
+        team, minutes = f"{100 * row['before']:.1f} → **{100 * row['after']:.1f}**", f"{row['seconds'] / 60:.1f}"
+        cells = [f"`{row['level']}`", row["seed"], team, minutes, f"{row['peak_gib']:.2f}", f"{row['sync_mb']:.2f}"]
+        assert f"| {' | '.join(map(str, cells))} |" in readme
+    curves = json.loads((folder / "curves.json").read_text())
+    assert {run: [points[0][1], points[-1][1]] for run, points in curves.items()} == {
+        f"{row['level']}/{row['seed']}": [row["before"], row["after"]] for row in rows
+    }
