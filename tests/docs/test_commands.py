@@ -125,7 +125,7 @@ def test_all_levels_are_each_with_every_engine_on_every_controller(command: str)
     """What would be run is listed: running it takes an hour."""
     from tests.e2e.teams import LEVELS
 
-    listing = [sys.executable, "-m", "pytest", *shlex.split(command)[2:], "--collect-only", "-q"]
+    listing = [sys.executable, "-m", "pytest", *shlex.split(command)[2:], "--collect-only"]
     said = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
     cases = re.findall(r"export_as_they_are\[(\w+)-(hf|vllm)-(local|ray)\]", said)
     assert sorted(cases) == sorted(itertools.product(LEVELS, ("hf", "vllm"), ("local", "ray")))

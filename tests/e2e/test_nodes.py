@@ -1,0 +1,65 @@
+"""Two nodes of a Ray cluster, here two of one CPU each on one machine: workers on both meet, hand values over and train as one rank."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from tests.e2e.conftest import Run, read_metrics
+from tests.single_controller.test_worker_group import Adder, batch
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.single_controller.ray.start import start_private_cluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+STORE = 100 * 2**20
+
+
+class Located(Adder):
+    def node(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _two_nodes() -> Iterator[None]:
+    """This process's cluster, which a second node joins; each has room for one process of a worker group."""
+    start_private_cluster(num_cpus=1, object_store_memory=STORE, log_to_driver=False)
+    join = ["start", f"--address={ray.get_runtime_context().gcs_address}", "--num-cpus=1", f"--object-store-memory={STORE}", "--block"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", *join]
+    with subprocess.Popen(command, env=os.environ | {"RAY_AUTH_MODE": "token"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as node:
+        try:
+            deadline = time.monotonic() + 120
+            while sum(found["Alive"] for found in ray.nodes()) < 2:
+                assert node.poll() is None and time.monotonic() < deadline, ((node.stdout and node.stdout.read1()) or b"").decode()
+                time.sleep(0.2)
+            yield
+        finally:
+            ray.shutdown()
+            for process in (*psutil.Process(node.pid).children(recursive=True), node):
+                process.kill()
+
+
+def test_workers_on_two_nodes_meet_and_hand_values_over() -> None:
+    both = RayWorkerGroup(RayResourcePool([1, 1], use_gpu=False), RayClassWithInitArgs(Located), timeout_s=120)
+    assert set(both.execute_all_sync("node")) == {node["NodeID"] for node in ray.nodes()} and len(ray.nodes()) == 2
+    assert both.add(batch()).batch["out"].tolist() == [0.0, 1.0, 102.0, 103.0]
+    assert [total for total, _ in both.all_reduce()] == [3.0, 3.0]
+    (value, _), _ = both.give(1_000)
+    assert isinstance(value, ray.ObjectRef) and both.take(value) == [499_500.0] * 2
+    both.shutdown()
+
+
+def test_a_group_of_two_nodes_trains_as_one_rank(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl.trainer.ppo.controller.BUNDLE_CPUS", 1.0)  # so that a node has room for one
+    train({"agent.model_sharing": True})
+    spread = {"trainer.controller": "ray", "trainer.nnodes": 2, "agent.model_sharing": True}
+    train({"trainer.default_local_dir": tmp_path / "two"} | spread)
+    one, two = read_metrics(tmp_path / "run"), read_metrics(tmp_path / "two")
+    for a, b in zip(one, two, strict=True):
+        for name, far in (("actor/grad_norm", 1e-5), ("actor/pg_loss", 1e-6), ("critic/score/mean", 1e-6)):
+            assert b.get(name, 0.0) == pytest.approx(a.get(name, 0.0), abs=far)
