@@ -1,10 +1,13 @@
 """A user's own workflow in a package of their own, and runs of it: every reply earns a reward that depends on all of its text."""
 
 import json
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 PACKAGE = '''
@@ -178,3 +181,24 @@ def refused(train: Run) -> Callable[[dict[str, Any]], str]:
         return str(error.value)
 
     return go
+
+
+@pytest.fixture
+def titles() -> Iterator[set[str]]:
+    """The titles of vLLM's processes that are seen while the test runs."""
+    from tests.workers.rollout.conftest import engine_processes
+
+    seen: set[str] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            for process in engine_processes():
+                with suppress(psutil.Error):
+                    seen.update(process.cmdline()[:1])
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    yield seen
+    over.set()
+    thread.join(10)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -39,9 +40,13 @@ def _two_nodes() -> Iterator[None]:
                 time.sleep(0.2)
             yield
         finally:
+            ended = node.poll() is not None
+            below = [] if ended else psutil.Process(node.pid).children(recursive=True)
+            node.kill()
             ray.shutdown()
-            for process in (*psutil.Process(node.pid).children(recursive=True), node):
-                process.kill()
+            for process in below:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
 
 def test_workers_on_two_nodes_meet_and_hand_values_over() -> None:

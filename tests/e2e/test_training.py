@@ -3,7 +3,9 @@
 import itertools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from tests.devices import on
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import KL
 from tests.e2e.test_gpu import FP32, GPU
+from verl.workers.policy_worker import PolicyWorker
 
 # What worker groups do that each has in every step.
 AT_THE_SAME_TIME = ("compute_log_prob", "compute_ref_log_prob", "update_actor", "sync_weights")
@@ -109,6 +112,23 @@ def test_the_local_backend_equals_the_ray_backend(train: Run, tmp_path: Path) ->
     train({"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "ray"})
     assert weights(tmp_path / "ray", 2) == weights(tmp_path / "run", 2)
     assert without_clock(read_metrics(tmp_path / "ray")) == without_clock(read_metrics(tmp_path / "run"))
+
+
+def test_weights_that_travel_one_by_one_are_those_that_travel_together(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets are of a megabyte and more, and a tiny model fits into one."""
+    train()
+    whole, sent = PolicyWorker._weight_buckets, []
+
+    def one_by_one(worker: PolicyWorker, adapter: str | None) -> Iterator[dict[str, Any]]:
+        for bucket in whole(worker, adapter):
+            sent.extend(bucket)
+            yield from ({name: value} for name, value in bucket.items())
+
+    monkeypatch.setattr(PolicyWorker, "_weight_buckets", one_by_one)
+    train({"trainer.default_local_dir": tmp_path / "apart"})
+    assert len(sent) > 3 * 2 * 10, "of two models, three times"
+    assert weights(tmp_path / "apart", 2) == weights(tmp_path / "run", 2)
+    assert without_clock(read_metrics(tmp_path / "apart")) == without_clock(read_metrics(tmp_path / "run"))
 
 
 @pytest.mark.ray

@@ -2,9 +2,7 @@
 
 import math
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,25 +135,6 @@ def deadly(user_package: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int
 def test_adapters_on_ray(vllm: Callable[..., Any], tmp_path: Path) -> None:
     vllm({"agent.specialization": "lora", "trainer.controller": "ray"} | ADAPTER)
     check_steps(tmp_path / "run", {"asker", "verifier_agent"})
-
-
-@pytest.fixture
-def titles() -> Iterator[set[str]]:
-    """The titles of vLLM's processes that are seen while the test runs."""
-    seen: set[str] = set()
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.5):
-            for process in engine_processes():
-                with suppress(psutil.Error):
-                    seen.update(process.cmdline()[:1])
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    yield seen
-    over.set()
-    thread.join(10)
 
 
 @pytest.mark.ray

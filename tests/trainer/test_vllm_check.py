@@ -12,8 +12,9 @@ from verl.trainer.placement import build_placement
 from verl.trainer.vllm_check import check_vllm
 
 
-def check(model: Path, device: str = "cpu", devices: int = 1, **model_keys: object) -> None:
+def check(model: Path, device: str = "cpu", devices: int = 1, dtype: str = "auto", **model_keys: object) -> None:
     config = RunConfig()
+    config.actor_rollout_ref.rollout.dtype = dtype
     config.actor_rollout_ref.rollout.tensor_model_parallel_size = devices
     config.actor_rollout_ref.model.path = str(model)
     config.actor_rollout_ref.rollout.name = "vllm"
@@ -34,6 +35,14 @@ def test_heads_and_ranks_that_vllm_has_not_are_named(wide_heads_model_dir: Path,
         check(tiny_model_dir)
     with pytest.raises(ConfigError, match=r"rank 513; vLLM serves at most 512"):
         check(wide_heads_model_dir, lora_rank=513)
+
+
+def test_adapters_in_fp32_are_refused_on_a_gpu(wide_heads_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(wide_heads_model_dir, dtype="fp32")
+    monkeypatch.setattr(vllm_check, "is_installed", lambda package: False)
+    check(wide_heads_model_dir, "cuda", dtype="bf16")
+    with pytest.raises(ConfigError, match=r"worker group .*rollout\.dtype=fp32: vLLM on a GPU serves adapters in 16 bits alone; use bf16"):
+        check(wide_heads_model_dir, "cuda", dtype="fp32")
 
 
 def test_a_model_that_cannot_be_split_is_named(wide_heads_model_dir: Path) -> None:

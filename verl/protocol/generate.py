@@ -85,5 +85,9 @@ class RolloutError(RuntimeError):
     """A request that an engine could not serve (too long, aborted, engine gone)."""
 
 
+class EngineSetupError(RolloutError):
+    """An engine cannot be made where it is asked for; the message says what to change."""
+
+
 class EngineGoneError(RolloutError):
     """The engine's process is gone: no later request can be served, so the run ends with this one error."""

@@ -39,7 +39,7 @@ def check_vllm(placement: Placement, device: str) -> None:
         with reading_model(path):
             model = AutoConfig.from_pretrained(path, trust_remote_code=group.config.model.trust_remote_code)
         try:
-            check_adapters({name: lora_spec(own.model) for name, own in group.adapters.items()})
+            check_adapters({name: lora_spec(own.model) for name, own in group.adapters.items()}, device, group.config.rollout.dtype)
             check_split(model.get_text_config(), group.config.rollout.tensor_model_parallel_size)
             if device == "cpu":
                 check_heads(model.get_text_config())

@@ -96,6 +96,7 @@ def spanning(*sizes: int) -> Placement:
     ],
 )
 def test_an_engine_has_its_devices_on_one_node(tp: int, devices: int, keys: dict[str, Any]) -> None:
+    keys = dict(keys)
     fails = keys.pop("fails", None)
     with nullcontext() if fails is None else pytest.raises(PlacementError, match=fails):
         check_engine_spans(trainer(devices, **keys), spanning(tp, tp))

@@ -25,7 +25,12 @@ def failures(futures: Sequence[asyncio.Future[Any]], done: set[asyncio.Future[An
 
 def deaths(errors: dict[int, Any]) -> list[int]:
     """The ranks that died, of those that failed."""
-    return [rank for rank, error in errors.items() if isinstance(error, RayActorError)]
+    return [rank for rank, error in errors.items() if is_death(error)]
+
+
+def is_death(error: Any) -> bool:
+    """Whether a worker is gone, or what it returned is, with its node; not what it was to receive (`ArgumentLostError`)."""
+    return isinstance(error, RayActorError | ObjectLostError) and not isinstance(error, RayTaskError)
 
 
 class RayPendingResults(PendingResults):
@@ -62,13 +67,13 @@ class RayPendingResults(PendingResults):
             for ref in ready:
                 try:
                     results[rank_of[ref]] = ray.get(ref, timeout=limit)
-                except RayActorError as error:
-                    raise self._died(rank_of[ref], error) from error
                 except RayTaskError as error:
                     self._raise_a_death(waiting, rank_of)
                     if isinstance(error, ObjectLostError):
                         raise self._lost(rank_of[ref], error) from error
                     raise
+                except (RayActorError, ObjectLostError) as error:
+                    raise self._died(rank_of[ref], error) from error
         return results
 
     def _raise_a_death(self, refs: list[Any], rank_of: dict[Any, int]) -> None:
@@ -79,10 +84,10 @@ class RayPendingResults(PendingResults):
                 return
             try:
                 ray.get(ready)
-            except RayActorError as error:
-                raise self._died(rank_of[ready[0]], error) from error
             except RayTaskError:
                 continue
+            except (RayActorError, ObjectLostError) as error:
+                raise self._died(rank_of[ready[0]], error) from error
 
     async def wait(self) -> list[Any]:
         """As `get`, on an event loop."""

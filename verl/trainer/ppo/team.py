@@ -16,7 +16,7 @@ import torch
 
 from verl.models.loader import ModelPathError
 from verl.protocol import DataProto, RolloutClient
-from verl.protocol.generate import EngineGoneError
+from verl.protocol.generate import EngineGoneError, EngineSetupError
 from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RolloutConfig, RunConfig
@@ -58,7 +58,7 @@ CRITIC_COLUMNS = (*LOG_PROB_COLUMNS, "values", "returns", "row_weights")
 # Metrics of an update that are worth one number for the team; the others are a worker group's own.
 TEAM_METRICS = ("actor/", "critic/", "training/", "rollout_corr/", "global_seqlen/")
 # Errors whose message says all; anything else is a fault of the code and keeps its traceback.
-PLAIN_ERRORS = (WorkerDiedError, EngineGoneError, CheckpointError, ModelPathError, TimeoutError)
+PLAIN_ERRORS = (WorkerDiedError, EngineGoneError, EngineSetupError, CheckpointError, ModelPathError, TimeoutError)
 
 
 class TeamError(RuntimeError):
@@ -308,8 +308,9 @@ class TeamWorkers:
             try:
                 return self._send_weights(wg_id, version)
             except EngineGoneError as error:
-                self.clients[wg_id].replace(EngineGoneError(str(_as_raised(error))))  # the new engine gets its weights as it starts
-                return self._sent[wg_id]
+                why = str(_as_raised(error))  # and not the error, which holds a bucket
+            self.clients[wg_id].replace(EngineGoneError(why))  # the new engine gets its weights as it starts
+            return self._sent[wg_id]
 
         self._version = version
         sent = self._on("sync_weights", self.trained, send)

@@ -22,27 +22,30 @@ def send_weights(policy: WorkerGroup, engine: WorkerGroup, adapters: Collection[
         EngineGoneError: the engine is dead.
         WorkerDiedError: a policy worker is.
     """
-    n_bytes = 0
-    for adapter in adapters or (None,):
-        for bucket, last in _buckets(policy, adapter):
-            with gone_when_dead():
-                engine.update_weights(bucket.tensors, version, last, adapter)
-            n_bytes += bucket.n_bytes
+    n_bytes = sum(_send(policy, engine, adapter, version) for adapter in adapters or (None,))
     with gone_when_dead():
         engine.wake()
     return n_bytes
 
 
-def _buckets(policy: WorkerGroup, adapter: str | None) -> Iterator[tuple[WeightBucket, bool]]:
-    """Every bucket, and whether it is the last. While one is sent, the one after the next is gathered."""
+def _send(policy: WorkerGroup, engine: WorkerGroup, adapter: str | None, version: int) -> int:
+    """One policy's weights. While a bucket is sent, the one after the next is gathered."""
+    n_bytes = 0
     bucket: WeightBucket | None = policy.next_weights(True, adapter)[0]
     coming = policy.execute_all_async("next_weights", False, adapter)
     while bucket is not None:
         following = coming.get()[0]
         if following is not None:
             coming = policy.execute_all_async("next_weights", False, adapter)
-        yield bucket, following is None
+        try:
+            with gone_when_dead():
+                engine.update_weights(bucket.tensors, version, following is None, adapter)
+        except ArgumentLostError:
+            policy.next_weights(False, adapter)  # says who died, and of what
+            raise
+        n_bytes += bucket.n_bytes
         bucket = following
+    return n_bytes
 
 
 @contextmanager

