@@ -98,10 +98,6 @@ class Adder(Worker):
         """A large value for another worker, and its rows for whoever passes it on."""
         return hand_over(torch.arange(float(rows)).numpy()), rows
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
-    def large(self) -> Any:
-        return torch.zeros(100_000).numpy()
-
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take(self, value: Any) -> float:
         return float(value.sum()) + self.offset
@@ -227,20 +223,6 @@ def test_a_value_whose_worker_died_is_not_the_fault_of_the_one_that_was_to_have_
         asyncio.run(taken())
     assert taker.set_offset(1.0) == [1.0], "it lives"
     taker.shutdown()
-
-
-@pytest.mark.ray
-def test_a_result_that_is_lost_with_its_node_is_the_death_of_the_worker(cluster: None) -> None:
-    group = make_group("ray", Adder)
-    pending = group.large()
-    ray.wait(list(pending))
-    ray._private.internal_api.free(list(pending))
-    with pytest.raises(WorkerDiedError, match=r"worker .*Adder_.*:0 died while it ran large") as raised:
-        pending.get()
-    assert not isinstance(raised.value, ArgumentLostError)
-    with pytest.raises(WorkerDiedError, match=r"worker .*Adder_.*:0 died while it ran large"):
-        asyncio.run(pending.wait())
-    group.shutdown()
 
 
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
