@@ -27,26 +27,27 @@ class Located(Adder):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _two_nodes() -> Iterator[None]:
+def _two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """This process's cluster, which a second node joins; each has room for one process of a worker group."""
+    said = tmp_path_factory.mktemp("node") / "said.txt"
     start_private_cluster(num_cpus=1, object_store_memory=STORE, log_to_driver=False)
     join = ["start", f"--address={ray.get_runtime_context().gcs_address}", "--num-cpus=1", f"--object-store-memory={STORE}", "--block"]
-    command = [sys.executable, "-m", "ray.scripts.scripts", *join]
-    with subprocess.Popen(command, env=os.environ | {"RAY_AUTH_MODE": "token"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as node:
-        try:
-            deadline = time.monotonic() + 120
-            while sum(found["Alive"] for found in ray.nodes()) < 2:
-                assert node.poll() is None and time.monotonic() < deadline, ((node.stdout and node.stdout.read1()) or b"").decode()
-                time.sleep(0.2)
-            yield
-        finally:
-            ended = node.poll() is not None
-            below = [] if ended else psutil.Process(node.pid).children(recursive=True)
-            node.kill()
-            ray.shutdown()
-            for process in below:
+    with said.open("w") as log:
+        command = [sys.executable, "-m", "ray.scripts.scripts", *join]
+        node = subprocess.Popen(command, env=os.environ | {"RAY_AUTH_MODE": "token"}, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while sum(found["Alive"] for found in ray.nodes()) < 2:
+            assert node.poll() is None and time.monotonic() < deadline, said.read_text()
+            time.sleep(0.2)
+        yield
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            for process in (*psutil.Process(node.pid).children(recursive=True), node):
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
+        node.wait(20)
+        ray.shutdown()
 
 
 def test_workers_on_two_nodes_meet_and_hand_values_over() -> None:
