@@ -16,15 +16,22 @@ if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """An option that the tests of whole runs read; here, so that it is known however pytest is called."""
+    """Options of this suite; here, so that they are known however pytest is called."""
     parser.addoption(
         "--all-levels", action="store_true", help="tests/e2e/test_levels.py: every level with every engine on every controller"
+    )
+    parser.addoption(
+        "--timing", choices=("with", "without", "only"), default="with", help="whether tests that measure time (mark timing) run"
     )
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A file of tests stays in one process, but for `spread` ones: those go one by one to the next free process, and first."""
+    if (timing := config.getoption("--timing")) != "with":
+        chosen = [item for item in items if (item.get_closest_marker("timing") is not None) == (timing == "only")]
+        config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
+        items[:] = chosen
     for item in items:
         if not item.get_closest_marker("spread"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))

@@ -79,6 +79,7 @@ def test_retrieval_finds_what_is_asked_for_in_so_many_words_and_batches() -> Non
     assert min(result[f"{kind}_per_s"] for kind in ("batched", "concurrent", "single", "cached")) > 0
 
 
+@pytest.mark.timing
 def test_sandbox_is_faster_than_fresh_interpreters_and_keeps_the_event_loop_free() -> None:
     result, _ = run("sandbox.py", "--programs", "4", "--tests", "10", "--waiting", "20", "--repeats", "1")
     assert result["speedup"] > 1

@@ -222,6 +222,7 @@ else:
     assert (result.stdout, result.reason) == (("28 True\n", "ok") if arena.level == "namespaces" else ("", "disk"))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 async def test_a_gigabyte_of_output(stream: str, arena: Arena) -> None:
     program = f"import sys\nfor _ in range(1000):\n    sys.{stream}.write('x' * 10**6)"

@@ -208,6 +208,7 @@ async def test_a_slow_answer_costs_its_own_run_and_no_other() -> None:
             sandbox.close()
 
 
+@pytest.mark.timing
 async def test_a_slow_server_delays_no_other_run(sandbox: Sandbox, server: Server) -> None:
     server.answer = lambda body: time.sleep(1.5) or run_code(body) if "slow" in body["code"] else run_code(body)
     slow = asyncio.create_task(sandbox.run("print('slow')"))

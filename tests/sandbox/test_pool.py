@@ -65,6 +65,7 @@ async def test_after_two_slow_tests_the_rest_is_skipped(arena: Arena) -> None:
     assert await arena.sandbox.run_tests("print(1)", []) == []
 
 
+@pytest.mark.timing
 @pytest.mark.promised_by("strongest")
 async def test_waiting_runs_do_not_block_the_event_loop(arena: Arena) -> None:
     worst, done = 0.0, False

@@ -71,6 +71,7 @@ async def test_a_server_that_recovers_costs_retries_only(server: ChatServer) -> 
     assert (answer.text, answer.retries, len(server.bodies)) == ("better", 3, 4)
 
 
+@pytest.mark.timing
 async def test_a_slow_server_is_given_up_after_its_time_limit_and_the_last_retry(server: ChatServer) -> None:
     server.answer = lambda body: time.sleep(3)
     before = time.monotonic()

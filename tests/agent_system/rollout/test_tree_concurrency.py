@@ -235,6 +235,7 @@ async def test_an_episode_that_ends_in_the_middle_of_a_trial_leaves_no_fork_behi
     assert (Watched.faults, Held.alive) == ([], 0)
 
 
+@pytest.mark.timing
 async def test_a_fork_that_hangs_is_given_up_with_a_warning(play, monkeypatch, caplog) -> None:
     monkeypatch.setattr("agent_system.rollout.forks.CLOSE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(Held, "stay", 3.0)

@@ -4,6 +4,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from verl.workers.engine.leave import THREAD_NAME, settle
 
 
@@ -14,6 +16,7 @@ def write_thread(tasks: Path, number: int, name: str, state: str) -> None:
     (folder / "stat").write_text(f"{number} (a (odd) name) {state} 1 1")
 
 
+@pytest.mark.timing
 def test_waits_for_a_running_gloo_thread_and_for_no_other(tmp_path: Path) -> None:
     write_thread(tmp_path, 1, "python", "R")
     write_thread(tmp_path, 2, THREAD_NAME, "S")
@@ -26,6 +29,7 @@ def test_waits_for_a_running_gloo_thread_and_for_no_other(tmp_path: Path) -> Non
     assert 0.1 < time.monotonic() - start < 10
 
 
+@pytest.mark.timing
 def test_a_machine_without_proc_loses_no_time(tmp_path: Path) -> None:
     start = time.monotonic()
     assert settle(tmp_path / "none")

@@ -117,6 +117,7 @@ async def test_a_sandbox_that_fails_is_not_held_against_the_program(monkeypatch:
         await check_program(ADD, CASES, Problem(CASES), 0.0)
 
 
+@pytest.mark.timing
 async def test_long_answers_are_judged_beside_the_other_episodes() -> None:
     """20 answers of 60,000 numbers that are nearly right: in the loop they would hold it for a second."""
     cases = tuple(Case(f"{i}\n", "0.5 " * 12_000) for i in range(20))

@@ -55,6 +55,7 @@ async def test_what_is_no_answer_is_named_with_the_server(client, misbehaving, q
     assert await client.search("and the next one") == [Passage("Tamo", "What and the next one brings.", 1.5)]
 
 
+@pytest.mark.timing
 async def test_a_slow_server_is_given_up_after_the_time_limit_and_delays_nobody(client):
     began = time.monotonic()
     slow, fine = await asyncio.gather(client.search("slow one"), _timed(client, "fine"), return_exceptions=True)

@@ -37,6 +37,7 @@ def once(prompt: str, request) -> str:
 TEAM = {name: once for name in (VERIFIER, SEARCH, ANSWER)}
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("bad", "cause"),
     [

@@ -275,6 +275,7 @@ def test_forks_and_their_origin_go_their_own_ways() -> None:
     assert fork.fork().act(EXECUTOR, "U").info["moves"] == 4
 
 
+@pytest.mark.timing
 def test_a_fork_costs_less_than_50_microseconds() -> None:
     env = start(TWO)
     timings = []

@@ -87,6 +87,7 @@ def test_a_fork_knows_who_has_acted_in_the_turn(make_env):
     assert env.fork().step("1 4 4").info["right"] == 1 / 8
 
 
+@pytest.mark.timing
 def test_a_fork_is_cheap(make_env):
     env = make_env()
     times = []
