@@ -75,6 +75,16 @@ def test_every_benchmark_is_described() -> None:
     assert sorted(described) == sorted(f"python benchmarks/{file.name}" for file in (ROOT / "benchmarks").glob("*.py"))
 
 
+def test_the_readme_is_short_and_its_plot_is_what_the_script_draws(tmp_path: Path) -> None:
+    from scripts.plot_curves import PANELS, plot, runs
+
+    assert len(pages()["README.md"].splitlines()) <= 150
+    assert all(sorted(runs(recipe, start)) == ["0", "1", "2"] for _, recipe, start, _ in PANELS)
+    plot(tmp_path / "curves.svg")
+    drawn, kept = [re.findall(r'd="M [^"]+"', file.read_text()) for file in (tmp_path / "curves.svg", ROOT / "docs" / "curves.svg")]
+    assert drawn == kept, "docs/curves.svg is out of date; run: python scripts/plot_curves.py"
+
+
 def environment(**more: str) -> dict[str, str]:
     """The environment of a command: this interpreter is `python`, and this checkout is importable."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
