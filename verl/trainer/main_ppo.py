@@ -41,7 +41,7 @@ from verl.trainer.config.entry import explain, fail, free_form_overrides, mistak
 from verl.trainer.config.presets import PresetError, describe_preset, expand_presets
 from verl.trainer.config_check import ConfigError, check_config
 from verl.trainer.config_effect import check_effect
-from verl.trainer.given_models import fingerprints, stay_as_given
+from verl.trainer.given_models import check_saved_models, fingerprints, stay_as_given
 from verl.trainer.lora_check import adapter_sizes, check_lora_keys
 from verl.trainer.placement import Placement, PlacementError, build_placement
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
@@ -53,11 +53,12 @@ from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.pools import assign_devices, check_engine_spans
 from verl.trainer.ppo.ray_trainer import METRICS_FILE, NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.sampling_check import check_filter_groups
+from verl.trainer.ppo.signal_check import check_signal, warn_of_warmup
 from verl.trainer.ppo.team import TeamError, TeamWorkers
 from verl.trainer.ppo.tree_check import check_sampling
 from verl.trainer.ppo.validation import rows_before_after
 from verl.trainer.role_policies import set_apart, speakers
-from verl.trainer.run_parts import load_group_tokenizer, resolve_defaults, run_dir_of, table_row
+from verl.trainer.run_parts import load_group_tokenizer, resolve_defaults, run_dir_of, steps_of_run, table_row
 from verl.trainer.untrained_check import api_key, check_untrained
 from verl.trainer.vllm_check import check_vllm
 from verl.utils.checkpoint import CheckpointError as ShardError
@@ -297,6 +298,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     check_sampling(config)
     check_rollout_correction(config, placement)
     check_effect(config, placement)
+    check_signal(config, placement)
     check_lora_keys(config, placement)
     check_engine_spans(config.trainer, placement)
     start_sandbox(config)
@@ -311,6 +313,7 @@ def check_run(config: RunConfig) -> CheckedRun:
         critics = None if config.trainer.val_only else critic_signature(config, placement)
         bases = fingerprints(stay_as_given(placement, None if config.trainer.val_only else config))
         read_state(checkpoint, placement, critics, bases)
+        check_saved_models(checkpoint, config, placement)
     run_dir = set_apart(config, placement, trained_in, checkpoint)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
     sizes = adapter_sizes(placement)
@@ -319,6 +322,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     train, val = build_datasets(config, next(iter(tokenizers.values()), None), collector.measures())
     if train is not None:
         loader = TaskLoader(train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
+        warn_of_warmup(config.trainer, steps_of_run(config.trainer, len(loader)))
         if checkpoint is not None:
             loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))
     check_endpoints(remote_bindings(config, placement).values())

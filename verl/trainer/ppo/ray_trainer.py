@@ -33,6 +33,7 @@ from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.timeline import Span, append_spans, overlap_seconds, seconds_by_group
 from verl.trainer.ppo.utils import Role, WorkerType, need_critic, need_reference_policy, refuse_verl_arguments
 from verl.trainer.ppo.validation import ValidationResult, validation_result
+from verl.trainer.run_parts import steps_of_run
 from verl.utils.dataset import RLHFDataset, TaskLoader
 from verl.utils.dataset.files import write_rows
 from verl.utils.disk import writing
@@ -110,8 +111,7 @@ class RayPPOTrainer:
     @property
     def total_training_steps(self) -> int:
         """Steps of the whole run: `trainer.total_training_steps`, or all epochs."""
-        wanted = self.config.trainer.total_training_steps
-        return wanted if wanted > 0 else (len(self.loader) if self.loader else 0) * self.config.trainer.total_epochs
+        return steps_of_run(self.config.trainer, len(self.loader) if self.loader else 0)
 
     @property
     def finished(self) -> bool:
