@@ -283,11 +283,11 @@ class CheckedRun:
     name: str
 
 
-def check_run(config: RunConfig) -> CheckedRun:
-    """Find all that is wrong with a config before Ray starts and before a model loads; raises one of `USER_ERRORS`."""
-    if config.algorithm.preset is not None:
-        logger.info(describe_preset(config))
-    resolve_defaults(config)
+def check_settings(config: RunConfig) -> Placement:
+    """Find names that nothing registers, values that cannot be and keys that contradict each other or have no effect.
+
+    Neither models nor data are looked at. Returns who is trained where; raises one of `USER_ERRORS`.
+    """
     check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
     assign_devices(config.trainer, placement)
@@ -301,6 +301,15 @@ def check_run(config: RunConfig) -> CheckedRun:
     check_signal(config, placement)
     check_lora_keys(config, placement)
     check_engine_spans(config.trainer, placement)
+    return placement
+
+
+def check_run(config: RunConfig) -> CheckedRun:
+    """Find all that is wrong with a config before Ray starts and before a model loads; raises one of `USER_ERRORS`."""
+    if config.algorithm.preset is not None:
+        logger.info(describe_preset(config))
+    resolve_defaults(config)
+    placement = check_settings(config)
     start_sandbox(config)
     try:
         check_backends(config.trainer.logger)

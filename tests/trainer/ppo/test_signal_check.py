@@ -33,7 +33,7 @@ def warnings(config: RunConfig, caplog: pytest.LogCaptureFixture, changes: dict[
         (ONE | {"algorithm.adv_estimator": "rloo", "algorithm.group_by": ["uid"]}, ["adv_estimator=rloo"]),
         (
             ONE | {"algorithm.adv_estimator": "rae", "algorithm.per_agent": {"solver_agent": {"adv_estimator": "opo"}}},
-            ["=opo", "of Solver"],
+            ["=opo"],
         ),
         ({"actor_rollout_ref.actor.optim.lr": 0.0}, ["actor.optim.lr=0", "Solver Agent, Verifier Agent"]),
         ({"agent.agent_specific_parameters": {"actor": {"optim": {"lr": [0, 1e-6]}}}}, ["the policies of Solver Agent do not change"]),
