@@ -16,8 +16,9 @@ from tests.docs.test_readme import KEY, environment
 from tests.house.source import ROOT
 from verl.trainer.config import ApiConfig, RunConfig
 from verl.trainer.config.presets import expand_presets
-from verl.trainer.main_ppo import check_settings
+from verl.trainer.main_ppo import check_team
 from verl.trainer.run_parts import resolve_defaults
+from verl.trainer.settings_check import check_settings
 
 CODE_SETS = "python examples/data_preprocess/code_sets.py"
 # Command to what runs it; a path is a test or a script that exists.
@@ -90,6 +91,7 @@ def test_a_script_asks_for_a_run_whose_keys_exist_and_agree(command: str, tmp_pa
     overrides, config = asked_for(command, tmp_path)
     monkeypatch.setenv("JUDGE_KEY", "of the page")
     resolve_defaults(config)
+    check_team(config)
     check_settings(config)
     workflow = re.search(r"examples/run_(\w+)\.sh", command)[1]
     assert config.agent.agent_ids == TEAMS.get(workflow, ["Tool Agent", "Executor Agent"])

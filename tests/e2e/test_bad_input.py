@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Run
+from tests.house.source import ROOT
 from verl.trainer import main_ppo
 
 Refuse = Callable[..., str]
@@ -227,6 +228,27 @@ def test_a_checkpoint_of_another_team_or_another_dataset_is_refused(train: Run, 
     assert "Asker -> asker" in line
     assert "trainer.resume_mode=disable" in line
     assert "data.train_files" in refuse({"data.train_max_samples": 6})
+
+
+CROSS_KEY = [
+    (["algorithm.group_by=[turn]"], "error: algorithm.group_by=[turn] compares replies to different tasks"),
+    (["algorithm.lam=0.9"], "error: algorithm.lam=0.9 has no effect; it needs algorithm.adv_estimator=gae"),
+    (["algorithm.adv_estimator=gae", "critic.view=joint", "rollout.sampling=tree"], "error: rollout.sampling=tree"),
+    (["trainer.resource_pool=dedicated"], "error: trainer.resource_pool=dedicated: trainer.nnodes=1 * trainer.n_gpus_per_node=1"),
+    ([f"{MODEL}.actor.policy_loss.loss_mode=sapo", f"{MODEL}.actor.clip_ratio=0.1"], f"error: {MODEL}.actor.clip_ratio=0.1 has no effect"),
+    (["data.trian_batch_size=3"], "error: unknown key data.trian_batch_size; did you mean data.train_batch_size"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "start"), CROSS_KEY, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_keys_that_contradict_each_other_are_refused_before_torch_is_imported(overrides: list[str], start: str) -> None:
+    program = [sys.executable, "-X", "importtime", "-m", "verl.trainer.main_ppo", f"{MODEL}.model.path=owner/model", *overrides]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert ended.returncode == 1
+    said = [line for line in ended.stderr.splitlines() if not line.startswith("import time:")]
+    assert len(said) == 1 and said[0].startswith(start), said
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if line.startswith("import time:")}
+    assert "verl.trainer.config_check" in imported and not {"torch", "transformers", "ray", "tensordict"} & imported
 
 
 def test_the_real_command_ends_with_one_line_and_status_1(overrides: Callable[..., list[str]], user_package: Path) -> None:

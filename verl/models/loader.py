@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from verl.trainer.config.names import ATTENTION_NAMES
+
 logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-ATTENTION_NAMES = ("auto", "sdpa", "eager", "flash_attention_2")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 

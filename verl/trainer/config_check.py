@@ -8,18 +8,14 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from verl.models.loader import ATTENTION_NAMES, DTYPES
 from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, CriticConfig, RunConfig, TrainedModelConfig
+from verl.trainer.config.names import ATTENTION_NAMES, DTYPE_NAMES, KL_ESTIMATORS, LOSS_AGG_MODES, SCHEDULES, VIEWS
 from verl.trainer.config.reward import PROPAGATIONS, SHAPINGS, TEAM_SCOPES
 from verl.trainer.config.run import SAMPLINGS, TREE_SELECTIONS
 from verl.trainer.placement import AgentPlacement, Placement, slug
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
-from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
-from verl.trainer.ppo.critic import VIEWS
+from verl.trainer.ppo.declared import estimator_names, policy_loss_names
 from verl.trainer.ppo.per_agent import agent_config, check_per_agent, own_keys
 from verl.utils.names import did_you_mean, value_at
-from verl.workers.engine.optimizer import SCHEDULES
 
 # Columns of a sample that name it; what `algorithm.group_by` may list.
 SAMPLE_FIELDS = ("uid", "traj_uid", "task_id", "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "data_source")
@@ -120,7 +116,7 @@ TRAINED_NAMES: dict[str, Sequence[str]] = {
     "loss_agg_mode": LOSS_AGG_MODES,
     "optim.lr_scheduler_type": SCHEDULES,
 }
-FSDP_NAMES: dict[str, Sequence[str]] = {"model_dtype": tuple(DTYPES), "dtype": ("auto", *DTYPES)}
+FSDP_NAMES: dict[str, Sequence[str]] = {"model_dtype": DTYPE_NAMES, "dtype": ("auto", *DTYPE_NAMES)}
 TRAINED_NUMBERS: dict[Range, Sequence[str]] = {
     SIZE: ("ppo_epochs", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu"),
     COUNT: ("ppo_mini_batch_size", "optim.lr", "optim.weight_decay"),
@@ -132,7 +128,7 @@ MODEL_NAMES: dict[str, Sequence[str]] = {
     "model.attn_implementation": ATTENTION_NAMES,
     "actor.kl_loss_type": KL_LOSSES,
     "rollout.name": ("hf", "vllm"),
-    "rollout.dtype": ("auto", *DTYPES),
+    "rollout.dtype": ("auto", *DTYPE_NAMES),
 }
 MODEL_NUMBERS: dict[Range, Sequence[str]] = {
     SIZE: (
@@ -165,7 +161,7 @@ def check_config(config: RunConfig, placement: Placement) -> None:
     _check(config, RUN_NAMES, RUN_NUMBERS, "")
     _check_trained(config.critic, "critic.", config.data.train_batch_size)
     _check_attention(config.critic.model, "critic.")
-    _check_name("algorithm.adv_estimator", config.algorithm.adv_estimator, sorted(ADV_ESTIMATOR_REGISTRY))
+    _check_name("algorithm.adv_estimator", config.algorithm.adv_estimator, estimator_names())
     _check_group_key("algorithm.group_by", config.algorithm.group_by or ())
     _check_per_agent(config, [agent.agent_id for agent in placement.trained])
     _check_reward(config, placement)
@@ -245,7 +241,7 @@ def _check_reward(config: RunConfig, placement: Placement) -> None:
 def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: str) -> None:
     _check(config, MODEL_NAMES, MODEL_NUMBERS, "actor_rollout_ref.", where)
     loss_mode = config.actor.policy_loss.loss_mode
-    _check_name("actor_rollout_ref.actor.policy_loss.loss_mode", loss_mode, sorted(POLICY_LOSS_REGISTRY), where)
+    _check_name("actor_rollout_ref.actor.policy_loss.loss_mode", loss_mode, policy_loss_names(), where)
     for key in ("rollout.top_k", "rollout.val_kwargs.top_k"):
         value = value_at(config, key)
         if value != -1 and value < 1:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl.models.loader import check_vocabulary, load_tokenizer
 from verl.models.path import absolute_model_path
 from verl.trainer.config import RunConfig, TrainerConfig
 from verl.trainer.placement import AgentPlacement, WorkerGroupSpec
@@ -51,6 +50,8 @@ def _folder(path: Any) -> Any:
 
 def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
     """The tokenizer of a worker group's model. Raises ModelPathError when there is none, or the model lacks some of its tokens."""
+    from verl.models.loader import check_vocabulary, load_tokenizer
+
     model = group.config.model
     source = model.tokenizer_path or group.model_path
     tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)

@@ -7,10 +7,11 @@ import math
 from operator import attrgetter
 
 from verl.trainer.config import RunConfig
+from verl.trainer.config.names import IS_LEVELS
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
-from verl.trainer.ppo.core_algos import estimator_needs
-from verl.trainer.ppo.core_algos.rollout_correction import IS_LEVELS, Band, parse_bounds, parse_modes
+from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
+from verl.trainer.ppo.declared import estimator_needs
 from verl.trainer.ppo.per_agent import agent_config
 from verl.trainer.untrained import trained_agents
 

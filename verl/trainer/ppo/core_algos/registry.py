@@ -81,11 +81,6 @@ def get_adv_estimator_fn(name_or_enum: str | Enum) -> Callable[..., Any]:
     return _lookup(ADV_ESTIMATOR_REGISTRY, "advantage estimator", name_or_enum)
 
 
-def estimator_takes(name_or_enum: str | Enum, parameter: str) -> bool:
-    """Whether an estimator has a parameter of that name; raises ValueError for an unknown estimator."""
-    return parameter in inspect.signature(get_adv_estimator_fn(name_or_enum)).parameters
-
-
 def estimator_needs(name_or_enum: str | Enum, parameter: str) -> bool:
     """Whether an estimator has a parameter of that name without a default; raises ValueError for an unknown estimator."""
     found = inspect.signature(get_adv_estimator_fn(name_or_enum)).parameters.get(parameter)
