@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any
 
 # Parameters of the built-in estimators that the checks ask for; `=` behind those that have a default.
@@ -53,18 +54,19 @@ def is_built_in(name: str) -> bool:
     return all(function.__module__.startswith("verl.") for function in functions) if functions else name in {*ESTIMATORS, *POLICY_LOSSES}
 
 
-def estimator_takes(name: str, parameter: str) -> bool:
+def estimator_takes(name: str | Enum, parameter: str) -> bool:
     """Whether an estimator has a parameter of that name; raises ValueError for an unknown estimator."""
     return parameter in _parameters(name)
 
 
-def estimator_needs(name: str, parameter: str) -> bool:
+def estimator_needs(name: str | Enum, parameter: str) -> bool:
     """Whether an estimator has a parameter of that name without a default; raises ValueError for an unknown estimator."""
     return _parameters(name).get(parameter, False)
 
 
-def _parameters(name: str) -> dict[str, bool]:
+def _parameters(name: str | Enum) -> dict[str, bool]:
     """Parameter -> whether it has no default."""
+    name = str(name.value) if isinstance(name, Enum) else name
     if name not in estimator_names():
         raise ValueError(f"unknown advantage estimator '{name}'; registered are {estimator_names()}")
     functions = _registered("ADV_ESTIMATOR_REGISTRY")
