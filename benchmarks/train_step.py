@@ -39,6 +39,7 @@ from verl.models.loader import load_causal_lm, without_progress_bars
 from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
+from verl.trainer.placement import build_placement
 from verl.trainer.ppo.batching import split_batch_by_wg_ids, trim_padding
 
 logger = logging.getLogger("train_step")
@@ -219,7 +220,7 @@ def measure(config: RunConfig) -> Duel:
 
     main_ppo.resolve_defaults(config)
     main_ppo.check_team(config)
-    placement = main_ppo.build_placement(config.agent, config.actor_rollout_ref)
+    placement = build_placement(config.agent, config.actor_rollout_ref)
     tokenizers = {group.wg_id: main_ppo.load_group_tokenizer(group) for group in placement.groups}
     train, _ = main_ppo.build_datasets(config, next(iter(tokenizers.values())))
     run_dir = main_ppo.run_dir_of(config)

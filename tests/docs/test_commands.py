@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import commands, first_column, pages
-from tests.docs.test_readme import environment
+from tests.docs.pages import blocks, code_spans, commands, first_column, pages
+from tests.docs.test_readme import KEY, environment
 from tests.house.source import ROOT
 from verl.trainer.config import ApiConfig, RunConfig
+from verl.trainer.config.presets import expand_presets
+from verl.trainer.main_ppo import check_team
+from verl.trainer.run_parts import resolve_defaults
+from verl.trainer.settings_check import check_settings
 
 CODE_SETS = "python examples/data_preprocess/code_sets.py"
 # Command to what runs it; a path is a test or a script that exists.
@@ -64,7 +68,6 @@ def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
     from omegaconf import OmegaConf
 
     from verl.trainer.config.entry import free_form_overrides, register_config
-    from verl.trainer.config.presets import expand_presets
 
     for name in ("examples", "scripts", ".venv/bin", "embedded", "data/gsm8k", "data/search_r1", "data/apps"):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
@@ -84,8 +87,12 @@ def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
 
 
 @pytest.mark.parametrize("command", having(SCRIPT))
-def test_a_script_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Path) -> None:
+def test_a_script_asks_for_a_run_whose_keys_exist_and_agree(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides, config = asked_for(command, tmp_path)
+    monkeypatch.setenv("JUDGE_KEY", "of the page")
+    resolve_defaults(config)
+    check_team(config)
+    check_settings(config)
     workflow = re.search(r"examples/run_(\w+)\.sh", command)[1]
     assert config.agent.agent_ids == TEAMS.get(workflow, ["Tool Agent", "Executor Agent"])
     assert (config.agent.orchestra_type, config.env.env_name) == (workflow, workflow)
@@ -96,6 +103,30 @@ def test_a_script_asks_for_a_run_whose_keys_all_exist(command: str, tmp_path: Pa
     assert config.data.train_files == f"{given.get('DATA', 'embedded')}/train.parquet"
     for override in shlex.split(command)[2:]:
         assert "=" not in override or override in overrides or override.startswith(("MODEL_PATH", "DATA"))
+
+
+def overrides_in_prose() -> list[list[str]]:
+    """The overrides of every code span that has nothing else, without those that stand for others (`key=n`, `key=<name>`, `key=...`)."""
+    spans = {span.replace("\\|", "|") for text in pages().values() for span in code_spans(text)}
+    found = [re.split(r" (?=[a-z_.]+=)", span) for span in spans if re.match(rf"{KEY.pattern}=", span)]
+    return sorted(f for f in found if not any(re.search(r"=(n|C|name)$|<\w+>|\.\.\.|\|", o) for o in f))
+
+
+def test_overrides_in_prose_are_taken_from_the_command_line() -> None:
+    from hydra import compose, initialize
+    from omegaconf import OmegaConf
+
+    from verl.trainer.config.entry import free_form_overrides, register_config
+
+    assert len(overrides_in_prose()) > 60
+    with initialize(version_base=None, config_path=None):
+        for overrides in overrides_in_prose():
+            OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(expand_presets(overrides))))
+
+
+def test_commands_stand_in_bash_blocks_where_they_are_run() -> None:
+    shown = [block for language in ("", "text", "console", "sh", "shell") for block in blocks(language)]
+    assert [(block.page, block.text) for block in shown if KEY.search(block.text) or "python -m" in block.text] == []
 
 
 @pytest.mark.parametrize("command", having(GSM8K))

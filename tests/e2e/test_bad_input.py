@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Run
+from tests.house.source import ROOT
 from verl.trainer import main_ppo
 
 Refuse = Callable[..., str]
@@ -18,10 +19,13 @@ MODEL = "actor_rollout_ref"
 TP = f"{MODEL}.rollout.tensor_model_parallel_size"
 ROLES = "agent.role_policies"
 EVAL = {"trainer.val_only": True}
+BYPASS = {"algorithm.rollout_correction.bypass_mode": True}
 
 
 @pytest.fixture
-def refuse(overrides: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Refuse:
+def refuse(
+    overrides: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Refuse:
     """Run the command line with changes; returns the one line it ends with."""
 
     def never(_: Any) -> None:
@@ -31,6 +35,9 @@ def refuse(overrides: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(main_ppo, "build_controller", never)
         monkeypatch.setattr(sys, "argv", ["main_ppo", *overrides(changes)])
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        monkeypatch.setenv("HOME", str(tmp_path))  # no key of wandb's in ~/.netrc
+        for name in ("NETRC", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE"):
+            monkeypatch.delenv(name, raising=False)
         capfd.readouterr()
         with pytest.raises(SystemExit) as stopped:
             main_ppo.cli()
@@ -123,6 +130,29 @@ def write(path: Path, rows: list[dict]) -> str:
         ({f"{ROLES}.Verifier Agent": "asker"} | EVAL, ["Verifier Agent=asker", "slug"]),
         ({ROLES: "asker"} | EVAL, [f"{ROLES}=asker"]),
         ({f"{ROLES}.asker": "null"} | EVAL, [f"{ROLES}.asker=null"]),
+        ({"algorithm.adv_estimator": "optimal_token_baseline"} | BYPASS, ["optimal_token_baseline", "sum_pi_squared", "bypass_mode=false"]),
+        (
+            {"algorithm.per_agent.asker.adv_estimator": "tir_optimal_token_baseline"} | BYPASS,
+            ["tir_optimal_token_baseline (agent 'Asker')", "bypass_mode=false"],
+        ),
+        (
+            {"algorithm.adv_estimator": "gae", "critic.model.tokenizer_path": "/no/such/tokenizer"},
+            ["critic.model.tokenizer_path='/no/such/tokenizer'", "does not exist"],
+        ),
+        ({f"{MODEL}.model.attn_implementation": "eager"}, ["attn_implementation=eager", "use_remove_padding=false"]),
+        ({"algorithm.adv_estimator": "gae", "critic.model.attn_implementation": "eager"}, ["critic.model.use_remove_padding=false"]),
+        ({"algorithm.adv_estimator": "gdpo", "algorithm.gdpo_reward_keys": "[reward, team_rewrad]"}, ["'team_rewrad'", "'team_reward'"]),
+        (
+            {"algorithm.per_agent.asker": "{adv_estimator: gdpo, gdpo_reward_keys: [format]}"},
+            ["algorithm.per_agent.asker.gdpo_reward_keys='format'", "local_reward"],
+        ),
+        ({"trainer.logger": "[wandb]"}, ["trainer.logger has 'wandb'", "WANDB_API_KEY", "WANDB_MODE=offline"]),
+        ({"algorithm.group_by": "[traj_uid]", "algorithm.statistics_over": "trajectories"}, ["one trajectory a group", "uid"]),
+        (
+            {"trainer.pool_sizes": "{asker: 1, verifier_agent: 1}"},
+            ["trainer.pool_sizes={'asker': 1,", "resource_pool=dedicated"],
+        ),
+        ({"trainer.pool_sizes.asker": "one"}, ["trainer.pool_sizes.asker", "'one'"]),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
@@ -151,12 +181,74 @@ def test_a_model_folder_without_a_tokenizer_is_named(refuse: Refuse, tmp_path: P
     assert str(folder) in line
 
 
+def test_a_tokenizer_with_more_tokens_than_the_model_is_named(refuse: Refuse, tmp_path: Path, tiny_model_dir: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    size = json.loads((tiny_model_dir / "config.json").read_text())["vocab_size"]
+    tokenizer.add_tokens([f"<more {i}>" for i in range(size)])
+    folder = tmp_path / "larger"
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_bytes((tiny_model_dir / "config.json").read_bytes())
+    line = refuse({f"{MODEL}.model.tokenizer_path": folder})
+    assert f"{size} embeddings" in line and str(folder) in line and "tokenizer_path" in line
+
+
+def test_flash_attention_without_its_package_is_named(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl.trainer.config_check.find_spec", lambda name: None)
+    line = refuse({f"{MODEL}.model.attn_implementation": "flash_attention_2"})
+    assert "attn_implementation=flash_attention_2" in line and "flash_attn is not installed" in line
+
+
+def test_a_checkpoint_of_another_model_or_dtype_is_refused_before_a_worker_starts(
+    train: Run, refuse: Refuse, tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    gae = {"algorithm.adv_estimator": "gae", "critic.optim.lr": 0.001, "data.val_files": "[]"}
+    train(gae | {"trainer.total_training_steps": 1})
+    other = tmp_path / "other"
+    Qwen3ForCausalLM(Qwen3Config.from_pretrained(tiny_model_dir, num_hidden_layers=1, layer_types=["full_attention"])).save_pretrained(
+        other
+    )
+    AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(other)
+    for changes, words in (
+        ({f"{MODEL}.model.path": other}, ["actor/asker is of another model", str(other), "trainer.resume_mode=disable"]),
+        ({"critic.model.path": other}, ["critic/asker is of another model", str(other)]),
+        ({f"{MODEL}.actor.fsdp_config.model_dtype": "bf16"}, ["torch.float32", "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16"]),
+        ({"critic.fsdp.model_dtype": "bf16"}, ["critic/asker holds parameters in torch.float32", "critic.fsdp.model_dtype=bf16"]),
+    ):
+        line = refuse(gae | changes)
+        assert [word for word in words if word not in line] == [], line
+
+
 def test_a_checkpoint_of_another_team_or_another_dataset_is_refused(train: Run, refuse: Refuse, tmp_path: Path) -> None:
     train({"trainer.total_training_steps": 1, "data.val_files": "[]"})
     line = refuse({"agent.model_sharing": True})
     assert "Asker -> asker" in line
     assert "trainer.resume_mode=disable" in line
     assert "data.train_files" in refuse({"data.train_max_samples": 6})
+
+
+CROSS_KEY = [
+    (["algorithm.group_by=[turn]"], "error: algorithm.group_by=[turn] compares replies to different tasks"),
+    (["algorithm.lam=0.9"], "error: algorithm.lam=0.9 has no effect; it needs algorithm.adv_estimator=gae"),
+    (["algorithm.adv_estimator=gae", "critic.view=joint", "rollout.sampling=tree"], "error: rollout.sampling=tree"),
+    (["trainer.resource_pool=dedicated"], "error: trainer.resource_pool=dedicated: trainer.nnodes=1 * trainer.n_gpus_per_node=1"),
+    ([f"{MODEL}.actor.policy_loss.loss_mode=sapo", f"{MODEL}.actor.clip_ratio=0.1"], f"error: {MODEL}.actor.clip_ratio=0.1 has no effect"),
+    (["data.trian_batch_size=3"], "error: unknown key data.trian_batch_size; did you mean data.train_batch_size"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "start"), CROSS_KEY, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_keys_that_contradict_each_other_are_refused_before_torch_is_imported(overrides: list[str], start: str) -> None:
+    program = [sys.executable, "-X", "importtime", "-m", "verl.trainer.main_ppo", f"{MODEL}.model.path=owner/model", *overrides]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert ended.returncode == 1
+    said = [line for line in ended.stderr.splitlines() if not line.startswith("import time:")]
+    assert len(said) == 1 and said[0].startswith(start), said
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if line.startswith("import time:")}
+    assert "verl.trainer.config_check" in imported and not {"torch", "transformers", "ray", "tensordict"} & imported
 
 
 def test_the_real_command_ends_with_one_line_and_status_1(overrides: Callable[..., list[str]], user_package: Path) -> None:

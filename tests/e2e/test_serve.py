@@ -91,16 +91,27 @@ def test_a_team_that_cannot_answer_is_one_line(train: Run, tmp_path: Path, capsy
     assert "MyWorld plays worlds of its own and takes no questions" in capsys.readouterr().err
 
 
-def test_policies_are_made_of_a_checkpoint_alone(train: Run, tmp_path: Path) -> None:
-    """A checkpoint that was moved away from its run and has no Hugging Face copies: a model and an adapter."""
+def test_policies_are_made_of_a_checkpoint_alone(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint that was moved away from its run and has no Hugging Face copies: a model and an adapter; then without a tokenizer."""
     with asked_at_the_end() as said:
         train(ADAPTER | {"agent.specialization": "[lora,full]", "trainer.total_training_steps": 1})
-    out = tmp_path / "out"
-    merge(["--checkpoint", str(without_copies(tmp_path / "run", 1)), "--out", str(out)])
+    out, checkpoint = tmp_path / "out", str(without_copies(tmp_path / "run", 1))
+    merge(["--checkpoint", checkpoint, "--out", str(out)])
     for policy, generation in said.items():
         assert log_probs(load_exported(out / policy), generation) == pytest.approx(generation.log_probs, abs=1e-5)
         assert (out / policy / "tokenizer.json").is_file()
     assert "No metrics of step 1" in (out / "README.md").read_text()
+
+    def gone(path: str, **more: Any) -> Any:
+        raise ValueError("its files are gone")
+
+    monkeypatch.setattr("verl.models.loader.load_tokenizer", gone)
+    merge(["--checkpoint", checkpoint, "--out", str(tmp_path / "bare")])
+    assert [name for name in caplog.messages if "its files are gone" in name and "without a tokenizer" in name][1:] != []
+    for file in out.rglob("*.safetensors"):
+        assert (tmp_path / "bare" / file.relative_to(out)).read_bytes() == file.read_bytes()
 
 
 def test_the_cards_say_which_agents_base_step_and_metrics(math_run: dict[str, Any], tmp_path: Path, tiny_model_dir: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from verl.trainer import main_ppo
-from verl.trainer.config import check_keys
+from verl.trainer.config import RunConfig, check_keys
+from verl.trainer.config.spec import describe
 
 WRONG = [
     ["trainer.loger=[jsonl]"],
@@ -37,6 +38,14 @@ def test_right_keys_and_options_of_hydra_pass(monkeypatch: pytest.MonkeyPatch, c
         sys, "argv", ["program", "--cfg", "job", "--resolve", "env.params.mine=3", "algorithm.preset=at_grpo", "trainer.device=cpu"]
     )
     check_keys.cli()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", [name for name, kind, *_ in describe(RunConfig) if kind.startswith("dict")])
+def test_a_mapping_takes_new_keys_one_by_one_and_as_a_whole(name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for override in (f"{name}={{one: 1, two: 2}}", f"{name}.one=1", f"++{name}.one=1", f"{name}={{}}"):
+        monkeypatch.setattr(sys, "argv", ["program", override])
+        check_keys.cli()
     assert capsys.readouterr() == ("", "")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import describe
-from verl.trainer.config_check import ConfigError, check_config
+from verl.trainer.config_check import REWARD_FIELDS, ConfigError, check_config
 from verl.trainer.placement import build_placement
 from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
 from verl.trainer.ppo.correction_check import check_rollout_correction
@@ -67,3 +67,13 @@ def test_an_infinite_number_is_told_what_is_wrong_with_it(config: RunConfig) -> 
     config.actor_rollout_ref.actor.optim.lr = -1.0
     with pytest.raises(ConfigError, match=r"actor\.optim\.lr=-1\.0: expected at least 0$"):
         check(config)
+
+
+def test_rewards_of_gdpo_are_the_columns_of_a_batch_that_are_numbers() -> None:
+    from unittest.mock import MagicMock
+
+    from agent_system.rollout.batch import _columns
+
+    columns = _columns([(MagicMock(), MagicMock(dropped_context=0))])
+    names = {"uid", "traj_uid", "task_id", "data_source", "agent_id", "policy_id", "wg_id", "anchor"}
+    assert {*REWARD_FIELDS} == columns.keys() - names

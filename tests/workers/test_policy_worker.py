@@ -86,6 +86,21 @@ def test_the_constant_of_dr_grpo_is_the_one_that_the_call_names(tiny_model_dir: 
     assert norms[0] == pytest.approx(2 * norms[1], rel=1e-5)
 
 
+def test_weights_are_saved_without_a_tokenizer_that_is_gone(tiny_model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = ActorRolloutRefConfig(model=ModelConfig(path=str(tiny_model_dir), tokenizer_path="/no/such/tokenizer"))
+    worker = PolicyWorker(config, use_reference=False, seed=0, device="cpu", num_threads=1)
+    worker.init_model()
+    before = worker.state_digest()
+    worker.save_checkpoint(str(tmp_path / "saved"), True)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "verl.models.loader"]
+    assert "weights are saved without a tokenizer" in said and "'/no/such/tokenizer'" in said
+    written = {file.name for file in (tmp_path / "saved" / "huggingface").iterdir()}
+    assert "model.safetensors" in written and not any("token" in name for name in written)
+    worker.update_actor(make_batch(make_rows(6)))
+    worker.load_checkpoint(str(tmp_path / "saved"))
+    assert worker.state_digest() == before
+
+
 def test_the_shuffle_seed_decides_the_mini_batches(tiny_model_dir: Path) -> None:
     digests = []
     for seed in (1, 1, 2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -12,8 +13,11 @@ from typing import Any
 
 import torch
 
+from verl.trainer.config.names import ATTENTION_NAMES
+
+logger = logging.getLogger(__name__)
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-ATTENTION_NAMES = ("auto", "sdpa", "eager", "flash_attention_2")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -164,6 +168,40 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+class NoTokenizer:
+    """Stands for a tokenizer that cannot be loaded, where weights are saved."""
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write nothing."""
+
+
+def tokenizer_to_save(path: str, *, trust_remote_code: bool = False, warn: bool = True) -> Any:
+    """The tokenizer to write beside weights, `NoTokenizer` (and a warning that names it) when it cannot be loaded: weights are not lost
+    for it."""
+    try:
+        return load_tokenizer(path, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever its files or its own code raise
+        if warn:
+            logger.warning("weights are saved without a tokenizer, which cannot be loaded from %r: %s", path, _first_line(error))
+        return NoTokenizer()
+
+
+def check_vocabulary(tokenizer: Any, source: str, path: str, *, trust_remote_code: bool = False) -> None:
+    """Raise ModelPathError when `tokenizer`, loaded from `source`, has tokens that the model at `path` has no embedding for; only the
+    model's configuration is read."""
+    from transformers import AutoConfig
+
+    path = check_model_path(path)
+    with reading_model(path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    size, highest = getattr(config.get_text_config(), "vocab_size", None), max(tokenizer.get_vocab().values())
+    if size is not None and highest >= size:
+        raise ModelPathError(
+            f"the tokenizer of {source!r} has token ids up to {highest}, the model {path!r} has {size} embeddings; set "
+            "actor_rollout_ref.model.tokenizer_path to the model's own tokenizer, or leave it out"
+        )
 
 
 def stop_token_ids(path: str, tokenizer: Any) -> tuple[int, ...]:

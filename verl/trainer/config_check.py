@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
-from verl.models.loader import ATTENTION_NAMES, DTYPES
-from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, CriticConfig, RunConfig
+from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, CriticConfig, RunConfig, TrainedModelConfig
+from verl.trainer.config.names import ATTENTION_NAMES, DTYPE_NAMES, KL_ESTIMATORS, LOSS_AGG_MODES, SCHEDULES, VIEWS
 from verl.trainer.config.reward import PROPAGATIONS, SHAPINGS, TEAM_SCOPES
 from verl.trainer.config.run import SAMPLINGS, TREE_SELECTIONS
-from verl.trainer.placement import Placement, slug
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
-from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
-from verl.trainer.ppo.critic import VIEWS
-from verl.trainer.ppo.per_agent import check_per_agent, own_keys
+from verl.trainer.placement import AgentPlacement, Placement, slug
+from verl.trainer.ppo.declared import estimator_names, policy_loss_names
+from verl.trainer.ppo.per_agent import agent_config, check_per_agent, own_keys
 from verl.utils.names import did_you_mean, value_at
-from verl.workers.engine.optimizer import SCHEDULES
 
 # Columns of a sample that name it; what `algorithm.group_by` may list.
 SAMPLE_FIELDS = ("uid", "traj_uid", "task_id", "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "data_source")
@@ -26,6 +23,12 @@ SAMPLE_FIELDS = ("uid", "traj_uid", "task_id", "agent_id", "policy_id", "wg_id",
 # Those that tell tasks apart, and those that alone stand for a baseline over the whole batch.
 TASK_FIELDS = ("uid", "traj_uid", "task_id")
 BATCH_FIELDS = ("policy_id", "wg_id", "agent_id")
+
+# Columns of a sample that are numbers; what `algorithm.gdpo_reward_keys` may list.
+REWARD_FIELDS = (
+    "team_reward", "local_reward", "step_reward", "mixed_reward", "invalid_penalty", "overlong_penalty", "reward", "valid", "turn", "call",
+    "candidate", "committed", "version", "response_clipped", "prompt_clipped",
+)  # fmt: skip
 
 # Arguments of a tokenizer's apply_chat_template that the run gives itself.
 TEMPLATE_ARGUMENTS = ("conversation", "tokenize", "add_generation_prompt", "return_tensors", "return_dict")
@@ -113,7 +116,7 @@ TRAINED_NAMES: dict[str, Sequence[str]] = {
     "loss_agg_mode": LOSS_AGG_MODES,
     "optim.lr_scheduler_type": SCHEDULES,
 }
-FSDP_NAMES: dict[str, Sequence[str]] = {"model_dtype": tuple(DTYPES), "dtype": ("auto", *DTYPES)}
+FSDP_NAMES: dict[str, Sequence[str]] = {"model_dtype": DTYPE_NAMES, "dtype": ("auto", *DTYPE_NAMES)}
 TRAINED_NUMBERS: dict[Range, Sequence[str]] = {
     SIZE: ("ppo_epochs", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu"),
     COUNT: ("ppo_mini_batch_size", "optim.lr", "optim.weight_decay"),
@@ -125,7 +128,7 @@ MODEL_NAMES: dict[str, Sequence[str]] = {
     "model.attn_implementation": ATTENTION_NAMES,
     "actor.kl_loss_type": KL_LOSSES,
     "rollout.name": ("hf", "vllm"),
-    "rollout.dtype": ("auto", *DTYPES),
+    "rollout.dtype": ("auto", *DTYPE_NAMES),
 }
 MODEL_NUMBERS: dict[Range, Sequence[str]] = {
     SIZE: (
@@ -157,7 +160,8 @@ def check_config(config: RunConfig, placement: Placement) -> None:
     """
     _check(config, RUN_NAMES, RUN_NUMBERS, "")
     _check_trained(config.critic, "critic.", config.data.train_batch_size)
-    _check_name("algorithm.adv_estimator", config.algorithm.adv_estimator, sorted(ADV_ESTIMATOR_REGISTRY))
+    _check_attention(config.critic.model, "critic.")
+    _check_name("algorithm.adv_estimator", config.algorithm.adv_estimator, estimator_names())
     _check_group_key("algorithm.group_by", config.algorithm.group_by or ())
     _check_per_agent(config, [agent.agent_id for agent in placement.trained])
     _check_reward(config, placement)
@@ -178,6 +182,8 @@ def check_config(config: RunConfig, placement: Placement) -> None:
         overridden = agent.config != _with_model(config.actor_rollout_ref, agent.config.model.path)
         where = f" (agent '{agent.agent_id}')" if overridden else ""
         _check_model(agent.config, config.data.train_batch_size, where)
+        if isinstance(agent, AgentPlacement) and not agent.frozen:
+            _check_attention(agent.config.model, "actor_rollout_ref.", where)
         _check_skipping(agent.config.actor, config.algorithm.rollout_correction.bypass_mode, where)
         for key in ("actor.ppo_mini_batch_size", "actor.ppo_epochs"):
             mine, everyones = value_at(agent.config, key), value_at(config.actor_rollout_ref, key)
@@ -194,6 +200,10 @@ def _check_per_agent(config: RunConfig, agent_ids: Sequence[str]) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     for agent_id in agent_ids:
+        mine = agent_config(config.algorithm, agent_id)
+        for name in (mine.gdpo_reward_keys or ()) if mine.adv_estimator == "gdpo" else ():
+            own = f".per_agent.{slug(agent_id)}" if "gdpo_reward_keys" in own_keys(config.algorithm, agent_id) else ""
+            _check_name(f"algorithm{own}.gdpo_reward_keys", name, REWARD_FIELDS)
         _check_group_key(f"algorithm.per_agent.{slug(agent_id)}.group_by", own_keys(config.algorithm, agent_id).get("group_by") or ())
 
 
@@ -231,7 +241,7 @@ def _check_reward(config: RunConfig, placement: Placement) -> None:
 def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: str) -> None:
     _check(config, MODEL_NAMES, MODEL_NUMBERS, "actor_rollout_ref.", where)
     loss_mode = config.actor.policy_loss.loss_mode
-    _check_name("actor_rollout_ref.actor.policy_loss.loss_mode", loss_mode, sorted(POLICY_LOSS_REGISTRY), where)
+    _check_name("actor_rollout_ref.actor.policy_loss.loss_mode", loss_mode, policy_loss_names(), where)
     for key in ("rollout.top_k", "rollout.val_kwargs.top_k"):
         value = value_at(config, key)
         if value != -1 and value < 1:
@@ -241,6 +251,19 @@ def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: st
         if not all(value):
             raise ConfigError(f"actor_rollout_ref.{key}={list(value)}{where}: an empty text would end every reply")
     _check_trained(config.actor, "actor_rollout_ref.actor.", train_batch_size, where)
+
+
+def _check_attention(model: TrainedModelConfig, prefix: str, where: str = "") -> None:
+    name = model.attn_implementation
+    if name == "eager" and model.use_remove_padding:
+        raise ConfigError(
+            f"{prefix}model.attn_implementation=eager{where} cannot run packed rows; set {prefix}model.use_remove_padding=false as well"
+        )
+    if name == "flash_attention_2" and find_spec("flash_attn") is None:
+        raise ConfigError(
+            f"{prefix}model.attn_implementation=flash_attention_2{where}: the package flash_attn is not installed; pip install flash-attn, "
+            f"or set {prefix}model.attn_implementation=auto"
+        )
 
 
 def _check_skipping(config: ActorConfig, bypass: bool, where: str) -> None:

@@ -14,10 +14,10 @@ from verl.trainer.config import ActorRolloutRefConfig, CriticConfig, OptimConfig
 from verl.trainer.config.spec import describe
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-from verl.trainer.ppo.credit import scores_policies
+from verl.trainer.ppo.critic import need_critic
+from verl.trainer.ppo.declared import is_built_in
+from verl.trainer.ppo.passes import scores_policies
 from verl.trainer.ppo.per_agent import agent_config
-from verl.trainer.ppo.utils import need_critic
 from verl.utils.names import value_at
 
 
@@ -47,7 +47,7 @@ def estimators_in_use(config: RunConfig) -> set[str]:
 def _estimated_by(*names: str) -> Callable[[RunConfig], bool]:
     def holds(config: RunConfig) -> bool:
         used = estimators_in_use(config)
-        return bool(used & set(names)) or any(not _is_built_in(ADV_ESTIMATOR_REGISTRY, name) for name in used)
+        return bool(used & set(names)) or any(not is_built_in(name) for name in used)
 
     return holds
 
@@ -55,7 +55,7 @@ def _estimated_by(*names: str) -> Callable[[RunConfig], bool]:
 def _with_loss(*names: str) -> Callable[[ActorRolloutRefConfig], bool]:
     def holds(config: ActorRolloutRefConfig) -> bool:
         mode = config.actor.policy_loss.loss_mode
-        return mode in names or not _is_built_in(POLICY_LOSS_REGISTRY, mode)
+        return mode in names or not is_built_in(mode)
 
     return holds
 
@@ -70,10 +70,6 @@ def _averages_by_mode(config: ActorRolloutRefConfig) -> bool:
 def _counts_steps(optim: OptimConfig) -> bool:
     """The schedule depends on how many steps there will be: it falls, or warms up over a share of them."""
     return optim.lr_scheduler_type != "constant" or (optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio > 0)
-
-
-def _is_built_in(registry: Mapping[str, Callable[..., Any]], name: str) -> bool:
-    return name in registry and registry[name].__module__.startswith("verl.")
 
 
 DISCOUNTED = ("gae", "reinforce_plus_plus", "gigpo")

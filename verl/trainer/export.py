@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from verl.models.loader import build_causal_lm, load_tokenizer, without_progress_bars
+from verl.models.loader import build_causal_lm, tokenizer_to_save, without_progress_bars
 from verl.models.lora import lora_spec, peft_config, write_adapter
 from verl.trainer.model_card import policy_card, team_card
 from verl.trainer.placement import WorkerGroupSpec
@@ -66,7 +66,8 @@ def write_policy(saved: SavedRun, spec: WorkerGroupSpec, adapter: str | None, fo
         else:
             _write_adapter(saved, spec, adapter, folder)
         model = spec.config.model
-        load_tokenizer(model.tokenizer_path or spec.model_path, trust_remote_code=model.trust_remote_code).save_pretrained(folder)
+        tokenizer = tokenizer_to_save(model.tokenizer_path or spec.model_path, trust_remote_code=model.trust_remote_code)
+        tokenizer.save_pretrained(folder)
 
 
 def _write_model(saved: SavedRun, spec: WorkerGroupSpec, folder: Path) -> None:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+
+import torch
 
 from verl.models.fingerprint import model_fingerprint
-from verl.trainer.config import RunConfig
+from verl.models.loader import CAUSAL_LM, DTYPES, ModelLoader
+from verl.models.value_model import VALUE_MODEL
+from verl.trainer.config import FSDPConfig, RunConfig, TrainedModelConfig
 from verl.trainer.placement import Placement, WorkerGroupSpec
+from verl.trainer.ppo.checkpointing import CheckpointError
+from verl.trainer.ppo.critic import critic_agents, critic_config
+from verl.utils.checkpoint import CheckpointError as ShardError
+from verl.utils.checkpoint import read_meta
 
 
 def fingerprints(specs: Iterable[WorkerGroupSpec]) -> dict[str, str]:
@@ -24,3 +33,36 @@ def stay_as_given(placement: Placement, training: RunConfig | None = None) -> li
         return in_reward or (training is not None and spec.config.actor.use_kl_loss)
 
     return [spec for spec in placement.groups if spec.adapters or not spec.trained or refers(spec)]
+
+
+def check_saved_models(folder: Path, config: RunConfig, placement: Placement) -> None:
+    """Raise CheckpointError when the checkpoint in `folder` holds the parameters of another model, or in another dtype, than the run's
+    policies and critics have. Models are built without memory for their weights; adapters are looked at by `read_state`."""
+    with_critic = critic_agents(config, placement)
+    for spec in placement.groups:
+        if spec.trained and not spec.adapters:
+            key = placement.agent(spec.agent_ids[0]).key("actor.fsdp_config.model_dtype")
+            _check_saved(folder / "actor" / spec.wg_id, spec.config.model, spec.config.actor.fsdp_config, CAUSAL_LM, key)
+        if spec.wg_id in with_critic:
+            critic = critic_config(config.critic, spec)
+            _check_saved(folder / "critic" / spec.wg_id, critic.model, critic.fsdp, VALUE_MODEL, "critic.fsdp.model_dtype")
+
+
+def _check_saved(saved: Path, model: TrainedModelConfig, fsdp: FSDPConfig, loader: ModelLoader, key: str) -> None:
+    try:
+        parameters = dict(read_meta(saved)["model"])
+    except ShardError:
+        return  # the worker that reads it says what is wrong with it
+    dtype = DTYPES[fsdp.model_dtype]
+    found = {name: text.rpartition(" ") for name, text in parameters.items()}
+    anew = "or start anew with trainer.resume_mode=disable"
+    dtypes = {there for *_, there in found.values()}
+    if str(dtype) not in dtypes:
+        raise CheckpointError(f"{saved} holds parameters in {', '.join(dtypes)}, this run has {key}={fsdp.model_dtype}; use one, {anew}")
+    with torch.device("meta"):
+        built = loader.build(model.path, dtype=dtype, attn_implementation="eager", trust_remote_code=model.trust_remote_code)
+    shapes = {name: str(tuple(parameter.shape)) for name, parameter in built.named_parameters()}
+    if odd := sorted({name: shape for name, (shape, *_) in found.items()}.items() ^ shapes.items()):
+        raise CheckpointError(
+            f"{saved} is of another model than {model.path!r}; first differing parameters: {dict(odd[:2])}; use the same model, {anew}"
+        )

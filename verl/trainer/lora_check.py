@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-import torch
-
-from verl.models.loader import build_causal_lm
-from verl.models.lora import LoraTargetError, lora_size, lora_spec
 from verl.trainer.config import ModelConfig, RunConfig
 from verl.trainer.config_check import ConfigError
 from verl.trainer.config_effect import IneffectiveKeyError
@@ -54,6 +50,11 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
         ModelPathError: a base has no configuration that can be read.
         ConfigError: an adapter that does not fit its base.
     """
+    import torch
+
+    from verl.models.loader import build_causal_lm
+    from verl.models.lora import LoraTargetError, lora_size, lora_spec
+
     sizes: dict[str, int] = {}
     for spec in placement.groups:
         if not spec.adapters:

@@ -7,10 +7,17 @@ loads.
 
 from __future__ import annotations
 
+import sys
+
+from agent_system.registry import load_plugins
+from verl.trainer.settings_check import check_command_line, check_settings
+
+if __name__ == "__main__":
+    check_command_line(sys.argv[1:], load_plugins)  # what follows imports torch
+
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agent_system.errors import AgentSystemError
-from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
+from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
 from agent_system.reward import OverlongBuffer, PropagationSettings, RewardSettings
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult, TooManyFailuresError
@@ -39,26 +46,23 @@ from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RolloutConfig, RunConfig, SandboxConfig
 from verl.trainer.config.entry import explain, fail, free_form_overrides, mistakes_in_one_line, register_config, save_config
 from verl.trainer.config.presets import PresetError, describe_preset, expand_presets
-from verl.trainer.config_check import ConfigError, check_config
-from verl.trainer.config_effect import check_effect
-from verl.trainer.given_models import fingerprints, stay_as_given
-from verl.trainer.lora_check import adapter_sizes, check_lora_keys
-from verl.trainer.placement import Placement, PlacementError, build_placement
+from verl.trainer.config_check import ConfigError
+from verl.trainer.given_models import check_saved_models, fingerprints, stay_as_given
+from verl.trainer.lora_check import adapter_sizes
+from verl.trainer.placement import Placement, PlacementError
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
-from verl.trainer.ppo.correction_check import check_rollout_correction
 from verl.trainer.ppo.critic import critic_agents, critic_signature
 from verl.trainer.ppo.critic_check import check_critic
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
-from verl.trainer.ppo.pools import assign_devices, check_engine_spans
+from verl.trainer.ppo.pools import assign_devices
 from verl.trainer.ppo.ray_trainer import METRICS_FILE, NoSamplesError, RayPPOTrainer
-from verl.trainer.ppo.sampling_check import check_filter_groups
+from verl.trainer.ppo.signal_check import warn_of_warmup
 from verl.trainer.ppo.team import TeamError, TeamWorkers
-from verl.trainer.ppo.tree_check import check_sampling
 from verl.trainer.ppo.validation import rows_before_after
 from verl.trainer.role_policies import set_apart, speakers
-from verl.trainer.run_parts import load_group_tokenizer, resolve_defaults, run_dir_of, table_row
-from verl.trainer.untrained_check import api_key, check_untrained
+from verl.trainer.run_parts import load_group_tokenizer, resolve_defaults, run_dir_of, steps_of_run, table_row
+from verl.trainer.untrained_check import api_key
 from verl.trainer.vllm_check import check_vllm
 from verl.utils.checkpoint import CheckpointError as ShardError
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
@@ -288,17 +292,7 @@ def check_run(config: RunConfig) -> CheckedRun:
         logger.info(describe_preset(config))
     resolve_defaults(config)
     check_team(config)
-    placement = build_placement(config.agent, config.actor_rollout_ref)
-    assign_devices(config.trainer, placement)
-    check_untrained(config, placement)
-    check_config(config, placement)
-    speakers(config, placement)
-    check_filter_groups(config)
-    check_sampling(config)
-    check_rollout_correction(config, placement)
-    check_effect(config, placement)
-    check_lora_keys(config, placement)
-    check_engine_spans(config.trainer, placement)
+    placement = check_settings(config)
     start_sandbox(config)
     try:
         check_backends(config.trainer.logger)
@@ -311,6 +305,7 @@ def check_run(config: RunConfig) -> CheckedRun:
         critics = None if config.trainer.val_only else critic_signature(config, placement)
         bases = fingerprints(stay_as_given(placement, None if config.trainer.val_only else config))
         read_state(checkpoint, placement, critics, bases)
+        check_saved_models(checkpoint, config, placement)
     run_dir = set_apart(config, placement, trained_in, checkpoint)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
     sizes = adapter_sizes(placement)
@@ -319,6 +314,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     train, val = build_datasets(config, next(iter(tokenizers.values()), None), collector.measures())
     if train is not None:
         loader = TaskLoader(train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
+        warn_of_warmup(config.trainer, steps_of_run(config.trainer, len(loader)))
         if checkpoint is not None:
             loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))
     check_endpoints(remote_bindings(config, placement).values())

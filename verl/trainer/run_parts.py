@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl.models.loader import load_tokenizer
 from verl.models.path import absolute_model_path
-from verl.trainer.config import RunConfig
+from verl.trainer.config import RunConfig, TrainerConfig
 from verl.trainer.placement import AgentPlacement, WorkerGroupSpec
 
 # Enough that no slot of an engine waits for an environment, few enough that a call does not use up its time limit in the queue.
@@ -19,6 +18,11 @@ def run_dir_of(config: RunConfig) -> Path:
     """`trainer.default_local_dir`, or `outputs/<project>/<experiment>`."""
     trainer = config.trainer
     return Path(trainer.default_local_dir or Path("outputs") / trainer.project_name / trainer.experiment_name).expanduser().absolute()
+
+
+def steps_of_run(trainer: TrainerConfig, steps_of_epoch: int) -> int:
+    """Steps of the whole run: `trainer.total_training_steps`, or all epochs."""
+    return trainer.total_training_steps if trainer.total_training_steps > 0 else steps_of_epoch * trainer.total_epochs
 
 
 def resolve_defaults(config: RunConfig) -> None:
@@ -45,9 +49,14 @@ def _folder(path: Any) -> Any:
 
 
 def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
-    """The tokenizer of a worker group's model."""
+    """The tokenizer of a worker group's model. Raises ModelPathError when there is none, or the model lacks some of its tokens."""
+    from verl.models.loader import check_vocabulary, load_tokenizer
+
     model = group.config.model
-    return load_tokenizer(model.tokenizer_path or group.model_path, trust_remote_code=model.trust_remote_code)
+    source = model.tokenizer_path or group.model_path
+    tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)
+    check_vocabulary(tokenizer, source, group.model_path, trust_remote_code=model.trust_remote_code)
+    return tokenizer
 
 
 def table_row(agent_id: str, row: AgentPlacement, adapter_sizes: Mapping[str, int]) -> str:

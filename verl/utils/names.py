@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -23,3 +23,10 @@ def slug(name: str) -> str:
 def value_at(config: Any, key: str) -> Any:
     """The value at a dotted key of nested objects."""
     return reduce(getattr, key.split("."), config)
+
+
+def own_key(config: Any, name: str, default: Any) -> Any:
+    """The value of a key of a config (a dict, an OmegaConf, a dataclass); `default` without a config, or with one that lacks the key."""
+    if config is None:
+        return default
+    return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from verl.models.loader import load_tokenizer
+from verl.models.loader import tokenizer_to_save
 from verl.protocol import DataProto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
@@ -55,7 +55,8 @@ class EngineWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, path: str, save_hf: bool) -> None:
-        """Write parameters, optimizer, schedule and random state to `path`; `save_hf` adds a copy that plain transformers loads.
+        """Write parameters, optimizer, schedule and random state to `path`; `save_hf` adds a copy that plain transformers loads,
+        without a tokenizer when that cannot be loaded (a warning).
 
         Raises:
             CheckpointError: nothing was written; an older checkpoint at `path` is still whole.
@@ -63,7 +64,7 @@ class EngineWorker(Worker):
         tokenizer = None
         if save_hf:
             folder = self._model.tokenizer_path or self._model.path or ""
-            tokenizer = load_tokenizer(folder, trust_remote_code=self._model.trust_remote_code)
+            tokenizer = tokenizer_to_save(folder, trust_remote_code=self._model.trust_remote_code, warn=self.rank == 0)
         save_engine(self.engine, path, tokenizer)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

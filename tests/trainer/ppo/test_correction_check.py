@@ -35,6 +35,8 @@ def check(model: Path, **keys: Any) -> None:
         ({"rollout_rs": "token_k9", "rollout_rs_threshold": 1.0}, "rollout_rs='token_k9'.*seq_max_k3"),
         ({"rollout_rs": "token_k1"}, "rollout_rs_threshold must be provided"),
         ({"rollout_rs": "token_k1,token_k3", "rollout_rs_threshold": "1,2,3"}, "rollout_rs_threshold=.*has 3 bounds; expected one, or 2"),
+        ({"rollout_is": "token", "rollout_is_threshold": "1.5_5"}, "rollout_is_threshold=1.5_5 excludes 1, .*lower bound of at most 1"),
+        ({"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_0.9"}, r"rollout_rs_threshold \(seq_mean_k1\)=0.5_0.9 excludes 1"),
         ({"m2po_tau": 0.0}, "m2po_tau=0.0: expected null or a positive"),
         ({"bypass_mode": True, "loss_type": "a2c"}, "loss_type='a2c': expected one of ppo_clip, reinforce"),
         ({"bypass_mode": True, "rollout_is": "token"}, r"rollout_is=token has no effect.*loss_type=reinforce"),

@@ -16,16 +16,8 @@ from verl.trainer.config.spec import describe
 from verl.trainer.config.verl_keys import find_verl_key
 
 CONFIG_NAME = "ppo_trainer"
-# Sections whose keys belong to the user's own workflow, environment or agents.
-FREE_FORM = (
-    "algorithm.per_agent.",
-    "agent.orchestra.",
-    "agent.agent_specific_parameters.",
-    "agent.role_policies.",
-    "agent.api.",
-    "env.params.",
-    "data.apply_chat_template_kwargs.",
-)
+# Mappings of the configuration, whose keys belong to the user: to a workflow, an environment, agents or worker groups.
+FREE_FORM = tuple(f"{name}." for name, kind, _, _ in describe(RunConfig) if kind.startswith("dict"))
 
 
 def register_config() -> str:

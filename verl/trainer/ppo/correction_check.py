@@ -7,9 +7,13 @@ import math
 from operator import attrgetter
 
 from verl.trainer.config import RunConfig
+from verl.trainer.config.names import IS_LEVELS
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
-from verl.trainer.ppo.core_algos.rollout_correction import IS_LEVELS, Band, parse_bounds, parse_modes
+from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
+from verl.trainer.ppo.declared import estimator_needs
+from verl.trainer.ppo.per_agent import agent_config
+from verl.trainer.untrained import trained_agents
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +44,32 @@ def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
     if correction.m2po_tau is not None and not 0 < correction.m2po_tau < math.inf:
         raise ConfigError(f"algorithm.rollout_correction.m2po_tau={correction.m2po_tau}: expected null or a positive number such as 0.04")
     try:
-        Band.parse(correction.rollout_is_threshold)
+        bands = {"rollout_is_threshold": Band.parse(correction.rollout_is_threshold)}
         if correction.rollout_rs is not None:
-            parse_bounds(parse_modes(correction.rollout_rs), correction.rollout_rs_threshold)
+            bounds = parse_bounds(parse_modes(correction.rollout_rs), correction.rollout_rs_threshold)
+            bands |= {f"rollout_rs_threshold ({mode})": band for mode, band in bounds.items()}
     except (TypeError, ValueError) as error:
         raise ConfigError(f"algorithm.rollout_correction.{error}") from error
+    for name, band in bands.items():
+        if band.lower is not None and not band.lower <= 1 <= band.upper:
+            raise ConfigError(
+                f"algorithm.rollout_correction.{name}={band.lower:g}_{band.upper:g} excludes 1, the ratio of a token of which sampler and "
+                "trainer agree: nothing would be left to learn from; choose a lower bound of at most 1 and an upper one of at least 1"
+            )
+    _check_bypass(config)
     _check_losses(config, placement)
     _warn_of_truncation(placement)
+
+
+def _check_bypass(config: RunConfig) -> None:
+    """Refuse estimators that read what the pass for old log-probs computes beside them, where there is no such pass."""
+    for agent_id in trained_agents(config.agent) if config.algorithm.rollout_correction.bypass_mode else ():
+        name = agent_config(config.algorithm, agent_id).adv_estimator
+        if estimator_needs(name, "sum_pi_squared"):
+            raise ConfigError(
+                f"algorithm.adv_estimator={name} (agent '{agent_id}') needs sum_pi_squared, which the pass for old log-probs computes and "
+                "algorithm.rollout_correction.bypass_mode=true leaves out; set bypass_mode=false, or choose another estimator"
+            )
 
 
 def _check_losses(config: RunConfig, placement: Placement) -> None:

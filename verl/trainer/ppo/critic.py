@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from verl.protocol import DataProto
 from verl.trainer.config import CriticConfig, RunConfig
 from verl.trainer.placement import Placement, WorkerGroupSpec
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-from verl.trainer.ppo.metric_utils import compute_data_metrics
+from verl.trainer.ppo.declared import estimator_needs, estimator_takes
 from verl.trainer.ppo.per_agent import estimators_in_use
+from verl.trainer.untrained import trained_agents
 
-VIEWS = ("own", "joint")
+if TYPE_CHECKING:
+    import torch
+
+    from verl.protocol import DataProto
 
 
 def reads_values(estimator: str) -> bool:
     """The estimator can be given values: it has a parameter `values`, or takes any keyword."""
-    parameters = inspect.signature(get_adv_estimator_fn(estimator)).parameters
-    return "values" in parameters or "batch" in parameters
+    return estimator_takes(estimator, "values") or estimator_takes(estimator, "batch")
 
 
 def needs_values(estimator: str) -> bool:
     """The estimator has a parameter `values` without a default. Raises ValueError for a name that nothing registers."""
-    parameter = inspect.signature(get_adv_estimator_fn(estimator)).parameters.get("values")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
+    return estimator_needs(estimator, "values")
+
+
+def need_critic(config: RunConfig) -> bool:
+    """Whether the run trains a critic: `critic.enable`, or, where that is null, whether any agent's estimator needs values."""
+    if config.critic.enable is not None:
+        return bool(config.critic.enable)
+    return any(map(needs_values, estimators_in_use(config.algorithm, trained_agents(config.agent))))
 
 
 def critic_agents(config: RunConfig, placement: Placement) -> dict[str, tuple[str, ...]]:
@@ -75,6 +80,8 @@ def value_metrics(batch: DataProto, agents: Mapping[str, Collection[str]]) -> di
 
 
 def _value_metrics(batch: DataProto, agents: Collection[str]) -> dict[str, float]:
+    from verl.trainer.ppo.metric_utils import compute_data_metrics
+
     rows = batch.select_idxs(np.flatnonzero(_of_agents(batch, agents)))
     metrics = compute_data_metrics(rows, use_critic=True) if len(rows) else {}
     return {name: value for name, value in metrics.items() if name.startswith(("critic/values/", "critic/vf_"))}
@@ -89,6 +96,10 @@ def critic_rows(batch: DataProto, agents: Collection[str]) -> DataProto:
 
     Rows of agents without values become padding rows (an empty `response_mask`), so that nothing is computed for them.
     """
+    import torch
+
+    from verl.protocol import DataProto
+
     tensors: Mapping[str, torch.Tensor] = dict(batch.batch.items())
     wanted = torch.from_numpy(_of_agents(batch, agents))
     masked = tensors["response_mask"] * wanted[:, None].to(tensors["response_mask"])
@@ -100,6 +111,8 @@ def critic_rows(batch: DataProto, agents: Collection[str]) -> DataProto:
 def _joint(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if "critic_prompts" not in tensors:
         return {}
+    import torch
+
     responses = tensors["responses"]
     attention = torch.cat([tensors["critic_prompt_mask"], tensors["attention_mask"][:, -responses.shape[1] :]], dim=1)
     return {

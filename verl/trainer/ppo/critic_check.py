@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from verl.models.loader import ModelPathError, load_tokenizer
@@ -31,16 +32,19 @@ def check_critic(config: RunConfig, placement: Placement, tokenizers: Mapping[st
         if spec.wg_id not in with_critic:
             continue
         model, given = critic_config(config.critic, spec).model, config.critic.model
+        key = "critic.model.path"
         try:
             check_value_model(model.path or "", model.trust_remote_code)
             own = tokenizers[spec.wg_id]
-            if given.path is not None:
-                own = load_tokenizer(given.tokenizer_path or given.path, trust_remote_code=given.trust_remote_code)
+            source = given.tokenizer_path or given.path
+            if source is not None:
+                key = key if given.tokenizer_path is None else "critic.model.tokenizer_path"
+                own = load_tokenizer(source, trust_remote_code=given.trust_remote_code)
         except ModelPathError as error:
-            raise ConfigError(f"critic.model.path={given.path!r} (critic of '{spec.wg_id}'): {error}") from error
+            raise ConfigError(f"{key}={attrgetter(key)(config)!r} (critic of '{spec.wg_id}'): {error}") from error
         if own.get_vocab() != tokenizers[spec.wg_id].get_vocab():
             raise ConfigError(
-                f"critic.model.path={given.path!r} has another vocabulary than the policy '{spec.wg_id}', whose tokens it would read; "
+                f"{key}={attrgetter(key)(config)!r} has another vocabulary than the policy '{spec.wg_id}', whose tokens it would read; "
                 "use a model of the same family, or leave it out to start from the policy's own"
             )
 

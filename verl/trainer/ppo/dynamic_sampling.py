@@ -20,6 +20,7 @@ import numpy as np
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
+from verl.trainer.config.names import FILTER_METRICS
 from verl.trainer.placement import slug
 from verl.trainer.ppo.advantage import group_keys, group_numbers
 from verl.trainer.ppo.batching import trim_padding
@@ -31,9 +32,6 @@ from verl.trainer.ppo.rollout_protocol import Collector, CollectResult
 from verl.utils.dataset import TaskLoader
 
 logger = logging.getLogger(__name__)
-
-# algorithm.filter_groups.metric, and the column it stands for.
-FILTER_METRICS = {"seq_reward": "reward", "mixed_reward": "mixed_reward", "team_reward": "team_reward", "local_reward": "local_reward"}
 
 
 @dataclass(frozen=True)

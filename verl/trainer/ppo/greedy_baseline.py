@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 
 import numpy as np
 
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.declared import estimator_needs
 from verl.trainer.ppo.rollout_protocol import CollectResult
 
 
 def needs_baselines(estimator: str) -> bool:
     """The estimator has a parameter `reward_baselines` without a default. Raises ValueError for a name that nothing registers."""
-    parameter = inspect.signature(get_adv_estimator_fn(estimator)).parameters.get("reward_baselines")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
+    return estimator_needs(estimator, "reward_baselines")
 
 
 def reward_baselines(batch: DataProto, greedy: CollectResult, alpha: float) -> tuple[np.ndarray, dict[str, float]]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from inspect import signature
 from typing import Any, get_type_hints
 
 import numpy as np
 
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.placement import slug
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, get_adv_estimator_fn
-from verl.trainer.ppo.core_algos.estimators.keys import check_estimator_keys
-from verl.trainer.ppo.core_algos.own_keys import own_key
-from verl.utils.names import did_you_mean
+from verl.trainer.ppo.declared import estimator_names, estimator_takes
+from verl.trainer.ppo.estimator_keys import check_estimator_keys
+from verl.utils.names import did_you_mean, own_key
 
 # What an advantage is computed from. The other keys of `algorithm` (KL in the reward, filters, corrections) hold for the whole team.
 PER_AGENT_KEYS = (
@@ -80,7 +78,7 @@ def averages_trajectories(settings: Any, estimator: str) -> bool:
     statistics_over = own_key(settings, "statistics_over", "samples")
     if statistics_over != "auto":
         return bool(statistics_over == "trajectories")
-    return group_fields(settings) == ["uid"] or "index" not in signature(get_adv_estimator_fn(estimator)).parameters
+    return group_fields(settings) == ["uid"] or not estimator_takes(estimator, "index")
 
 
 def check_per_agent(config: AlgorithmConfig, agent_ids: Sequence[str]) -> None:
@@ -110,8 +108,8 @@ def _check_settings(settings: AlgorithmConfig, agent_ids: Sequence[str], where: 
     for key, choices in CHOICES.items():
         if getattr(settings, key) not in choices:
             raise ValueError(f"{where}.{key}={getattr(settings, key)!r}: expected one of {', '.join(choices)}")
-    if settings.adv_estimator not in ADV_ESTIMATOR_REGISTRY:
-        known = sorted(ADV_ESTIMATOR_REGISTRY)
+    known = estimator_names()
+    if settings.adv_estimator not in known:
         near = did_you_mean(settings.adv_estimator, known)
         raise ValueError(f"{where}.adv_estimator={settings.adv_estimator!r}{near}; expected one of {', '.join(known)}")
     for key in ("gamma", "lam"):
@@ -119,7 +117,7 @@ def _check_settings(settings: AlgorithmConfig, agent_ids: Sequence[str], where: 
             raise ValueError(f"{where}.{key}={getattr(settings, key)}: expected a number from 0 to 1")
     check_estimator_keys(settings, where)
     _check_statistics(settings, where)
-    if settings.adv_estimator == AdvantageEstimator.M_GRPO:
+    if settings.adv_estimator == "m_grpo":
         main, calls = settings.m_grpo.main_agent, settings.m_grpo.sub_calls
         if main not in agent_ids:
             raise ValueError(f"{where}.m_grpo.main_agent={main!r}: expected one of {list(agent_ids)}")
@@ -130,13 +128,13 @@ def _check_settings(settings: AlgorithmConfig, agent_ids: Sequence[str], where: 
 def _check_statistics(settings: AlgorithmConfig, where: str) -> None:
     """Ways to average or weigh that the estimator does not have."""
     estimator = settings.adv_estimator
-    if settings.statistics_over == "trajectories" and "traj_index" not in signature(get_adv_estimator_fn(estimator)).parameters:
+    if settings.statistics_over == "trajectories" and not estimator_takes(estimator, "traj_index"):
         raise ValueError(
             f"{where}.statistics_over=trajectories: estimator '{estimator}' cannot average trajectories first; use auto or samples"
         )
-    if settings.call_weighting == "trajectory" and estimator == AdvantageEstimator.M_GRPO:
+    if settings.call_weighting == "trajectory" and estimator == "m_grpo":
         raise ValueError(f"{where}.call_weighting=trajectory has no effect: m_grpo weighs calls by {where}.m_grpo.sub_calls; use sample")
-    best_of_calls = estimator == AdvantageEstimator.GRPO_PASSK and not averages_trajectories(settings, estimator)
+    best_of_calls = estimator == "grpo_passk" and not averages_trajectories(settings, estimator)
     if settings.call_weighting == "trajectory" and best_of_calls:
         raise ValueError(
             f"{where}.call_weighting=trajectory: grpo_passk compares the two best calls and cannot weigh them; use sample, or "

@@ -22,17 +22,19 @@ from verl.trainer.placement import Placement
 from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.core_algos import AdvantageEstimator
-from verl.trainer.ppo.credit import CreditAssigner, num_mini_batches
-from verl.trainer.ppo.critic import critic_signature, value_metrics
+from verl.trainer.ppo.credit import CreditAssigner
+from verl.trainer.ppo.critic import critic_signature, need_critic, value_metrics
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
+from verl.trainer.ppo.passes import num_mini_batches
 from verl.trainer.ppo.reward import apply_kl_penalty
 from verl.trainer.ppo.rollout_protocol import Collector, Episode
 from verl.trainer.ppo.step_samples import collect_step
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.timeline import Span, append_spans, overlap_seconds, seconds_by_group
-from verl.trainer.ppo.utils import Role, WorkerType, need_critic, need_reference_policy, refuse_verl_arguments
+from verl.trainer.ppo.utils import Role, WorkerType, need_reference_policy, refuse_verl_arguments
 from verl.trainer.ppo.validation import ValidationResult, validation_result
+from verl.trainer.run_parts import steps_of_run
 from verl.utils.dataset import RLHFDataset, TaskLoader
 from verl.utils.dataset.files import write_rows
 from verl.utils.disk import writing
@@ -110,8 +112,7 @@ class RayPPOTrainer:
     @property
     def total_training_steps(self) -> int:
         """Steps of the whole run: `trainer.total_training_steps`, or all epochs."""
-        wanted = self.config.trainer.total_training_steps
-        return wanted if wanted > 0 else (len(self.loader) if self.loader else 0) * self.config.trainer.total_epochs
+        return steps_of_run(self.config.trainer, len(self.loader) if self.loader else 0)
 
     @property
     def finished(self) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from verl.trainer.config import RunConfig
+from verl.trainer.config.names import FILTER_METRICS
 from verl.trainer.config_check import TASK_FIELDS, ConfigError
 from verl.trainer.ppo.critic import needs_values
-from verl.trainer.ppo.dynamic_sampling import FILTER_METRICS
-from verl.trainer.ppo.greedy_baseline import needs_baselines
+from verl.trainer.ppo.declared import estimator_needs
 from verl.trainer.ppo.per_agent import agent_config, group_fields
 from verl.trainer.untrained import trained_agents
 
@@ -43,7 +43,7 @@ def _check_agent(config: RunConfig, agent_id: str) -> None:
     settings = agent_config(config.algorithm, agent_id)
     own = f" (agent '{agent_id}')" if config.algorithm.per_agent else ""
     estimator = settings.adv_estimator
-    if estimator in UNGROUPED or needs_values(estimator) or needs_baselines(estimator):
+    if estimator in UNGROUPED or needs_values(estimator) or estimator_needs(estimator, "reward_baselines"):
         raise ConfigError(
             f"algorithm.filter_groups.enable=true drops groups of equal rewards, but algorithm.adv_estimator={estimator}{own} "
             "learns from them as well: turn the filter off, or use an estimator with a group baseline, such as grpo"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from inspect import signature
-
 from verl.trainer.config import RunConfig
 from verl.trainer.config_check import ConfigError
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.critic import needs_values
-from verl.trainer.ppo.greedy_baseline import needs_baselines
+from verl.trainer.ppo.declared import estimator_needs, estimator_takes
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields
 from verl.trainer.untrained import trained_agents
 
@@ -32,15 +29,13 @@ def check_sampling(config: RunConfig) -> None:
         estimator, fields = str(settings.adv_estimator), group_fields(settings)
         if tree:
             _check_estimator(estimator, own)
-            if averages_trajectories(settings, estimator) and "traj_index" in signature(get_adv_estimator_fn(estimator)).parameters:
+            if averages_trajectories(settings, estimator) and estimator_takes(estimator, "traj_index"):
                 raise ConfigError(
                     f"rollout.sampling=tree compares the candidates of a call, but the samples of an episode are averaged first by "
                     f"algorithm.statistics_over={settings.statistics_over} with adv_estimator={estimator} and groups {fields}{own}; "
                     "set algorithm.statistics_over=samples, algorithm.adv_estimator=grpo"
                 )
-        elif (
-            set(fields) >= CALL_FIELDS and settings.singleton == "zero" and "index" in signature(get_adv_estimator_fn(estimator)).parameters
-        ):
+        elif set(fields) >= CALL_FIELDS and settings.singleton == "zero" and estimator_takes(estimator, "index"):
             raise ConfigError(
                 f"algorithm.group_by={fields}{own} holds one sample a group with rollout.sampling=parallel, so every advantage is 0; "
                 "set rollout.sampling=tree, or algorithm.group_by=[uid,agent_id,turn]"
@@ -61,7 +56,7 @@ def _check_tree(config: RunConfig) -> None:
 def _check_estimator(estimator: str, own: str) -> None:
     if needs_values(estimator):
         why = "reads values along an episode's calls"
-    elif needs_baselines(estimator):
+    elif estimator_needs(estimator, "reward_baselines"):
         why = "takes the reward of a greedy episode as the baseline"
     elif estimator in CHAINED:
         why = CHAINED[estimator]

@@ -10,9 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from verl.single_controller.base import Worker
 from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement
-from verl.trainer.ppo.critic import needs_values
-from verl.trainer.ppo.per_agent import estimators_in_use
-from verl.trainer.untrained import trained_agents
+from verl.trainer.ppo.critic import need_critic as need_critic
 
 WorkerType = type[Worker]
 """A class of workers."""
@@ -67,13 +65,6 @@ _ROLE_NAMES = {
     "ActorRolloutRef": "actor_rollout_ref",
     "TeacherModel": "teacher",
 }
-
-
-def need_critic(config: RunConfig) -> bool:
-    """Whether the run trains a critic: `critic.enable`, or, where that is null, whether any agent's estimator needs values."""
-    if config.critic.enable is not None:
-        return bool(config.critic.enable)
-    return any(map(needs_values, estimators_in_use(config.algorithm, trained_agents(config.agent))))
 
 
 def need_reference_policy(config: RunConfig) -> bool:

@@ -1,10 +1,13 @@
 """What a tracking backend is, which there are, and the check that they can run."""
 
 import importlib.util
+import netrc
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional, Protocol
+from urllib.parse import urlsplit
 
 BACKENDS: dict[str, Optional[str]] = {"console": "rich", "jsonl": None, "tensorboard": "tensorboard", "wandb": "wandb"}
 """Backend name to the package it needs."""
@@ -36,7 +39,7 @@ class Backend(Protocol):
 
 
 def check_backends(names: Sequence[str]) -> None:
-    """Raise ValueError for an unknown or repeated name and ModuleNotFoundError for a package that is not installed."""
+    """Raise ValueError for an unknown or repeated name, or wandb without an API key, and ModuleNotFoundError for a missing package."""
     for name in names:
         if name not in BACKENDS:
             raise ValueError(f"trainer.logger has {name!r}; expected any of {', '.join(BACKENDS)}")
@@ -47,3 +50,24 @@ def check_backends(names: Sequence[str]) -> None:
             )
     if len(set(names)) != len(names):
         raise ValueError(f"trainer.logger names a backend twice: {list(names)}")
+    if "wandb" in names and not _wandb_can_start():
+        raise ValueError(
+            "trainer.logger has 'wandb', but there is no API key: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to keep "
+            "metrics in the run's folder"
+        )
+
+
+def _wandb_can_start() -> bool:
+    """Whether wandb would not ask for a key: it is not online, or there is one in the environment or in the netrc file."""
+    if os.environ.get("WANDB_MODE", "online") not in ("online", "run", "shared"):
+        return True
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    for file in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
+        try:
+            if file and netrc.netrc(os.path.expanduser(file)).authenticators(host):
+                return True
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return False

@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 
 from verl.trainer.config import OptimConfig
+from verl.trainer.config.names import SCHEDULES
 from verl.workers.engine.sharding import local
-
-SCHEDULES = ("constant", "linear", "cosine")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+from verl.trainer.config.names import KL_ESTIMATORS
 
 
 def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:

@@ -4,7 +4,7 @@ import pytest
 
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.config.algorithm import GAEConfig, GiGPOConfig, RAEConfig
-from verl.trainer.ppo.core_algos.estimators.keys import check_estimator_keys
+from verl.trainer.ppo.estimator_keys import check_estimator_keys
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ from verl.trainer.ppo.core_algos.estimators.whitening import whiten
 from verl.trainer.ppo.core_algos.own_keys import own_key
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
 
-LEVELS = ("token", "turn")
-
 
 @register_adv_est(AdvantageEstimator.GAE)
 def compute_gae_advantage_return(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl.trainer.config.names import GIGPO_MODES
 from verl.trainer.ppo.core_algos.estimators.anchors import build_step_group
 from verl.trainer.ppo.core_algos.estimators.chains import build_chains, discounted_sums, linked_rows
 from verl.trainer.ppo.core_algos.estimators.checks import check_columns, numbers
@@ -14,8 +15,6 @@ from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared, broadcast, real_rows
 from verl.trainer.ppo.core_algos.own_keys import own_key
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
-
-MODES = ("mean_norm", "mean_std_norm")
 
 
 @register_adv_est(AdvantageEstimator.GIGPO)
@@ -82,8 +81,8 @@ def compute_gigpo_outcome_advantage(
     step_advantage_w, mode = own_key(keys, "step_advantage_w", step_advantage_w), own_key(keys, "mode", mode)
     enable_similarity = own_key(keys, "enable_similarity", enable_similarity)
     similarity_thresh = own_key(keys, "similarity_thresh", similarity_thresh)
-    if mode not in MODES:
-        raise ValueError(f"algorithm.gigpo.mode={mode!r}: expected one of {MODES}")
+    if mode not in GIGPO_MODES:
+        raise ValueError(f"algorithm.gigpo.mode={mode!r}: expected one of {GIGPO_MODES}")
     if step_rewards is None or anchor_obs is None:
         raise ValueError("adv_estimator=gigpo needs step_rewards and anchor_obs: each step's reward and the state it began in")
     check_columns(response_mask, index=index, traj_index=traj_index, traj_uid=traj_uid, turn_index=turn_index)

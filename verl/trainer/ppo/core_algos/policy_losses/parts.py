@@ -8,7 +8,7 @@ import torch
 
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
 from verl.trainer.ppo.core_algos.estimators.checks import check_tokens
-from verl.trainer.ppo.core_algos.rollout_correction.thresholds import LOG_RATIO_BOUND
+from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND
 
 
 def clamped_log_ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> torch.Tensor:

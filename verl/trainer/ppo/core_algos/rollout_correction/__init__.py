@@ -83,8 +83,8 @@ from verl.trainer.ppo.core_algos.rollout_correction.rejection import (
     parse_modes,
 )
 from verl.trainer.ppo.core_algos.rollout_correction.staleness import staleness_metrics
-from verl.trainer.ppo.core_algos.rollout_correction.thresholds import LOG_RATIO_BOUND, Band, parse_bounds
 from verl.trainer.ppo.core_algos.rollout_correction.weights import IS_LEVELS, compute_is_metrics, compute_rollout_correction_weights
+from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND, Band, parse_bounds
 
 __all__ = [
     "IS_LEVELS",

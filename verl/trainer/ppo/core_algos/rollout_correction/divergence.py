@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from verl.trainer.ppo.core_algos.rollout_correction.rows import pieces, row_sum
-from verl.trainer.ppo.core_algos.rollout_correction.thresholds import LOG_RATIO_BOUND
+from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 import torch
 
 from verl.trainer.ppo.core_algos.rollout_correction.rows import pieces
-from verl.trainer.ppo.core_algos.rollout_correction.thresholds import LOG_RATIO_BOUND, Band
+from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND, Band
 
 
 @dataclass(frozen=True)

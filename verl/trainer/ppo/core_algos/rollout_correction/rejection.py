@@ -6,25 +6,12 @@ import math
 
 import torch
 
+from verl.trainer.config.names import RS_MODES
 from verl.trainer.ppo.core_algos.rollout_correction.rows import check_log_ratio, row_mean, row_sum, spread
-from verl.trainer.ppo.core_algos.rollout_correction.thresholds import LOG_RATIO_BOUND, parse_bounds
+from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND, parse_bounds, parse_modes
 
-RS_MODES = (
-    "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3",
-    "seq_max_k2", "seq_max_k3",
-)  # fmt: skip
 SUPPORTED_ROLLOUT_RS_OPTIONS = set(RS_MODES)
 TOKEN_LEVEL_ROLLOUT_RS_OPTIONS = {mode for mode in RS_MODES if mode.startswith("token")}
-
-
-def parse_modes(rollout_rs: str) -> list[str]:
-    """The modes of a comma-separated `rollout_rs`, each once. Raises ValueError for none or an unknown one."""
-    modes = list(dict.fromkeys(m.strip() for m in rollout_rs.split(",") if m.strip())) if isinstance(rollout_rs, str) else []
-    unknown = [m for m in modes if m not in RS_MODES]
-    if unknown or not modes:
-        found = f"has Invalid rollout_rs option {unknown[0]!r}" if unknown else "names no mode"
-        raise ValueError(f"rollout_rs={rollout_rs!r} {found}: expected one or more, comma-separated, of {', '.join(RS_MODES)}")
-    return modes
 
 
 @torch.no_grad()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from verl.trainer.ppo.core_algos.estimators.gae import LEVELS
-from verl.trainer.ppo.core_algos.estimators.gigpo import MODES
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator
+from verl.trainer.config.names import GAE_LEVELS, GIGPO_MODES
 
 
 def check_estimator_keys(settings: Any, where: str = "algorithm") -> None:
@@ -15,7 +13,7 @@ def check_estimator_keys(settings: Any, where: str = "algorithm") -> None:
 
     Raises ValueError naming the key below `where`, its value and what is expected.
     """
-    for key, value, known in (("gae.level", settings.gae.level, LEVELS), ("gigpo.mode", settings.gigpo.mode, MODES)):
+    for key, value, known in (("gae.level", settings.gae.level, GAE_LEVELS), ("gigpo.mode", settings.gigpo.mode, GIGPO_MODES)):
         if value not in known:
             raise ValueError(f"{where}.{key}={value!r}: expected one of {', '.join(known)}")
     if not 0 < settings.gigpo.similarity_thresh <= 1:
@@ -26,7 +24,7 @@ def check_estimator_keys(settings: Any, where: str = "algorithm") -> None:
     if not 0 <= settings.rae.decay < 1:
         raise ValueError(f"{where}.rae.decay={settings.rae.decay}: expected at least 0 and less than 1")
     keys, weights = settings.gdpo_reward_keys, settings.gdpo_reward_weights
-    if settings.adv_estimator == AdvantageEstimator.GDPO and not keys:
+    if settings.adv_estimator == "gdpo" and not keys:
         raise ValueError(f"{where}.adv_estimator=gdpo needs {where}.gdpo_reward_keys, such as [team_reward,local_reward]")
     if weights is not None and len(weights) != len(keys or ()):
         raise ValueError(f"{where}.gdpo_reward_weights has {len(weights)} entries for {len(keys or ())} gdpo_reward_keys; give one each")

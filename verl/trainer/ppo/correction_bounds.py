@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+from verl.trainer.config.names import RS_MODES
+
+if TYPE_CHECKING:
+    import torch
 
 # exp(20) is 4.9e8: far beyond any bound, far from overflow.
 LOG_RATIO_BOUND = 20.0
@@ -27,7 +31,7 @@ class Band:
         """The weight of each ratio."""
         if self.lower is None:
             return ratio.clamp(max=self.upper)
-        return torch.where((ratio >= self.lower) & (ratio <= self.upper), ratio, 0.0)
+        return ratio.where((ratio >= self.lower) & (ratio <= self.upper), 0.0)
 
     @staticmethod
     def parse(spec: str | float) -> Band:
@@ -44,6 +48,16 @@ class Band:
         band = Band(upper, lower[0] if lower else None)
         _check_order(name, spec, band)
         return band
+
+
+def parse_modes(rollout_rs: str) -> list[str]:
+    """The modes of a comma-separated `rollout_rs`, each once. Raises ValueError for none or an unknown one."""
+    modes = list(dict.fromkeys(m.strip() for m in rollout_rs.split(",") if m.strip())) if isinstance(rollout_rs, str) else []
+    unknown = [m for m in modes if m not in RS_MODES]
+    if unknown or not modes:
+        found = f"has Invalid rollout_rs option {unknown[0]!r}" if unknown else "names no mode"
+        raise ValueError(f"rollout_rs={rollout_rs!r} {found}: expected one or more, comma-separated, of {', '.join(RS_MODES)}")
+    return modes
 
 
 def parse_bounds(options: list[str], spec: str | float | None) -> dict[str, Band]:

@@ -1,0 +1,17 @@
+"""Values that a key may have and that code all over reads. Imports no torch, so that they are checked before it is."""
+
+ATTENTION_NAMES = ("auto", "sdpa", "eager", "flash_attention_2")
+DTYPE_NAMES = ("fp32", "bf16")
+SCHEDULES = ("constant", "linear", "cosine")
+LOSS_AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+VIEWS = ("own", "joint")
+GAE_LEVELS = ("token", "turn")
+GIGPO_MODES = ("mean_norm", "mean_std_norm")
+IS_LEVELS = ("token", "sequence")
+RS_MODES = (
+    "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3",
+    "seq_max_k2", "seq_max_k3",
+)  # fmt: skip
+# algorithm.filter_groups.metric, and the column it stands for.
+FILTER_METRICS = {"seq_reward": "reward", "mixed_reward": "mixed_reward", "team_reward": "team_reward", "local_reward": "local_reward"}
