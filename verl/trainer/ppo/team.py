@@ -19,9 +19,9 @@ from verl.protocol import DataProto, RolloutClient
 from verl.protocol.generate import EngineGoneError, EngineSetupError
 from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.worker_group import WorkerDiedError
-from verl.trainer.config import RolloutConfig, RunConfig
+from verl.trainer.config import RunConfig
 from verl.trainer.given_models import fingerprints, stay_as_given
-from verl.trainer.placement import Placement, WorkerGroupSpec
+from verl.trainer.placement import Placement
 from verl.trainer.ppo.batching import (
     SubBatch,
     balance_order,
@@ -40,6 +40,7 @@ from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
 from verl.trainer.ppo.pools import assign_devices, processes_per_device
 from verl.trainer.ppo.timeline import Timeline
 from verl.trainer.ppo.weight_sync import gone_when_dead, send_weights
+from verl.trainer.run_parts import max_model_len
 from verl.utils.checkpoint import CheckpointError
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
@@ -116,7 +117,7 @@ class TeamWorkers:
             }
             rollout: dict[str, Any] = {
                 "adapters": spec.adapters,
-                "max_model_len": self._max_model_len(spec),
+                "max_model_len": max_model_len(self.config, self.placement, spec),
                 "num_threads": spec.config.rollout.num_threads or share,
             }
             if spec.trained:
@@ -154,15 +155,6 @@ class TeamWorkers:
         if wg_id in self.policies:
             self._send_weights(wg_id, self._version)
         return self._engine_client(wg_id)
-
-    def _max_model_len(self, spec: WorkerGroupSpec) -> int:
-        data, rows = self.config.data, [a.config.rollout for a in self.placement.agents if a.wg_id == spec.wg_id]
-
-        def longest(r: RolloutConfig) -> int:
-            trained = r.response_length or data.max_response_length
-            return (r.prompt_length or data.max_prompt_length) + max(trained, r.val_kwargs.response_length or 0)
-
-        return max(map(longest, rows))
 
     def init_model(self, total_updates: int, critic_updates: int = 1) -> None:
         """Load every model; so many optimizer steps are what the schedules of the policies and of the critics run over."""

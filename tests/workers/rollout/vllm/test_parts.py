@@ -47,6 +47,25 @@ def test_arguments_on_a_cpu(wide_heads_model_dir: Path) -> None:
     assert found["kv_cache_memory_bytes"] >= 8 * 300 * per_token
 
 
+@pytest.mark.parametrize(
+    ("device", "keys", "tokens", "chunked"),
+    [
+        ("cpu", {}, 2048, False),
+        ("cpu", {"max_num_seqs": 2}, 600, False),  # no more than all replies at their longest
+        ("cpu", {"max_num_seqs": 3000}, 3000, False),
+        ("cpu", {"max_num_batched_tokens": 320}, 320, False),
+        ("cuda", {}, 2048, True),
+        ("cuda", {"max_num_batched_tokens": 100, "max_num_seqs": 100}, 100, True),
+        ("cuda", {"enable_chunked_prefill": False}, 2048, False),
+    ],
+)
+def test_a_step_has_room_for_every_reply_and_without_chunks_for_a_longest_prompt(
+    wide_heads_model_dir: Path, device: str, keys: dict[str, Any], tokens: int, chunked: bool
+) -> None:
+    found = made(device, {}, wide_heads_model_dir, **keys)
+    assert (found["max_num_batched_tokens"], found["enable_chunked_prefill"]) == (tokens, chunked)
+
+
 def test_arguments_on_a_gpu(wide_heads_model_dir: Path) -> None:
     found = made("cuda", {}, wide_heads_model_dir, gpu_memory_utilization=0.3)
     assert found["dtype"] == "bfloat16" and not found["enforce_eager"] and found["enable_sleep_mode"]
