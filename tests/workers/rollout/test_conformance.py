@@ -318,7 +318,7 @@ async def test_an_engine_that_loses_a_process_says_so_and_leaves_none_behind(eng
     await until_running(engine)
     named = [path for process in processes for path in named_shared_memory(process.pid)]
     next((p for p in processes if "Worker_TP1" in " ".join(p.cmdline())), processes[0]).kill()
-    with pytest.raises(EngineGoneError, match="vLLM's process is gone: .*; its log is ") as gone:
+    with pytest.raises(EngineGoneError, match=r"vLLM's process is gone: .*; its log is ") as gone:
         await flight
     assert "\n" not in str(gone.value)
     Path(str(gone.value).split("its log is ")[1]).unlink()

@@ -60,7 +60,7 @@ CRITIC_COLUMNS = (*LOG_PROB_COLUMNS, "values", "returns", "row_weights")
 # Metrics of an update that are worth one number for the team; the others are a worker group's own.
 TEAM_METRICS = ("actor/", "critic/", "training/", "rollout_corr/", "global_seqlen/")
 # Engines have so long to end when a run does.
-END_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 10.0
 # Errors whose message says all; anything else is a fault of the code and keeps its traceback.
 PLAIN_ERRORS = (WorkerDiedError, EngineGoneError, EngineSetupError, CheckpointError, ModelPathError, TimeoutError)
 

@@ -110,9 +110,8 @@ class VLLMEngine:
                 self._thread.stop()
                 self._spool.close()
                 if isinstance(error, Exception):
-                    why = self._log.cause_of_death(None) if self._log.last_error() else f"{type(error).__name__}: {error}"
-                    self._log.close()
-                    raise EngineGoneError(f"vLLM could not be started for {config.model.path}: {' '.join(why.split())}") from error
+                    why = self._log.cause_of_death(None, f"{type(error).__name__}: {error}")
+                    raise EngineGoneError(f"vLLM could not be started for {config.model.path}: {why}") from error
                 raise
         self._processes = _processes(self._llm)
         self._end = weakref.finalize(self, _close, self._llm, self._processes, self._thread, self._spool, self._log)

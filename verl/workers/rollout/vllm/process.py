@@ -81,11 +81,12 @@ class EngineLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._begin = self.path.stat().st_size if self.path.exists() else 0
 
-    def cause_of_death(self, exit_code: int | None) -> str:
+    def cause_of_death(self, exit_code: int | None, otherwise: str = "") -> str:
         """Why the engine is gone, in one line that names the log.
 
         Args:
             exit_code: of its process, negative for a signal; None while it has none.
+            otherwise: what to say where the log has no error.
         """
         self._kept = True
         error = self.last_error()
@@ -93,7 +94,8 @@ class EngineLog:
             error = f"killed by {signal.Signals(-exit_code).name}"
             if exit_code == -signal.SIGKILL:
                 error += " (the kernel does so when memory runs out: lower actor_rollout_ref.rollout.max_num_seqs, or see who else uses it)"
-        return f"{error or f'it ended with status {exit_code} and said nothing'}; its log is {self.path}"
+        why = " ".join((error or otherwise or f"it ended with status {exit_code} and said nothing").split())
+        return f"{why}; its log is {self.path}" if self.path.exists() else why
 
     def last_error(self) -> str:
         """The last exception that was written since this object was made, or nothing."""
