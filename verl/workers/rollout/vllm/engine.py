@@ -87,9 +87,9 @@ class VLLMEngine:
         spans = visible_gpus(gpus) if device == "cuda" and len(gpus) > 1 else ""
         self._log, self._spool = EngineLog(log), Spool(config.rollout.update_bucket_mb << 20)
         with environment(engine_environment(device, num_threads, spans, log=self._log.path, scratch=self._spool.scratch)):
-            early = logging.getLogger("vllm")  # for what it says while it is imported, before it sets up its own log
-            early.addHandler(logging.NullHandler())
-            early.propagate = False
+            # What vLLM says in this process, also while it is imported: of an engine that is gone this class says it, in one line.
+            said = logging.getLogger("vllm")
+            said.handlers[:], said.propagate = [logging.NullHandler()], False
             with torch.device("meta"):
                 model = build_causal_lm(
                     str(config.model.path),
