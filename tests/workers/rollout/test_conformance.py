@@ -40,7 +40,7 @@ def base_weights(seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def named_shared_memory(pid: int) -> list[Path]:
-    """Files in /dev/shm that a process has mapped and that have a name: semaphores as well."""
+    """Files in /dev/shm that a process has mapped and that have a name."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return sorted({Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")})
 
