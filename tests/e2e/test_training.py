@@ -196,10 +196,13 @@ def test_agents_may_have_models_of_different_size(train: Run, tmp_path: Path, ti
     assert all(first[wg] != second[wg] for wg in second)
 
 
-def test_val_only_evaluates_a_checkpoint_and_writes_none(train: Run, tmp_path: Path) -> None:
+def test_val_only_evaluates_a_checkpoint_and_writes_none(train: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train()
     before = weights(tmp_path / "run", 2)
+    caplog.clear()
     trainer = train({"trainer.val_only": True})
     assert trainer.global_step == 2
+    said = [record.getMessage() for record in caplog.records if "global_step_2" in record.getMessage()]
+    assert said == [f"evaluating {tmp_path}/run/checkpoints/global_step_2 (step 2)"]
     assert ("team", "accuracy avg@1") in trainer.before.table
     assert weights(tmp_path / "run", 2) == before

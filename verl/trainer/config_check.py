@@ -134,7 +134,7 @@ MODEL_NUMBERS: dict[Range, Sequence[str]] = {
     SIZE: (
         "model.lora_rank", "model.lora_alpha",
         "ref.log_prob_max_token_len_per_gpu", "ref.log_prob_micro_batch_size_per_gpu", "rollout.max_num_seqs", "rollout.update_bucket_mb",
-        "rollout.tensor_model_parallel_size",
+        "rollout.tensor_model_parallel_size", "rollout.max_num_batched_tokens",
         "rollout.log_prob_max_token_len_per_gpu", "rollout.log_prob_micro_batch_size_per_gpu", "rollout.response_length",
         "rollout.prompt_length", "rollout.val_kwargs.response_length",
     ),

@@ -195,7 +195,7 @@ SAMPLING_NEEDS: Sequence[Need] = (
 )
 ENGINE_NEEDS: Sequence[Need] = (
     Need(
-        _all("rollout", "tensor_model_parallel_size gpu_memory_utilization enforce_eager"),
+        _all("rollout", "tensor_model_parallel_size gpu_memory_utilization enforce_eager max_num_batched_tokens enable_chunked_prefill"),
         "actor_rollout_ref.rollout.name=vllm",
         lambda c: c.rollout.name == "vllm",
     ),

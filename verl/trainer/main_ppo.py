@@ -61,7 +61,7 @@ from verl.trainer.ppo.signal_check import warn_of_warmup
 from verl.trainer.ppo.team import TeamError, TeamWorkers
 from verl.trainer.ppo.validation import rows_before_after
 from verl.trainer.role_policies import set_apart, speakers
-from verl.trainer.run_parts import load_group_tokenizer, resolve_defaults, run_dir_of, steps_of_run, table_row
+from verl.trainer.run_parts import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run, table_row
 from verl.trainer.untrained_check import api_key
 from verl.trainer.vllm_check import check_vllm
 from verl.utils.checkpoint import CheckpointError as ShardError
@@ -298,7 +298,7 @@ def check_run(config: RunConfig) -> CheckedRun:
         check_backends(config.trainer.logger)
     except (ValueError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from error
-    check_vllm(placement, resolve_device(config.trainer.device))
+    check_vllm(placement, resolve_device(config.trainer.device), partial(max_model_len, config, placement))
     trained_in = run_dir_of(config)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
     if checkpoint is not None:
@@ -344,7 +344,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         controller = build_controller(config)
         started.callback(controller.shutdown)
         started.enter_context(stopping_at_once())
-        team = TeamWorkers(config, placement, controller)
+        team = TeamWorkers(config, placement, controller, run_dir / "logs")
         started.callback(team.shutdown)
         team.start()
         collector = build_collector(config, placement, checked.tokenizers, team.clients)

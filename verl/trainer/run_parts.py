@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from verl.models.path import absolute_model_path
-from verl.trainer.config import RunConfig, TrainerConfig
-from verl.trainer.placement import AgentPlacement, WorkerGroupSpec
+from verl.trainer.config import RolloutConfig, RunConfig, TrainerConfig
+from verl.trainer.placement import AgentPlacement, Placement, WorkerGroupSpec
 
 # Enough that no slot of an engine waits for an environment, few enough that a call does not use up its time limit in the queue.
 EPISODES_PER_SLOT = 4
@@ -46,6 +46,16 @@ def resolve_defaults(config: RunConfig) -> None:
 def _folder(path: Any) -> Any:
     """`absolute_model_path` of text; what is none, and what is there to be refused later, as it is."""
     return absolute_model_path(path) if isinstance(path, str) else path
+
+
+def max_model_len(config: RunConfig, placement: Placement, group: WorkerGroupSpec) -> int:
+    """Most tokens of prompt and reply together, over the agents that a worker group serves."""
+
+    def longest(r: RolloutConfig) -> int:
+        trained = r.response_length or config.data.max_response_length
+        return (r.prompt_length or config.data.max_prompt_length) + max(trained, r.val_kwargs.response_length or 0)
+
+    return max(longest(agent.config.rollout) for agent in placement.agents if agent.wg_id == group.wg_id)
 
 
 def load_group_tokenizer(group: WorkerGroupSpec) -> Any:

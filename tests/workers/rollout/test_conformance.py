@@ -19,6 +19,7 @@ from verl.protocol.generate import EngineGoneError, GenerateRequest, RolloutErro
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.server import build_engine
+from verl.workers.rollout.vllm.engine import VLLMEngine
 
 # vLLM on a CPU has kernels for heads of 32 channels and more.
 HEAD_DIM = 32
@@ -38,6 +39,12 @@ def base_weights(seed: int = 0) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in tiny_model(seed, HEAD_DIM).named_parameters()}
 
 
+def named_shared_memory(pid: int) -> list[Path]:
+    """Files in /dev/shm that a process has mapped and that have a name."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return sorted({Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")})
+
+
 @pytest.fixture(scope="module")
 def started(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutEngine]:
     """One engine of each kind for the whole module: starting vLLM takes seconds."""
@@ -54,8 +61,10 @@ def started(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rol
     config = ActorRolloutRefConfig(model=ModelConfig(path=str(folder)), rollout=RolloutConfig(**ENGINES[name], max_num_seqs=16))
     engine = build_engine(config, max_model_len=MAX_MODEL_LEN, device="cpu", seed=0, num_threads=1, adapters=adapters)
     yield engine
+    left = [engine._spool.folder, engine._spool.scratch] if isinstance(engine, VLLMEngine) else []  # type: ignore[attr-defined]
+    left += [file for process in engine_processes() for file in named_shared_memory(process.pid)]
     engine.close()
-    assert not engine_processes()
+    assert not engine_processes() and not [path for path in left if path.exists()]
 
 
 @pytest.fixture
@@ -84,6 +93,18 @@ async def test_log_probs_are_those_of_the_whole_distribution_at_the_sampling_tem
     replies = await all_of(engine, requests)
     assert all(len(reply.token_ids) == 30 and reply.stop_reason == "length" for reply in replies)
     assert largest_gap(peft_model(), requests, replies) < 1e-5
+
+
+async def test_log_probs_at_low_temperatures_are_as_exact_as_the_logits_that_are_divided(engine: RolloutEngine) -> None:
+    for temperature, top_k in ((0.3, 20), (0.1, -1)):
+        requests = [request(length, 30, seed=length, temperature=temperature, top_k=top_k) for length in (1, 33, 160)]
+        assert largest_gap(peft_model(), requests, await all_of(engine, requests)) < 1e-5 / temperature
+
+
+async def test_more_tokens_in_flight_than_any_step_has_room_for(engine: RolloutEngine) -> None:
+    """8,000 tokens of different prompts, 3,200 in flight; vLLM's steps have 2,048, the engine's 4,096 at most."""
+    requests = [request(200, 8, seed=seed) for seed in range(40)]
+    assert largest_gap(peft_model(), requests, await all_of(engine, requests)) < 1e-5
 
 
 async def test_greedy_takes_the_most_likely_token_at_every_step(engine: RolloutEngine) -> None:
@@ -295,10 +316,14 @@ async def test_an_engine_that_loses_a_process_says_so_and_leaves_none_behind(eng
         return
     flight = asyncio.create_task(engine.generate(request(10, 240)))
     await until_running(engine)
+    named = [path for process in processes for path in named_shared_memory(process.pid)]
     next((p for p in processes if "Worker_TP1" in " ".join(p.cmdline())), processes[0]).kill()
-    with pytest.raises(EngineGoneError):
+    with pytest.raises(EngineGoneError, match=r"vLLM's process is gone: .*; its log is ") as gone:
         await flight
+    assert "\n" not in str(gone.value)
+    Path(str(gone.value).split("its log is ")[1]).unlink()
     with pytest.raises(EngineGoneError):
         await engine.generate(request(10, 5))
     engine.close()
     assert not psutil.wait_procs(processes, timeout=20)[1]
+    assert not any(path.exists() for path in named)

@@ -132,6 +132,12 @@ class RolloutConfig:
         1, "vllm: devices of one node that an engine spans; a worker group has its devices / this many engines"
     )
     max_num_seqs: int = key(64, "KV-cache slots: replies decoded at the same time")
+    max_num_batched_tokens: Optional[int] = key(
+        None, "vllm: most tokens of one step; default its own (2048), and what max_num_seqs and enable_chunked_prefill=false need"
+    )
+    enable_chunked_prefill: Optional[bool] = key(
+        None, "vllm: a prompt may be computed in several steps; default true on a GPU, false on a CPU, where it cannot be true"
+    )
     dtype: str = key("auto", "dtype of the engine's weights: auto (bf16 on GPU, fp32 on CPU) | fp32 | bf16")
     gpu_memory_utilization: float = key(0.5, "vllm on a GPU: share of its memory for weights and key-value cache")
     enforce_eager: bool = key(False, "vllm on a GPU: no compilation, no CUDA graphs; starts sooner, runs slower")

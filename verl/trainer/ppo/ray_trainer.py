@@ -336,4 +336,7 @@ class RayPPOTrainer:
             self.before = ValidationResult.from_json(state["before"]) if state["before"] else None
             self.after = ValidationResult.from_json(state["after"]) if state.get("after") and self.finished else None
         self.tracking.resume(self.global_step)
-        logger.warning("continuing from %s (step %d of %d)", folder, self.global_step, self.total_training_steps)
+        if self.config.trainer.val_only:
+            logger.warning("evaluating %s (step %d)", folder, self.global_step)
+        else:
+            logger.warning("continuing from %s (step %d of %d)", folder, self.global_step, self.total_training_steps)

@@ -7,6 +7,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +20,9 @@ from verl.protocol import DataProto, RolloutClient
 from verl.protocol.generate import EngineGoneError, EngineSetupError
 from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.worker_group import WorkerDiedError
-from verl.trainer.config import RolloutConfig, RunConfig
+from verl.trainer.config import RunConfig
 from verl.trainer.given_models import fingerprints, stay_as_given
-from verl.trainer.placement import Placement, WorkerGroupSpec
+from verl.trainer.placement import Placement
 from verl.trainer.ppo.batching import (
     SubBatch,
     balance_order,
@@ -40,6 +41,7 @@ from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
 from verl.trainer.ppo.pools import assign_devices, processes_per_device
 from verl.trainer.ppo.timeline import Timeline
 from verl.trainer.ppo.weight_sync import gone_when_dead, send_weights
+from verl.trainer.run_parts import max_model_len
 from verl.utils.checkpoint import CheckpointError
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
@@ -57,6 +59,8 @@ UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_
 CRITIC_COLUMNS = (*LOG_PROB_COLUMNS, "values", "returns", "row_weights")
 # Metrics of an update that are worth one number for the team; the others are a worker group's own.
 TEAM_METRICS = ("actor/", "critic/", "training/", "rollout_corr/", "global_seqlen/")
+# Engines have so long to end when a run does.
+END_TIMEOUT_S = 10.0
 # Errors whose message says all; anything else is a fault of the code and keeps its traceback.
 PLAIN_ERRORS = (WorkerDiedError, EngineGoneError, EngineSetupError, CheckpointError, ModelPathError, TimeoutError)
 
@@ -74,10 +78,11 @@ class TeamWorkers:
         config: the run's configuration.
         placement: what to build.
         controller: starts workers (Ray or this process).
+        log_dir: folder for what the processes of engines write; None for temporary files.
     """
 
-    def __init__(self, config: RunConfig, placement: Placement, controller: Controller) -> None:
-        self.config, self.placement, self.controller = config, placement, controller
+    def __init__(self, config: RunConfig, placement: Placement, controller: Controller, log_dir: Path | None = None) -> None:
+        self.config, self.placement, self.controller, self._log_dir = config, placement, controller, log_dir
         self.specs = {spec.wg_id: spec for spec in placement.groups}
         self.trained = [wg_id for wg_id, spec in self.specs.items() if spec.trained]
         self.devices = assign_devices(config.trainer, placement)
@@ -116,8 +121,9 @@ class TeamWorkers:
             }
             rollout: dict[str, Any] = {
                 "adapters": spec.adapters,
-                "max_model_len": self._max_model_len(spec),
+                "max_model_len": max_model_len(self.config, self.placement, spec),
                 "num_threads": spec.config.rollout.num_threads or share,
+                "log": str(self._log_dir / f"engine-{wg_id}.log") if self._log_dir else "",
             }
             if spec.trained:
                 self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.devices[wg_id], common | policy)
@@ -148,21 +154,13 @@ class TeamWorkers:
         spec = self.specs[wg_id]
         if wg_id in self._given and fingerprints([spec]).get(wg_id) != self._given[wg_id]:
             raise EngineGoneError(f"the files of the model {spec.model_path!r} have changed since the run began; restore them and continue")
+        self._end_engines([wg_id])
         self.rollouts[wg_id].shutdown()
         self._spawn_engine(wg_id)
         self._start_engine(wg_id)
         if wg_id in self.policies:
             self._send_weights(wg_id, self._version)
         return self._engine_client(wg_id)
-
-    def _max_model_len(self, spec: WorkerGroupSpec) -> int:
-        data, rows = self.config.data, [a.config.rollout for a in self.placement.agents if a.wg_id == spec.wg_id]
-
-        def longest(r: RolloutConfig) -> int:
-            trained = r.response_length or data.max_response_length
-            return (r.prompt_length or data.max_prompt_length) + max(trained, r.val_kwargs.response_length or 0)
-
-        return max(map(longest, rows))
 
     def init_model(self, total_updates: int, critic_updates: int = 1) -> None:
         """Load every model; so many optimizer steps are what the schedules of the policies and of the critics run over."""
@@ -348,8 +346,20 @@ class TeamWorkers:
     def shutdown(self) -> None:
         """Stop every worker; what they held is lost."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._end_engines(list(self.rollouts))
         for group in (*self.rollouts.values(), *self.policies.values(), *self.critics.values()):
             group.shutdown()
+
+    def _end_engines(self, wg_ids: Sequence[str]) -> None:
+        """Let engines with processes of their own end them and leave nothing behind; what is dead, or hangs, is left to be killed."""
+        pending = []
+        for wg_id in wg_ids:
+            with suppress(Exception):
+                if self.specs[wg_id].config.rollout.name == "vllm":
+                    pending.append(self.rollouts[wg_id].end())
+        for calls in pending:
+            with suppress(Exception):
+                calls.get(timeout=END_TIMEOUT_S)
 
     def _for_ranks(self, sub: DataProto, columns: Sequence[str], wg_id: str) -> tuple[DataProto, np.ndarray, int]:
         """Trim, pad with zero-weight rows to the group's ranks, and order rows so that every rank gets about the same tokens."""

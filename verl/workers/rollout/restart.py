@@ -66,7 +66,7 @@ class RestartingClient:
     def replace(self, cause: EngineGoneError) -> None:
         """Replace an engine that was found dead while no request was under way; blocks.
 
-        Raises `cause` when it died for the second time in a step, and `EngineGoneError` when it could not be started anew.
+        Raises `EngineGoneError` when it died for the second time in a step, or could not be started anew.
         """
         self._begin(cause)
         self._client = self._started()
@@ -88,9 +88,9 @@ class RestartingClient:
             self._under_way = None
 
     def _begin(self, cause: RolloutError) -> None:
-        """Note that the engine is replaced in this step; raises `cause` where it has been already."""
+        """Note that the engine is replaced in this step; raises `EngineGoneError` where it has been already."""
         if not self._allowed:
-            raise cause
+            raise EngineGoneError(f"engine {self._name} died twice in one step, mend the cause and start again: {cause}") from cause
         self._allowed = False
         logger.warning("engine %s is started anew with the current weights: %s", self._name, cause)
 

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -49,18 +50,22 @@ def build_engine(
     num_threads: int = 0,
     adapters: Mapping[str, ActorRolloutRefConfig] | None = None,
     gpus: Sequence[str] = (),
+    log: str = "",
 ) -> RolloutEngine:
     """Load the model and make the engine that `rollout.name` asks for, with room for the adapters.
 
     Raises ValueError for an unknown name, `ModelPathError` for a path that is no model, `LoraTargetError` for an adapter that does not fit.
-    `seed` makes weights that the checkpoint lacks the same in every `hf` engine; `gpus` are those of a `vllm` engine over several.
+    `seed` makes weights that the checkpoint lacks the same in every `hf` engine; `gpus` are those of a `vllm` engine over several,
+    `log` is the file that the processes of one write to.
     """
     rollout = config.rollout
     specs = {name: lora_spec(own.model) for name, own in (adapters or {}).items()}
     if rollout.name == "vllm":
         from verl.workers.rollout.vllm.engine import VLLMEngine
 
-        return VLLMEngine(config, max_model_len=max_model_len, device=device, num_threads=num_threads, seed=seed, adapters=specs, gpus=gpus)
+        return VLLMEngine(
+            config, max_model_len=max_model_len, device=device, num_threads=num_threads, seed=seed, adapters=specs, gpus=gpus, log=log
+        )
     if rollout.name != "hf":
         raise ValueError(f"actor_rollout_ref.rollout.name={rollout.name!r}: expected hf or vllm")
     with torch.random.fork_rng(devices=[]):
@@ -103,6 +108,7 @@ class RolloutWorker(Worker):
         num_threads: CPU threads of this process; 0 leaves torch's default.
         seed: see `build_engine`.
         adapters: the config of every adapter that requests may name.
+        log: file that the processes of a `vllm` engine write to, with `-<rank>` before its suffix where there are several engines.
     """
 
     def __init__(
@@ -114,9 +120,10 @@ class RolloutWorker(Worker):
         num_threads: int,
         seed: int,
         adapters: Mapping[str, ActorRolloutRefConfig] | None = None,
+        log: str = "",
     ) -> None:
         super().__init__()
-        self._adapters = adapters
+        self._adapters, self._log = adapters, log
         self._config, self._max_model_len, self._device, self._seed = config, max_model_len, device, seed
         self._num_threads = num_threads
         self._engine: RolloutEngine | None = None
@@ -136,6 +143,8 @@ class RolloutWorker(Worker):
         """
         if self._num_threads > 0:
             torch.set_num_threads(self._num_threads)
+        per_engine, log = self._config.rollout.tensor_model_parallel_size, Path(self._log)
+        several = self._log and self.world_size > per_engine
         self._engine = build_engine(
             self._config,
             max_model_len=self._max_model_len,
@@ -143,7 +152,8 @@ class RolloutWorker(Worker):
             seed=self._seed,
             num_threads=self._num_threads,
             adapters=self._adapters,
-            gpus=gpus[self.rank : self.rank + self._config.rollout.tensor_model_parallel_size],
+            gpus=gpus[self.rank : self.rank + per_engine],
+            log=str(log.with_name(f"{log.stem}-{self.rank}{log.suffix}")) if several else self._log,
         )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -191,6 +201,12 @@ class RolloutWorker(Worker):
     async def wake(self) -> None:
         """Take the memory back."""
         self._ready().wake()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    @on_leader
+    async def end(self) -> None:
+        """As `close`, for a process that is ended afterwards: what the engine has on disk and in shared memory goes with it."""
+        self.close()
 
     def close(self) -> None:
         """End the engine and the processes that it has."""

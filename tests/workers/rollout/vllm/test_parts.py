@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing.connection
 import multiprocessing.synchronize
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,25 @@ def test_arguments_on_a_cpu(wide_heads_model_dir: Path) -> None:
     assert (found["max_loras"], found["max_cpu_loras"], found["max_lora_rank"]) == (3, 3, 16)
     per_token = 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, channels, bytes
     assert found["kv_cache_memory_bytes"] >= 8 * 300 * per_token
+
+
+@pytest.mark.parametrize(
+    ("device", "keys", "tokens", "chunked"),
+    [
+        ("cpu", {}, 2048, False),
+        ("cpu", {"max_num_seqs": 2}, 600, False),  # no more than all replies at their longest
+        ("cpu", {"max_num_seqs": 3000}, 3000, False),
+        ("cpu", {"max_num_batched_tokens": 320}, 320, False),
+        ("cuda", {}, 2048, True),
+        ("cuda", {"max_num_batched_tokens": 100, "max_num_seqs": 100}, 100, True),
+        ("cuda", {"enable_chunked_prefill": False}, 2048, False),
+    ],
+)
+def test_a_step_has_room_for_every_reply_and_without_chunks_for_a_longest_prompt(
+    wide_heads_model_dir: Path, device: str, keys: dict[str, Any], tokens: int, chunked: bool
+) -> None:
+    found = made(device, {}, wide_heads_model_dir, **keys)
+    assert (found["max_num_batched_tokens"], found["enable_chunked_prefill"]) == (tokens, chunked)
 
 
 def test_arguments_on_a_gpu(wide_heads_model_dir: Path) -> None:
@@ -116,6 +136,24 @@ def test_the_environment_is_for_the_engine_alone(monkeypatch: pytest.MonkeyPatch
         assert os.environ["OMP_NUM_THREADS"] == "2" and os.environ["VLLM_HOST_IP"] == "127.0.0.1" and "RANK" not in os.environ
         assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo", "wherever the host's name points to"
     assert dict(os.environ) == before
+
+
+UNNAMED = """
+import multiprocessing
+from pathlib import Path
+from verl.workers.rollout.vllm.process import unname_semaphores
+lock = multiprocessing.get_context("spawn").Lock()
+name = Path("/dev/shm/sem." + lock._semlock.name.lstrip("/"))
+assert name.exists()
+unname_semaphores()
+with lock:
+    assert not name.exists()
+"""
+
+
+def test_semaphores_of_a_killed_engine_leave_no_name() -> None:
+    done = subprocess.run([sys.executable, "-c", UNNAMED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, ""), "and who keeps account of them has heard of it"
 
 
 CHILD = """
@@ -209,6 +247,69 @@ async def _gone(pid: int) -> bool:
             return True
         await asyncio.sleep(0.05)
     return False
+
+
+ENGINE_PROCESS = """
+import os, sys
+sys.path[:] = os.environ["TEST_PATH"].split(os.pathsep)
+from verl.workers.rollout.vllm.process import VLLM_STREAM
+print("a warning of some library", file=sys.stderr)
+print("out")
+VLLM_STREAM.write("(EngineCore pid=7) ERROR 11-24 20:09:37 [core.py:1512] RuntimeError: CPU Generator does not use offset\\n")
+os.kill(os.getpid(), 9) if len(sys.argv) > 1 else None
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], r"^RuntimeError: CPU Generator does not use offset; its log is .*engine-math\.log$"),
+        (["killed"], r"^killed by SIGKILL \(.*memory runs out: lower .*max_num_seqs.*\); its log is .*engine-math\.log$"),
+    ],
+)
+def test_what_an_engine_process_writes_is_in_its_log_which_says_why_it_died(tmp_path: Path, arguments: list[str], said: str) -> None:
+    path = tmp_path / "logs" / "engine-math.log"
+    path.parent.mkdir()
+    path.write_text("ValueError: of an engine before this one\n")
+    log = process.EngineLog(str(path))
+    assert log.last_error() == ""
+    with process.environment(process.engine_environment("cpu", 1, log=log.path) | {"TEST_PATH": os.pathsep.join(sys.path)}):
+        found = subprocess.run([sys.executable, "-c", ENGINE_PROCESS, *arguments], capture_output=True, timeout=60)
+    assert (found.stdout, found.stderr) == (b"", b""), "nothing reaches the terminal"
+    written = path.read_text()
+    assert written.startswith("ValueError") and "a warning of some library" in written and "[core.py:1512] RuntimeError" in written
+    assert re.search(said, log.cause_of_death(found.returncode or None)) and "\n" not in log.cause_of_death(1)
+    log.close()
+    assert path.exists(), "the log of a run is kept"
+
+
+def test_a_temporary_log_is_kept_for_a_dead_engine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process.tempfile, "gettempdir", lambda: str(tmp_path))
+    for asked in (False, True):
+        log = process.EngineLog()
+        log.path.write_text("INFO all is well\n")
+        if asked:
+            assert log.cause_of_death(3) == f"it ended with status 3 and said nothing; its log is {log.path}"
+        log.close()
+        assert list(tmp_path.iterdir()) == ([log.path] if asked else [])
+
+
+def test_output_of_this_process_stays_and_vllm_is_silent_here(tmp_path: Path) -> None:
+    """Nobody has to read in the terminal what vLLM says of an engine that is gone."""
+    with process.environment(process.engine_environment("cpu", 1, log=tmp_path / "engine.log")):
+        assert process._vllm_stream().write("AsyncLLM output_handler failed") and not (tmp_path / "engine.log").exists()
+        assert resolve_name(os.environ["VLLM_LOGGING_STREAM"].removeprefix("ext://")) is process.VLLM_STREAM
+
+
+def test_sockets_and_temporary_files_lie_in_a_folder_that_goes_with_the_spool(monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spool(1)
+    on_cpu, on_gpu = (process.engine_environment(device, 1, scratch=spool.scratch) for device in ("cpu", "cuda"))
+    assert on_cpu["TMPDIR"] == on_cpu["VLLM_RPC_BASE_PATH"] == on_gpu["VLLM_RPC_BASE_PATH"] == str(spool.scratch)
+    (spool.scratch / "vllm_dist_1").touch()
+    spool.close()
+    assert not spool.scratch.exists() and not spool.folder.exists()
+    long = Path("/", "a" * 90)
+    assert "VLLM_RPC_BASE_PATH" not in process.engine_environment("cpu", 1, scratch=long), "no socket can have a path as long as that"
 
 
 def test_a_spool_holds_tensors_that_share_memory_and_removes_those_of_dead_processes() -> None:

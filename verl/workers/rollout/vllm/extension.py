@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl.workers.rollout.vllm.process import end_with_parent, unname_shared_memory
+from verl.workers.rollout.vllm.process import end_with_parent, unname_semaphores, unname_shared_memory
 
 end_with_parent()
 
@@ -27,6 +27,7 @@ class EngineExtension:
 
         vllm_full_log_probs.apply(self.model_runner.sampler)
         unname_shared_memory()
+        unname_semaphores()
 
     def verl_start_update(self) -> None:
         """Make the model ready for new weights of all layers; until `verl_finish_update` it cannot be run."""

@@ -20,9 +20,10 @@ _OWNED = re.compile(rf"{PREFIX}-(\d+)-[0-9a-f]+")
 
 
 class Spool:
-    """A folder of this process alone, in shared memory where there is room for `size` bytes at a time, else among the temporary files.
+    """A folder of this process alone, in shared memory where there is room for `size` bytes at a time, else among the temporary files; and
+    `scratch`, another one among those, for sockets and the temporary files of other processes.
 
-    It is removed with `close`, with this object, or, after a process that was killed, by the next spool on the node.
+    They are removed with `close`, with this object, or, after a process that was killed, by the next spool on the node.
     """
 
     def __init__(self, size: int) -> None:
@@ -30,9 +31,8 @@ class Spool:
         for place in places:
             _remove_orphans(place)
         roomy = [place for place in places if shutil.disk_usage(place).free > 2 * size]
-        self.folder = (roomy or places[-1:])[0] / f"{PREFIX}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        self.folder.mkdir(mode=0o700)
-        self.close = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self.folder, self.scratch = _own_folder((roomy or places[-1:])[0]), _own_folder(places[-1])
+        self.close = weakref.finalize(self, _remove, self.folder, self.scratch)
 
     def write(self, tensors: Mapping[str, torch.Tensor], name: str = "") -> Path:
         """Write tensors as one safetensors file and return its path; `name` is random when there is none."""
@@ -46,6 +46,17 @@ class Spool:
             seen.add(value.untyped_storage().data_ptr())
         save_file(own, path)
         return path
+
+
+def _own_folder(place: Path) -> Path:
+    folder = place / f"{PREFIX}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_orphans(place: Path) -> None:
