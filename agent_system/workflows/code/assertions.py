@@ -21,8 +21,8 @@ from typing import Any
 from agent_system.sandbox import Call, Reason, SandboxError, shared_sandbox
 from agent_system.workflows.code.problem import Case
 
-# Sources that run in the sandbox, inside of functions, so that they take no names of a program. They follow a program that may end in the
-# middle of anything: the `0` and the lack of triple quotes keep a text that is no program from becoming one.
+# Sources that run in the sandbox, inside of functions, so that they take no names of a program. A program may end in the middle of a
+# statement: the `0` behind it and the lack of triple quotes keep it from being completed by what follows.
 VALUES = """
 def encode(value, consume=True):
     import json
@@ -211,7 +211,9 @@ def _judges(name):
 
 """
 # What these give is equal to an answer just where `judge.same_python` says so.
-BUILT_IN = frozenset("abs bool dict float frozenset int len list max min range round set sorted str sum tuple".split())
+BUILT_IN = frozenset(
+    {"bool", "dict", "float", "frozenset", "int", "len", "list", "max", "min", "range", "round", "set", "sorted", "str", "sum", "tuple"}
+)
 
 
 async def record(reference: str, check: str, function: str) -> tuple[list[Case], int, str] | None:

@@ -42,8 +42,8 @@ class CodeEnvOptions:
         tolerance: how far numbers with a fraction may be apart, absolute or relative.
         build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by itself on each of the first three golden
             tests with an answer, and times the share of golden tests that it passes.
-        valid_reward, reference_reward: local, for a reply with a test that the reference solution runs to its end (without a reference: that
-            can be read), and times the share of its tests that the reference solution passes.
+        valid_reward, reference_reward: local, for a reply with a test that the reference solution runs to its end (that can be read, where
+            there is no reference), and times the share of its tests that the reference solution passes.
     """
 
     stop: str = "tests"

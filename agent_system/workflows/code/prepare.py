@@ -118,7 +118,7 @@ async def solve(raw: Raw, preparation: Preparation) -> tuple[Problem | None, Cou
 
 
 async def _recorded(raw: Raw, preparation: Preparation) -> tuple[Problem | None, Counter[str]]:
-    """Tests that are assertions: those are left out that cannot be written, or that the reference answers otherwise when it is called alone."""
+    """Tests that are assertions: left out are those that cannot be written, or that the reference fails when it is called alone."""
     reference = raw.references[0]
     found = await record(reference, raw.check, raw.function)
     if found is None:

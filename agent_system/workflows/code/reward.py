@@ -22,7 +22,7 @@ def builds(golden: Sequence[Checked]) -> bool:
 
 
 def smokes(golden: Sequence[Checked]) -> bool:
-    """Whether a program ended by itself, without an error, on each of the first three tests, with an answer; none will do where that is right."""
+    """Whether a program ended well on each of the first three tests, with an answer, or with none where that is right."""
     return bool(golden) and all(one.reason is Reason.OK and (one.passed or not one.silent) for one in golden[:SMOKE_TESTS])
 
 

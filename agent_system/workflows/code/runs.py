@@ -100,9 +100,7 @@ def _judged(
     return answers, [pair is not None and same(*pair, tolerance) for pair in pairs]
 
 
-def _judged_exactly(
-    results: Sequence[RunResult], cases: Sequence[Case], problem: Problem
-) -> tuple[list[tuple[Any] | None], list[bool]]:
+def _judged_exactly(results: Sequence[RunResult], cases: Sequence[Case], problem: Problem) -> tuple[list[tuple[Any] | None], list[bool]]:
     """The answers, and whether they are the reference's: to the last type where a special judge is asked about others."""
     answers = [_answer(result, problem.function) for result in results]
     same = (lambda one, other: json.dumps(one) == json.dumps(other)) if problem.checker else same_python
@@ -182,7 +180,7 @@ def _answer(result: RunResult, function: str) -> tuple[Any] | None:
 def _told(result: RunResult, answer: tuple[Any] | None, function: str) -> str:
     """See `Checked.found`."""
     if answer is None:
-        return result.failure(LONGEST_ERROR)
+        return f"failed ({Reason.ERROR}) the value has no JSON form" if result.ok else result.failure(LONGEST_ERROR)
     return json.dumps(answer[0]) if function else str(answer[0])
 
 
