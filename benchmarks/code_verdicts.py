@@ -75,7 +75,7 @@ class Program:
 def mutate(tree: ast.Module, function: str, rng: random.Random) -> str:
     """Change one place of a program; returns the name of the function in which it is."""
     places = [(owner.name, change) for owner in tree.body if isinstance(owner, ast.FunctionDef) for change in _changes(owner, rng)]
-    name, change = rng.choice([place for place in places if place[0] == function] if rng.random() < 0.9 else places)
+    name, change = rng.choice([place for place in places if place[0] == function] if rng.random() < 0.8 else places)
     change()
     return name
 
@@ -201,6 +201,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--verbose", action="store_true", help="write the programs on which the verdicts differ")
     args = parser.parse_args()
+    if not args.rows.is_file():
+        parser.error(f"no file {args.rows}; --rows takes the rows of HumanEval")
     logging.basicConfig(level=logging.DEBUG if args.verbose else logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.getLogger("asyncio").setLevel(logging.INFO)
     with (gzip.open if args.rows.suffix == ".gz" else open)(args.rows, "rt", encoding="utf-8") as file:
