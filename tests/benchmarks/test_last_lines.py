@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent_system.workflows.code.rows_of_sets import HUMAN_EVAL
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 240
 
@@ -77,6 +79,25 @@ def test_retrieval_finds_what_is_asked_for_in_so_many_words_and_batches() -> Non
     assert result["recall_hops_1"] == 1
     assert 0 < result["recall_question_1"] <= result["recall_question_10"] < 1
     assert min(result[f"{kind}_per_s"] for kind in ("batched", "concurrent", "single", "cached")) > 0
+
+
+HELPER = {
+    "task_id": "Mini/6",
+    "prompt": "def twice(x):\n    return 2 * x\n\n\ndef half(x):\n",
+    "entry_point": "half",
+    "canonical_solution": "    return x / 2\n",
+    "test": "def check(candidate):\n    assert candidate(twice(3)) == 3\n",
+}
+
+
+def test_code_verdicts_are_those_of_the_assertions_but_for_mutants_of_their_helpers(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in (*HUMAN_EVAL, HELPER)))
+    result, console = run("code_verdicts.py", "--rows", str(rows), "--mutants", "60")
+    assert (result["rows"], result["programs"], result["differ"], result["share"]) == (5, 65, 0, 100.0)
+    assert 5 < result["passed"] < 60
+    assert console.count("in a helper that the test calls") == result["differ_in_helpers"] > 0
+    assert result["agree"] + result["differ_in_helpers"] == 65
 
 
 @pytest.mark.timing

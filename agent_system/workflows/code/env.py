@@ -9,6 +9,7 @@ from typing import Any
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.registry import EnvRegistry
+from agent_system.sandbox import Reason
 from agent_system.workflows.code.agents import CODER, TESTER
 from agent_system.workflows.code.options import CodeEnvOptions
 from agent_system.workflows.code.problem import Case, Problem, read_problem
@@ -113,12 +114,13 @@ class CodeEnv(BaseEnv):
 
     async def _test(self, action: str) -> Outcome:
         tests = read_tests(action, self._problem.function, self.config.max_tests)
-        runs = tests.cases and self._problem.reference
-        by_reference = await self._check(self._problem.reference, tests.cases, Truth.FOUND) if runs else ()
+        reference, tried = self._problem.reference, (*tests.cases, *tests.unclear)
+        ran = await self._check(reference, tried, Truth.FOUND) if tried and reference else ()
+        by_reference, valid = ran[: len(tests.cases)], any(one.reason is Reason.OK for one in ran) if reference else bool(tests)
         self._tests, self._right = tests.cases, pass_rate(by_reference, len(tests))
         self._counts.update({"tester/tests": len(tests), "tester/contradictory": tests.contradictory})
         self._counts.update({"tester/surplus": tests.surplus, "tester/unparsed": not tests})
-        return Outcome(local=tester_reward(by_reference, len(tests), self.config), info=self._info())
+        return Outcome(local=tester_reward(by_reference, len(tests), valid, self.config), info=self._info())
 
     async def _check(self, program: str, cases: Sequence[Case], truth: Truth) -> Results:
         """Run a program on tests, once an episode: a program that answers at random does so to all forks alike."""

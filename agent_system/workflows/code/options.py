@@ -40,10 +40,10 @@ class CodeEnvOptions:
         max_tests: tests of one reply that count; later ones are ignored and counted.
         min_tests: tests that the full `reference_reward` takes: it is paid for the share of so many, where a reply has fewer.
         tolerance: how far numbers with a fraction may be apart, absolute or relative.
-        build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by itself on the first golden test
-            with an answer, and times the share of golden tests that it passes.
-        valid_reward, reference_reward: local, for a reply with a test that can be read, and times the share of its tests that the reference
-            solution passes.
+        build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by itself on each of the first three golden
+            tests with an answer, and times the share of golden tests that it passes.
+        valid_reward, reference_reward: local, for a reply with a test that the reference solution runs to its end (that can be read, where
+            there is no reference), and times the share of its tests that the reference solution passes.
     """
 
     stop: str = "tests"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ async def prepare(
                         function=problem.function,
                         reference=problem.reference,
                         checker=problem.checker,
+                        python_values=problem.python_values,
                         data_source=SETS[name][0],
                         split=path.stem,
                         index=index,
@@ -117,16 +118,16 @@ async def solve(raw: Raw, preparation: Preparation) -> tuple[Problem | None, Cou
 
 
 async def _recorded(raw: Raw, preparation: Preparation) -> tuple[Problem | None, Counter[str]]:
-    """Tests that are assertions: those are left out whose arguments are something else after JSON to the reference."""
+    """Tests that are assertions: left out are those that cannot be written, or that the reference fails when it is called alone."""
     reference = raw.references[0]
     found = await record(reference, raw.check, raw.function)
     if found is None:
         return None, Counter([FAILING])
     cases, missing, checker = found
-    problem = Problem(tuple(cases[: preparation.max_tests]), raw.function, reference, checker)
+    problem = Problem(tuple(cases[: preparation.max_tests]), raw.function, reference, checker, python_values=True)
     checked = await check_program(reference, problem.cases, problem, preparation.tolerance)
     same = tuple(case for case, one in zip(problem.cases, checked, strict=True) if one.passed)
     counts = Counter({CALLS: missing + len(problem.cases) - len(same)})
     if not same:
         return None, counts + Counter([NO_JSON])
-    return Problem(same, raw.function, reference, checker), counts + Counter([KEPT])
+    return replace(problem, cases=same), counts + Counter([KEPT])

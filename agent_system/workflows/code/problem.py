@@ -19,7 +19,7 @@ class Case:
 
     Attributes:
         given: text for stdin, or the list of arguments of a call.
-        expected: text on stdout, or the value that the call returns, as JSON has it.
+        expected: text on stdout, or the value that the call returns, as JSON has it, or as `assertions` writes values of Python's types.
     """
 
     given: Any
@@ -40,12 +40,15 @@ class Problem:
         reference: a program that passes all of them; empty when there is none.
         checker: source of a special judge, empty for none: it defines `judge(given, expected, found) -> bool`, run in the sandbox, and is
             asked about answers that are not equal to the expected ones.
+        python_values: the golden tests were made of assertions (`assertions`): arguments and answers keep Python's types and equality, and
+            the checker also defines `judge_answers()`, which reads `[arguments, answer]` pairs on stdin and puts all of them in.
     """
 
     cases: tuple[Case, ...]
     function: str = ""
     reference: str = ""
     checker: str = ""
+    python_values: bool = False
 
 
 def read_problem(task: Task) -> Problem:
@@ -62,7 +65,8 @@ def read_problem(task: Task) -> Problem:
             '{"inputs": ["1 2\\n"], "outputs": ["3\\n"]}, with "fn_name" for tests by function calls'
         ) from error
     extra = task.extra
-    return Problem(cases, function, str(extra.get("reference") or ""), str(extra.get("checker") or ""))
+    texts = (str(extra.get(name) or "") for name in ("reference", "checker"))
+    return Problem(cases, function, *texts, python_values=bool(extra.get("python_values")))
 
 
 def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:

@@ -14,12 +14,14 @@ said.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agent_system.sandbox.result import parse_json
+from agent_system.workflows.code.judge import python_key
 from agent_system.workflows.code.problem import Case
 
 Pair = tuple[str, str]
@@ -30,17 +32,19 @@ _ORDER = ("input", "/input", "output", "/output")
 
 @dataclass(frozen=True)
 class Suite:
-    """The tests of a reply, one for each input; inputs that differ in white space are one.
+    """The tests of a reply, one for each input; inputs whose words or values Python calls equal are one: `0 0` and `00 0.0`.
 
     Attributes:
         cases: those with one output, which are run.
-        contradictory: inputs with several outputs; each counts as one wrong test.
+        contradictory: inputs that stand there with several outputs; each counts as one wrong test.
         surplus: what else was written and is left out.
+        unclear: the contradictory ones, each with the first of its outputs.
     """
 
     cases: tuple[Case, ...] = ()
     contradictory: int = 0
     surplus: int = 0
+    unclear: tuple[Case, ...] = ()
 
     def __len__(self) -> int:
         """How many tests count."""
@@ -84,17 +88,39 @@ def read_tests(text: str, function: str, most: int) -> Suite:
         case = _read(given, expected, function)
         if case is None:
             continue
-        key = _plain(case.given, function)
+        key = _parsed(case.given, function)
         if key not in cases and len(cases) < most:
             cases[key] = case
-        elif key in cases and _plain(cases[key].expected, function) != _plain(case.expected, function):
+        elif key in cases and _is_other(case, cases[key], function):
             contradictory.add(key)
-    certain = tuple(case for key, case in cases.items() if key not in contradictory)
-    return Suite(certain, len(contradictory), len(pairs) - len(cases))
+    certain, unclear = (tuple(case for key, case in cases.items() if (key in contradictory) is said) for said in (False, True))
+    return Suite(certain, len(unclear), len(pairs) - len(cases), unclear)
+
+
+def _is_other(case: Case, first: Case, function: str) -> bool:
+    """Whether a test says of the same input that another output is right. `00` and `0` may be different texts to the program."""
+    same_input = _plain(case.given, function) == _plain(first.given, function)
+    return same_input and _plain(case.expected, function) != _plain(first.expected, function)
+
+
+def _parsed(given: Any, function: str) -> str:
+    """What tells inputs apart: a text that is the same where Python calls the values, or the words read as numbers, equal."""
+    return python_key(given if function else [_number(word) for word in given.split()])
+
+
+def _number(word: str) -> Any:
+    """The number that Python reads in a word, or the word."""
+    for read in (int, float):
+        try:
+            number = read(word)
+        except ValueError:
+            continue
+        return number if math.isfinite(number) else word
+    return word
 
 
 def _plain(value: Any, function: str) -> str:
-    """What tells inputs apart, and outputs: the words of text, or a value as JSON."""
+    """The words of text, or a value as JSON."""
     return json.dumps(value, sort_keys=True) if function else " ".join(value.split())
 
 

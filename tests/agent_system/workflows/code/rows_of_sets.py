@@ -60,6 +60,13 @@ HUMAN_EVAL: list[dict[str, Any]] = [
         "canonical_solution": "    return {x, -x}\n",
         "test": "def check(candidate):\n    assert candidate(1) == {1, -1}\n",
     },
+    {
+        "task_id": "Mini/5",
+        "prompt": 'def call(f):\n    """Call f."""\n',
+        "entry_point": "call",
+        "canonical_solution": "    return f()\n",
+        "test": "def check(candidate):\n    assert candidate(lambda: 1) == 1\n",
+    },
 ]
 MBPP: dict[str, Any] = {
     "text": "Write a function to find the elements that two tuples share.",

@@ -31,6 +31,8 @@ def world(**options) -> CodeEnv:
         ("# nothing", 0.1, 0.0),
         ("print()", 0.1, 0.0),
         ("print(1 / 0)", 0.1, 0.0),
+        (f"{ADD} if a != 900 else 1 / 0", 0.1 + 0.8 * 0.75, 0.75),  # fails the third test
+        (f"{ADD} if a != 8 else 1 / 0", 0.1 + 0.1 + 0.8 * 0.75, 0.75),  # fails the fourth
         ("while True: pass", 0.1, 0.0),
         ("print(", 0.0, 0.0),
         ("", 0.0, 0.0),
@@ -67,7 +69,10 @@ async def test_no_answer_is_one_where_it_is_right(function: str, case: Case, pro
         ([("1 2", "3"), ("0 0", "x"), ("1  2", "3"), ("1\n2", "3"), ("1 2 ", "3\n")], 0.2 + 0.8 * 0.5),
         ([("1 2", "3"), ("1 2", "03")], 0.2),
         ([("1 2", "03"), ("1 3", "4")], 0.2 + 0.8 * 0.5),
-        ([("not a number", "3")], 0.2),
+        ([("not a number", "3")], 0.0),
+        ([("not a number", "3"), ("x", "3"), ("x", "4")], 0.0),
+        ([("not a number", "3"), ("1 2", "4")], 0.2),
+        ([("not a number", "3"), ("1 2", "3")], 0.2 + 0.8 * 0.5),
         ([], 0.0),
     ],
 )
@@ -75,6 +80,21 @@ async def test_the_tester_is_paid_for_the_form_and_for_what_the_reference_passes
     outcome = await world().act(TESTER, write_pairs(pairs))
     assert outcome.local == pytest.approx(local) and outcome.team == 0.0
     assert outcome.info["tester/unparsed"] == (not pairs)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "same"),
+    [
+        (("0 0", "00 0", "0 00", "+0 0", "-0 0", "0 0000", "000 000", "0_0 0"), True),
+        (("0 0", "0\n0", "0.0 0", "0 0e5"), True),
+        (("0 0", "0 1", "0 -1", "a 0", "A 0", "nan 0", "inf 0"), False),
+    ],
+)
+async def test_inputs_that_a_program_reads_as_the_same_numbers_count_once(inputs: tuple[str, ...], same: bool) -> None:
+    env = world(min_tests=2)
+    outcome = await env.act(TESTER, write_pairs([(given, "0") for given in inputs]))
+    assert outcome.info["tester/tests"] == (1 if same else len(inputs)) and not outcome.info["tester/contradictory"]
+    assert not same or outcome.local == pytest.approx(0.2 + 0.8 / 2)
 
 
 async def test_a_test_without_an_output_is_none_even_where_the_reference_prints_nothing() -> None:

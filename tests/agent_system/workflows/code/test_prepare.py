@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_system.sandbox import Limits, configure, shared_sandbox
+from agent_system.sandbox import Limits, Reason, configure, shared_sandbox
 from agent_system.task import task_from_row
 from agent_system.workflows.code import CODER, TESTER, CodeEnv
 from agent_system.workflows.code.prepare import CALLS, FAILING, KEPT, NO_JSON, NO_REFERENCE, Preparation, prepare
@@ -68,10 +68,12 @@ async def test_no_more_tests_than_asked_for_are_kept() -> None:
 
 async def test_assertions_become_calls_with_values() -> None:
     found, counts = await problems("human_eval", *HUMAN_EVAL)
-    assert counts == {KEPT: 3, FAILING: 1, NO_JSON: 1, CALLS: 3}
-    double, root, keys = found
+    assert counts == {KEPT: 4, FAILING: 1, NO_JSON: 1, CALLS: 1}
+    double, root, keys, _ = found
     assert [(case.given, case.expected) for case in double.cases] == [([5], 10), ([0], 0), ([1], 2), ([2], 4)] and not double.checker
-    assert [case.given for case in keys.cases] == [[{"b": 1, "a": 2}]]
+    assert [(case.given, case.expected) for case in keys.cases] == [
+        ([{"b": 1, "a": 2}], {"$tuple": ["a", "b"]}), ([{"$dict": [[2, 1]]}], {"$tuple": [2]}), ([{}], {"$set": []}),
+    ]  # fmt: skip
     assert await solves("def double(x): return x + x", double) and not await solves("def double(x): return 10", double)
     assert root.checker and not await solves("def root(x): return x / 2", root)
     for program in ("def root(x): return -(x ** 0.5)", "def root(x): return x ** 0.5 + 1e-9", "import math\nroot = math.sqrt"):
@@ -89,6 +91,156 @@ async def test_a_program_cannot_forge_assertions() -> None:
         assert not await solves(hostile, problem)
         assert not await solves(f"def {problem.function}(x):\n    raise SystemExit(0)", problem)
         assert not await solves("import os\nos._exit(0)", problem)
+
+
+def asserting(reference: str, *lines: str) -> dict[str, Any]:
+    """A row whose function is `solve`."""
+    body, test = ("".join(f"    {line}\n" for line in part) for part in (reference.splitlines()[1:], lines))
+    return {
+        "prompt": f"{reference.splitlines()[0]}\n",
+        "entry_point": "solve",
+        "canonical_solution": body,
+        "test": f"def check(candidate):\n{test}",
+    }
+
+
+SORTED = asserting("def solve(v):\nv.sort()", "v = [3, 1, 2]", "candidate(v)", "assert v == [1, 2, 3]")
+NESTED = asserting("def solve(m):\nm[0][0].clear()", "v = [1]", "candidate([(v, 2), 3])", "assert v == []")
+NEAR = asserting("def solve(x):\nreturn x ** 0.5", "assert not abs(candidate(4) - 2) > 1e-6", "assert max(0, abs(candidate(9) - 3)) < 1e-6")
+LARGE = asserting(
+    "def solve(v):\nreturn sorted(v)",
+    "for n in range(7000, 7005):",
+    "    v = list(range(n))",
+    "    assert sorted(candidate(v[::-1])) == v",
+)
+CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "the same call again": (
+        asserting("def solve(a, b):\nreturn [a, b, a * b + 17]", "assert len(candidate(5, 6)) == 3; assert candidate(5, 6)[2] == 47"),
+        ["return [0, 0, 47]"],
+        ["return [0, 0, 0]", "return [47]"],
+    ),
+    "by name": (
+        asserting("def solve(a, b):\nreturn a - b", "assert candidate(5, b=6) == -1", "assert 0 <= candidate(b=4, a=5)"),
+        ["return a - b", "return -1 if b == 6 else 7"],
+        ["return b - a", "return -1"],
+    ),
+    "by its own name": (
+        asserting("def solve(x):\nreturn x * solve(x - 1) if x else 1", "assert solve(3) == 6", "assert candidate(solve(0)) == 1"),
+        ["return [1, 1, 2, 6][x]"],
+        ["return x", "return [1, 2, 2, 6][x]"],
+    ),
+    "arguments changed in place": (SORTED, ["v.sort()", "v[:] = 1, 2, 3; return 7"], ["pass", "return sorted(v)", "v.clear()"]),
+    "inner arguments changed in place": (NESTED, ["m[0][0].pop()", "m[0][0][:] = []; m[1] = 7"], ["m.clear()", "m[0][0].append(2)"]),
+    "arguments may be changed": (
+        asserting("def solve(v):\nreturn sorted(v)", "assert candidate([2, 1]) == [1, 2]"),
+        ["v.sort(); return v"],
+        ["v.sort()"],
+    ),
+    "numbers that are none": (NEAR, ["return x ** 0.5", "return {4: 2, 9: 3}[x]"], ["return float('nan')", "return float('inf')"]),
+    "many large answers": (LARGE, ["return v", "return tuple(v)"], ["return v[1:]", "return [0] * len(v)"]),
+    "right one by one, not together": (
+        asserting("def solve(x):\nreturn x", "assert candidate(1) <= candidate(2)"), ["return -x * 0 + 3"], ["return 3 - x"],
+    ),
+    "right together, not one by one": (
+        asserting("def solve(x):\nreturn 0", "assert candidate(1) == candidate(2)"), ["return 5"], ["return x"],
+    ),
+    "an answer to an answer": (
+        asserting("def solve(x):\nreturn -x", "assert candidate(candidate(7)) == 7"), ["return x * -1"], ["return x + 1"],
+    ),
+    "random inputs": (
+        asserting(
+            "def solve(x):\nimport random\nrandom.random()\nreturn [x]",
+            "import random", "for _ in range(9):", "    x = random.random()", "    assert candidate(x)[0] == x",
+        ),
+        ["return [x, x]", "return (x,)"],
+        ["return [x + 1e-9]", "return [0]"],
+    ),
+    "a list": (
+        asserting("def solve(v):\nreturn list(v)", "assert candidate((1, 2)) == [1, 2]"),
+        ["return [True, 2.0]"],
+        ["return v", "return set(v)", "return {1: 2}", "return iter(v)", "return range(1, 3)", "return [1, 2 + 1e-9]"],
+    ),
+    "a tuple of arguments": (
+        asserting("def solve(v):\nreturn type(v).__name__", "assert candidate((1, 2)) == 'tuple'"),
+        ["return 'tuple' if isinstance(v, tuple) else 0"],
+        ["return 'list'"],
+    ),
+    "a set": (
+        asserting("def solve(v):\nreturn set(v)", "assert candidate('ab') == {'a', 'b'}"), ["return {*v}"], ["return ['a', 'b']"],
+    ),
+    "a truth value": (
+        asserting("def solve(x):\nreturn x > 1", "assert candidate(0) == False", "assert candidate(2) == True"),
+        ["return int(x > 1)", "return x / 2"],
+        ["return x", "return bool(x) or None", "return str(x > 1)"],
+    ),
+    "the truth value itself": (asserting("def solve(x):\nreturn x > 1", "assert candidate(2) is True"), ["return x == 2"], ["return 1"]),
+    "keys": (
+        asserting("def solve(x):\nreturn {x: 1, None: (2,)}", "assert candidate(1) == {1: True, None: (2,)}"),
+        ["return {None: (2.0,), True: 1}"],
+        ["return {'1': 1, None: (2,)}", "return {1: 1, None: [2]}", "return {1: 1}"],
+    ),
+    "long numbers": (
+        asserting("def solve(x):\nreturn 10 ** x", "assert candidate(5000) == 10 ** 5000", "assert candidate(0) == 1"),
+        ["return 10 ** x"],
+        ["return 10 ** x + 1"],
+    ),
+    "iterators": (
+        asserting("def solve(v):\nreturn map(str, v)", "assert list(candidate([1, 2])) == ['1', '2']"),
+        ["return ['1', '2']", "return (str(x) for x in v)"],
+        ["return v", "return '1'"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CASES)
+async def test_answers_are_judged_as_the_assertions_judge_a_program(what: str) -> None:
+    row, right, wrong = CASES[what]
+    (problem,), counts = await problems("human_eval", row)
+    assert counts == {KEPT: 1}
+    head = row["prompt"]
+    assert await solves(problem.reference, problem)
+    for body in (*right, *wrong):
+        assert await solves(f"{head}    {body}", problem) == (body in right), body
+
+
+async def test_a_large_answer_is_left_out_where_a_program_may_not_return_it() -> None:
+    row = asserting("def solve(n):\nreturn [0] * n", "for n in (100_000, 3, 100_000):", "    assert len(candidate(n)) == n")
+    (problem,), counts = await problems("human_eval", row)
+    assert [case.given for case in problem.cases] == [[3]] and counts == {KEPT: 1, CALLS: 2}
+
+
+@pytest.mark.parametrize("end", ["\n@abs", "\nx = (", "\nif x:", '\n"""', "\n" + 3 * "'", "\nclass A:", "\nx ="])
+async def test_what_is_added_to_a_program_does_not_mend_it(end: str) -> None:
+    (problem,), _ = await problems("human_eval", HUMAN_EVAL[0])
+    checked = await check_program("def double(x): return 2 * x" + end, problem.cases, problem, 1e-6)
+    assert {one.reason for one in checked} == {Reason.COMPILE}
+
+
+async def test_names_of_a_program_are_its_own() -> None:
+    (problem,), _ = await problems("human_eval", HUMAN_EVAL[0])
+    assert await solves("encode = write = read = decode = lambda x: 2 * x\ndef double(x): return encode(x)", problem)
+
+
+async def test_a_set_is_a_list_in_any_order_to_the_tester() -> None:
+    ((made,), _) = await prepare("human_eval", [HUMAN_EVAL[4]], Path("test.jsonl"), Preparation())
+    env = CodeEnv()
+    env.reset(task_from_row(made))
+    for expected, local in (("[2, -2]", 1.0), ("[-2, 2]", 1.0), ("[2]", 0.2), ('"2"', 0.2), ("[2, NaN]", 0.2)):
+        assert (await env.act(TESTER, write_pairs([("2", expected)]))).local == pytest.approx(local), expected
+
+
+async def test_a_number_that_is_none_is_no_right_test() -> None:
+    ((made,), _) = await prepare("human_eval", [NEAR], Path("test.jsonl"), Preparation())
+    env = CodeEnv()
+    env.reset(task_from_row(made))
+    for expected, local in (("2", 1.0), ("NaN", 0.2), ("Infinity", 0.2)):
+        assert (await env.act(TESTER, write_pairs([("4", expected)]))).local == pytest.approx(local), expected
+        await env.act(CODER, problem_reference(NEAR))
+        assert (await env.step(problem_reference(NEAR))).done == (expected == "2")
+
+
+def problem_reference(row: dict[str, Any]) -> str:
+    return row["prompt"] + row["canonical_solution"]
 
 
 async def test_mbpp_is_judged_by_its_own_assertions() -> None:
@@ -165,7 +317,7 @@ def test_the_script_writes_what_the_trainer_reads(tmp_path: Path, monkeypatch: p
     argv = ["--set", "human_eval", "--output", str(tmp_path / "out"), "--input"]
     (path,) = code_sets.main([*argv, str(tmp_path / "test.jsonl.gz")])
     rows = read_rows(path)
-    assert path.name == "test.parquet" and [row["extra_info"]["index"] for row in rows] == [0, 1, 2]
+    assert path.name == "test.parquet" and [row["extra_info"]["index"] for row in rows] == [0, 1, 2, 4]
     (tmp_path / "bad.jsonl").write_text(json.dumps(HUMAN_EVAL[3]) + "\n")
     with pytest.raises(DatasetError, match=r"no row of human_eval could be kept.*fails its own tests"):
         code_sets.main([*argv, str(tmp_path / "bad.jsonl")])

@@ -74,6 +74,22 @@ def test_values_that_are_written_in_two_ways_are_one() -> None:
     assert tests == Suite((Case([{"a": 1, "b": [2]}], [1, 2]),), 0, 1)
 
 
+@pytest.mark.parametrize("same", [("1", "1.0", "true", "1e0"), ('{"a": [0]}', '{"a": [false]}'), ("[[]]", " [ [] ]")])
+def test_values_that_python_calls_equal_are_one_input(same: tuple[str, ...]) -> None:
+    tests = read_tests("".join(pair(given, str(i)) for i, given in enumerate(same)), "solve", 8)
+    assert (len(tests.cases), tests.surplus) == (1 - tests.contradictory, len(same) - 1)
+
+
+def test_inputs_that_are_other_texts_do_not_contradict_each_other() -> None:
+    tests = read_tests(pair("010", "3") + pair("10", "2"), "", 8)
+    assert tests == Suite((Case("010\n", "3\n"),), 0, 1)
+
+
+@pytest.mark.parametrize("given", ['{"$dict": 5}', '{"$dict": [[1]]}', '{"$changed": []}', '{"$set": {"$tuple": 3}}', '{"$x": 1, "y": 2}'])
+def test_objects_with_any_key_are_inputs(given: str) -> None:
+    assert len(read_tests(pair(given, given) + pair("[]", "0"), "solve", 8).cases) == 2
+
+
 def test_tests_for_a_function_are_json() -> None:
     tests = read_tests(pair('[1, 2]\n"x"', '{"a": null}') + pair("1 +", "2") + pair("1", "f(x)") + pair("", "0"), "solve", 8)
     assert tests == Suite((Case([[1, 2], "x"], {"a": None}), Case([], 0)), 0, 2)
