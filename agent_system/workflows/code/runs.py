@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from agent_system.sandbox import Call, Reason, RunResult, SandboxError, shared_sandbox
+from agent_system.sandbox import Call, Reason, RunResult, shared_sandbox
 from agent_system.workflows.code.judge import same_kind, same_output, same_value
 from agent_system.workflows.code.problem import Case, Problem
 
@@ -58,11 +58,8 @@ async def check_program(
             program on the Tester's tests). A special judge must then approve of both, each held against the other: one that never reads
             the expected answer would else agree with any. It is not asked about answers to the Tester's tests that are of another kind:
             `assert f(x)` approves of a text where the value is True.
-
-    Raises:
-        SandboxError: the sandbox failed; nobody is to blame and nothing must be scored.
     """
-    results = await _run(program, [case.test(problem.function) for case in cases])
+    results = await shared_sandbox().run_tests(program, [case.test(problem.function) for case in cases])
     written = sum(len(result.stdout) + len(result.value or "") for result in results)
     work = partial(_judged, results, cases, problem.function, tolerance, truth)
     answers, passed = await asyncio.to_thread(work) if written > JUDGED_AT_ONCE else work()
@@ -88,14 +85,6 @@ def _judged(
     return answers, [pair is not None and same(*pair, tolerance) for pair in pairs]
 
 
-async def _run(program: str, tests: Sequence[Any]) -> list[RunResult]:
-    results = await shared_sandbox().run_tests(program, tests)
-    for result in results:
-        if result.reason is Reason.SANDBOX:
-            raise SandboxError(f"a program could not be run: {result.message}")
-    return results
-
-
 def _may_be(case: Case, answer: tuple[Any], truth: Truth) -> bool:
     return truth is Truth.EXPECTED or same_kind(case.expected, answer[0])
 
@@ -109,7 +98,7 @@ async def _ask(problem: Problem, answers: Sequence[tuple[Case, Any]], truth: Tru
         asked += [Call("judge", [case.given, case.expected, answer[0]]) for case, answer in answers]
     if truth is not Truth.EXPECTED:
         asked += [Call("judge", [case.given, answer[0], case.expected]) for case, answer in answers]
-    results = await _run(problem.checker, asked)
+    results = await shared_sandbox().run_tests(problem.checker, asked)
     verdicts = [(said := _answer(result, "judge")) is not None and said[0] is True for result in results]
     return [all(verdicts[i :: len(answers)]) for i in range(len(answers))]
 
