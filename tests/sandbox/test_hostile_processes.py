@@ -147,17 +147,25 @@ async def test_threads_and_processes_of_others_are_not_counted(arena: Arena) -> 
     over = threading.Event()
     threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(60)]
     forker = f"import os, time\nfor _ in range({LIMITS.processes - 1}):\n    if os.fork() == 0:\n        break\ntime.sleep(20)"
-    several = "from concurrent.futures import ThreadPoolExecutor\nprint(sum(ThreadPoolExecutor(8).map(abs, range(-100, 0))))"
+    several = """
+import threading
+threading.stack_size(1 << 16)
+met = threading.Barrier(9)
+for _ in range(8):
+    threading.Thread(target=met.wait, daemon=True).start()
+met.wait()
+print("met")
+"""
     forkers: list[asyncio.Task] = []
     try:
         for thread in threads:
             thread.start()
-        assert [(await sandbox.run(program, limits=PATIENT)).stdout for program in ("print(1)", several)] == ["1\n", "5050\n"]
+        assert [(await sandbox.run(program, limits=PATIENT)).stdout for program in ("print(1)", several)] == ["1\n", "met\n"]
         forkers = [asyncio.create_task(sandbox.run(forker)) for _ in range(3)]
         until = time.monotonic() + 15
         while sum(len(tree.descendants(pid)) for pid in sandbox.pids) < 3 * LIMITS.processes and time.monotonic() < until:
             await asyncio.sleep(0.05)
-        assert [(await sandbox.run(program, limits=PATIENT)).stdout for program in ("print(1)", several) * 3] == ["1\n", "5050\n"] * 3
+        assert [(await sandbox.run(program, limits=PATIENT)).stdout for program in ("print(1)", several) * 3] == ["1\n", "met\n"] * 3
         assert sandbox.restarts == 0 and not any(run.done() for run in forkers)
     finally:
         over.set()
@@ -169,6 +177,7 @@ async def test_threads_and_processes_of_others_are_not_counted(arena: Arena) -> 
 async def test_thread_flood(arena: Arena) -> None:
     program = """
 import threading, time
+threading.stack_size(1 << 16)
 try:
     for made in range(100):
         threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
