@@ -1,9 +1,12 @@
-"""Errors that a workflow's author or user can act on."""
+"""Errors that a workflow's author or user can act on, and what no message may hold."""
 
 from __future__ import annotations
 
 import difflib
+import html
+import re
 from collections.abc import Iterable
+from urllib.parse import unquote, urlsplit
 
 
 class AgentSystemError(ValueError):
@@ -15,3 +18,47 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     by_folded = {k.lower(): k for k in known}
     near = difflib.get_close_matches(name.lower(), by_folded, n=1, cutoff=0.5)
     return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
+
+
+def masked(text: str, *secrets: str | None) -> str:
+    """`text` with `***` for every secret, also where its characters are escaped as in JSON, a URL or HTML, or as in one inside another."""
+    for secret in secrets:
+        if secret:
+            text = re.sub("".join(map(_spellings, secret)), "***", text)
+    return text
+
+
+def _spellings(character: str) -> str:
+    """A pattern for the ways in which a character is written; what repeats is bounded, so that no text makes the search slow."""
+    units = character.encode("utf-16-be", "surrogatepass")
+    backslash = r"(?:\\|%(?:25){0,4}5c)"
+    json_code = f"{backslash}{{0,8}}".join(f"u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+    percent = "".join(f"%(?:25){{0,4}}{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
+    entity = f"&(?:amp;){{0,4}}#(?:0{{0,6}}{ord(character)}|x0{{0,6}}{ord(character):x});"
+    named = re.escape(html.escape(character)).replace("&", "&(?:amp;){0,4}")
+    plus = r"|\+" if character == " " else ""
+    return rf"(?i:{backslash}{{0,8}})(?:{re.escape(character)}|(?i:{json_code}|{percent}|{entity})|{named}{plus})"
+
+
+def without_password(url: str) -> str:
+    """A URL as it may be shown: `***` for the user and password that it may hold."""
+    return re.sub(r"(?<=//)[^/?#]*@", "***@", url, count=1)
+
+
+def password(url: str) -> str | None:
+    """The password that a URL holds, as it was typed before it was encoded; None where it holds none."""
+    try:
+        found = urlsplit(url).password
+    except ValueError:  # no URL
+        return None
+    return unquote(found) if found else None
+
+
+def printable_key(key: str, where: str) -> str:
+    """`key`; raises AgentSystemError, without it, where it holds a character that cannot be in a header."""
+    if not key.isprintable():
+        place = next(place for place, character in enumerate(key) if not character.isprintable())
+        raise AgentSystemError(
+            f"{where}: character {place + 1} of {len(key)} of the key is a control character; is it a line break or a tab?"
+        )
+    return key

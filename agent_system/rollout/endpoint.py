@@ -16,12 +16,15 @@ from typing import Any
 import aiohttp
 
 from agent_system.agent import Message
+from agent_system.errors import AgentSystemError, masked, password, printable_key, without_password
 from verl.protocol.generate import RolloutError, SamplingParams, StopReason
 
 logger = logging.getLogger(__name__)
 
 PATH = "/chat/completions"
 MOST_BYTES = 8 << 20
+# Characters of an answer in which the key is looked for, and how many a key may take there.
+MOST_SEARCHED, LONGEST_KEY = 1 << 16, 1 << 13
 # Statuses that another attempt may mend: request timeout, conflict, too early, too many requests; and all from 500 on.
 WORTH_ANOTHER = (408, 409, 425, 429)
 LONGEST_WAIT_S = 60.0
@@ -30,10 +33,14 @@ SEEDS = 2**31
 
 @dataclass(frozen=True)
 class EndpointSettings:
-    """The keys under `agent.api.<agent>`; `api_key` is what the environment variable holds."""
+    """The keys under `agent.api.<agent>`; `api_key` is what the environment variable holds.
+
+    Raises:
+        AgentSystemError: the key holds a control character, or the address a password beside it.
+    """
 
     agent_id: str
-    base_url: str
+    base_url: str = field(repr=False)
     model: str
     api_key: str | None = field(default=None, repr=False)
     request_timeout_s: float = 60.0
@@ -41,6 +48,11 @@ class EndpointSettings:
     retry_delay_s: float = 1.0
     max_concurrent_requests: int = 16
     extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        printable_key(self.api_key or "", f"the server of {self.agent_id}")
+        if self.api_key and password(self.base_url):
+            raise AgentSystemError(f"the server of {self.agent_id} has a key and a password in its base_url; give one of them")
 
     @property
     def url(self) -> str:
@@ -173,11 +185,13 @@ class Endpoint:
 
     def _quoted(self, text: str) -> str:
         """The beginning of what a server said, in one line; some quote the key that they were given."""
-        clean = text.replace(self.settings.api_key, "***") if self.settings.api_key else text
-        return " ".join(clean.split())[:200]
+        line = " ".join(text.split())
+        clean = masked(line[:MOST_SEARCHED], self.settings.api_key, password(self.settings.base_url))
+        # A key that the cut has left the beginning of is in no part that is quoted.
+        return (clean if len(line) <= MOST_SEARCHED else clean[:-LONGEST_KEY])[:200]
 
     def _who(self) -> str:
-        return f"the server of {self.settings.agent_id}, {self.settings.model} at {self.settings.url},"
+        return f"the server of {self.settings.agent_id}, {self.settings.model} at {without_password(self.settings.url)},"
 
 
 def _read(text: str, retries: int) -> Answer:

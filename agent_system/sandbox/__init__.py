@@ -5,7 +5,7 @@ from agent_system.sandbox.limits import Limits, SandboxError
 from agent_system.sandbox.result import Reason, RunResult
 from agent_system.sandbox.sandbox import Sandbox
 from agent_system.sandbox.settings import SandboxSettings
-from agent_system.sandbox.shared import close_shared, configure, make_sandbox, shared_sandbox
+from agent_system.sandbox.shared import close_shared, configure, make_sandbox, shared_failures, shared_sandbox
 
 __all__ = [
     "Call",
@@ -19,5 +19,6 @@ __all__ = [
     "close_shared",
     "configure",
     "make_sandbox",
+    "shared_failures",
     "shared_sandbox",
 ]

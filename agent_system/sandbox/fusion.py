@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from agent_system.errors import masked, password, without_password
 from agent_system.sandbox.fusion_protocol import PATH, read_answer, request
 from agent_system.sandbox.job import Job
 from agent_system.sandbox.limits import SandboxError
@@ -41,6 +42,7 @@ class HttpSandbox(Sandbox):
     def __init__(self, settings: SandboxSettings) -> None:
         super().__init__(settings)
         self._url = settings.url.rstrip("/").removesuffix(PATH) + PATH
+        self._shown = without_password(self._url)
         self._loop = asyncio.new_event_loop()
         self._session: aiohttp.ClientSession | None = None
         self._slots = asyncio.Semaphore(settings.workers or REQUESTS)
@@ -50,13 +52,15 @@ class HttpSandbox(Sandbox):
         logger.info("sandbox: %s", self.describe())
 
     def describe(self) -> str:
-        return f"SandboxFusion at {self._url}, {self.settings.workers or REQUESTS} requests at a time; what holds programs is the server's"
+        return (
+            f"SandboxFusion at {self._shown}, {self.settings.workers or REQUESTS} requests at a time; what holds programs is the server's"
+        )
 
     def check(self) -> None:
         (result,) = self._submit(Job("print(6 * 7)", [""], self.settings.limits)).result()
         if result.stdout.strip() != "42":
             raise SandboxError(
-                f"sandbox.url={self.settings.url}: a program that prints 42 ended with {result.reason}: "
+                f"sandbox.url={without_password(self.settings.url)}: a program that prints 42 ended with {result.reason}: "
                 f"{result.message or result.stderr[-500:]}; is this a SandboxFusion server?"
             )
 
@@ -102,9 +106,9 @@ class HttpSandbox(Sandbox):
         except OutputError:
             return RunResult(Reason.OUTPUT)
         except TimeoutError:
-            message = f"{self._url} gave no answer within {seconds:g} s"
+            message = f"{self._shown} gave no answer within {seconds:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            message = f"{self._url}: {type(error).__name__}: {error}"
+            message = f"{self._shown}: {type(error).__name__}: {masked(str(error), password(self._url))}"
         logger.warning("sandbox: %s", message)
         return RunResult(Reason.SANDBOX, message=message)
 

@@ -45,7 +45,7 @@ def _run(source, call, mark):
 def request(job: Job, header: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], str]:
     """The body of the request for a test's message, and the mark behind which a value is; the mark is empty where there is no call."""
     mark = ""
-    program = job.program.encode("utf-8", "replace").decode()
+    program = job.source.decode()
     if header.get("mode") == "compile":
         code = f"compile({program!r}, 'program.py', 'exec')"
     elif header:

@@ -43,11 +43,12 @@ class Job:
     """A program and what to do with it.
 
     Attributes:
-        program: Python source.
+        program: Python source, which may begin with a byte order mark.
         tests: one run each, in order.
         limits: of each run.
         max_timeouts: after so many runs that ended with `timeout` or `cpu` the rest is `skipped`; 0 runs all.
         compile_only: do not run, say whether it compiles.
+        again: the sandbox has failed to run these tests before; they get a worker that has run nothing else.
         abandoned: set when nobody waits any more.
     """
 
@@ -56,12 +57,13 @@ class Job:
     limits: Limits
     max_timeouts: int = 0
     compile_only: bool = False
+    again: bool = False
     abandoned: threading.Event = field(default_factory=threading.Event)
 
     @functools.cached_property
     def source(self) -> bytes:
-        """The program as it is sent."""
-        return encode(self.program)
+        """The program as it is sent, without the mark that Python skips at the start of a file."""
+        return encode(self.program.removeprefix("\ufeff"))
 
     def message(self, test: Test) -> tuple[dict[str, Any], bytes] | RunResult:
         """What the sandbox is told of one test and what the program reads; the result of one that is not worth sending."""

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import queue
+import tempfile
 import threading
 from concurrent.futures import Future
 
@@ -22,6 +23,25 @@ from agent_system.threads import DaemonExecutor
 logger = logging.getLogger(__name__)
 
 PROBE = Limits(cpu_s=10, wall_s=60, memory_mb=256)
+# Says what it could do to a file of ours, whose name it reads, before the answer.
+TRIES = """
+import os
+path = input()
+attempts = {
+    "open": lambda: os.close(os.open(path, os.O_RDONLY)), "write": lambda: os.close(os.open(path, os.O_WRONLY)),
+    "chmod": lambda: os.chmod(path, 0o600), "utime": lambda: os.utime(path), "truncate": lambda: os.truncate(path, 0),
+    "lock": lambda: __import__("fcntl").flock(0, 2),
+}
+for name, attempt in attempts.items():
+    try:
+        attempt()
+        print(name, end=" ")
+    except OSError:
+        pass
+print(6 * 7)
+"""
+# By level, what may succeed.
+TOLERATED = {"rlimits": {"open", "write", "chmod", "utime", "truncate", "lock"}, "seccomp": {"open", "write"}}
 
 
 class LocalSandbox(Sandbox):
@@ -52,7 +72,10 @@ class LocalSandbox(Sandbox):
         logger.info("sandbox: %s", self.describe())
 
     def describe(self) -> str:
-        return f"level {self.level}, {self.workers} workers; programs have {describe(self.level)}"
+        held = f"level {self.level}, {self.workers} workers; programs have {describe(self.level)}"
+        if rank(self.level) < rank("landlock") and os.geteuid() != 0:
+            held += "; they can read and write all files of this user"
+        return held
 
     @property
     def pids(self) -> list[int]:
@@ -82,7 +105,7 @@ class LocalSandbox(Sandbox):
             return results
         worker = self._places.get()
         try:
-            if worker is None or not worker.alive:
+            if worker is None or not worker.alive or job.again:
                 self._retire(worker)
                 worker = self._start(self.level)
             for result in worker.run(job):
@@ -131,14 +154,19 @@ class LocalSandbox(Sandbox):
         raise SandboxError(complaint(None, settings.min_level, missing))
 
     def _probe(self, level: str) -> Worker:
-        """Start a worker and let it run a program. Raises SandboxError saying what does not work."""
+        """Start a worker and let it run a program that tries what the level refuses. Raises SandboxError saying what does not hold."""
         worker = self._start(level)
         try:
-            (result,) = worker.run(Job("print(6 * 7)", [""], PROBE))
+            with tempfile.NamedTemporaryFile(prefix="sandbox-probe-") as file:
+                (result,) = worker.run(Job(TRIES, [file.name], PROBE))
         except WorkerError as error:
             self._retire(worker)
             raise SandboxError(str(error)) from error
-        if result.stdout != "42\n" or not result.ok:
-            self._retire(worker)
-            raise SandboxError(result.message or f"a program that prints 42 ended with {result.reason}: {result.stderr[-500:]}")
-        return worker
+        *succeeded, answer = result.stdout.split() or [""]
+        broken = set(succeeded) - TOLERATED.get(level, set())
+        if answer == "42" and result.ok and not broken:
+            return worker
+        self._retire(worker)
+        if broken:
+            raise SandboxError(f"a program can do this to files of the trainer: {', '.join(sorted(broken))}")
+        raise SandboxError(result.message or f"a program that prints 42 ended with {result.reason}: {result.stderr[-500:]}")

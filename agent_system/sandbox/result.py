@@ -28,6 +28,7 @@ class Reason(StrEnum):
     MEMORY = "memory"
     DISK = "disk"
     OUTPUT = "output"
+    PROCESSES = "processes"
     SKIPPED = "skipped"
     REFUSED = "refused"
     SANDBOX = "sandbox"
@@ -35,12 +36,12 @@ class Reason(StrEnum):
     @property
     def is_limit(self) -> bool:
         """The run met a limit."""
-        return self in (Reason.TIMEOUT, Reason.CPU, Reason.MEMORY, Reason.DISK, Reason.OUTPUT)
+        return self in (Reason.TIMEOUT, Reason.CPU, Reason.MEMORY, Reason.DISK, Reason.OUTPUT, Reason.PROCESSES)
 
     @property
     def is_no_program(self) -> bool:
         """The text is no program, or none that can be run."""
-        return self in (Reason.COMPILE, Reason.REFUSED)
+        return self in (Reason.COMPILE, Reason.REFUSED, Reason.SANDBOX)
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class RunResult:
 
     Attributes:
         reason: why it ended: `error` (an exception or exit code other than 0), `compile` (no valid program), `signal` (killed, also by
-            itself), `timeout` (clock), `cpu`, `memory`, `disk`, `output` (a limit), `skipped` (earlier tests ran out of time), `refused`
-            (too large to be run), `sandbox` (not the program's fault: the sandbox failed, see `message`).
+            itself), `timeout` (clock), `cpu`, `memory`, `disk`, `output`, `processes` (a limit), `skipped` (earlier tests ran out of time),
+            `refused` (too large to be run), `sandbox` (the sandbox failed twice, see `message`).
         exit_code: of the program, the negative number of a signal; None where it did not end by itself.
         stdout: at most `Limits.output_kb`, bytes that are no UTF-8 replaced.
         stderr: likewise; a traceback names the program `program.py`.

@@ -8,9 +8,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
 
 from agent_system.sandbox.job import Job, Test
-from agent_system.sandbox.limits import Limits
+from agent_system.sandbox.limits import Limits, SandboxError
 from agent_system.sandbox.result import Reason, RunResult
 from agent_system.sandbox.settings import SandboxSettings
 
@@ -59,14 +61,27 @@ class Sandbox(ABC):
         return (await self._run(Job(program, [""], limits or self.settings.limits, compile_only=True)))[0]
 
     async def _run(self, job: Job) -> list[RunResult]:
+        """The results of a job; tests that the sandbox failed are run once more, by a fresh worker where there are workers."""
+        results = await self._once(job)
+        lost = [place for place, result in enumerate(results) if result.reason is Reason.SANDBOX]
+        if lost:
+            again = replace(job, tests=[job.tests[place] for place in lost], again=True)
+            with suppress(SandboxError):  # closed meanwhile
+                for place, result in zip(lost, await self._once(again), strict=True):
+                    results[place] = result
+            failed = [result.message for result in results if result.reason is Reason.SANDBOX]
+            if failed:
+                logger.warning("sandbox: %d runs failed twice and count as wrong, the last: %s", len(failed), failed[-1])
+        self.counts.update(result.reason.value for result in results)
+        return results
+
+    async def _once(self, job: Job) -> list[RunResult]:
         future = self._submit(job)
         try:
-            results = await asyncio.wrap_future(future)
+            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             job.abandoned.set()
             raise
-        self.counts.update(result.reason.value for result in results)
-        return results
 
     @abstractmethod
     def _submit(self, job: Job) -> Future[list[RunResult]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from agent_system.errors import without_password
 from agent_system.sandbox.levels import rank
 from agent_system.sandbox.limits import Limits, SandboxError
 
@@ -33,7 +34,7 @@ class SandboxSettings:
     packages: tuple[str, ...] = ()
     max_timeouts: int = 2
     limits: Limits = field(default_factory=Limits)
-    url: str = ""
+    url: str = field(default="", repr=False)
     request_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -48,4 +49,5 @@ class SandboxSettings:
                 f"found {self.workers}, {self.max_timeouts} and {self.request_timeout_s:g}"
             )
         if self.backend == "http" and not self.url.startswith(("http://", "https://")):
-            raise SandboxError(f"sandbox.url={self.url!r}: sandbox.backend=http needs the server's address, such as http://localhost:8080")
+            shown = without_password(self.url)
+            raise SandboxError(f"sandbox.url={shown!r}: sandbox.backend=http needs the server's address, such as http://localhost:8080")

@@ -6,6 +6,7 @@ import threading
 
 from agent_system.sandbox.limits import SandboxError
 from agent_system.sandbox.local import LocalSandbox
+from agent_system.sandbox.result import Reason
 from agent_system.sandbox.sandbox import Sandbox
 from agent_system.sandbox.settings import SandboxSettings
 
@@ -48,6 +49,12 @@ def shared_sandbox() -> Sandbox:
         if _sandbox is None:
             _sandbox = make_sandbox(_settings)
         return _sandbox
+
+
+def shared_failures() -> float | None:
+    """How many runs the sandbox of this process has failed twice, since it was started; None where there is none."""
+    with _lock:
+        return None if _sandbox is None else float(_sandbox.counts[Reason.SANDBOX.value])
 
 
 def close_shared() -> None:

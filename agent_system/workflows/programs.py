@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from agent_system.errors import AgentSystemError
 from agent_system.projection import Projection, code_block
-from agent_system.sandbox import Reason, SandboxError, shared_sandbox
+from agent_system.sandbox import shared_sandbox
 
 LONGEST_REASON = 160
 
@@ -56,13 +56,8 @@ async def run_program(program: Program, stdin: str, is_plan: Callable[[str], boo
         stdin: the world as the program reads it.
         is_plan: says whether a text can be read as a plan; it must not evaluate it.
         plan: what that is in words, such as "list of moves".
-
-    Raises:
-        SandboxError: the sandbox failed; the program is not to blame and must not be scored.
     """
     result = await shared_sandbox().run(program, stdin)
-    if result.reason is Reason.SANDBOX:
-        raise SandboxError(f"the Tool's program could not be run: {result.message}")
     if not result.ok:
         return Printed("", f"the program {result.failure(LONGEST_REASON - len('the program '))}")
     return Printed(result.stdout) if is_plan(result.stdout) else Printed("", f"the program printed no {plan}")

@@ -14,7 +14,8 @@ from tests.sandbox.arena import Arena, offered, sandbox_at
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test with an `arena` runs at the strongest level of this machine and at the weakest that promises what is tested.
 
-    The marker `promised_by` names that weakest level (default: `rlimits`); `strongest` takes the strongest alone, `every` all.
+    The marker `promised_by` names that weakest level (default: `rlimits`), with `each=True` all from there on; `strongest` takes the
+    strongest alone, `every` all.
     """
     if "arena" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("promised_by")
@@ -22,7 +23,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         levels = offered("rlimits" if least in ("every", "strongest") else least)
         if least == "strongest":
             levels = levels[:1]
-        elif least != "every":
+        elif least != "every" and not (marker and marker.kwargs.get("each")):
             levels = list(dict.fromkeys([*levels[:1], *levels[-1:]]))
         metafunc.parametrize("arena", levels, indirect=True)
 

@@ -21,6 +21,8 @@ try:
 except (OSError, KeyError, IndexError) as error:
     print("refused", end="")
 """
+# Takes the rights to the private folder away, where modes can be changed.
+MODE_0 = "try:\n    os.chmod('.', 0)\nexcept PermissionError:\n    pass"
 # Expressions that give away the secret where nothing stops them. {secret} is a file that everyone may read.
 READ = {
     "dataset": "open('{secret}').read()",
@@ -77,6 +79,7 @@ def places(tmp_path: Path) -> dict[str, object]:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     secret.chmod(0o666)
+    os.utime(secret, (10**9, 10**9))
     return {"secret": secret, "folder": tmp_path, "home": Path.home(), "root": ROOT, "pid": os.getpid()}
 
 
@@ -100,6 +103,80 @@ async def test_nothing_can_be_written(name: str, arena: Arena, places: dict[str,
     assert (result.stdout, result.reason) == ("refused", "ok")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["secret"]
     assert ((tmp_path / "secret").read_text(), os.stat(tmp_path / "secret").st_mode) == (SECRET, mode)
+
+
+# What Landlock does not look at, or not before Linux 6.2.
+CHANGE = {
+    "mode": "os.chmod('{secret}', 0o777) or 'done'",
+    "mode_of_a_descriptor": "os.fchmod(os.open('{secret}', os.O_RDONLY), 0o777) or 'done'",
+    "times": "os.utime('{secret}') or 'done'",
+    "times_of_a_descriptor": "os.utime(os.open('{secret}', os.O_RDONLY), (1, 1)) or 'done'",
+    "truncate": "os.truncate('{secret}', 0) or 'done'",
+    "truncate_when_opened_to_read": "os.open('{secret}', os.O_RDONLY | os.O_TRUNC) and 'done'",
+    "truncate_when_opened_for_nothing": "os.open('{secret}', 3 | os.O_TRUNC) and 'done'",
+    "mode_of_the_library": "os.chmod(sys.path[0] + '/os.py', 0o600) or 'done'",
+}
+
+
+@pytest.mark.promised_by("seccomp", each=True)
+@pytest.mark.parametrize("name", CHANGE)
+async def test_mode_times_and_length_of_no_file_can_be_changed(name: str, arena: Arena, places: dict[str, object], tmp_path: Path) -> None:
+    program = TRY.format(attack=CHANGE[name].format(**places))
+    secret = tmp_path / "secret"
+    before = secret.stat()
+    if arena.level == offered()[0] and "library" not in name:
+        assert run_outside(program, tmp_path) == "done"
+        changed = secret.stat()
+        assert (changed.st_mode, changed.st_mtime, changed.st_size) != (before.st_mode, before.st_mtime, before.st_size)
+        secret.write_text(SECRET)
+        secret.chmod(0o666)
+        os.utime(secret, (10**9, 10**9))
+    assert (await arena.attack(program)).stdout == "refused"
+    after = secret.stat()
+    assert (after.st_mode, after.st_mtime, after.st_size) == (before.st_mode, before.st_mtime, before.st_size)
+
+
+@pytest.mark.promised_by("seccomp", each=True)
+async def test_nothing_of_the_host_can_be_locked(arena: Arena) -> None:
+    program = """
+import fcntl, struct, sys
+attempts = [lambda: fcntl.flock(file, fcntl.LOCK_SH), lambda: fcntl.lockf(file, fcntl.LOCK_SH, 1, 7)]
+attempts += [lambda n=n: fcntl.fcntl(file, n, struct.pack("hhqqi", 0, 0, 7, 1, 0)) for n in (5, 6, 37, 38)]  # by process, by descriptor
+for path in ("/dev/null", sys.path[0] + "/os.py"):
+    with open(path) as file:
+        for attempt in attempts:
+            try:
+                attempt()
+                print("locked")
+            except PermissionError:
+                print("refused")
+"""
+    assert (await arena.attack(program)).stdout == "refused\n" * 12
+
+
+@pytest.mark.promised_by("namespaces")
+async def test_devices_can_be_used_and_not_changed(arena: Arena) -> None:
+    before = os.stat("/dev/null")
+    program = """
+import os
+print(open("/dev/null", "w").write("x"), open("/dev/null").read() == "", len(open("/dev/urandom", "rb").read(9)))
+for attempt in (lambda: os.utime("/dev/null"), lambda: os.utime(os.open("/dev/null", os.O_RDWR)), lambda: os.chmod("/dev/null", 0o666)):
+    try:
+        attempt()
+        print("changed")
+    except OSError:
+        print("refused")
+"""
+    assert (await arena.attack(program)).stdout == "1 True 9\n" + "refused\n" * 3
+    after = os.stat("/dev/null")
+    assert (after.st_mode, after.st_mtime, after.st_atime) == (before.st_mode, before.st_mtime, before.st_atime)
+
+
+@pytest.mark.promised_by("namespaces")
+async def test_the_name_of_the_host_is_not_seen(arena: Arena) -> None:
+    own = os.uname().nodename
+    assert (await arena.attack("import os, socket\nprint(os.uname().nodename, socket.gethostname())")).stdout == "sandbox sandbox\n"
+    assert os.uname().nodename == own
 
 
 @pytest.mark.promised_by("every")
@@ -141,13 +218,13 @@ print(*(sorted(os.listdir(place)) for place in ("/", "/usr/lib", "/dev", "/tmp")
 foreign = [f"/usr/lib/python/{name}" for name in ("site-packages", "dist-packages")]
 print([name for name in foreign if os.path.exists(name) and os.listdir(name)])
 """
-    view = "['dev', 'tmp', 'usr'] ['packages', 'python'] ['null', 'random', 'shm', 'urandom', 'zero'] [] /tmp True\n[]\n"
+    view = "['dev', 'tmp', 'usr'] ['packages', 'python'] ['null', 'random', 'shm', 'urandom'] [] /tmp True\n[]\n"
     assert (await arena.attack(program)).stdout == view
 
 
 @pytest.mark.promised_by("every")
 async def test_the_private_folder_is_empty_for_every_test(arena: Arena) -> None:
-    program = "import os\nprint(os.listdir('.'))\nos.mkdir('d')\nopen('d/f', 'w').write('kept?')\nos.chmod('.', 0)"
+    program = f"import os\nprint(os.listdir('.'))\nos.mkdir('d')\nopen('d/f', 'w').write('kept?')\n{MODE_0}"
     results = await arena.sandbox.run_tests(program, ["", "", ""])
     assert [(r.stdout, r.ok) for r in results] == [("[]\n", True)] * 3
     arena.nothing_is_left()
@@ -159,24 +236,27 @@ async def test_mode_and_times_of_the_private_folder_say_nothing_of_earlier_tests
 import os, time
 now, folder = time.time(), os.stat(".")
 print(oct(folder.st_mode), [now - 10 < at <= now + 1 for at in (folder.st_atime, folder.st_mtime, folder.st_ctime)])
-os.utime(".", (12345, 67890))
-os.chmod(".", 0o1017)
+for change in (lambda: os.utime(".", (12345, 67890)), lambda: os.chmod(".", 0o1017)):
+    try:
+        change()
+    except PermissionError:
+        pass
 """
     results = await arena.sandbox.run_tests(program, ["", "", ""])
     assert [(r.stdout, r.ok) for r in results] == [("0o40700 [True, True, True]\n", True)] * 3
 
 
 async def test_a_folder_that_is_hard_to_remove_is_removed(arena: Arena) -> None:
-    program = """
+    program = f"""
 import os
-os.mkdir("moved-1"); os.mkdir("moved-1/moved-2")
+os.mkdir("moved-1"); os.mkdir("moved-1/moved-2"); os.mkdir("shut", 0)
 for name in ("a\\nb", "-rf", "\\udcff", " ", "*"):
     open(name, "w").close()
 for _ in range(300):
     os.mkdir("deep")
     os.chdir("deep")
 os.symlink("/", "root")
-os.chmod(".", 0)
+{MODE_0}
 print("made")
 """
     results = await arena.sandbox.run_tests(program, ["", ""])

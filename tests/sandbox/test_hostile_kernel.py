@@ -10,14 +10,14 @@ from agent_system.sandbox.jail import seccomp, syscalls
 from tests.sandbox.arena import Arena
 
 pytestmark = pytest.mark.promised_by("seccomp")
-C = "import ctypes, errno, os\nc = ctypes.CDLL(None, use_errno=True)\n"
+C = "import ctypes, errno, os, sys\nc = ctypes.CDLL(None, use_errno=True)\n"
 MACHINE = platform.machine()
 NUMBERS = syscalls.numbers(syscalls.REFUSED, MACHINE)
 NAMES = [
     "mount", "umount2", "pivot_root", "chroot", "unshare", "setns", "open_tree", "move_mount", "fsopen", "bpf", "perf_event_open",
     "userfaultfd", "io_uring_setup", "keyctl", "add_key", "request_key", "init_module", "kexec_load", "reboot", "name_to_handle_at",
     "open_by_handle_at", "memfd_create", "shmget", "semget", "msgget", "mq_open", "personality", "seccomp", "landlock_restrict_self",
-    "settimeofday", "sethostname", "syslog", "mknodat", "fchownat", "setpriority", "mlock", "capset",
+    "settimeofday", "flock", "sethostname", "syslog", "mknodat", "fchownat", "setpriority", "mlock", "capset",
 ]  # fmt: skip
 
 
@@ -52,7 +52,7 @@ async def test_calls_of_another_kind_end_the_program(code: str, arena: Arena) ->
     machine_code = code.replace("0f05", "cd80") if code.startswith("b814") else code
     program = f"""
 import ctypes, mmap
-page = mmap.mmap(-1, 4096, prot=7)
+page = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)
 page.write(bytes.fromhex("{machine_code}c3"))
 address = ctypes.addressof(ctypes.c_char.from_buffer(page))
 print("calling", flush=True)
@@ -76,10 +76,15 @@ async def test_no_right_can_be_gained(arena: Arena) -> None:
 
 @pytest.mark.parametrize("machine", syscalls.MACHINES)
 @pytest.mark.parametrize("signals", [True, False])
-def test_the_filter_answers_every_number_as_its_tables_say(machine: str, signals: bool) -> None:
-    code = seccomp.assemble(machine, signals)
+@pytest.mark.parametrize("changes", [True, False])
+def test_the_filter_answers_every_number_as_its_tables_say(machine: str, signals: bool, changes: bool) -> None:
+    code = seccomp.assemble(machine, signals, changes)
     allowed = set(syscalls.numbers(syscalls.ALLOWED, machine).values())
     refused = set(syscalls.numbers(syscalls.REFUSED, machine).values())
+    ignored = set(syscalls.numbers(syscalls.IGNORED, machine).values())
+    changing = set(syscalls.numbers(syscalls.FILE_CHANGES, machine).values())
+    assert not ignored & (allowed | refused | changing) and not changing & (allowed | refused)
+    (allowed if changes else refused).update(changing)
     judged = syscalls.numbers(syscalls.JUDGED, machine)
     signalling = {judged[name] for name in seccomp.SIGNALLING}
     assert not allowed & refused and not (allowed | refused) & set(judged.values())
@@ -88,21 +93,61 @@ def test_the_filter_answers_every_number_as_its_tables_say(machine: str, signals
             continue
         right = seccomp.ALLOW if number in allowed or (signals and number in signalling) else seccomp.UNKNOWN
         right = seccomp.REFUSED if number in refused or (not signals and number in signalling) else right
+        right = seccomp.IGNORED if number in ignored else right
         assert evaluate(code, machine, number) == right, number
     assert evaluate(code, machine, 39 | 1 << 30) == seccomp.KILL
     other = "aarch64" if machine == "x86_64" else "x86_64"
     assert evaluate(code, other, 0) == seccomp.KILL
     assert evaluate(code, machine, judged["clone"], 0x10000011) == seccomp.REFUSED
     assert evaluate(code, machine, judged["clone"], 0x003D0F00) == seccomp.ALLOW
-    assert evaluate(code, machine, judged["socketpair"], 1) == seccomp.ALLOW
-    assert evaluate(code, machine, judged["socketpair"], 2) == seccomp.REFUSED
+    for family, kind, right in (
+        (1, 1, seccomp.ALLOW), (1, 0x80001, seccomp.ALLOW), (1, 0x80805, seccomp.ALLOW),
+        (2, 1, seccomp.REFUSED), (1, 2, seccomp.REFUSED), (1, 0x80002, seccomp.REFUSED), (1, 3, seccomp.REFUSED), (1, 4, seccomp.REFUSED),
+    ):  # fmt: skip
+        assert evaluate(code, machine, judged["socketpair"], family, kind) == right
+    for flags, right in ((0x01, seccomp.ALLOW), (0x22, seccomp.ALLOW), (0x21, seccomp.NO_MEMORY), (0x8021, seccomp.NO_MEMORY)):
+        assert evaluate(code, machine, judged["mmap"], 0, 4096, 3, flags) == right
+    # To truncate a file takes the right to write it.
+    for flags, right in ((0, True), (0o1000, changes), (0o1001, True), (0o1002, True), (0o1003, changes), (3, True), (0o101101, True)):
+        for name, before in (("open", (0,)), ("openat", (0, 0))):
+            if name in judged:
+                answer = evaluate(code, machine, judged[name], *before, flags)
+                assert answer == (seccomp.ALLOW if right else seccomp.REFUSED)
 
 
-def evaluate(code: bytes, machine: str, number: int, argument: int = 0) -> int:
+@pytest.mark.promised_by("seccomp", each=True)
+async def test_flushing_disks_does_nothing(arena: Arena) -> None:
+    program = f"""
+{C}
+for fd in (os.open("own", os.O_RDWR | os.O_CREAT), os.open(sys.path[0] + "/os.py", os.O_RDONLY)):
+    for _ in range(3000):
+        os.sync()
+        os.fsync(fd)
+        os.fdatasync(fd)
+    print(c.syncfs(fd), errno.errorcode[ctypes.get_errno()])
+"""
+    result = await arena.attack(program)
+    assert (result.stdout, result.reason) == ("-1 ENOSYS\n" * 2, "ok")
+
+
+@pytest.mark.promised_by("seccomp", each=True)
+async def test_timers_that_the_kernel_holds_are_few(arena: Arena) -> None:
+    program = f"""
+{C}
+made = 0
+while made < 10**5 and c.timer_create(1, None, ctypes.byref(ctypes.c_void_p())) == 0:
+    made += 1
+print(made <= 256, errno.errorcode[ctypes.get_errno()])
+"""
+    assert (await arena.attack(program)).stdout == "True EAGAIN\n"
+
+
+def evaluate(code: bytes, machine: str, number: int, *arguments: int) -> int:
     """What the filter answers, by a BPF machine of our own."""
     import struct
 
-    data = {seccomp.NUMBER: number, seccomp.ARCHITECTURE: seccomp.AUDIT_ARCH[machine], seccomp.ARGUMENTS: argument}
+    data = {seccomp.NUMBER: number, seccomp.ARCHITECTURE: seccomp.AUDIT_ARCH[machine]}
+    data |= {seccomp.ARGUMENTS + 8 * place: argument for place, argument in enumerate(arguments)}
     program = list(struct.iter_unpack("=HBBI", code))
     accumulator = at = 0
     while True:

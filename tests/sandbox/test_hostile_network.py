@@ -29,6 +29,9 @@ ATTACKS = {
     "unix_abstract": "import socket; socket.socket(socket.AF_UNIX).connect('\\0{abstract}')",
     "udp": "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {ipv4}))",
     "netlink": "import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0).bind((0, 0))",
+    "datagram_pair": "import socket; socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', '{datagram}')",
+    "datagram_pair_abstract": "import socket; socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', '\\0{abstract}-d')",
+    "raw_pair": "import socket; socket.socketpair(socket.AF_UNIX, socket.SOCK_RAW)[0].sendto(b'x', '{datagram}')",
     "listen": "import socket; socket.create_server(('127.0.0.1', 0))",
     "dns": "import socket; s = socket.socket(type=socket.SOCK_DGRAM); s.settimeout(5); "
     "s.sendto(bytes.fromhex('00010100000100000000000007') + b'sandbox\\4test\\0\\0\\1\\0\\1', ('127.0.0.1', {dns})); s.recv(9)",
@@ -57,6 +60,10 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ob
             server.bind(name)
             server.listen(64)
         path.chmod(0o777)
+        datagram = path.parent / "datagram"
+        for name in (str(datagram), f"\0{abstract}-d"):
+            stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)).bind(name)
+        datagram.chmod(0o777)
         names = stack.enter_context(socket.socket(type=socket.SOCK_DGRAM))
         names.bind(("127.0.0.1", 0))
         threading.Thread(target=answer, args=(names,), daemon=True).start()
@@ -65,6 +72,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ob
             "ipv4": ipv4.getsockname()[1],
             "ipv6": ipv6.getsockname()[1],
             "path": path,
+            "datagram": datagram,
             "abstract": abstract,
         }
 

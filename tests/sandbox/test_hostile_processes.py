@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from agent_system.sandbox import Limits
-from tests.sandbox.arena import LIMITS, Arena
+from agent_system.sandbox import Limits, SandboxSettings
+from agent_system.sandbox.jail import tree
+from agent_system.sandbox.local import LocalSandbox
+from tests.sandbox.arena import LIMITS, PATIENT, Arena
 from tests.sandbox.outside import run_outside
 
 SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.6})
+LONG = Limits(**{**vars(LIMITS), "wall_s": 60, "cpu_s": 20})
 C = "import ctypes, errno, os\nc = ctypes.CDLL(None, use_errno=True)\n"
 
 
@@ -102,7 +107,7 @@ async def test_fork_bomb(arena: Arena) -> None:
     program = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
     began = time.monotonic()
     result = await arena.attack(program, limits=SHORT)
-    assert result.reason in ("timeout", "cpu")
+    assert result.reason in (("timeout", "cpu") if arena.counted else ("timeout", "cpu", "processes"))
     assert time.monotonic() - began < 30
 
 
@@ -123,24 +128,65 @@ try:
         made += 1
 except (OSError, RuntimeError):
     print(made, flush=True)
-os._exit(0)
+    os._exit(0)
+time.sleep(30)
 """
-    result = await arena.attack(program)
+    result = await arena.attack(program, limits=LONG)
+    if not arena.counted:
+        assert (result.reason, result.stdout) == ("processes", "")
+        return
     assert result.reason == "ok"
     made = int(result.stdout)
     assert made == LIMITS.processes if arena.level == "namespaces" else 2 <= made <= LIMITS.processes + 3
 
 
+@pytest.mark.promised_by("every")
+async def test_threads_and_processes_of_others_are_not_counted(arena: Arena) -> None:
+    """The trainer starts threads, and programs beside an honest one take all the processes that they may have."""
+    sandbox = LocalSandbox(SandboxSettings(level=arena.level, min_level="rlimits", workers=4, limits=LONG))
+    over = threading.Event()
+    threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(60)]
+    forker = f"import os, time\nfor _ in range({LIMITS.processes - 1}):\n    if os.fork() == 0:\n        break\ntime.sleep(20)"
+    several = """
+import threading
+threading.stack_size(1 << 16)
+met = threading.Barrier(9)
+for _ in range(8):
+    threading.Thread(target=met.wait, daemon=True).start()
+met.wait()
+print("met")
+"""
+    forkers: list[asyncio.Task] = []
+    try:
+        for thread in threads:
+            thread.start()
+        assert [(await sandbox.run(program, limits=PATIENT)).stdout for program in ("print(1)", several)] == ["1\n", "met\n"]
+        forkers = [asyncio.create_task(sandbox.run(forker)) for _ in range(3)]
+        until = time.monotonic() + 15
+        while sum(len(tree.descendants(pid)) for pid in sandbox.pids) < 3 * LIMITS.processes and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        assert [(await sandbox.run(program, limits=PATIENT)).stdout for program in ("print(1)", several) * 3] == ["1\n", "met\n"] * 3
+        assert sandbox.restarts == 0 and not any(run.done() for run in forkers)
+    finally:
+        over.set()
+        for run in forkers:
+            run.cancel()
+        sandbox.close()
+
+
 async def test_thread_flood(arena: Arena) -> None:
     program = """
 import threading, time
+threading.stack_size(1 << 16)
 try:
     for made in range(100):
         threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+    time.sleep(30)
 except RuntimeError as error:
     print(error, made < 20)
 """
-    assert (await arena.attack(program)).stdout == "can't start new thread True\n"
+    result = await arena.attack(program, limits=LONG)
+    assert (result.stdout, result.reason) == (("can't start new thread True\n", "ok") if arena.counted else ("", "processes"))
 
 
 @pytest.mark.promised_by("every")
@@ -187,18 +233,19 @@ while True:
 
 async def test_zombies(arena: Arena) -> None:
     program = """
-import os
+import os, time
 made = 0
 try:
     for _ in range(100):
         if os.fork() == 0:
             os._exit(0)
         made += 1
+    time.sleep(30)
 except OSError:
-    pass
-print(1 < made <= 20)
+    print(1 < made <= 20)
 """
-    assert (await arena.attack(program)).stdout == "True\n"
+    result = await arena.attack(program, limits=LONG)
+    assert (result.stdout, result.reason) == (("True\n", "ok") if arena.counted else ("", "processes"))
 
 
 async def test_a_program_that_stops_itself(arena: Arena) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from agent_system.sandbox import Limits
 from agent_system.sandbox.jail.confine import OPEN_FILES
 from tests.sandbox.arena import LIMITS, Arena
 
+EXIT = 60 if platform.machine() == "x86_64" else 93
 SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.4})
 LONG = Limits(**{**vars(LIMITS), "wall_s": 30, "cpu_s": 20})
 
@@ -47,6 +49,44 @@ time.sleep(60)
     began = time.monotonic()
     assert (await arena.attack(program, limits=LONG)).reason == "memory"
     assert time.monotonic() - began < 25
+
+
+@pytest.mark.promised_by("every")
+async def test_memory_of_a_process_whose_first_thread_has_ended_is_counted(arena: Arena) -> None:
+    program = f"""
+import ctypes, os, threading, time
+def hold():
+    keep = os.urandom(60 << 20)
+    time.sleep(60)
+for _ in range(4):
+    if os.fork() == 0:
+        threading.Thread(target=hold).start()
+        time.sleep(0.1)
+        ctypes.CDLL(None).syscall({EXIT}, 0)
+time.sleep(60)
+"""
+    assert (await arena.attack(program, limits=LONG)).reason == "memory"
+
+
+@pytest.mark.promised_by("seccomp", each=True)
+async def test_there_is_no_shared_memory_without_a_file(arena: Arena) -> None:
+    program = """
+import mmap, os
+def taken(make):
+    try:
+        return len(make())
+    except OSError as error:
+        return error.errno
+def zero():
+    return mmap.mmap(os.open("/dev/zero", os.O_RDWR), 4096)
+print(taken(lambda: mmap.mmap(-1, 4096)), taken(lambda: mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)))
+with open("own", "w+b") as file:
+    file.truncate(4096)
+    print(taken(lambda: mmap.mmap(file.fileno(), 4096)), taken(zero))
+"""
+    first, second = (await arena.attack(program)).stdout.splitlines()
+    assert first == "12 4096"
+    assert second in {"namespaces": ["4096 2"], "landlock": ["4096 13"]}.get(arena.level, ["4096 4096"])
 
 
 async def test_output_in_drops_does_not_hide_memory(arena: Arena) -> None:
@@ -87,7 +127,7 @@ print(refused(fcntl.fcntl, writing, 1031, 1 << 20), fcntl.fcntl(reading, 1032) <
 
 
 @pytest.mark.promised_by("seccomp")
-@pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_DGRAM"])
+@pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_SEQPACKET"])
 async def test_the_kernel_holds_no_more_for_a_program_than_its_descriptors_allow(kind: str, arena: Arena) -> None:
     processes, most = 3, OPEN_FILES * SOCKET_BYTES
     # Each of the processes stops by itself at `most`, so nothing is at risk where the limits do not hold. The last one hands sockets on and

@@ -98,7 +98,8 @@ async def test_runs_calls_and_compiling(sandbox: Sandbox, server: Server) -> Non
     assert (missing.reason, missing.value) == ("error", None)
     assert (await sandbox.compile("def f(")).reason == "compile"
     assert (await sandbox.compile("1 / 0")).ok
-    assert sandbox.stats()["runs"] == 7
+    assert (await sandbox.compile("\ufeffx = 1")).ok
+    assert sandbox.stats()["runs"] == 8
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ async def test_rubbish_is_a_counted_failure(name: str, sandbox: Sandbox, server:
     server.answer = lambda body: RUBBISH[name]
     result = await sandbox.run("print(1)")
     assert (result.reason, result.ok, bool(result.message)) == ("sandbox", False, True)
-    assert sandbox.stats()["runs/sandbox"] == 1
+    assert sandbox.stats()["runs/sandbox"] == 1 and len(server.bodies) == 2
     server.answer = run_code
     assert (await sandbox.run("print(1)")).stdout == "1\n"
 
@@ -174,6 +175,22 @@ async def test_a_server_that_is_down_is_a_counted_failure() -> None:
         assert str(port) in results[0].message
     finally:
         sandbox.close()
+
+
+async def test_a_password_in_the_address_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    sandbox = client(f"http://user:PASS@{address}")
+    try:
+        result = await sandbox.run("print(1)")
+        with pytest.raises(SandboxError) as error:
+            sandbox.check()
+        said = [result.message, sandbox.describe(), repr(sandbox.settings), str(error.value), caplog.text]
+    finally:
+        sandbox.close()
+    assert [text for text in said if "PASS" in text] == [] and f"***@{address}" in result.message
+    with pytest.raises(SandboxError, match=r"sandbox\.url='ftp://\*\*\*@host'"):
+        SandboxSettings(backend="http", url="ftp://user:PASS@host")
 
 
 async def test_a_slow_answer_costs_its_own_run_and_no_other() -> None:

@@ -14,11 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from agent_system.sandbox import Limits, SandboxError, SandboxSettings, close_shared, configure, make_sandbox, shared_sandbox
+from agent_system.sandbox import (
+    Call,
+    Limits,
+    Reason,
+    RunResult,
+    SandboxError,
+    SandboxSettings,
+    close_shared,
+    configure,
+    make_sandbox,
+    shared_failures,
+    shared_sandbox,
+)
 from agent_system.sandbox.jail import tree
+from agent_system.sandbox.job import Job
 from agent_system.sandbox.levels import LEVELS, complaint, rank
 from agent_system.sandbox.local import LocalSandbox
 from agent_system.sandbox.packages import find_packages
+from agent_system.sandbox.worker import Worker, WorkerError
 from tests.house.source import ROOT
 from tests.sandbox.arena import LIMITS, PATIENT, Arena, offered
 
@@ -85,21 +99,68 @@ async def test_waiting_runs_do_not_block_the_event_loop(arena: Arena) -> None:
     assert worst < 0.5
 
 
-async def test_a_worker_that_dies_is_replaced_and_its_run_says_so(pool: LocalSandbox) -> None:
-    slow = asyncio.create_task(pool.run("import time\ntime.sleep(3)"))
-    other = asyncio.create_task(pool.run("import time\ntime.sleep(0.3)\nprint('right')"))
+async def test_a_worker_that_dies_is_replaced_and_its_run_repeated(pool: LocalSandbox) -> None:
+    slow = asyncio.create_task(pool.run("import time\ntime.sleep(3)\nprint('late')", limits=PATIENT))
+    other = asyncio.create_task(pool.run("import time\ntime.sleep(0.3)\nprint('right')", limits=PATIENT))
     await asyncio.sleep(0.3)
     victim = next(pid for pid in pool.pids if len(tree.descendants(pid)) > 2)
     held = tree.descendants(victim)
+    (worker,) = [worker for worker in pool._alive if worker.pid == victim]
     os.kill(victim, signal.SIGKILL)
-    results = {(await slow).reason.value: await slow, (await other).reason.value: await other}
-    assert sorted(results) == ["ok", "sandbox"]
-    assert results["ok"].stdout in ("", "right\n")
+    worker._child.wait()
+    assert [((await run).stdout, (await run).reason.value) for run in (slow, other)] == [("late\n", "ok"), ("right\n", "ok")]
     again = await asyncio.gather(*[pool.run("print(1)") for _ in range(4)])
     assert [r.stdout for r in again] == ["1\n"] * 4
     assert pool.restarts >= 1
     if pool.level == "namespaces":
         wait_until_dead(held)
+
+
+async def test_a_run_that_the_sandbox_fails_is_repeated_once_by_a_fresh_worker_and_then_wrong(
+    pool: LocalSandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, asked = Worker.run, []
+
+    def lost(worker: Worker, job: Job) -> Iterator[RunResult]:
+        results = run(worker, job)
+        yield next(results)
+        if "LOST" not in job.program or ("ONCE" in job.program and job.again):
+            yield from results
+            return
+        asked.append((worker.pid, list(job.tests)))
+        raise WorkerError("it has gone")
+
+    await pool.run("print(1)")  # this worker waits for the next job
+    monkeypatch.setattr(Worker, "run", lost)
+    once = await pool.run_tests("print(input())  # LOST ONCE", ["1", "2", "3"])
+    assert [(result.stdout, result.reason.value) for result in once] == [("1\n", "ok"), ("2\n", "ok"), ("3\n", "ok")]
+    twice = await pool.run_tests("print(input())  # LOST", ["1", "2", "3"])
+    assert [result.reason.value for result in twice] == ["ok", "ok", "sandbox"] and "it has gone" in twice[2].message
+    assert [tests for _, tests in asked] == [["1", "2", "3"], ["1", "2", "3"], ["2", "3"]]
+    assert len({pid for pid, _ in asked}) == 3
+    assert (pool.stats()["runs"], pool.stats()["runs/sandbox"]) == (7, 1)
+    assert "1 runs failed twice and count as wrong, the last: it has gone" in caplog.text
+
+
+async def test_a_run_that_cannot_be_confined_is_repeated_by_a_fresh_worker(pool: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, pids = Worker.run, []
+
+    def unconfined(worker: Worker, job: Job) -> Iterator[RunResult]:
+        pids.append(worker.pid)
+        for result in run(worker, job):
+            yield result if job.again else RunResult(Reason.SANDBOX, message="OSError: no filter")
+
+    await pool.run("print(1)")
+    monkeypatch.setattr(Worker, "run", unconfined)
+    assert (await pool.run("print(1)")).stdout == "1\n"
+    assert len(set(pids)) == 2
+
+
+async def test_a_byte_order_mark_is_skipped_once_at_the_start_of_a_program(arena: Arena) -> None:
+    assert (await arena.sandbox.run("\ufeffprint(1)")).stdout == "1\n"
+    assert (await arena.sandbox.compile("\ufeff# \ufeff\nx = 1")).ok
+    assert (await arena.sandbox.run_tests("\ufeffdef f(x):\n    return x", [Call("f", [2])]))[0].returned() == 2
+    assert (await arena.sandbox.run("\ufeff\ufeffprint(1)")).reason == "compile"
 
 
 async def test_an_alarm_that_comes_late_ends_no_other_run(arena: Arena) -> None:
@@ -210,6 +271,29 @@ def test_every_level_below_the_least_is_refused() -> None:
         assert part in message
 
 
+@pytest.mark.parametrize("does", ["open", "chmod truncate"])
+def test_a_level_that_does_not_hold_what_it_promises_is_not_taken(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agent_system.sandbox import local
+
+    monkeypatch.setattr(local, "TRIES", f"print({does!r}, 42)")
+    best, *_ = levels = offered()
+    expected = f"{best}: a program can do this to files of the trainer: {', '.join(does.split())}"
+    with pytest.raises(SandboxError, match=expected if rank(best) > rank("seccomp") else "min_level=landlock") as error:
+        make_sandbox(SandboxSettings(workers=1))
+    left = "seccomp" if does == "open" and "seccomp" in levels else "rlimits"
+    assert f"this machine offers {left!r} only" in str(error.value)
+
+
+def test_below_landlock_a_sandbox_says_whose_files_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = LocalSandbox(SandboxSettings(level="rlimits", min_level="rlimits", workers=1))
+    try:
+        for uid, said in ((0, False), (1000, True)):
+            monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+            assert ("they can read and write all files of this user" in sandbox.describe()) == said
+    finally:
+        sandbox.close()
+
+
 def test_a_machine_without_the_level_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     from agent_system.sandbox import local
 
@@ -253,7 +337,11 @@ async def test_the_shared_sandbox_is_one() -> None:
         configured = configure(SETTINGS)
         assert shared_sandbox() is configured
         assert (await shared_sandbox().run("print(1)")).ok
+        assert shared_failures() == 0
+        configured.counts["sandbox"] += 2
+        assert shared_failures() == 2
         close_shared()
+        assert shared_failures() is None
         assert shared_sandbox() is not configured
     finally:
         close_shared()

@@ -8,11 +8,15 @@ import resource
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import kernel, landlock
+from . import kernel, landlock, tree
 
 STACK_BYTES = 64 << 20
 # The kernel's buffers of sockets and pipes are in no limit of memory: their number is bounded here, their size by the filter.
 OPEN_FILES = 64
+# Timers and signals that wait are held by the kernel.
+WAITING_SIGNALS = 256
+# Processes and threads that others of the same user may start while a test runs, without the test running out of its own.
+OTHERS = 1000
 
 
 class Confinement(NamedTuple):
@@ -24,7 +28,8 @@ class Confinement(NamedTuple):
         filter: puts the filter of system calls in place; None for none.
         uid: user to become; None stays.
         readable: with `landlock`, what can be read.
-        counted: processes and threads of the same user that are not the program's, which the limit of processes counts too.
+        counted: processes and threads of the same user that are not the program's, which the limit of processes counts too; None where
+            others start and end some: then the watcher counts those of the run, and the limit is a ceiling for what comes in between.
         overhead_bytes: address space that is taken before the program begins.
     """
 
@@ -33,7 +38,7 @@ class Confinement(NamedTuple):
     filter: Callable[[], None] | None
     uid: int | None
     readable: tuple[str, ...]
-    counted: int
+    counted: int | None
     overhead_bytes: int
 
 
@@ -48,14 +53,16 @@ def confine_worker() -> None:
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_SIGPENDING: WAITING_SIGNALS,
     })  # fmt: skip
 
 
 def limit_job(how: Confinement, limits: dict[str, Any]) -> None:
     """Limits of a job that its init can live with."""
+    if how.counted is not None:
+        _set({resource.RLIMIT_NPROC: how.counted + limits["processes"]})
     _set({
         resource.RLIMIT_FSIZE: limits["file_mb"] << 20,
-        resource.RLIMIT_NPROC: how.counted + limits["processes"],
         resource.RLIMIT_NOFILE: OPEN_FILES,  # only here: folders that are open for programs have higher numbers
     })  # fmt: skip
 
@@ -72,6 +79,8 @@ def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
     # The signal of the soft limit says what happened, that of the hard limit cannot be ignored.
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     _set({resource.RLIMIT_AS: how.overhead_bytes + (limits["memory_mb"] << 20)})
+    if how.counted is None and not how.namespaces:  # elsewhere the host's processes cannot be seen
+        _set({resource.RLIMIT_NPROC: tree.threads_of(os.getuid()) + limits["processes"] + OTHERS})
     if how.uid is not None:
         os.setresgid(how.uid, how.uid, how.uid)
         os.setresuid(how.uid, how.uid, how.uid)  # takes the capabilities with it

@@ -83,6 +83,12 @@ def pivot_root(new: str, old: str) -> None:
     syscall(f"pivot_root {new}", PIVOT_ROOT_NUMBER[MACHINE], new.encode(), old.encode())
 
 
+def set_host_name(name: str) -> None:
+    """Name this machine and its domain, as the processes of this host-name namespace see them."""
+    for setter in (_libc.sethostname, _libc.setdomainname):
+        _check(setter(name.encode(), ctypes.c_size_t(len(name))), "set the host's name")
+
+
 def die_with_parent() -> None:
     """SIGKILL when the parent ends. A change of user or capabilities takes this back."""
     prctl("PR_SET_PDEATHSIG", PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -91,22 +91,26 @@ def _watch(watch: int, alarm: int, settings: warden.Settings) -> None:
     """Look at the processes of the test that runs, and tell its init when they hold too much; ends with the warden."""
     poller = select.poll()
     poller.register(watch, select.POLLIN)
-    number = memory = disk = 0
+    number = memory = disk = processes = 0
     folder = os.path.join(settings.scratch, "run")
     while True:
         if poller.poll(LOOK_EVERY_S * 1000 if number else None):
             data = os.read(watch, WATCH.size)
             if not data:
                 return
-            number, memory, disk = WATCH.unpack(data)
-        elif what := b"m" if _memory_bytes() > memory else b"d" if disk and scratch.used_bytes(folder) > disk else b"":
+            number, memory, disk, processes = WATCH.unpack(data)
+            continue
+        taken, running = _taken()
+        too_much = {b"m": taken > memory, b"p": running > processes > 0, b"d": disk and scratch.used_bytes(folder) > disk}
+        for what in [what for what, much in too_much.items() if much][:1]:
             with suppress(BlockingIOError, BrokenPipeError):
                 os.write(alarm, ALARM.pack(number, what))
 
 
-def _memory_bytes() -> int:
-    """What the processes of the job hold beyond what each of them began with."""
+def _taken() -> tuple[int, int]:
+    """Bytes that the processes of the test hold beyond what each of them began with, and how many they are, threads included."""
     warden_pid = tree.children(os.getpid())[:1]
     job = [pid for parent in warden_pid for pid in tree.children(parent)[:1]]
     base = sum(tree.memory_bytes(pid) for pid in job)
-    return sum(max(0, tree.memory_bytes(pid) - base) for parent in job for pid in tree.descendants(parent))
+    running = [pid for parent in job for pid in tree.descendants(parent)]
+    return sum(max(0, tree.memory_bytes(pid) - base) for pid in running), sum(tree.threads(pid) for pid in running)

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from . import tree
 
 COMMANDS, RESULTS = 0, 1
-# To the watcher: number of the run (0: it is over), bytes of memory, bytes of disk (0: nobody needs to look).
-WATCH = struct.Struct("!QQQ")
+# To the watcher: number of the run (0: it is over), bytes of memory, bytes of disk, processes (0: nobody needs to look).
+WATCH = struct.Struct("!QQQQ")
 # From the watcher: number of the run, what it has too much of.
 ALARM = struct.Struct("!Qc")
-ALARMS = {b"m": "memory", b"d": "disk"}
+ALARMS = {b"m": "memory", b"d": "disk", b"p": "processes"}
 
 
 class Place(NamedTuple):
@@ -30,6 +30,7 @@ class Place(NamedTuple):
         confine: confines the process of a test; takes the limits and the folder.
         kill_all: kills every process of the job but this one.
         disk_is_bounded: the folder cannot grow beyond its size.
+        processes_are_bounded: the kernel counts those of the run and no others.
     """
 
     watch: int
@@ -40,6 +41,7 @@ class Place(NamedTuple):
     confine: Callable[[dict[str, Any], str], None]
     kill_all: Callable[[], None]
     disk_is_bounded: bool
+    processes_are_bounded: bool
 
 
 def kill_namespace() -> None:

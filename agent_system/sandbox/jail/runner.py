@@ -16,7 +16,7 @@ from .place import ALARM, ALARMS, COMMANDS, RESULTS, WATCH, Place
 
 # To the trainer, before what the program wrote: place in `STOPPED`, exit status, seconds on the clock, seconds of CPU.
 REPORT = struct.Struct("!bidd")
-STOPPED = (None, "timeout", "output", "memory", "disk")
+STOPPED = (None, "timeout", "output", "memory", "disk", "processes")
 CHUNK = 65536
 LOOK_EVERY_S = 0.05
 WITHOUT_DESCRIPTOR_S = 0.005
@@ -73,7 +73,7 @@ class Runner:
         for fd in (feed, out, err, said, setup):
             os.close(fd)
         if self.watched:
-            os.write(self.place.watch, WATCH.pack(0, 0, 0))
+            os.write(self.place.watch, WATCH.pack(0, 0, 0, 0))
         report = REPORT.pack(STOPPED.index(self.stopped), self.status or 0, time.monotonic() - began, self.cpu_s)
         frames.write_frame(RESULTS, {}, report, *outputs.values(), failure)
 
@@ -146,7 +146,8 @@ class Runner:
         if not self.watched:
             self.watched = True
             disk = 0 if self.place.disk_is_bounded else self.limits["disk_mb"] << 20
-            os.write(self.place.watch, WATCH.pack(self.number, self.limits["memory_mb"] << 20, disk))
+            processes = 0 if self.place.processes_are_bounded else self.limits["processes"]
+            os.write(self.place.watch, WATCH.pack(self.number, self.limits["memory_mb"] << 20, disk, processes))
 
     def _alarm(self) -> None:
         number, what = ALARM.unpack(os.read(self.place.alarm, ALARM.size))

@@ -13,6 +13,7 @@ MOST_ENTRIES = 200_000
 def empty(folder: str) -> None:
     """Remove everything in a folder. Folders inside are moved up before they are emptied, so depth does not matter."""
     number = 0
+    os.chmod(folder, 0o700)  # its user, who may be ours, can have taken away the right to list it
     while names := os.listdir(folder):
         for name in names:
             path = os.path.join(folder, name)

@@ -43,13 +43,24 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_bytes(pid: int) -> int:
-    """Private and shared memory that a process holds, without files it has mapped; 0 when it is gone."""
-    total = 0
-    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
-        for line in file:
-            if line.startswith((b"RssAnon:", b"RssShmem:")):
-                total += int(line.split()[1]) * 1024
-    return total
+    """Private and shared memory that a process holds, without files it has mapped; 0 when it is gone.
+
+    A first thread that has ended holds none any more, while the others of its process go on: they are asked as well.
+    """
+    with suppress(OSError):
+        for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/status", "rb") as file:
+                found = [line for line in file if line.startswith((b"RssAnon:", b"RssShmem:"))]
+                if found:
+                    return sum(int(line.split()[1]) * 1024 for line in found)
+    return 0
+
+
+def threads(pid: int) -> int:
+    """Threads of a process, one that has ended and is not yet collected included; 0 when it is gone."""
+    with suppress(OSError):
+        return len(os.listdir(f"/proc/{pid}/task"))
+    return 0
 
 
 def threads_of(uid: int) -> int:

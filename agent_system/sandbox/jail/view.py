@@ -1,4 +1,4 @@
-"""The file system that a program sees in a mount namespace: the standard library, the packages, four devices and an empty /tmp."""
+"""The file system that a program sees in a mount namespace: the standard library, the packages, three devices and an empty /tmp."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from . import kernel
 from .kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
 
 STDLIB, PACKAGES, TMP = "/usr/lib/python", "/usr/lib/packages", "/tmp"
-DEVICES = ("null", "zero", "random", "urandom")
+# Not /dev/zero: mapped to be shared and written, it is memory that no limit counts.
+DEVICES = ("null", "random", "urandom")
 TMP_MODE = 0o700
 STAGE = "/tmp"
 # Where an installation keeps packages inside its standard library; they are hidden.
@@ -39,7 +40,7 @@ def build(stdlib: str, packages: Mapping[str, str]) -> None:
     for name, (source, is_folder) in sources.items():
         _show(source, _place(f"{STAGE}{PACKAGES}/{name}", is_folder))
     for name, source in devices.items():
-        kernel.mount(f"/proc/self/fd/{source}", _place(f"{STAGE}/dev/{name}", False), None, MS_BIND)
+        _show(source, _place(f"{STAGE}/dev/{name}", False), MS_NOSUID)  # read-only: what is written to a device changes no file
     os.symlink(TMP, f"{STAGE}/dev/shm")
     for fd in (library, *(fd for fd, _ in sources.values()), *devices.values()):
         os.close(fd)
@@ -77,8 +78,8 @@ def _place(path: str, is_folder: bool) -> str:
     return path
 
 
-def _show(source: int, target: str) -> None:
+def _show(source: int, target: str, flags: int = PLAIN) -> None:
     """Bind read-only. A user namespace may not take away the restrictions that the host put on the mount, so they are kept."""
     kernel.mount(f"/proc/self/fd/{source}", target, None, MS_BIND)
     kept = os.statvfs(target).f_flag & (MS_NOEXEC | MS_NOSUID | MS_NODEV)
-    kernel.mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | PLAIN | kept)
+    kernel.mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags | kept)

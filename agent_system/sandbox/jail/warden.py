@@ -7,7 +7,7 @@ import os
 import re
 from typing import NamedTuple, NoReturn
 
-from . import frames, init, kernel, landlock, preload, program, scratch, seccomp, tree, view
+from . import frames, init, kernel, landlock, preload, program, scratch, seccomp, view
 from .confine import Confinement, confine, confine_worker, limit_job
 from .kernel import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
 from .paths import reachable, search_path
@@ -96,16 +96,17 @@ def _run_jobs(settings: Settings, place: Place) -> NoReturn:
 def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Place:
     apart = os.getuid() == PREPARING
     # A user of its own has no other processes. Else the warden and the init are counted, before Linux 5.14 all of the user's on the host.
-    others = 0 if apart else 2 if _release() >= (5, 14) else 2 + tree.threads_of(os.getuid())
+    counted = 0 if apart else 2 if _release() >= (5, 14) else None
+    kernel.set_host_name("sandbox")
     view.build(settings.stdlib, settings.packages)
     preload.relocate({settings.stdlib: view.STDLIB, settings.shown: view.PACKAGES}, search_path(view.STDLIB, view.PACKAGES))
     how = Confinement(
         namespaces=True,
         landlock=False,
-        filter=seccomp.prepare(seccomp.for_this_machine(signals=True)),
+        filter=seccomp.prepare(seccomp.for_this_machine(signals=True, changes=True)),
         uid=INSIDE if apart else None,
         readable=(),
-        counted=others,
+        counted=counted,
         overhead_bytes=host.overhead_bytes,
     )
 
@@ -130,6 +131,7 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Pl
         functools.partial(confine, how),
         kill_namespace,
         disk_is_bounded=True,
+        processes_are_bounded=counted is not None,
     )
 
 
@@ -145,14 +147,15 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> Plac
     preload.relocate({settings.stdlib: named[""], settings.shown: packages}, search_path(named[""], packages))
     folder = os.path.join(settings.scratch, "run")
     landlocked, filtered = settings.level == "landlock", settings.level in ("landlock", "seccomp")
-    owner = os.getuid() if host.uid is None else host.uid
+    apart, owner = host.uid is not None, os.getuid() if host.uid is None else host.uid
+    scoped = landlocked and landlock.scopes_signals()
     how = Confinement(
         namespaces=False,
         landlock=landlocked,
-        filter=seccomp.prepare(seccomp.for_this_machine(signals=landlocked and landlock.scopes_signals())) if filtered else None,
+        filter=seccomp.prepare(seccomp.for_this_machine(signals=scoped, changes=False)) if filtered else None,
         uid=host.uid,
         readable=(*named.values(), packages, *(f"/dev/{name}" for name in view.DEVICES)),
-        counted=tree.threads_of(owner),
+        counted=0 if apart else None,
         overhead_bytes=host.overhead_bytes,
     )
 
@@ -171,6 +174,7 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> Plac
         functools.partial(confine, how),
         kill_below,
         disk_is_bounded=False,
+        processes_are_bounded=apart,
     )
 
 

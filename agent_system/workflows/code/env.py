@@ -68,11 +68,7 @@ class CodeEnv(BaseEnv):
         return self._seen
 
     async def act(self, agent_id: str, action: str) -> Outcome:
-        """Judge a program by the golden tests, or tests by the reference solution.
-
-        Raises:
-            SandboxError: the sandbox, not the program, failed.
-        """
+        """Judge a program by the golden tests, or tests by the reference solution."""
         if agent_id == CODER:
             return await self._code(action)
         if agent_id == TESTER:

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from agent_system.sandbox import Call, Reason, RunResult, SandboxError, Test, shared_sandbox
+from agent_system.sandbox import Call, Reason, RunResult, Test, shared_sandbox
 from agent_system.workflows.code.assertions import ANSWER, ANSWER_NAME
 from agent_system.workflows.code.judge import as_json, in_order, is_as_finite, same_kind, same_output, same_python, same_value
 from agent_system.workflows.code.problem import Case, Problem
@@ -59,16 +59,13 @@ async def check_program(
             program on the Tester's tests). A special judge must then approve of both, each held against the other: one that never reads
             the expected answer would else agree with any. It is not asked about answers to the Tester's tests that are of another kind:
             `assert f(x)` approves of a text where the value is True.
-
-    Raises:
-        SandboxError: the sandbox failed; nobody is to blame and nothing must be scored.
     """
     exact = problem.python_values and truth is Truth.EXPECTED
     if problem.python_values:
         tests: list[Test] = [Call(ANSWER_NAME, [problem.function, case.given, exact]) for case in cases]
-        results = await _run(program + ANSWER, tests)
+        results = await shared_sandbox().run_tests(program + ANSWER, tests)
     else:
-        results = await _run(program, [case.test(problem.function) for case in cases])
+        results = await shared_sandbox().run_tests(program, [case.test(problem.function) for case in cases])
     written = sum(len(result.stdout) + len(result.value or "") for result in results)
     work = partial(_judged_exactly, results, cases, problem) if exact else partial(_judged, results, cases, problem, tolerance, truth)
     answers, passed = await asyncio.to_thread(work) if written > JUDGED_AT_ONCE else work()
@@ -114,14 +111,6 @@ def _as_json(answer: tuple[Any] | None) -> tuple[Any] | None:
         return None
 
 
-async def _run(program: str, tests: Sequence[Any]) -> list[RunResult]:
-    results = await shared_sandbox().run_tests(program, tests)
-    for result in results:
-        if result.reason is Reason.SANDBOX:
-            raise SandboxError(f"a program could not be run: {result.message}")
-    return results
-
-
 def _may_be(case: Case, answer: tuple[Any], truth: Truth) -> bool:
     """Whether the special judge is asked: `not abs(x - y) > 1` would approve of a number that is none."""
     if truth is Truth.EXPECTED:
@@ -139,7 +128,10 @@ async def _put_in(problem: Problem, answers: Sequence[tuple[Case, Any]], others:
 
     async def hold(*groups: Sequence[tuple[Case, Any]]) -> list[bool]:
         calls = [Call("judge_answers", stdin=json.dumps([[case.given, answer[0]] for case, answer in group])) for group in groups]
-        return [(said := _answer(result, "judge")) is not None and said[0] is True for result in await _run(problem.checker, calls)]
+        return [
+            (said := _answer(result, "judge")) is not None and said[0] is True
+            for result in await shared_sandbox().run_tests(problem.checker, calls)
+        ]
 
     if not answers:
         return []
@@ -160,7 +152,7 @@ async def _ask(problem: Problem, answers: Sequence[tuple[Case, Any]], truth: Tru
         asked += [Call("judge", [case.given, case.expected, answer[0]]) for case, answer in answers]
     if truth is not Truth.EXPECTED:
         asked += [Call("judge", [case.given, answer[0], case.expected]) for case, answer in answers]
-    results = await _run(problem.checker, asked)
+    results = await shared_sandbox().run_tests(problem.checker, asked)
     verdicts = [(said := _answer(result, "judge")) is not None and said[0] is True for result in results]
     return [all(verdicts[i :: len(answers)]) for i in range(len(answers))]
 

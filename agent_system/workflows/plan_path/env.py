@@ -72,11 +72,7 @@ class PlanPathEnv(BaseEnv):
         return replace(self._seen, info={**self._seen.info, "proposal": self._proposal})
 
     def act(self, agent_id: str, action: str) -> Any:
-        """Judge the Tool's proposal, or make the Executor's moves. A `Program` has to be awaited: it is run before it is judged.
-
-        Raises:
-            SandboxError: the sandbox, not the program, failed.
-        """
+        """Judge the Tool's proposal, or make the Executor's moves. A `Program` has to be awaited: it is run before it is judged."""
         if agent_id == EXECUTOR:
             return self._move(action)
         if agent_id == TOOL:

@@ -96,11 +96,7 @@ class SokobanEnv(BaseEnv):
         return replace(self._seen, info={**self._seen.info, "proposal": proposal})
 
     def act(self, agent_id: str, action: str) -> Any:
-        """Judge a proposal, or make the Executor's moves. A `Program` has to be awaited: it is run before it is judged.
-
-        Raises:
-            SandboxError: the sandbox, not the program, failed.
-        """
+        """Judge a proposal, or make the Executor's moves. A `Program` has to be awaited: it is run before it is judged."""
         if agent_id == TOOL:
             return self._run(action) if isinstance(action, Program) else self._propose(action)
         if agent_id == EXECUTOR:

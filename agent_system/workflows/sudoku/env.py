@@ -65,11 +65,7 @@ class SudokuEnv(BaseEnv):
         return Observation(text, {"anchor": self.state.key, "proposal": self._proposal})
 
     def act(self, agent_id: str, action: str) -> Any:
-        """Write what the Executor says; pay the Tool for its plan, which changes nothing. A `Program` has to be awaited.
-
-        Raises:
-            SandboxError: the sandbox, not the program, failed.
-        """
+        """Write what the Executor says; pay the Tool for its plan, which changes nothing. A `Program` has to be awaited."""
         if agent_id == EXECUTOR:
             self._acted = True
             team, applied = self._write(action)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import json
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 
-from agent_system import Task
+from agent_system import AgentSystemError, Task
+from agent_system.errors import masked
 from agent_system.rollout import TooManyFailuresError
-from agent_system.rollout.endpoint import Endpoint, EndpointError, EndpointSettings
+from agent_system.rollout.endpoint import MOST_SEARCHED, Endpoint, EndpointError, EndpointSettings
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.remote import RemoteBinding
 from tests.chat_server import ChatServer, completion
@@ -113,6 +118,65 @@ async def test_what_the_server_refuses_for_good_is_not_tried_again_and_the_key_i
         await ask(endpoint(server.url, api_key="sk-secret"))
     assert len(server.bodies) == 1 and "sk-secret" not in str(error.value)
     assert "sk-secret" not in repr(EndpointSettings("Judge", server.url, "m", api_key="sk-secret"))
+
+
+KEY = 'sk-"a/b\\c+d e<\u00e9&\U0001f600'
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "plain": str,
+    "json": json.dumps,
+    "json_utf8": lambda key: json.dumps(key, ensure_ascii=False),
+    "json_slashes": lambda key: json.dumps(key).replace("/", "\\/"),
+    "json_twice": lambda key: json.dumps(json.dumps(key)),
+    "url": quote,
+    "url_whole": lambda key: quote(key, safe=""),
+    "url_small": lambda key: re.sub("%..", lambda code: code[0].lower(), quote(key, safe="")),
+    "url_form": quote_plus,
+    "url_twice": lambda key: quote(quote(key, safe=""), safe=""),
+    "json_in_url": lambda key: quote(json.dumps(key)),
+    "html": html.escape,
+    "html_numbers": lambda key: html.escape(key).encode("ascii", "xmlcharrefreplace").decode(),
+    "json_in_html": lambda key: html.escape(json.dumps(key)),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_key_is_masked_however_it_is_spelled(spelling: str) -> None:
+    said = SPELLINGS[spelling](KEY)
+    assert re.fullmatch(r"""no: \W*(%5c|%22|&quot;)*\*{3}\W*(%5c|%22|&quot;)*, sk-other""", masked(f"no: {said}, sk-other", KEY), re.I)
+
+
+@pytest.mark.parametrize(
+    "text", ["\\" * 10**6, "%25" * 10**6, "s" * 10**6, "&amp;" * 10**6], ids=["backslash", "percent", "letter", "entity"]
+)
+def test_no_answer_makes_the_search_for_keys_slow(text: str) -> None:
+    began = time.process_time()
+    assert len(endpoint("http://host", api_key=KEY)._quoted(text)) == 200
+    assert time.process_time() - began < 3
+
+
+async def test_a_key_that_the_cut_divides_is_not_quoted(server: ChatServer) -> None:
+    quoted = endpoint(server.url, api_key="sk-secret")._quoted
+    for cut in range(1, 10):
+        assert "sk" not in quoted("\\" * (MOST_SEARCHED - cut) + "sk-secret")
+    assert quoted(" " * MOST_SEARCHED + "Bearer sk-secret") == "Bearer ***"
+
+
+@pytest.mark.parametrize("character", "\n\r\t\0\x7f")
+def test_a_control_character_in_a_key_is_named_without_the_key(character: str) -> None:
+    with pytest.raises(AgentSystemError, match="Judge: character 4 of 10 of the key is a control character") as error:
+        endpoint("http://host", api_key=f"sk-{character}secret")
+    assert "secret" not in str(error.value)
+
+
+async def test_a_password_in_the_address_is_in_no_message(server: ChatServer) -> None:
+    address = server.url.replace("http://", "http://user:PASS@")
+    server.answer = lambda body: 401
+    with pytest.raises(EndpointError, match=r"at http://\*\*\*@127") as error:
+        await ask(endpoint(address))
+    assert "PASS" not in str(error.value) + repr(error.value.__cause__) + repr(endpoint(address).settings)
+    assert "PASS" not in endpoint(address)._quoted("InvalidURL: http://user:PASS@host")
+    with pytest.raises(AgentSystemError, match="a key and a password in its base_url"):
+        endpoint(address, api_key="sk-secret")
 
 
 async def test_the_key_does_not_follow_a_redirect(server: ChatServer) -> None:

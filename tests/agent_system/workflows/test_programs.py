@@ -211,9 +211,7 @@ async def test_each_candidate_runs_its_own_program_and_the_best_one_is_read(worl
 
 
 @pytest.mark.parametrize("k", [0, 2])
-async def test_a_sandbox_that_fails_is_not_held_against_the_program(
-    world: World, team: Any, k: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sandbox_that_fails_is_no_way_out(world: World, team: Any, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run = shared_sandbox().run
 
     async def broken(program: str, stdin: str = "") -> RunResult:
@@ -222,12 +220,13 @@ async def test_a_sandbox_that_fails_is_not_held_against_the_program(
     monkeypatch.setattr(shared_sandbox(), "run", broken)
     tool = [fenced(f"{world.solver}  # LOST"), fenced(world.solver)]
     result = await team(tool, follower(world), k=k).collect([world.task], 1 if k else 2, step=0)
+    assert not any(episode.failed or episode.left_out for episode in result.episodes)
+    lost, fine = [s for episode in result.episodes for s in episode.samples if s.agent_id == TOOL]
+    assert lost.local_reward < fine.local_reward
     if k:
-        (episode,) = result.episodes
-        assert episode.left_out == 1 and [s.committed for s in episode.samples if s.agent_id == TOOL] == [True]
+        assert [s.committed for s in (lost, fine)] == [False, True]
     else:
-        lost, fine = result.episodes
-        assert "worker lost" in lost.failure and not fine.failed
+        assert [episode.info[world.failed_runs] for episode in result.episodes] == [1, 0]
 
 
 async def test_the_next_turn_starts_without_a_proposal_and_a_fork_has_its_own(world: World) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 
+from agent_system.errors import masked, password, without_password
 from agent_system.workflows.search.retrieval.wire import Passage, RetrievalError, endpoint, question, read_answer
 
 LONGEST_ANSWER = 16 << 20
@@ -27,6 +28,7 @@ class RetrievalClient:
 
     def __init__(self, url: str, *, topk: int, timeout_s: float) -> None:
         self.url = endpoint(url)
+        self._shown = without_password(self.url)
         self._topk = topk
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
@@ -56,7 +58,7 @@ class RetrievalClient:
 
     def _submit(self, query: str) -> Future[list[Passage]]:
         if not self._loop.is_running():
-            raise RetrievalError(f"the client of {self.url} is closed; make another one")
+            raise RetrievalError(f"the client of {self._shown} is closed; make another one")
         return asyncio.run_coroutine_threadsafe(self._search(query), self._loop)
 
     async def _end(self) -> None:
@@ -73,13 +75,12 @@ class RetrievalClient:
             async with asyncio.timeout(self._timeout_s):
                 return read_answer(await self._post(self._session, query), 1)[0]
         except TimeoutError as error:
-            raise RetrievalError(f"{self.url} gave no answer within env.params.timeout_s={self._timeout_s:g} s") from error
+            raise RetrievalError(f"{self._shown} gave no answer within env.params.timeout_s={self._timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise RetrievalError(
-                f"{self.url} cannot be asked: {type(error).__name__}: {error}; is the retrieval server running?"
-            ) from error
+            cause = f"{type(error).__name__}: {masked(str(error), password(self.url))}"
+            raise RetrievalError(f"{self._shown} cannot be asked: {cause}; is the retrieval server running?") from error
         except (ValueError, RecursionError) as error:
-            raise RetrievalError(f"{self.url} does not answer as Search-R1's /retrieve does: {error}") from error
+            raise RetrievalError(f"{self._shown} does not answer as Search-R1's /retrieve does: {error}") from error
 
     async def _post(self, session: aiohttp.ClientSession, query: str) -> Any:
         """Return the answer's JSON. Raises ValueError for one that is too long, has another status than 200 or is no JSON."""

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from agent_system.sandbox import Reason, RunResult, SandboxError, shared_sandbox
+from agent_system.sandbox import Reason, RunResult, shared_sandbox
 from agent_system.workflows.code.problem import Case, Problem
+from agent_system.workflows.code.reward import builds
 from agent_system.workflows.code.runs import LONGEST_ERROR, Truth, check_program
 from tests.agent_system.workflows.code.conftest import ADD
 
@@ -108,13 +109,14 @@ async def test_how_a_run_failed_is_told_in_one_line() -> None:
     assert late.reason in (Reason.CPU, Reason.TIMEOUT) and late.found.startswith("failed (")
 
 
-async def test_a_sandbox_that_fails_is_not_held_against_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sandbox_that_fails_is_no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(program: str, tests: list) -> list[RunResult]:
         return [RunResult(Reason.OK, stdout="3\n"), RunResult(Reason.SANDBOX, message="worker lost")]
 
     monkeypatch.setattr(shared_sandbox(), "run_tests", broken)
-    with pytest.raises(SandboxError, match="worker lost"):
-        await check_program(ADD, CASES, Problem(CASES), 0.0)
+    right, lost = await check_program(ADD, CASES[:2], Problem(CASES), 0.0)
+    assert right.passed and not lost.passed and lost.silent and lost.reason is Reason.SANDBOX
+    assert builds([right]) and not builds([lost])
 
 
 @pytest.mark.timing

@@ -86,7 +86,7 @@ async def test_hostile_replies_are_scored_and_survived(play: Any) -> None:
 
 
 @pytest.mark.parametrize("k", [0, 2])
-async def test_a_sandbox_that_fails_is_not_held_against_the_team(play: Any, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sandbox_that_fails_is_no_way_out(play: Any, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run = shared_sandbox().run_tests
 
     async def broken(program: str, cases: Any) -> list[RunResult]:
@@ -94,11 +94,13 @@ async def test_a_sandbox_that_fails_is_not_held_against_the_team(play: Any, k: i
 
     monkeypatch.setattr(shared_sandbox(), "run_tests", broken)
     result = await play([fenced(f"{ADD}  # LOST"), fenced(ADD)], [GOOD_TEST] * 2, k=k, n=1 if k else 2, max_steps=1)
+    assert not any(episode.failed or episode.left_out for episode in result.episodes)
+    lost, fine = [s for episode in result.episodes for s in of(episode.samples, CODER)]
+    assert lost.local_reward == 0.0 < fine.local_reward
     if k:
-        (episode,) = result.episodes
-        assert episode.left_out == 1 and [s.committed for s in of(episode.samples, CODER)] == [True]
+        assert [s.committed for s in (lost, fine)] == [False, True]
     else:
-        assert sum(e.failed and "worker lost" in e.failure for e in result.episodes) == 1
+        assert [episode.info["pass_rate"] for episode in result.episodes] == [0.0, 1.0]
 
 
 async def test_the_short_style_says_the_same_in_few_words(play: Any) -> None:
