@@ -297,6 +297,3 @@ async def _cancel(tasks: Mapping[asyncio.Task[None], Any]) -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(list(tasks), timeout=10.0)
-    for task in tasks:
-        if task.done() and not task.cancelled():
-            task.exception()  # looked at, or asyncio logs a traceback for each
