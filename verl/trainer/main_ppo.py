@@ -54,7 +54,7 @@ from verl.trainer.ppo.pools import assign_devices, check_engine_spans
 from verl.trainer.ppo.ray_trainer import METRICS_FILE, NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.sampling_check import check_filter_groups
 from verl.trainer.ppo.team import TeamError, TeamWorkers
-from verl.trainer.ppo.tree_check import check_sampling
+from verl.trainer.ppo.tree_check import candidates_of, check_sampling
 from verl.trainer.ppo.validation import rows_before_after
 from verl.trainer.role_policies import set_apart, speakers
 from verl.trainer.run_parts import load_group_tokenizer, resolve_defaults, run_dir_of, table_row
@@ -229,6 +229,7 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
         )
     bindings = {agent_id: found[agent_id] for agent_id in config.agent.agent_ids}
     joint = config.critic.view == "joint" and bool(critic_agents(config, placement))
+    tree = TreeSettings(**vars(config.rollout.tree) | {"k_per_agent": candidates_of(config)})
     settings = CollectorSettings(
         seed=config.data.seed,
         reward=reward_settings(config, placement),
@@ -238,7 +239,8 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
         max_failure_rate=config.rollout.max_failure_rate,
         episode_timeout_s=config.rollout.episode_timeout_s,
         call_timeout_s=config.rollout.call_timeout_s,
-        tree=TreeSettings(**vars(config.rollout.tree)) if config.rollout.sampling == "tree" else None,
+        tree=tree if config.rollout.sampling == "tree" else None,
+        env_threads=config.rollout.env_threads,
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
     )
     return TaskCollector(

@@ -24,6 +24,7 @@ FREE_FORM = (
     "agent.role_policies.",
     "agent.api.",
     "env.params.",
+    "rollout.tree.k_per_agent.",
     "data.apply_chat_template_kwargs.",
 )
 
