@@ -1,4 +1,4 @@
-"""What a team remembers across the turns of one episode."""
+"""What a team remembers across the turns of one episode: one memory for all its agents."""
 
 from __future__ import annotations
 

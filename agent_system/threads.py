@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
+logger = logging.getLogger(__name__)
+
 
 class DaemonExecutor(Executor):
     """A thread pool of daemon threads, started on demand.
 
-    The pool of the standard library joins its threads when Python exits, so one environment that hangs would hang the run.
+    The pool of the standard library joins its threads when Python exits, so one environment that hangs would hang the run. Where the
+    system gives fewer threads than `max_workers`, jobs wait for those that there are.
     """
 
     def __init__(self, max_workers: int) -> None:
@@ -26,10 +30,21 @@ class DaemonExecutor(Executor):
         future: Future[Any] = Future()
         self._jobs.put((future, fn, args, kwargs))
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._max_workers:
-            thread = threading.Thread(target=self._work, name=f"env-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._start_thread()
         return future
+
+    def _start_thread(self) -> None:
+        """Raises RuntimeError when the system gives not even one."""
+        thread = threading.Thread(target=self._work, name=f"env-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if not self._threads:
+                raise
+            self._max_workers = len(self._threads)
+            logger.warning("%s; going on with %d threads", error, self._max_workers)
+        else:
+            self._threads.append(thread)
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
         """Tell the threads to end after the jobs at hand; `wait` is not honoured, a hung environment would never come back."""

@@ -1,10 +1,11 @@
-"""CPU cost of the controller: 2,000 concurrent Solver-Verifier episodes with an engine that costs nothing.
+"""What the controller costs beside an engine that costs nothing: CPU of 2,000 concurrent Solver-Verifier episodes, and time of 256 episodes
+in an environment that blocks.
 
     python benchmarks/controller.py
 
 Counts everything from prompt building to the finished `DataProto` as CPU time of this process. Replies are drawn from 20,000 an agent,
-so that hardly two of a collection are the same text and what an agent says must be tokenized for the one who reads it. The last line is
-JSON: `{"cpu_ms_per_call": x}`.
+so that hardly two of a collection are the same text and what an agent says must be tokenized for the one who reads it. The environment
+that blocks waits 0.5 s in each of three steps, so 1.5 s is the limit. The last line is JSON: `{"cpu_ms_per_call", "spread", "blocking_s"}`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from verl.protocol.generate import GenerateRequest, Generation, SamplingParams
 logger = logging.getLogger("controller")
 GROUP = 8
 LOOPS = 2
+WAIT_S, WAITS = 0.5, 3
 TEXT = "Anna buys apples pears for each friend then gives away some of them and counts how many are left in the box"
 WORDS = TEXT.split()
 
@@ -74,6 +76,21 @@ class World(BaseEnv):
         return Outcome(team=float(right), done=True, info={"success": right})
 
 
+class Alone(BaseOrchestra):
+    agents = ("Solver",)
+
+    async def run(self, turn: Turn) -> str:
+        return (await turn.act("Solver")).action
+
+
+class Waits(World):
+    blocking = True
+
+    def step(self, action: str) -> Outcome:
+        time.sleep(WAIT_S)
+        return Outcome()
+
+
 def sentence(rng: random.Random, words: int) -> str:
     """Return words that look like a step of a solution."""
     return " ".join(rng.choice(WORDS) if rng.random() > 0.2 else str(rng.randrange(100)) for _ in range(words))
@@ -91,8 +108,8 @@ class FreeEngine:
         return [replies[request.seed % len(replies)]]
 
 
-def make_collector(concurrent: int, replies: int = 20_000) -> Collector:
-    """Return a collector whose two agents share one engine."""
+def make_collector(concurrent: int, replies: int = 20_000, *, blocking: bool = False) -> Collector:
+    """Return a collector whose two agents share one engine, or one with a single agent in an environment that blocks."""
     rng = random.Random(0)
     tokenizer = make_tokenizer([sentence(rng, 400) for _ in range(20)], vocab_size=1024)
     solutions = [f"{sentence(rng, 40)} so the answer is \\boxed{{{i % 10}}}" for i in range(replies)]
@@ -108,9 +125,9 @@ def make_collector(concurrent: int, replies: int = 20_000) -> Collector:
         name: AgentBinding(name, name.lower(), name.lower(), engine, tokenizer, sampling, sampling, 1024, adapter=name.lower())
         for name in Team.agents
     }
-    settings = CollectorSettings(max_concurrent_episodes=concurrent)
+    settings = CollectorSettings(max_concurrent_episodes=concurrent, max_steps=WAITS if blocking else 1, max_failure_rate=0.0)
     agents = {"Solver": Solver("Solver"), "Verifier": Verifier("Verifier")}
-    return Collector(Team(), agents, EnvFactory(World), bindings, settings)
+    return Collector(Alone() if blocking else Team(), agents, EnvFactory(Waits if blocking else World), bindings, settings)
 
 
 def measure(collector: Collector, episodes: int, step: int) -> tuple[float, CollectResult]:
@@ -124,10 +141,19 @@ def measure(collector: Collector, episodes: int, step: int) -> tuple[float, Coll
     return 1000 * spent / len(result.batch), result
 
 
+def seconds(collector: Collector, episodes: int, step: int) -> float:
+    """Return the wall time of one collection."""
+    tasks = [Task(f"task-{step}-{i}", "wait") for i in range(episodes)]
+    start = time.monotonic()
+    asyncio.run(collector.collect(tasks, 1, step=step))
+    return time.monotonic() - start
+
+
 def main() -> None:
     """Measure several collections and report the median."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--episodes", type=int, default=2000)
+    parser.add_argument("--blocking-episodes", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
@@ -140,7 +166,11 @@ def main() -> None:
         shape = tuple(result.batch.batch["input_ids"].shape) if result.batch is not None else ()
         logger.info("repeat %d: %.3f ms CPU per call, batch %s", step, cost, shape)
     median = sorted(costs)[len(costs) // 2]
-    logger.info(json.dumps({"cpu_ms_per_call": round(median, 4), "spread": [round(min(costs), 4), round(max(costs), 4)]}))
+    waiting = make_collector(args.blocking_episodes, 1, blocking=True)
+    times = sorted(seconds(waiting, args.blocking_episodes, step) for step in range(args.repeats))
+    logger.info("%d episodes that block for %g s: [%.2f, %.2f] s", args.blocking_episodes, WAITS * WAIT_S, times[0], times[-1])
+    spread = [round(min(costs), 4), round(max(costs), 4)]
+    logger.info(json.dumps({"cpu_ms_per_call": round(median, 4), "spread": spread, "blocking_s": round(times[len(times) // 2], 2)}))
 
 
 if __name__ == "__main__":

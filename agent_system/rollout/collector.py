@@ -179,7 +179,13 @@ class Collector:
             local = [seat.binding for seat in self.seats.values() if isinstance(seat.binding, AgentBinding)]
             tokenizers = {binding.wg_id: binding.tokenizer for binding in local}
             prompts = joint_prompts(records, tokenizers, joint_prompt_length)
-        return CollectResult(build_batch(records, prompts), records, collect_metrics(records, list(self.seats)) | metrics)
+        metrics = collect_metrics(records, list(self.seats), self._branching()) | metrics
+        return CollectResult(build_batch(records, prompts), records, metrics)
+
+    def _branching(self) -> list[str]:
+        """The agents whose calls have several candidates."""
+        tree = self.settings.tree
+        return [name for name, seat in self.seats.items() if tree is not None and tree.candidates(name, seat.binding.trained) > 1]
 
     async def _play(self, plans: Sequence[Plan]) -> list[EpisodeRecord]:
         records: list[EpisodeRecord | None] = [None] * len(plans)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -21,12 +21,13 @@ def metric_name(agent_id: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", agent_id.lower()).strip("_")
 
 
-def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str]) -> dict[str, float]:
+def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str], branching: Collection[str] = ()) -> dict[str, float]:
     """Return `episode/*`, `env/*` and `agent/<name>/*` over the episodes that did not fail.
 
     Args:
         episodes: all episodes of one collection.
         agent_ids: agents of the team; one that never spoke has `calls` 0 and no other metric.
+        branching: those of them whose calls have several candidates (`rollout.sampling=tree`); metrics of trees are over their calls.
     """
     played = [e for e in episodes if not e.failed]
     failed = len(episodes) - len(played)
@@ -38,7 +39,7 @@ def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str])
     if played:
         metrics["episode/calls/mean"] = _mean([len(e.committed) for e in played])
         metrics["episode/turns/mean"] = _mean([e.turns for e in played])
-        metrics |= _info_means(played) | _tree_metrics(played)
+        metrics |= _info_means(played) | _tree_metrics(played, branching)
     by_agent: dict[str, list[Sample]] = defaultdict(list)
     for episode in played:
         for sample in episode.samples:
@@ -76,9 +77,9 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
     }
 
 
-def _tree_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
+def _tree_metrics(episodes: Sequence[EpisodeRecord], branching: Collection[str]) -> dict[str, float]:
     """How many candidates calls had, how many could not be scored, and in which share of calls they earned different or equal rewards."""
-    calls = candidates_of(episodes)
+    calls = {key: found for key, found in candidates_of(episodes).items() if found[0].agent_id in branching}
     if not calls:
         return {}
     return {

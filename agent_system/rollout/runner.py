@@ -146,7 +146,8 @@ class Episode:
         place = block.enter()
         try:
             call = await self._ask(turn, agent_id, variables)
-            replies = await call.generate(tree.settings.k, self._settings.call_timeout_s)
+            k = tree.settings.candidates(agent_id, call.seat.binding.trained)
+            replies = await call.generate(k, self._settings.call_timeout_s)
             self.waiting_for = f"the environment's reaction to the candidates of {agent_id} (turn {turn.step}, call {call.number})"
             tried = await tree.grow(call, replies, self._env)
         except Exception:

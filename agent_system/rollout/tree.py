@@ -1,5 +1,7 @@
 """Tree sampling (AT-GRPO, arXiv 2510.11062): K replies a call, each tried on a fork of the environment; the episode goes on with one.
 
+K may differ by agent; it is 1 for agents that do not learn, unless `rollout.tree.k_per_agent` says otherwise.
+
 A candidate's reward is `alpha * team + local` of what its own fork was paid by `act`, and by `score` where the environment has one.
 Calls that run at the same time form a block: the candidates of all of them are tried on forks of the state before the block, and nobody
 goes on before all are chosen. A call alone commits its fork; of several, the chosen actions are applied to the environment in call order.

@@ -31,5 +31,26 @@ def test_no_more_threads_than_asked_for_and_they_are_used_again() -> None:
     assert names <= {"env-0", "env-1"}
 
 
+def test_where_the_system_gives_fewer_threads_jobs_wait_for_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = threading.Thread.start
+    begun: list[threading.Thread] = []
+
+    def start(thread: threading.Thread) -> None:
+        if len(begun) == 2:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        given(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    go_on = threading.Event()
+    with DaemonExecutor(100) as threads:
+        futures = [threads.submit(lambda i=i: (go_on.wait(5), i)[1]) for i in range(8)]
+        go_on.set()
+        assert [future.result(5) for future in futures] == list(range(8))
+        assert threads.submit(lambda: "again").result(5) == "again"
+    with DaemonExecutor(100) as threads, pytest.raises(RuntimeError, match="can't start new thread"):
+        threads.submit(lambda: 0)
+
+
 def test_an_environment_that_hangs_does_not_keep_the_process_from_ending() -> None:
     assert subprocess.run([sys.executable, "-c", HANGS], timeout=60, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""The benchmark of the controller runs and ends with its one JSON line."""
+"""The benchmark of the controller runs and ends with its one JSON line; episodes in an environment that blocks run at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "controller.py"
 
 
 def test_the_last_line_is_the_cost_of_a_call(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--episodes", "32", "--repeats", "1"])
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--episodes", "32", "--blocking-episodes", "256", "--repeats", "1"])
     with caplog.at_level("INFO"):
         runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert json.loads(caplog.messages[-1])["cpu_ms_per_call"] > 0
+    result = json.loads(caplog.messages[-1])
+    assert result["cpu_ms_per_call"] > 0
+    assert 1.5 <= result["blocking_s"] < 12, "16 threads would take 24 s"

@@ -10,9 +10,10 @@ import pytest
 
 from tests.house.source import ROOT
 
-# Stands for a virtual environment: everything is the real interpreter, but `-m pip` only writes down its arguments.
+# Stands for a virtual environment: everything is the real interpreter, but `-m pip` only writes down its arguments, and as much of
+# what pip says as pip would with these.
 FAKE_PYTHON = """#!/usr/bin/env bash
-if [[ ${{1:-}} == -m && ${{2:-}} == pip ]]; then echo "$*" >>"{log}"; exit {status}; fi
+if [[ ${{1:-}} == -m && ${{2:-}} == pip ]]; then echo "$*" >>"{log}"; [[ "$*" == *" -q"* ]] || echo "Collecting torch"; exit {status}; fi
 if [[ ${{2:-}} == *"!= (3, 11)"* ]]; then exit {other_version}; fi
 exec "{python}" "$@"
 """
@@ -45,6 +46,19 @@ def test_setup_installs_the_pinned_set_once(tmp_path: Path) -> None:
     assert "-c constraints.txt" in install
 
 
+def test_setup_says_what_it_installs_and_shows_how_far_pip_is_but_writes_nothing_to_stdout(tmp_path: Path) -> None:
+    make_checkout(tmp_path)
+    for extra in ((), ("farama",)):
+        result = set_up(tmp_path, *extra)
+        begun, collecting, ended = result.stderr.splitlines()
+        names = f"verl-mas[{','.join(extra) or 'dev'}]"
+        assert begun.startswith(f"setup: installing {names} ")
+        assert collecting == "Collecting torch"
+        assert ended == f"setup: {names} is installed in .venv"
+        assert result.stdout == ""
+    assert set_up(tmp_path).stderr == "", "nothing is to be done"
+
+
 def test_another_python_takes_the_ranges_instead(tmp_path: Path) -> None:
     log = make_checkout(tmp_path, other_version=True)
     assert "the pinned set is for Python 3.11" in set_up(tmp_path).stderr
@@ -72,8 +86,10 @@ def test_setup_installs_again_when_the_requirements_change(tmp_path: Path, name:
 
 def test_a_failed_install_is_tried_again(tmp_path: Path) -> None:
     log = make_checkout(tmp_path, pip_status=1)
-    assert set_up(tmp_path).returncode != 0
-    assert set_up(tmp_path).returncode != 0
+    for _ in range(2):
+        result = set_up(tmp_path)
+        assert result.returncode != 0
+        assert "is installed" not in result.stderr
     assert len(log.read_text().splitlines()) == 2
 
 

@@ -6,6 +6,8 @@ import pytest
 import ray
 
 from verl.single_controller.ray.start import ATTEMPTS, start_private_cluster
+from verl.trainer.config import RunConfig
+from verl.trainer.ppo.controller import RayController
 
 SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
 
@@ -41,3 +43,13 @@ def test_a_machine_that_is_always_too_slow_and_another_error_are_raised(monkeypa
     with pytest.raises(ValueError, match="positive"):
         start_private_cluster(num_cpus=-1)
     assert len(fake.calls) == 1
+
+
+def test_the_cluster_of_a_run_keeps_no_finished_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every step there are more of them, and no dashboard shows them."""
+    fake = FakeRay(monkeypatch)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    RayController(RunConfig(), "cpu")
+    (options,) = fake.calls
+    assert options["_system_config"]["task_events_report_interval_ms"] == 0

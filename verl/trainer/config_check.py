@@ -85,7 +85,7 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
     SIZE: (
         "data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "env.rollout.n", "env.rollout.val_n",
         "env.max_steps", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.total_epochs",
-        "critic.joint_prompt_length",
+        "critic.joint_prompt_length", "rollout.env_threads",
     ),
     COUNT: (
         "data.val_batch_size", "data.seed", "env.history_length", "trainer.max_ckpt_to_keep", "trainer.num_threads",

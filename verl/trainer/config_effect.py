@@ -143,7 +143,7 @@ RUN_NEEDS: Sequence[Need] = (
         "algorithm.rollout_correction.loss_type=ppo_clip (reinforce is a loss of its own, without a clip)",
         lambda c: not c.algorithm.rollout_correction.bypass_mode or c.algorithm.rollout_correction.loss_type != "reinforce",
     ),
-    Need(_all("rollout.tree", "k select temperature epsilon"), "rollout.sampling=tree", lambda c: c.rollout.sampling == "tree"),
+    Need(_all("rollout.tree", "k k_per_agent select temperature epsilon"), "rollout.sampling=tree", lambda c: c.rollout.sampling == "tree"),
     Need(("rollout.tree.temperature",), "rollout.tree.select=softmax", lambda c: c.rollout.tree.select == "softmax"),
     Need(("rollout.tree.epsilon",), "rollout.tree.select other than random", lambda c: c.rollout.tree.select != "random"),
     Need(_all("sandbox", "level min_level packages"), "sandbox.backend=local", lambda c: c.sandbox.backend == "local"),

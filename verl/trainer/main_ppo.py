@@ -59,6 +59,7 @@ from verl.trainer.ppo.pools import assign_devices
 from verl.trainer.ppo.ray_trainer import METRICS_FILE, NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.signal_check import warn_of_warmup
 from verl.trainer.ppo.team import TeamError, TeamWorkers
+from verl.trainer.ppo.tree_check import candidates_of
 from verl.trainer.ppo.validation import rows_before_after
 from verl.trainer.role_policies import set_apart, speakers
 from verl.trainer.run_parts import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run, table_row
@@ -233,6 +234,7 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
         )
     bindings = {agent_id: found[agent_id] for agent_id in config.agent.agent_ids}
     joint = config.critic.view == "joint" and bool(critic_agents(config, placement))
+    tree = TreeSettings(**vars(config.rollout.tree) | {"k_per_agent": candidates_of(config)})
     settings = CollectorSettings(
         seed=config.data.seed,
         reward=reward_settings(config, placement),
@@ -242,7 +244,8 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
         max_failure_rate=config.rollout.max_failure_rate,
         episode_timeout_s=config.rollout.episode_timeout_s,
         call_timeout_s=config.rollout.call_timeout_s,
-        tree=TreeSettings(**vars(config.rollout.tree)) if config.rollout.sampling == "tree" else None,
+        tree=tree if config.rollout.sampling == "tree" else None,
+        env_threads=config.rollout.env_threads,
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
     )
     return TaskCollector(

@@ -18,7 +18,7 @@ OF_THE_RUN = ("messages", "model", "n", "stream")
 
 def frozen_agents(agent: AgentConfig) -> list[str]:
     """The agents of `agent.frozen`, in the order of the team. Raises PlacementError for a name that no agent has, or one given twice."""
-    found = _by_agent("agent.frozen", list(agent.frozen), agent.agent_ids)
+    found = by_agent("agent.frozen", list(agent.frozen), agent.agent_ids)
     return [name for name in agent.agent_ids if name in found]
 
 
@@ -28,7 +28,7 @@ def api_agents(agent: AgentConfig) -> dict[str, ApiConfig]:
     Raises:
         PlacementError: a name that no agent has or that is frozen as well, an unknown or missing key, or a value that cannot be used.
     """
-    found = _by_agent("agent.api", list(agent.api), agent.agent_ids)
+    found = by_agent("agent.api", list(agent.api), agent.agent_ids)
     both = [name for name in frozen_agents(agent) if name in found]
     if both:
         raise PlacementError(f"agent.frozen and agent.api both name agent '{both[0]}': one behind an API has no model here; leave it out")
@@ -41,8 +41,8 @@ def trained_agents(agent: AgentConfig) -> list[str]:
     return [name for name in agent.agent_ids if name not in others]
 
 
-def _by_agent(key: str, given: Iterable[str], agent_ids: Iterable[str]) -> dict[str, str]:
-    """Agent -> the name or slug by which it was given."""
+def by_agent(key: str, given: Iterable[str], agent_ids: Iterable[str]) -> dict[str, str]:
+    """Agent -> the name or slug by which it was given. Raises PlacementError for a name that no agent has, or one given twice."""
     names = {name: agent_id for agent_id in agent_ids for name in (agent_id, slug(agent_id))}
     found: dict[str, str] = {}
     for name in given:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import pytest
@@ -66,12 +66,16 @@ def make_collector(tokenizer: Any) -> Callable[..., Collector]:
         max_prompt_length: int = 2000,
         max_tokens: int = 200,
         remote: Mapping[str, RemoteBinding] | None = None,
+        frozen: Collection[str] = (),
         **settings: Any,
     ) -> Collector:
         agents = agents or {"Solver": Solver("Solver"), "Verifier": Verifier("Verifier")}
         train, val = SamplingParams(max_tokens), SamplingParams(max_tokens, temperature=0.0)
         bindings = {
-            name: AgentBinding(name, name.lower(), name.lower(), engine, tokenizer, train, val, max_prompt_length) for name in agents
+            name: AgentBinding(
+                name, name.lower(), name.lower(), engine, tokenizer, train, val, max_prompt_length, trained=name not in frozen
+            )
+            for name in agents
         }
         team = bindings | dict(remote or {})
         return Collector(orchestra or Pair(), agents, EnvFactory(env), team, CollectorSettings(**settings))

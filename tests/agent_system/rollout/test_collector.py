@@ -9,12 +9,25 @@ from typing import Any
 import pytest
 import torch
 
-from agent_system import AgentSystemError, BaseEnv, Observation, Outcome, Task
+from agent_system import AgentSystemError, BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn
 from agent_system.reward import RewardSettings
 from agent_system.rollout import CollectorSettings, TooManyFailuresError, TreeSettings
 from verl.protocol.generate import Generation, RolloutError
 
 from .conftest import OneTurn, Pair
+
+
+class Remembers(BaseAgent):
+    prompt = "[{memory}]"
+
+
+class Both(BaseOrchestra):
+    agents = ("Solver", "Verifier")
+
+    async def run(self, turn: Turn) -> str:
+        first = await turn.act("Solver")
+        await turn.act("Verifier")
+        return first.action
 
 
 def noisy_script(prompt: str, request: Any) -> str:
@@ -24,9 +37,10 @@ def noisy_script(prompt: str, request: Any) -> str:
     return f"thinking {'x' * (request.seed % 7)} \\boxed{{{request.seed % 10}}}"
 
 
-def test_no_episodes_at_all_in_flight_is_refused_instead_of_waiting_for_ever() -> None:
-    with pytest.raises(AgentSystemError, match="max_concurrent_episodes must be 1 or more"):
-        CollectorSettings(max_concurrent_episodes=0)
+@pytest.mark.parametrize("name", ["max_concurrent_episodes", "env_threads"])
+def test_no_episodes_at_all_in_flight_is_refused_instead_of_waiting_for_ever(name: str) -> None:
+    with pytest.raises(AgentSystemError, match=f"{name} must be 1 or more"):
+        CollectorSettings(**{name: 0})
 
 
 @pytest.mark.parametrize("tree", [None, TreeSettings(k=2)])
@@ -216,10 +230,26 @@ async def test_replies_cut_by_the_limit_are_counted(make_collector, scripted, ta
     assert result.batch.batch["responses"].shape[1] == 5
 
 
-async def test_blocking_environments_do_not_stall_each_other(make_collector, scripted) -> None:
+async def test_all_agents_read_the_one_memory_of_the_team(make_collector, scripted, tasks) -> None:
+    class Goes(OneTurn):
+        def step(self, action: str) -> Outcome:
+            return Outcome()
+
+    agents = {name: Remembers(name) for name in ("Solver", "Verifier")}
+    result = await make_collector(scripted(["3", "yes", "4", "no"]), orchestra=Both(), agents=agents, env=Goes, max_steps=2).collect(
+        tasks[:1], 1, step=1
+    )
+    for at, memory in (((1, 0), "[]"), ((1, 1), "[]"), ((2, 0), "Action 1: '3'"), ((2, 1), "Action 1: '3'")):
+        (sample,) = [s for s in result.episodes[0].samples if (s.turn, s.call) == at]
+        assert memory in sample.prompt_text
+        assert "yes" not in sample.prompt_text
+
+
+@pytest.mark.parametrize(("episodes", "settings"), [(4, {"env_threads": 4}), (100, {})])
+async def test_blocking_environments_do_not_stall_each_other(make_collector, scripted, episodes: int, settings: dict[str, int]) -> None:
     import threading
 
-    together = threading.Barrier(4, timeout=20)
+    together = threading.Barrier(episodes, timeout=20)
 
     class Meets(BaseEnv):
         def reset(self, task: Task) -> Observation:
@@ -229,6 +259,6 @@ async def test_blocking_environments_do_not_stall_each_other(make_collector, scr
         def step(self, _action: str) -> Outcome:
             return Outcome(done=True)
 
-    tasks = [Task(str(i), "?") for i in range(4)]
-    result = await make_collector(scripted(), env=Meets, env_threads=4).collect(tasks, 1, step=1)
+    tasks = [Task(str(i), "?") for i in range(episodes)]
+    result = await make_collector(scripted(), env=Meets, **settings).collect(tasks, 1, step=1)
     assert not any(e.failed for e in result.episodes)

@@ -84,7 +84,8 @@ def play(make_collector: Any, scripted: Any) -> Callable[..., Any]:
         kinds = {"validate": options.pop("validate", False), "greedy": options.pop("greedy", False)}
         options = {"orchestra": InTurn(), "env": Adder, "reward": CALL, "max_steps": 3, "max_failure_rate": 1.0} | options
         agents = {name: Speaker(name) for name in ("A", "B")}
-        collector = make_collector(engine, agents=agents, tree=TreeSettings(k, select, 0.5), **options)
+        tree = TreeSettings(k, select, 0.5, k_per_agent=options.pop("k_per_agent", {}))
+        collector = make_collector(engine, agents=agents, tree=tree, **options)
         return await collector.collect(tasks, n, step=1, **kinds)
 
     return run
@@ -246,6 +247,32 @@ async def test_validation_and_baselines_take_one_reply_a_call(play, scripted, ki
     assert "tree/candidates/mean" not in result.metrics
 
 
+@pytest.mark.parametrize(
+    ("orchestra", "given", "asked"),
+    [
+        (InTurn(), {}, {"A": 1, "B": 3}),
+        (Together(), {}, {"A": 1, "B": 3}),
+        (InTurn(), {"A": 4}, {"A": 4, "B": 3}),
+        (InTurn(), {"B": 2}, {"A": 1, "B": 2}),
+        (Together(), {"A": 2, "B": 1}, {"A": 2, "B": 1}),
+    ],
+)
+async def test_a_frozen_agent_has_one_reply_a_call_and_any_agent_may_have_a_k_of_its_own(
+    play, orchestra: BaseOrchestra, given: dict[str, int], asked: dict[str, int]
+) -> None:
+    result = await play(numbers(), orchestra=orchestra, frozen=("A",), k_per_agent=given)
+    (episode,) = result.episodes
+    candidates = Counter((s.agent_id, s.turn) for s in episode.samples)
+    assert candidates == {(name, turn): k for name, k in asked.items() for turn in (1, 2)}
+    assert Counter(s.agent_id for s in episode.committed) == {"A": 2, "B": 2}
+    assert episode.team_reward == sum(int(s.action) for s in episode.committed) + 200, "what is committed is paid, whoever said it"
+    assert set(result.batch.non_tensor_batch["agent_id"]) == {"B"}
+    several = [k for k in asked.values() if k > 1]
+    assert result.metrics["tree/candidates/mean"] == sum(several) / len(several)
+    assert result.metrics["tree/signal_rate"] == 1.0, "calls with one candidate have nothing to compare"
+    assert [f"agent/{name.lower()}/tied_calls" in result.metrics for name in ("A", "B")] == [k > 1 for k in asked.values()]
+
+
 class Proposals(OneTurn):
     """Nothing is paid before the end; `score` knows what an action is worth."""
 
@@ -324,6 +351,7 @@ async def test_a_call_that_outlives_its_turn_is_refused(play) -> None:
         ({"select": "best"}, "rollout.tree.select='best'"),
         ({"temperature": 0.0}, "rollout.tree.temperature"),
         ({"epsilon": 1.5}, "rollout.tree.epsilon"),
+        ({"k_per_agent": {"A": 0}}, r"rollout\.tree\.k_per_agent\.A=0"),
     ],
 )
 def test_settings_that_cannot_be_are_named(settings: dict[str, Any], words: str) -> None:

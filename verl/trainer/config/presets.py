@@ -17,9 +17,9 @@ Fails when: an agent is called so seldom that it is alone in its group: it then 
 
 at_grpo
 -------
-`A_k = (r_k - mean_K r) / (std_K r + 1e-6)`, `r = alpha * team + local` (arXiv 2510.11062): every call samples a tree of K = 4 candidates,
-which are compared with each other; the reward of a candidate is what its own action earned, alpha = 1; the episode goes on with the best
-one. The environment needs `fork()`. Its parallel sampling: `rollout.sampling=parallel algorithm.group_by=[uid,agent_id,turn]
+`A_k = (r_k - mean_K r) / (std_K r + 1e-6)`, `r = alpha * team + local` (arXiv 2510.11062): every call of an agent that learns samples K = 4
+candidates, which are compared with each other; the reward of a candidate is what its own action earned, alpha = 1; the episode goes on
+with the best one. The environment needs `fork()`. Its parallel sampling: `rollout.sampling=parallel algorithm.group_by=[uid,agent_id,turn]
 reward.team_scope=turn`.
 
 Keys: `rollout.sampling`, `rollout.tree.k`, `algorithm.group_by`, `reward.alpha`, `reward.team_scope`.

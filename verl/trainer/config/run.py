@@ -84,7 +84,10 @@ TREE_SELECTIONS = ("greedy", "first", "random", "softmax")
 
 @dataclass
 class TreeConfig:
-    k: int = key(4, "sampling=tree: candidates of a call, 2 or more")
+    k: int = key(4, "sampling=tree: candidates of a call of an agent that learns, 2 or more")
+    k_per_agent: dict[str, int] = key(
+        {}, "sampling=tree: candidates of the calls of single agents, by name or slug; others that are frozen or behind an API have 1"
+    )
     select: str = key(
         "greedy", "sampling=tree: which candidate the episode goes on with: greedy (highest reward) | first | random | softmax"
     )
@@ -98,6 +101,9 @@ class CollectConfig:
     tree: TreeConfig = section(TreeConfig)
     max_concurrent_episodes: int = key(
         0, "episodes in flight at the same time; 0 takes 4 * actor_rollout_ref.rollout.max_num_seqs for each rank of a worker group"
+    )
+    env_threads: int = key(
+        1024, "most threads for environments whose methods block, 1 or more; they are started as the episodes in flight need them"
     )
     max_failure_rate: float = key(0.1, "share of failed episodes, or of failed candidates of trees, above which the run stops")
     episode_timeout_s: float = key(600.0, "time limit of one episode")

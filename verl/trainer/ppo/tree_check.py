@@ -7,7 +7,8 @@ from verl.trainer.config_check import ConfigError
 from verl.trainer.ppo.critic import needs_values
 from verl.trainer.ppo.declared import estimator_needs, estimator_takes
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields
-from verl.trainer.untrained import trained_agents
+from verl.trainer.untrained import by_agent, trained_agents
+from verl.utils.names import slug
 
 # Fields that together name one call of one episode: in parallel sampling, one sample.
 CALL_FIELDS = {"traj_uid", "turn", "call"}
@@ -18,11 +19,12 @@ CHAINED = {"gigpo": "follows the rewards of an episode's steps", "m_grpo": "coun
 def check_sampling(config: RunConfig) -> None:
     """Refuse what makes no sense beside `rollout.sampling`.
 
-    Raises ConfigError naming both keys.
+    Raises ConfigError naming both keys, PlacementError for an agent of `rollout.tree.k_per_agent` that is not in the team.
     """
     tree = config.rollout.sampling == "tree"
     if tree:
         _check_tree(config)
+    own_k = candidates_of(config)
     for agent_id in trained_agents(config.agent):
         settings = agent_config(config.algorithm, agent_id)
         own = f" (agent '{agent_id}')" if config.algorithm.per_agent else ""
@@ -35,16 +37,27 @@ def check_sampling(config: RunConfig) -> None:
                     f"algorithm.statistics_over={settings.statistics_over} with adv_estimator={estimator} and groups {fields}{own}; "
                     "set algorithm.statistics_over=samples, algorithm.adv_estimator=grpo"
                 )
-        elif set(fields) >= CALL_FIELDS and settings.singleton == "zero" and estimator_takes(estimator, "index"):
+        one = f"rollout.tree.k_per_agent.{slug(agent_id)}=1" if tree else "rollout.sampling=parallel"
+        compares = estimator_takes(estimator, "index")
+        if (not tree or own_k.get(agent_id) == 1) and set(fields) >= CALL_FIELDS and settings.singleton == "zero" and compares:
             raise ConfigError(
-                f"algorithm.group_by={fields}{own} holds one sample a group with rollout.sampling=parallel, so every advantage is 0; "
-                "set rollout.sampling=tree, or algorithm.group_by=[uid,agent_id,turn]"
+                f"algorithm.group_by={fields}{own} holds one sample a group with {one}, so every advantage is 0; "
+                f"set {'2 or more candidates' if tree else 'rollout.sampling=tree'}, or algorithm.group_by=[uid,agent_id,turn]"
             )
+
+
+def candidates_of(config: RunConfig) -> dict[str, int]:
+    """What `rollout.tree.k_per_agent` gives, by the agents' names. Raises PlacementError for one that is not in the team."""
+    given = config.rollout.tree.k_per_agent
+    return {agent: given[name] for agent, name in by_agent("rollout.tree.k_per_agent", given, config.agent.agent_ids).items()}
 
 
 def _check_tree(config: RunConfig) -> None:
     if config.rollout.tree.k < 2:
         raise ConfigError(f"rollout.tree.k={config.rollout.tree.k}: a tree needs 2 candidates or more; rollout.sampling=parallel has one")
+    for name, own in config.rollout.tree.k_per_agent.items():
+        if own < 1:
+            raise ConfigError(f"rollout.tree.k_per_agent.{name}={own}: expected 1 candidate or more")
     scope, mode = config.reward.team_scope, config.reward.propagation.mode
     if scope != "call" or mode != "none":
         raise ConfigError(
