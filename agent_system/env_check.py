@@ -171,7 +171,7 @@ class _Check:
     def _valid(self, outcome: Outcome, where: str) -> None:
         if not isinstance(outcome.done, bool) or not isinstance(outcome.info, Mapping):
             raise AgentSystemError(f"{where} gave done={outcome.done!r} and info={outcome.info!r:.100}; expected a bool and a mapping")
-        local = outcome.local.values() if isinstance(outcome.local, Mapping) else [outcome.local]
+        local = outcome.local.values() if isinstance(outcome.local, Mapping) else [] if outcome.local is None else [outcome.local]
         for name, values in (("team", [outcome.team]), ("local", local)):
             low, high = self.ranges[name]
             for value in values:

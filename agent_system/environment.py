@@ -54,17 +54,24 @@ class Outcome:
             whether a sample gets the episode's sum (Dr. MAS), its turn's, or what arrived right after its own action (AT-GRPO).
         local: rewards of single calls. From `act`: a number, for the call just made. From `step`: a mapping whose keys are call
             numbers of this turn (int, from 0) or agent names (every call of that agent in this turn, or its last call before when it
-            was silent in this one); both add up. All rewards must be finite numbers: anything else fails the episode.
+            was silent in this one); both add up. None, or a call that no mapping names, is no local reward: it counts as 0 wherever rewards
+            are added, and unlike a 0 that was given it cuts nobody's credit (`reward.propagation.mode=threshold`). All rewards must be
+            finite numbers: anything else fails the episode.
         done: the episode ends.
         info: numbers (and truth values) become metrics, `success` among them; a later turn overwrites an earlier one.
         observation: what the next turn starts from; None keeps the present one.
     """
 
     team: float = 0.0
-    local: float | Mapping[int | str, float] = 0.0
+    local: float | Mapping[int | str, float] | None = None
     done: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
     observation: Observation | None = None
+
+
+def paid(amount: float, *coefficients: float) -> float | None:
+    """Return a local reward made with these coefficients: None where all are 0, since nothing is then said of the call."""
+    return amount if any(coefficients) else None
 
 
 class BaseEnv(ABC):

@@ -45,7 +45,8 @@ class Sample:
         anchor: the state that the call acted on: `Observation.info["anchor"]`, else the text of the observation as this agent saw it.
         act_reward: `Outcome.team` of the `act` that followed this call; None when the environment does not react to single calls, and for
             a candidate that was not committed.
-        local_reward: reward of this call alone, as the environment gave it.
+        local_reward: reward of this call alone, as the environment gave it; 0 where it gave none.
+        local_given: it gave one, be it 0.
         team_reward: the team reward credited to this call, by `reward.team_scope` or `reward.propagation`.
         step_reward: `alpha` * the team rewards that arrived between this call and the agent's next one, plus `local_reward`,
             less both penalties.
@@ -80,6 +81,7 @@ class Sample:
     anchor: str = ""
     act_reward: float | None = None
     local_reward: float = 0.0
+    local_given: bool = False
     team_reward: float = 0.0
     step_reward: float = 0.0
     mixed_reward: float = 0.0
@@ -119,6 +121,7 @@ class Sample:
             "act_reward": self.act_reward,
             "fork_reward": self.fork_reward,
             "local_reward": self.local_reward,
+            "local_given": self.local_given,
             "team_reward": self.team_reward,
             "step_reward": self.step_reward,
             "mixed_reward": self.mixed_reward,

@@ -62,7 +62,8 @@ def _chains(played: Sequence[EpisodeRecord], samples: Sequence[Sample], scope: s
     hop, hops = _hops(played)
     team = np.array([value for r in played for value in team_rewards(r, scope)], dtype=np.float64)
     local = np.array([s.local_reward for s in samples], dtype=np.float64)
-    return Chains(hop, hops, team, local, [s.agent_id for s in samples])
+    given = np.array([s.local_given for s in samples], dtype=bool)
+    return Chains(hop, hops, team, local, given, [s.agent_id for s in samples])
 
 
 def _places(played: Sequence[EpisodeRecord]) -> Places:

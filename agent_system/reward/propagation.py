@@ -4,13 +4,15 @@ Local rewards are scaled to 0..1 first, so that `alpha` weighs the same whatever
 
     uniform      b_j = R
     discounted   b_j = gamma^(m - j) * R
-    threshold    b_m = R;  b_j = b_(j+1) if local_(j+1) >= theta else 0
+    threshold    b_m = R;  b_j = b_(j+1) if local_(j+1) >= theta, or call j+1 was given no local reward, else 0
 
-The reward of a call is `alpha * b_j + local_j`. With `threshold`, a call that did badly cuts the credit of all that came before it.
+The reward of a call is `alpha * b_j + local_j`. With `threshold`, a call that did badly cuts the credit of all that came before it; one
+that was given no local reward cuts nothing. It counts as 0 in its own reward, scaled like the others.
 No paper: the rule is this project's; `discounted` is the return of a reward at the end of the episode.
 
 Keys: `reward.propagation.mode`, `reward.propagation.gamma`, `reward.propagation.theta`, `reward.propagation.theta_quantile`,
-`reward.propagation.local_range`, `reward.propagation.min_pass_rate`.
+`reward.propagation.theta_step`, `reward.propagation.theta_fall`, `reward.propagation.theta_window`, `reward.propagation.local_range`,
+`reward.propagation.min_pass_rate`.
 Use when: agents hand their work on in a chain and the environment pays each call for itself, so that it shows where a chain broke.
 Fails when: local rewards say little of a call's part in the outcome: `threshold` then cuts credit at random.
 """
@@ -37,7 +39,8 @@ class Chains:
         hop: number of the call in its episode, from 1.
         hops: calls of its episode.
         team: the episode's team reward.
-        local: the call's local reward.
+        local: the call's local reward, 0 where it was given none.
+        given: it was given one.
         agent_ids: who spoke.
     """
 
@@ -45,6 +48,7 @@ class Chains:
     hops: np.ndarray
     team: np.ndarray
     local: np.ndarray
+    given: np.ndarray
     agent_ids: Sequence[str]
 
 
@@ -76,22 +80,24 @@ def propagate(chains: Chains, settings: PropagationSettings) -> Propagated:
 
 
 def scaled(chains: Chains, local_range: tuple[float, float]) -> np.ndarray:
-    """Local rewards as shares of `local_range`, 0..1."""
+    """Local rewards as shares of `local_range`, 0..1; of a call that was given none, 0's share, or the nearest end of the range."""
     low, high = local_range
-    outside = np.flatnonzero((chains.local < low) | (chains.local > high))
+    outside = np.flatnonzero(chains.given & ((chains.local < low) | (chains.local > high)))
     if len(outside):
         first = outside[0]
         raise AgentSystemError(
             f"reward.propagation.local_range=[{low:g}, {high:g}], but a call of {chains.agent_ids[first]} got the local reward "
-            f"{chains.local[first]:g} ({len(outside)} of {len(chains.local)} calls are outside; one without a local reward counts as 0): "
+            f"{chains.local[first]:g} ({len(outside)} of {int(chains.given.sum())} calls that were given one are outside): "
             "give the lowest and the highest that the environment pays"
         )
-    return (chains.local - low) / (high - low)
+    return np.clip((chains.local - low) / (high - low), 0.0, 1.0)
 
 
 def _threshold(chains: Chains, local: np.ndarray, settings: PropagationSettings) -> Propagated:
-    theta = settings.theta if settings.theta_quantile is None else float(np.quantile(local, settings.theta_quantile))
-    bad = local < theta
+    theta = settings.theta
+    if settings.theta_quantile is not None and chains.given.any():
+        theta = float(np.quantile(local[chains.given], settings.theta_quantile))
+    bad = chains.given & (local < theta)
     links = chains.hop > 1
     pass_rate = 1.0 - float(np.mean(bad[links])) if links.any() else 1.0
     fallback = pass_rate < settings.min_pass_rate

@@ -14,7 +14,7 @@ class PropagationSettings:
         mode: `none`, `uniform`, `discounted` or `threshold`.
         gamma: `discounted`: factor a call, 0 to 1.
         theta: `threshold`: least scaled local reward that lets credit pass, 0 to 1.
-        theta_quantile: `threshold`: take theta from this quantile of the batch's scaled local rewards instead.
+        theta_quantile: `threshold`: take theta from this quantile of the scaled local rewards that the batch was given instead.
         local_range: lowest and highest local reward; they are scaled to 0..1.
         min_pass_rate: `threshold`: with a smaller share of links that pass, the step falls back to `uniform`.
     """
@@ -24,7 +24,7 @@ class PropagationSettings:
     theta: float = 0.5
     theta_quantile: float | None = None
     local_range: tuple[float, float] = (0.0, 1.0)
-    min_pass_rate: float = 0.0
+    min_pass_rate: float = 0.8
 
 
 @dataclass(frozen=True)

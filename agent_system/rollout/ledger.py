@@ -44,19 +44,19 @@ class Ledger:
         return total
 
     def local(self, turn: int, call: int) -> float:
-        """Sum of the local rewards of a call, added up like `team_reward`."""
+        """Sum of the local rewards of a call, added up like `team_reward`; 0 for a call that was given none."""
         return sum(paid for _, paid in sorted(self._local.get((turn, call), {}).items()))
 
     def credit(self, sample: Sample) -> Sample:
         """Return the sample with what its call was paid. A candidate of a tree keeps the local reward of its own fork."""
         if not sample.committed:
             return sample
-        act, local = self.acts.get((sample.turn, sample.call)), self.local(sample.turn, sample.call)
-        if sample.fork_reward is not None:
-            local = sample.local_reward
-        if act is None and local == 0.0:  # the usual case, and copying a sample is what costs
+        place = (sample.turn, sample.call)
+        act, given = self.acts.get(place), place in self._local
+        if act is None and not given:  # the usual case, and copying a sample is what costs
             return sample
-        return replace(sample, act_reward=act, local_reward=local)
+        local = self.local(*place) if sample.fork_reward is None else sample.local_reward
+        return replace(sample, act_reward=act, local_reward=local, local_given=given)
 
     def open_turn(self, callers: Mapping[int, str]) -> None:
         """A turn begins; `callers` will have its calls and their agents."""
@@ -69,7 +69,7 @@ class Ledger:
         self.acts[(turn, call)] = finite(outcome.team, "team", where)
         if isinstance(outcome.local, Mapping):
             self._share(outcome.local, callers, (turn, call), where)
-        else:
+        elif outcome.local is not None:
             self._add((turn, call), (turn, call), outcome.local, where)
 
     def step(self, outcome: Outcome, callers: Mapping[int, str]) -> None:

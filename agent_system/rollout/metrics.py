@@ -74,6 +74,7 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
         "reward/mean": float(reward.mean()),
         "reward/std": float(reward.std()),
         **{f"{term}/mean": _mean([getattr(s, term) for s in samples]) for term in REWARD_TERMS},
+        "local_reward/std": float(np.std([s.local_reward for s in samples])),
     }
 
 

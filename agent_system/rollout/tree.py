@@ -122,6 +122,8 @@ def check_tree_env(env: type[BaseEnv]) -> None:
 
 
 def _local(outcome: Outcome, call: Call, where: str) -> float:
+    if outcome.local is None:
+        return 0.0
     if not isinstance(outcome.local, Mapping):
         return finite(outcome.local, "local", where)
     return sum(finite(value, "local", where) for key, value in outcome.local.items() if key in (call.number, call.agent_id))

@@ -61,5 +61,5 @@ async def test_only_a_right_revision_earns_the_bonus() -> None:
     assert [(await env.act(agent, answer)).local for agent, answer in ((REVISER, "13"), (REVISER, "12"), ("Solver Agent", "13"))] == [
         10,
         0,
-        0,
+        None,
     ]

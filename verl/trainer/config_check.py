@@ -85,7 +85,7 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
     SIZE: (
         "data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "env.rollout.n", "env.rollout.val_n",
         "env.max_steps", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.total_epochs",
-        "critic.joint_prompt_length", "rollout.env_threads",
+        "critic.joint_prompt_length", "reward.propagation.theta_window", "rollout.env_threads",
     ),
     COUNT: (
         "data.val_batch_size", "data.seed", "env.history_length", "trainer.max_ckpt_to_keep", "trainer.num_threads",
@@ -104,7 +104,8 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
                "ray_init.object_store_memory_mb", "sandbox.request_timeout_s"),
     SHARE: (
         "rollout.max_failure_rate", "rollout.tree.epsilon", "reward.shaping_gamma", "reward.propagation.gamma", "reward.propagation.theta",
-        "reward.propagation.theta_quantile", "reward.propagation.min_pass_rate",
+        "reward.propagation.theta_quantile", "reward.propagation.min_pass_rate", "reward.propagation.theta_step",
+        "reward.propagation.theta_fall",
     ),
 }  # fmt: skip
 # As a loss every estimator also has a straight-through form; in the reward, which has no gradient, that would change nothing.

@@ -164,10 +164,24 @@ RUN_NEEDS: Sequence[Need] = (
         lambda c: c.reward.shaping in ("discount", "hop_discount"),
     ),
     Need(("reward.shaping_threshold",), "reward.shaping=binary", lambda c: c.reward.shaping == "binary"),
-    Need(("reward.propagation.theta",), "reward.propagation.theta_quantile=null", lambda c: c.reward.propagation.theta_quantile is None),
+    Need(
+        _all("reward.propagation", "theta theta_step"),
+        "reward.propagation.theta_quantile=null",
+        lambda c: c.reward.propagation.theta_quantile is None,
+    ),
+    Need(
+        _all("reward.propagation", "theta_fall theta_window"),
+        "reward.propagation.theta_step",
+        lambda c: c.reward.propagation.theta_step > 0,
+    ),
+    Need(
+        ("reward.propagation.theta_step",),
+        "data.val_files and trainer.test_freq, for validations between steps",
+        lambda c: bool(c.data.val_files) and c.trainer.test_freq > 0,
+    ),
     Need(("reward.propagation.gamma",), "reward.propagation.mode=discounted", lambda c: c.reward.propagation.mode == "discounted"),
     Need(
-        _all("reward.propagation", "theta theta_quantile min_pass_rate"),
+        _all("reward.propagation", "theta theta_quantile theta_step theta_fall theta_window min_pass_rate"),
         "reward.propagation.mode=threshold",
         lambda c: c.reward.propagation.mode == "threshold",
     ),

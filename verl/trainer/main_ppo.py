@@ -20,7 +20,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -91,6 +91,12 @@ class TaskCollector:
         """Turn rows into tasks and play them."""
         tasks = [task_from_row(r) for r in rows]
         return await self.collector.collect(tasks, n, step=step, validate=validate, greedy=greedy, attempt=attempt)
+
+    def set_theta(self, theta: float) -> None:
+        """Propagate rewards by this threshold from now on."""
+        settings = self.collector.settings
+        propagation = replace(settings.reward.propagation, theta=theta)
+        self.collector.settings = replace(settings, reward=replace(settings.reward, propagation=propagation))
 
     def join(self, results: Sequence[Any]) -> CollectResult:
         """Several collections of one step as one."""
@@ -169,13 +175,14 @@ def reward_settings(config: RunConfig, placement: Placement) -> RewardSettings:
     """The keys under `reward` and the penalty of each agent, for the agent side."""
     reward = config.reward
     low, high = reward.propagation.local_range
+    fixed = {name: value for name, value in vars(reward.propagation).items() if name not in ("theta_step", "theta_fall", "theta_window")}
     return RewardSettings(
         alpha=reward.alpha,
         team_scope=reward.team_scope,
         shaping=reward.shaping,
         shaping_gamma=reward.shaping_gamma,
         shaping_threshold=reward.shaping_threshold,
-        propagation=PropagationSettings(**vars(reward.propagation) | {"local_range": (low, high)}),
+        propagation=PropagationSettings(**fixed | {"local_range": (low, high)}),
         overlong_buffer=OverlongBuffer(**vars(reward.overlong_buffer)),
         invalid_action_penalty={
             a.agent_id: a.config.actor.invalid_action_penalty_coef for a in placement.trained if a.config.actor.use_invalid_action_penalty

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.registry import EnvRegistry
 from agent_system.sandbox import Reason
 from agent_system.workflows.code.agents import CODER, TESTER
@@ -106,7 +106,9 @@ class CodeEnv(BaseEnv):
         self._counts["coder/unparsed"] += not program
         self._counts["coder/limits"] += sum(one.reason.is_limit for one in golden)
         self._coded = True
-        return Outcome(team=pass_rate(golden) - before, local=coder_reward(golden, self.config), info=self._info())
+        config = self.config
+        local = paid(coder_reward(golden, config), config.build_reward, config.smoke_reward, config.pass_reward)
+        return Outcome(team=pass_rate(golden) - before, local=local, info=self._info())
 
     async def _test(self, action: str) -> Outcome:
         tests = read_tests(action, self._problem.function, self.config.max_tests)
@@ -116,7 +118,9 @@ class CodeEnv(BaseEnv):
         self._tests, self._right = tests.cases, pass_rate(by_reference, len(tests))
         self._counts.update({"tester/tests": len(tests), "tester/contradictory": tests.contradictory})
         self._counts.update({"tester/surplus": tests.surplus, "tester/unparsed": not tests})
-        return Outcome(local=tester_reward(by_reference, len(tests), valid, self.config), info=self._info())
+        by_truth = self.config.reference_reward if self._problem.reference else 0.0
+        local = paid(tester_reward(by_reference, len(tests), valid, self.config), self.config.valid_reward, by_truth)
+        return Outcome(local=local, info=self._info())
 
     async def _check(self, program: str, cases: Sequence[Case], truth: Truth) -> Results:
         """Run a program on tests, once an episode: a program that answers at random does so to all forks alike."""

@@ -105,7 +105,7 @@ class FaramaEnv(BaseEnv):
         if seat is None:
             return Outcome()
         choice = self._said[agent_id] = self._read(seat, action)
-        return Outcome(local=-self.config.illegal_penalty if choice.problem else 0.0)
+        return Outcome(local=-self.config.illegal_penalty if choice.problem and self.config.illegal_penalty else None)
 
     def score(self, agent_id: str, action: str) -> Outcome:
         """What the move would pay right away, made on a copy; for those who act at the same time, legal actions are drawn."""

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 
-from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.projection import last_boxed
 from agent_system.registry import EnvRegistry
@@ -76,7 +76,7 @@ class MathEnv(BaseEnv):
         elif agent_id == VERIFIER and self._solutions:
             right = self._solutions[-1]
             self._judgements.append((action, right))
-            return Outcome(local=self.config.verdict_reward * _is_fair(action, right))
+            return Outcome(local=paid(self.config.verdict_reward * _is_fair(action, right), self.config.verdict_reward))
         return Outcome()
 
     async def step(self, action: str) -> Outcome:

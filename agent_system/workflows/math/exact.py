@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from agent_system.workflows.math.grader_process import close
+
 MAX_CHARS = 200
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -17,7 +19,10 @@ _DEGREE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|°)$")
 _CURRENCY = re.compile(r"^([+-]?)\s*(\\?\$|€|£|US\s?\$|USD )\s*")
 _UNIT = re.compile(r"(?<=[0-9.}])\s+([A-Za-z][A-Za-z./ ]*)$|(?<=[0-9.}])\s*(m|cm|mm|km|kg|mph|ft|lbs?|oz|ml|hrs?|mins?)\.?$")
 _DECIMAL = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+")
-_SCIENTIFIC = re.compile(rf"({_DECIMAL.pattern})(?:[eE]|\s*(?:\\times|\\cdot|×)\s*10\s*\^\s*)\{{?([+-]?[0-9]{{1,2}})\}}?")
+_SCIENTIFIC = re.compile(
+    # Exponents to 399: floats have up to 308, or -324.
+    rf"({_DECIMAL.pattern})(?:[eE]|\s*(?:\\times|\\cdot|×|\*)\s*10\s*(?:\^|\*\*)\s*)\{{?([+-]?(?:[0-9]{{1,2}}|[0-3][0-9]{{2}}))\}}?"
+)
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*([+-]?[0-9,]+)\s*\}\s*\{\s*([+-]?[0-9,]+)\s*\}|([0-9])\s*([0-9]))|([0-9]+)\s*/\s*([0-9]+)")
 _SCALE = {
     "hundred": 10**2,
@@ -66,20 +71,29 @@ class ExactNumber:
     """A number as written, and the other value it may stand for: `12%` is 12 or 0.12, `3 dozen` is 3 or 36.
 
     Data sets write either for the same answer, so the reading is left to the other side of the comparison. A `unit` is in the singular
-    and empty when there is none: `3 km`, `$5` and `7 p.m.` have "kilometer", "dollar" and "pm".
+    and empty when there is none: `3 km`, `$5` and `7 p.m.` have "kilometer", "dollar" and "pm". `all_digits`: it has no exponent, so all of
+    its digits are there.
     """
 
     value: Fraction
     also: Fraction | None = None
     unit: str = ""
+    all_digits: bool = True
 
-    def equals(self, other: ExactNumber) -> bool:
-        """Whether the two can be the same; two second values are compared as written, two different units are never the same."""
+    def equals(self, other: ExactNumber, tolerance: float = 0.0) -> bool:
+        """Whether the two can be the same; two second values are compared as written, two different units are never the same.
+
+        Args:
+            other: the number that is right.
+            tolerance: relative, for a number that a program has printed; see `close`.
+        """
         if self.unit and other.unit and self.unit != other.unit:
             return False
-        if self.value == other.value or (self.also is not None and other.also is not None):
-            return self.value == other.value
-        return self.also == other.value or self.value == other.also
+        pairs = [(self.value, other.value)]
+        if self.also is None or other.also is None:
+            pairs += [(self.also, other.value), (self.value, other.also)]
+        all_digits = self.all_digits and other.all_digits
+        return any(close(a, b, tolerance, all_digits) for a, b in pairs if a is not None and b is not None)
 
 
 @dataclass(frozen=True)
@@ -112,7 +126,7 @@ def exact_number(text: str) -> ExactNumber | None:
     unit = " ".join(map(_singular, words))
     if currency and not unit.startswith(currency):
         unit = f"{currency} {unit}".rstrip()
-    return ExactNumber(value * scale, None if also is None else value * scale * also, unit)
+    return ExactNumber(value * scale, None if also is None else value * scale * also, unit, all_digits=not _SCIENTIFIC.fullmatch(number))
 
 
 def letters_after(text: str) -> str | None:

@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from agent_system.threads import DaemonExecutor
 
@@ -42,6 +43,20 @@ class Verdict(Enum):
     ERROR = "error"
 
 
+class Approximate(NamedTuple):
+    """The number that an answer is, when it need only be close to the truth (`grader_process.close`).
+
+    Attributes:
+        values: what it may stand for, as fractions: `1/3`.
+        tolerance: relative.
+        all_digits: it has no exponent.
+    """
+
+    values: tuple[str, ...]
+    tolerance: float
+    all_digits: bool
+
+
 class GraderPool:
     """Compares LaTeX answers in up to `workers` processes; threads and event loops may share one pool.
 
@@ -58,29 +73,29 @@ class GraderPool:
         self._idle: queue.LifoQueue[_GraderProcess | None] = queue.LifoQueue()
         self._threads: DaemonExecutor | None = None
         self._lock = threading.Lock()
-        self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str, Approximate | None], Verdict] = OrderedDict()
         self._fill()
         atexit.register(self.close)
 
-    async def compare(self, answer: str, truth: str) -> Verdict:
-        """Compare off the event loop. Raises GraderError when no grader can be started."""
-        if (known := self._known(answer, truth)) is not None:
+    async def compare(self, answer: str, truth: str, number: Approximate | None = None) -> Verdict:
+        """Compare off the event loop; with a `number` the answer need only be close. Raises GraderError when no grader can be started."""
+        if (known := self._known(answer, truth, number)) is not None:
             return known
         with self._lock:
             if self._threads is None:
                 self._threads = DaemonExecutor(self.workers)
             threads = self._threads
-        return await asyncio.get_running_loop().run_in_executor(threads, self.compare_now, answer, truth)
+        return await asyncio.get_running_loop().run_in_executor(threads, self.compare_now, answer, truth, number)
 
-    def compare_now(self, answer: str, truth: str) -> Verdict:
+    def compare_now(self, answer: str, truth: str, number: Approximate | None = None) -> Verdict:
         """Compare and wait for the verdict."""
-        if (known := self._known(answer, truth)) is not None:
+        if (known := self._known(answer, truth, number)) is not None:
             return known
         process = self._idle.get()
         try:
             if process is None or not process.alive:
                 process = self._start()
-            verdict = process.compare(answer, truth)
+            verdict = process.compare(answer, truth, number)
         except BaseException:
             self._retire(process)
             raise
@@ -88,7 +103,7 @@ class GraderPool:
             self._idle.put(process)
         else:
             self._retire(process)
-        self._remember(answer, truth, verdict)
+        self._remember((answer, truth, number), verdict)
         return verdict
 
     @property
@@ -126,18 +141,19 @@ class GraderPool:
                 self._processes.discard(process)
         self._idle.put(None)
 
-    def _known(self, answer: str, truth: str) -> Verdict | None:
+    def _known(self, answer: str, truth: str, number: Approximate | None) -> Verdict | None:
+        asked = (answer, truth, number)
         with self._lock:
-            if (answer, truth) in self._cache:
-                self._cache.move_to_end((answer, truth))
-            return self._cache.get((answer, truth))
+            if asked in self._cache:
+                self._cache.move_to_end(asked)
+            return self._cache.get(asked)
 
-    def _remember(self, answer: str, truth: str, verdict: Verdict) -> None:
+    def _remember(self, asked: tuple[str, str, Approximate | None], verdict: Verdict) -> None:
         with self._lock:
             self.timeouts += verdict is Verdict.TIMEOUT
             if verdict is Verdict.ERROR:
                 return  # perhaps the machine's fault (memory): the next to ask may fare better
-            self._cache[answer, truth] = verdict
+            self._cache[asked] = verdict
             if len(self._cache) > CACHE_SIZE:
                 self._cache.popitem(last=False)
 
@@ -172,10 +188,10 @@ class _GraderProcess:
                 f"pip install math-verify, then try: {sys.executable} {SCRIPT} 3 {MEMORY_BYTES}"
             )
 
-    def compare(self, answer: str, truth: str) -> Verdict:
+    def compare(self, answer: str, truth: str, number: Approximate | None) -> Verdict:
         assert self._child.stdin is not None
         try:
-            self._child.stdin.write(json.dumps([answer, truth]).encode() + b"\n")
+            self._child.stdin.write(json.dumps([answer, truth, *(number or ())]).encode() + b"\n")
             self._child.stdin.flush()
         except BrokenPipeError:
             return self._died()

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 
-from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.projection import last_boxed
 from agent_system.registry import EnvRegistry
@@ -40,8 +40,8 @@ class MathToolEnv(BaseEnv):
 
     Two answers agree when the grader finds them equal. The team's answer is the one they agree on, else that of `decides`, who is wrong
     without one: to say nothing must not be better than to be wrong. The team is paid the change of whether its answer is right, so that an
-    episode earns 1 where the last one is. A program's answer is the last line that
-    it prints (what is in its last `\boxed{}`, if there is one).
+    episode earns 1 where the last one is. A program's answer is the last line that it prints (what is in its last `\boxed{}`, if there is
+    one); where that is a number, it is compared with a `tolerance`.
 
     `info`: `success`, `agreed`; `reasoner/accuracy`, `tool/accuracy` (of the last answers); `tool/built`, `tool/ran` (of the last program);
     `reasoner/unparsed`, `tool/unparsed` (replies without an answer in a box, without a program), `tool/limits` (programs that met a limit
@@ -68,7 +68,7 @@ class MathToolEnv(BaseEnv):
         self._correct = {REASONER: False, TOOL_USER: False}
         self._counts: Counter[str] = Counter()
         self._runs: dict[str, Ran] = {}
-        self._verdicts: dict[tuple[str, str], Verdict] = {}
+        self._verdicts: dict[tuple[str, str, float], Verdict] = {}
         self._seen = Observation(self._problem, {"last": {}})
         return self._seen
 
@@ -83,29 +83,32 @@ class MathToolEnv(BaseEnv):
             right = await self._equal(action, self._truth)
             self._spoke, self._reasoned, self._correct[REASONER] = True, action.strip(), right
             self._counts["reasoner/unparsed"] += not action.strip()
-            return Outcome(local=config.format_reward * bool(action.strip()) + config.match_reward * right, info=self._info())
+            local = config.format_reward * bool(action.strip()) + config.match_reward * right
+            return Outcome(local=paid(local, config.format_reward, config.match_reward), info=self._info())
         if agent_id == TOOL_USER:
             ran = await self._run(action)
-            right = await self._equal(ran.answer, self._truth)
+            right = await self._equal(ran.answer, self._truth, config.tolerance)
             self._program, self._ran, self._correct[TOOL_USER] = action, ran, right
             self._counts["tool/unparsed"] += not action.strip()
             self._counts["tool/limits"] += ran.limited
             local = config.build_reward * ran.built + config.run_reward * bool(ran.answer) + config.output_reward * right
-            return Outcome(local=local, info=self._info())
+            return Outcome(local=paid(local, config.build_reward, config.run_reward, config.output_reward), info=self._info())
         return Outcome()
 
     async def score(self, agent_id: str, action: str) -> Outcome:
         """A right answer is worth 1 to the team, as it would be handed in."""
         answer = (await self._run(action)).answer if agent_id == TOOL_USER else action if agent_id == REASONER else ""
-        return Outcome(team=float(bool(answer.strip()) and await self._compare(answer, self._truth) is Verdict.EQUAL))
+        tolerance = self.config.tolerance if agent_id == TOOL_USER else 0.0
+        return Outcome(team=float(bool(answer.strip()) and await self._compare(answer, self._truth, tolerance) is Verdict.EQUAL))
 
     async def step(self, action: str) -> Outcome:
         """End the turn, and the episode where both answers agree."""
         if not self._spoke:
             await self.act(REASONER, action)
         before, first, second = self._right, self._reasoned, self._ran.answer
-        self._agreed = await self._equal(first, second)
-        self._right = await self._equal(first if self.config.decides == "reasoner" else second, self._truth)
+        self._agreed = await self._equal(second, first, self.config.tolerance)
+        decided, tolerance = (first, 0.0) if self.config.decides == "reasoner" else (second, self.config.tolerance)
+        self._right = await self._equal(decided, self._truth, tolerance)
         told = {"reasoner": _short(first), "tool": _short(self._ran.told), "program": self._program}
         self._seen = Observation(self._problem, {"last": told, "anchor": repr([self._problem, told])})
         outcome = Outcome(team=float(self._right) - float(before), done=self._agreed, info=self._info(), observation=self._seen)
@@ -130,20 +133,21 @@ class MathToolEnv(BaseEnv):
             self._runs.setdefault(program, await asyncio.to_thread(_read, result) if large else _read(result))
         return self._runs[program]
 
-    async def _equal(self, answer: str, other: str) -> bool:
-        """Whether two answers are equal; what cannot be compared is not, and counted."""
+    async def _equal(self, answer: str, other: str, tolerance: float = 0.0) -> bool:
+        """Whether two answers are equal, `tolerance` being that of a program's; what cannot be compared is not, and counted."""
         if not answer.strip() or not other.strip():
             return False
-        verdict = await self._compare(answer, other)
+        verdict = await self._compare(answer, other, tolerance)
         self._counts["grader/timeouts"] += verdict is Verdict.TIMEOUT
         self._counts["grader/errors"] += verdict is Verdict.ERROR
         return verdict is Verdict.EQUAL
 
-    async def _compare(self, answer: str, other: str) -> Verdict:
+    async def _compare(self, answer: str, other: str, tolerance: float) -> Verdict:
         """The grader's verdict, asked for once an episode."""
-        key = (answer, other)
+        key = (answer, other, tolerance)
         if key not in self._verdicts:
-            verdict = await grade(answer, other, shared_pool(self.config.grader_workers, self.config.grader_timeout_s))
+            pool = shared_pool(self.config.grader_workers, self.config.grader_timeout_s)
+            verdict = await grade(answer, other, pool, tolerance)
             if verdict in (Verdict.TIMEOUT, Verdict.ERROR):
                 logger.warning("grader: %s for %.100r against %.100r; they count as unequal", verdict.value, answer, other)
             self._verdicts.setdefault(key, verdict)

@@ -34,6 +34,7 @@ class MathToolEnvOptions:
         format_reward, match_reward: Reasoner, local, for an answer in a box and for a right one.
         build_reward, run_reward, output_reward: Tool-user, local, for a program that compiles, one that ends by itself and prints an
             answer, one whose answer is right.
+        tolerance: relative, for the number that a program prints, against the truth and the Reasoner's answer; integers stay exact.
         grader_workers: most grader processes; 0 takes the number of cores, at most four.
         grader_timeout_s: CPU seconds after which an answer that cannot be compared scores 0.
     """
@@ -44,6 +45,7 @@ class MathToolEnvOptions:
     build_reward: float = 0.1
     run_reward: float = 0.1
     output_reward: float = 0.8
+    tolerance: float = 1e-6
     grader_workers: int = 0
     grader_timeout_s: float = 3.0
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.plan_path.agents import EXECUTOR, TOOL
@@ -85,7 +85,7 @@ class PlanPathEnv(BaseEnv):
         self._moved = False
         self._proposal = NOBODY_SPOKE
         self._seen = self._look()
-        return replace(made, local=0.0, observation=self._seen)
+        return replace(made, local=None, observation=self._seen)
 
     def fork(self) -> PlanPathEnv:
         """Return a copy that goes its own way; map and state are immutable and shared."""
@@ -110,7 +110,7 @@ class PlanPathEnv(BaseEnv):
     def _propose(self, action: str, why: str = "the reply holds no plan") -> Outcome:
         made = self._try(action, "tool")
         self._proposal = f"none: {why}" if made is None else ", ".join(self._first(action))
-        return Outcome(local=local_reward(self._grid, self._state.cell, made, self.config), info=self._info())
+        return Outcome(local=self._paid(local_reward(self._grid, self._state.cell, made, self.config)), info=self._info())
 
     def _move(self, action: str) -> Outcome:
         before, self._moved = self._state, True
@@ -119,8 +119,11 @@ class PlanPathEnv(BaseEnv):
         if made is not None:
             self._state = advance(self._grid, before, made)
         team = team_reward(self._grid, before, self._state, self.config)
-        local = local_reward(self._grid, before.cell, made, self.config)
+        local = self._paid(local_reward(self._grid, before.cell, made, self.config))
         return Outcome(team=team, local=local, done=self._arrived, info=self._info())
+
+    def _paid(self, local: float) -> float | None:
+        return paid(local, self.config.format_penalty, self.config.illegal_penalty, self.config.shortfall_penalty)
 
     def _try(self, action: str, role: str) -> Walk | None:
         """Count what is wrong with an action and return where it leads; None when it is no list of moves."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.search.agents import ANSWER, SEARCH, VERIFIER, Query
@@ -117,7 +117,8 @@ class SearchEnv(BaseEnv):
         self._counts["verifier/early"] += action == YES and not self._known
         before = self._accuracy
         self._verdicts.append(bool(action) and (action == YES) == self._known)
-        return Outcome(local=self.config.verdict_reward * (self._accuracy - before), info=self._info())
+        local = paid(self.config.verdict_reward * (self._accuracy - before), self.config.verdict_reward)
+        return Outcome(local=local, info=self._info())
 
     @property
     def _accuracy(self) -> float:
@@ -128,7 +129,7 @@ class SearchEnv(BaseEnv):
         self._came_back = await self._ask(query)
         self._heard.append(self._came_back)
         found = self._known and not before
-        return Outcome(local=self.config.search_reward * found, info=self._info())
+        return Outcome(local=paid(self.config.search_reward * found, self.config.search_reward), info=self._info())
 
     async def _ask(self, query: str) -> str:
         """Return what the team reads of a search."""

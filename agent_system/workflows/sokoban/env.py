@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.programs import Program, run_program
 from agent_system.workflows.sokoban.agents import EXECUTOR, TOOL
 from agent_system.workflows.sokoban.options import SokobanEnvOptions
-from agent_system.workflows.sokoban.reward import Verdict, judge, progress
+from agent_system.workflows.sokoban.reward import Verdict, judge, penalties, progress
 from agent_system.workflows.sokoban.rules import Room, State, boxes_on_goals, is_solved, parse_moves, parse_room, render
 from agent_system.workflows.sokoban.solver import is_lost, solve
 from agent_system.workflows.sokoban.view import shown
@@ -131,7 +131,8 @@ class SokobanEnv(BaseEnv):
         world = self._world
         plans, legal_plans = world.plans + 1, world.legal_plans + legal
         self._world = replace(world, plan=self._first(action), why=why, worth=verdict.worth, plans=plans, legal_plans=legal_plans)
-        return Outcome(local=self.config.plan_weight * (verdict.worth - world.worth) + verdict.penalty)
+        local = self.config.plan_weight * (verdict.worth - world.worth) + verdict.penalty
+        return Outcome(local=paid(local, self.config.plan_weight, *penalties(self.config)))
 
     def _make(self, action: str) -> Outcome:
         verdict, world = self._judge(action), self._world
@@ -149,7 +150,7 @@ class SokobanEnv(BaseEnv):
             followed=world.followed + (world.plan is not None and self._first(action) == world.plan),
         )
         done = verdict.solved or (verdict.deadlock and self.config.deadlock_ends)
-        return Outcome(team=verdict.team, local=verdict.penalty, done=done, info=self._info())
+        return Outcome(verdict.team, paid(verdict.penalty, *penalties(self.config)), done, self._info())
 
     def _first(self, action: str) -> str | None:
         """The moves of an action that count, or None when it has none."""

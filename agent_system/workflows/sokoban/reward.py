@@ -88,6 +88,11 @@ def judge(room: Room, start: State, state: State, best: float, moves: str | None
     return Verdict(made, end, after, worth, team, -penalty, solved, deadlock, moves is None, cut)
 
 
+def penalties(options: SokobanEnvOptions) -> tuple[float, ...]:
+    """Return the coefficients of what is wrong with moves."""
+    return options.format_penalty, options.illegal_penalty, options.deadlock_penalty, options.shortfall_penalty
+
+
 def shortfall(room: Room, state: State, made: Walk | None, options: SokobanEnvOptions) -> float:
     """Return how far moves from `state` fall behind as many of the solver's as fit into a turn, as a share from 0 to 1.
 

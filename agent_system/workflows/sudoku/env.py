@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.programs import Program, run_program
@@ -12,7 +12,7 @@ from agent_system.workflows.sudoku.action import action_text, parse_action
 from agent_system.workflows.sudoku.agents import EXECUTOR, TOOL
 from agent_system.workflows.sudoku.options import SudokuEnvOptions
 from agent_system.workflows.sudoku.render import describe, digits_text
-from agent_system.workflows.sudoku.reward import penalty, plan_reward, team_reward
+from agent_system.workflows.sudoku.reward import penalties, penalty, plan_reward, team_reward
 from agent_system.workflows.sudoku.solver import puzzle_from_text
 from agent_system.workflows.sudoku.state import Applied, State, apply_action
 
@@ -69,7 +69,7 @@ class SudokuEnv(BaseEnv):
         if agent_id == EXECUTOR:
             self._acted = True
             team, applied = self._write(action)
-            return Outcome(team, -penalty(self.config, applied), self.state.solved, self._info())
+            return Outcome(team, paid(-penalty(self.config, applied), *penalties(self.config)), self.state.solved, self._info())
         if agent_id == TOOL:
             return self._run(action) if isinstance(action, Program) else self._propose(action)
         return Outcome()
@@ -103,7 +103,7 @@ class SudokuEnv(BaseEnv):
         applied = self._try(action, "tool/")
         local = plan_reward(self.config, self._plan, applied) - penalty(self.config, applied)
         self._plan = applied.state.progress
-        return Outcome(local=local, info=self._info())
+        return Outcome(local=paid(local, self.config.plan_reward, *penalties(self.config)), info=self._info())
 
     def _write(self, action: str) -> tuple[float, Applied]:
         applied = self._try(action)

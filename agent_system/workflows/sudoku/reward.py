@@ -27,6 +27,11 @@ def penalty(options: SudokuEnvOptions, applied: Applied) -> float:
     return options.illegal_penalty * wrong_form + share
 
 
+def penalties(options: SudokuEnvOptions) -> tuple[float, ...]:
+    """Return the coefficients of `penalty`."""
+    return options.illegal_penalty, options.clash_penalty, options.wrong_penalty
+
+
 def plan_reward(options: SudokuEnvOptions, previous: float, applied: Applied) -> float:
     """Return what the Tool gains by a plan that leads to `applied`, where its last plan led to the progress `previous`."""
     return options.plan_reward * (applied.state.progress - previous)

@@ -37,7 +37,7 @@ def test_discounted_by_hand() -> None:
 def test_threshold_by_hand() -> None:
     # First: call 3 passes (0.6), call 2 does not (0.4): calls 2, 3, 4 keep R, call 1 is cut off. Its own 0.0 is no link.
     # Second: the last call fails, so all before it get nothing.
-    team, metrics = credit([chain([0.0, 0.4, 0.6, 0.5], 2.0), chain([1.0, 1.0, 0.1], 5.0)], mode="threshold", theta=0.5)
+    team, metrics = credit([chain([0.0, 0.4, 0.6, 0.5], 2.0), chain([1.0, 1.0, 0.1], 5.0)], mode="threshold", theta=0.5, min_pass_rate=0.0)
     assert team == [[0.0, 2.0, 2.0, 2.0], [0.0, 0.0, 5.0]]
     # Links: 0.4 no, 0.6 yes, 0.5 yes; 1.0 yes, 0.1 no.
     assert metrics == {PREFIX + "pass_rate": pytest.approx(3 / 5), PREFIX + "theta": 0.5, PREFIX + "fallback": 0.0}
@@ -46,7 +46,7 @@ def test_threshold_by_hand() -> None:
 def test_threshold_agrees_with_its_recursion() -> None:
     draw = random.Random(0)
     records = [chain([draw.random() for _ in range(draw.randint(1, 6))], draw.random(), str(i)) for i in range(30)]
-    team, _ = credit(records, mode="threshold", theta=0.4)
+    team, _ = credit(records, mode="threshold", theta=0.4, min_pass_rate=0.0)
     for record, got in zip(records, team, strict=True):
         b = record.team_reward
         expected = [b]
@@ -63,9 +63,37 @@ def test_the_reward_of_a_call_is_its_scaled_local_reward_and_alpha_times_what_it
     assert [s.local_reward for s in record.samples] == [-1.0, 1.0, 3.0]
 
 
+@pytest.mark.parametrize(("locals_", "team", "pass_rate"), [
+    ([None, 1.0, None], [1.0, 1.0, 1.0], 1.0), ([None, 0.0, None], [0.0, 1.0, 1.0], 0.5), ([None, None], [1.0, 1.0], 1.0),
+    ([None, 0.0, None, 0.9], [0.0, 1.0, 1.0, 1.0], 2 / 3),
+])  # fmt: skip
+def test_only_a_local_reward_that_was_given_can_cut(locals_: list[float | None], team: list[float], pass_rate: float) -> None:
+    found, metrics = credit([chain(locals_, 1.0)], mode="threshold", theta=0.5, min_pass_rate=0.0)
+    assert (found, metrics[PREFIX + "pass_rate"]) == ([team], pytest.approx(pass_rate))
+
+
+def test_a_call_without_a_local_reward_is_in_no_quantile_and_counts_as_zero_within_the_range() -> None:
+    _, metrics = credit([chain([None, 0.25, None, 0.75], 1.0)], mode="threshold", theta_quantile=0.5)
+    assert metrics[PREFIX + "theta"] == 0.5
+    assert credit([chain([None, None], 1.0)], mode="threshold", theta=0.3, theta_quantile=0.5)[1][PREFIX + "theta"] == 0.3
+    for local_range, share in (((-1.0, 3.0), 0.25), ((1.0, 3.0), 0.0), ((-3.0, -1.0), 1.0)):
+        options = PropagationSettings(mode="uniform", local_range=local_range)
+        (record,), _ = assign_rewards([chain([None], 4.0)], RewardSettings(propagation=options))
+        assert record.samples[0].reward == 4.0 + share, local_range
+
+
+@pytest.mark.parametrize(("bad", "fallback"), [(1, 0.0), (2, 0.0), (3, 1.0)])
+def test_a_step_falls_back_below_eighty_percent_of_the_links_by_default(
+    bad: int, fallback: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = [chain([0.0, 0.0 if i < bad else 1.0], 1.0, str(i)) for i in range(10)]
+    _, metrics = credit(records, mode="threshold", theta=0.5)
+    assert metrics[PREFIX + "fallback"] == fallback == len(caplog.records)
+
+
 def test_theta_may_follow_a_quantile_of_the_batch() -> None:
     # The median of 0, 0.2, 0.4, 0.6, 1 is 0.4: of the links 0.2, 0.4 and 1.0, one does not pass.
-    team, metrics = credit([chain([0.0, 0.2], 1.0), chain([0.6, 0.4, 1.0], 1.0)], mode="threshold", theta_quantile=0.5)
+    team, metrics = credit([chain([0.0, 0.2], 1.0), chain([0.6, 0.4, 1.0], 1.0)], mode="threshold", theta_quantile=0.5, min_pass_rate=0.0)
     assert metrics[PREFIX + "theta"] == pytest.approx(0.4)
     assert metrics[PREFIX + "pass_rate"] == pytest.approx(2 / 3)
     assert team == [[0.0, 1.0], [1.0, 1.0, 1.0]]

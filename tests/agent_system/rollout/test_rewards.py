@@ -59,6 +59,7 @@ async def test_the_scope_chooses_among_the_team_rewards_kept_where_they_arrived(
     assert columns["step_reward"].tolist() == [2.0 * t + one for t, one in zip([7.0, 22.0, 112.0, 96.0], local, strict=True)]
     assert result.episodes[0].team_reward == 119.0
     assert result.metrics["episode/team_reward/mean"] == 119.0
+    assert (result.metrics["agent/solver/local_reward/std"], result.metrics["agent/verifier/local_reward/std"]) == (0.25, 0.125)
 
 
 async def test_the_anchor_is_what_the_agent_saw_or_the_key_that_the_environment_gives(make_collector, scripted) -> None:
@@ -94,10 +95,21 @@ async def test_propagation_sees_the_whole_collection_and_reports_it(make_collect
         def step(self, action: str) -> Outcome:
             return Outcome(1.0, {"Verifier": float(self.task.task_id == "a")}, True)
 
-    settings = RewardSettings(propagation=PropagationSettings("threshold", theta=0.5))
+    settings = RewardSettings(propagation=PropagationSettings("threshold", theta=0.5, min_pass_rate=0.0))
     result = await collect(make_collector(scripted(), env=Judged, reward=settings), tasks)
     assert result.batch.non_tensor_batch["team_reward"].tolist() == [1.0, 1.0, 0.0, 1.0]
     assert result.metrics["reward/propagation/pass_rate"] == 0.5
+
+
+async def test_a_call_that_is_paid_nothing_for_itself_is_told_from_one_that_is_paid_zero(make_collector, scripted) -> None:
+    class Judges(OneTurn):
+        def act(self, agent_id: str, action: str) -> Outcome:
+            return Outcome(local=0.0) if agent_id == "Verifier" else Outcome()
+
+    result = await collect(make_collector(scripted(), env=Judges))
+    assert [(c["agent_id"], c["local_reward"], c["local_given"]) for c in result.episodes[0].to_json()["calls"]] == [
+        ("Solver", 0.0, False), ("Verifier", 0.0, True)
+    ]  # fmt: skip
 
 
 async def test_joined_collections_are_rewarded_as_one_batch(make_collector, scripted, tasks) -> None:
@@ -114,8 +126,9 @@ async def test_joined_collections_are_rewarded_as_one_batch(make_collector, scri
     assert joined.metrics["reward/propagation/theta"] == whole.metrics["reward/propagation/theta"]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
-@pytest.mark.parametrize("term", ["team", "local"])
+@pytest.mark.parametrize(
+    ("term", "bad"), [*((term, bad) for term in ("team", "local") for bad in (math.nan, math.inf, -math.inf)), ("team", None)]
+)
 async def test_a_reward_that_is_no_finite_number_fails_the_episode_and_names_environment_and_call(
     make_collector, scripted, term, bad
 ) -> None:

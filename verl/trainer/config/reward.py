@@ -15,10 +15,13 @@ PROPAGATIONS = ("none", "uniform", "discounted", "threshold")
 class PropagationConfig:
     mode: str = key("none", "none | uniform | discounted | threshold: how the team reward travels back along the calls of an episode")
     gamma: float = key(0.9, "discounted: factor a call")
-    theta: float = key(0.5, "threshold: a call whose scaled local reward is below this cuts the credit of those before it")
+    theta: float = key(0.5, "threshold: a call that was given a local reward below this (scaled) cuts the credit of those before it")
     theta_quantile: Optional[float] = key(None, "threshold: take theta from this quantile of the batch's scaled local rewards instead")
+    theta_step: float = key(0.0, "threshold: lower theta by so much each time validation accuracy falls; 0 keeps it fixed")
+    theta_fall: float = key(0.05, "theta_step: share by which accuracy (success) must be below the best of the window")
+    theta_window: int = key(3, "theta_step: validations before that accuracy is compared with")
     local_range: list[float] = key([0.0, 1.0], "lowest and highest local reward; they are scaled to [0, 1]")
-    min_pass_rate: float = key(0.0, "threshold: a step in which fewer links pass falls back to uniform")
+    min_pass_rate: float = key(0.8, "threshold: a step in which fewer links pass falls back to uniform, with a warning")
 
 
 @dataclass

@@ -10,6 +10,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
+from verl.trainer.ppo.adaptive_theta import AdaptiveTheta
 from verl.trainer.ppo.advantage import compute_advantage
 from verl.trainer.ppo.core_algos.rollout_correction import (
     apply_bypass_mode,
@@ -36,16 +37,19 @@ class CreditAssigner:
     def __init__(self, config: RunConfig, team: TeamWorkers, on_policy: bool) -> None:
         self.config, self.team, self.on_policy = config, team, on_policy
         self.kl_in_reward = KLInReward(config.algorithm)
+        self.theta = AdaptiveTheta(config.reward.propagation)
         self.estimator_state: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep, in JSON types."""
-        return {"kl_coef": self.kl_in_reward.state_dict(), "estimators": copy.deepcopy(self.estimator_state)}
+        estimators = copy.deepcopy(self.estimator_state)
+        return {"kl_coef": self.kl_in_reward.state_dict(), "estimators": estimators, "theta": self.theta.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
         self.kl_in_reward.load_state_dict(state["kl_coef"])
         self.estimator_state = copy.deepcopy(dict(state["estimators"]))
+        self.theta.load_state_dict(state.get("theta", {}))
 
     @property
     def needs_old(self) -> bool:

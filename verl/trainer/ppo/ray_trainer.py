@@ -157,6 +157,7 @@ class RayPPOTrainer:
         trainer = self.config.trainer
         if self.before is None and (trainer.val_before_train or trainer.val_only):
             self.before = self._validate(stop)
+            self._adapt(self.before)
         if trainer.val_only or self.loader is None:
             return
         while not self.finished:
@@ -175,6 +176,7 @@ class RayPPOTrainer:
                 if last or (trainer.test_freq > 0 and self.global_step % trainer.test_freq == 0):
                     with self.timer("testing"):
                         self.after = self._validate(stop, log=False)
+                    self._adapt(self.after)
                     metrics |= self.after.metrics if self.after else {}
                     metrics["timing_s/testing"] = self.timer.seconds["testing"]
             finally:
@@ -281,6 +283,13 @@ class RayPPOTrainer:
             self._log(result.metrics)
         return result
 
+    def _adapt(self, validation: ValidationResult | None) -> None:
+        """Let the threshold of propagation follow a validation; the step's checkpoint, which was written before, keeps it too."""
+        if self.credit.theta.adapts and validation is not None:
+            self.credit.theta.look(validation.metrics)
+            self.collector.set_theta(self.credit.theta.value)
+            self.store.amend(self.global_step, {"credit": self.credit.state_dict()})
+
     def _log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         with writing(self.run_dir / METRICS_FILE):
             self.tracking.log(metrics, self.global_step if step is None else step)
@@ -335,6 +344,8 @@ class RayPPOTrainer:
         self.global_step = self._saved_step = int(state["global_step"])
         self.generated_tokens = int(state["generated_tokens"])
         self.credit.load_state_dict(state["credit"])
+        if self.credit.theta.adapts:
+            self.collector.set_theta(self.credit.theta.value)
         if not self.config.trainer.val_only:
             self.before = ValidationResult.from_json(state["before"]) if state["before"] else None
             self.after = ValidationResult.from_json(state["after"]) if state.get("after") and self.finished else None

@@ -88,6 +88,10 @@ class Collector(Protocol):
         """
         ...
 
+    def set_theta(self, theta: float) -> None:
+        """Propagate rewards by this `reward.propagation.theta` from now on."""
+        ...
+
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
         """Several collections of one step as one: batch rows and episodes in their order, metrics over all of them."""
         ...

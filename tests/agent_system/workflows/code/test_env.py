@@ -308,3 +308,10 @@ def test_any_play_conforms() -> None:
     right = [(CODER, "\x00\ud800"), (CODER, ADD), (TESTER, write_pairs([("1 1", "2")])), ADD]
     for play in ([*first, *right], [*first, (CODER, WRONG), random, (CODER, ADD)]):
         check_env(lambda seed: Own(seed=seed), adding(), play, team_range=(-1.0, 1.0), local_range=(0.0, 1.0))
+
+
+async def test_a_role_that_is_paid_nothing_for_itself_is_given_no_local_reward() -> None:
+    env = world(build_reward=0.0, smoke_reward=0.0, pass_reward=0.0, valid_reward=0.0)
+    assert [(await env.act(agent, "")).local for agent in (CODER, TESTER, "Nobody")] == [None, 0.0, None]
+    env = world(valid_reward=0.0, reference_reward=0.0)
+    assert [(await env.act(agent, "")).local for agent in (CODER, TESTER)] == [0.0, None]

@@ -49,7 +49,7 @@ def test_players_of_tictactoe_act_in_turn_and_the_winner_and_the_loser_are_paid(
         assert seen.info["to_act"] == [mover]
         assert cell in seen.info["actions"].split(", ")
         paid, outcome = moves(env, **{mover: cell})
-        assert paid == {mover: 0.0}
+        assert paid == {mover: None}
         assert outcome.done == (cell == "2")
     assert (outcome.team, outcome.local) == (0.0, {"player_1": 1.0, "player_2": -1.0})
     assert outcome.info == {
@@ -116,7 +116,7 @@ def test_rewards_go_to_each_player_or_to_the_team(start, rewards, team, local):
 def test_players_at_the_same_time_move_together_and_a_missing_action_is_drawn(start):
     env = start(RPS)
     paid, outcome = moves(env, player_0="rock", player_1="paper")
-    assert (paid, outcome.local) == ({"player_0": 0.0, "player_1": 0.0}, {"player_0": -1.0, "player_1": 1.0})
+    assert (paid, outcome.local) == ({"player_0": None, "player_1": None}, {"player_0": -1.0, "player_1": 1.0})
     assert outcome.observation.info["to_act"] == ["player_0", "player_1"]
     drawn = []
     for seed in range(12):
@@ -161,7 +161,7 @@ def test_the_ice_is_walked_in_words_and_arriving_is_success(start):
 def test_proposals_move_nothing_but_are_judged_and_scored(start):
     env = start(LAKE)
     assert env.act("Adviser", "fly").local == -0.1
-    assert env.act("Adviser", "down").local == 0.0
+    assert env.act("Adviser", "down").local is None and start(LAKE, illegal_penalty=0.0).act("Adviser", "fly").local is None
     assert env.step("").info["moves"] == 0.0
     for move in ("down", "down", "right", "right", "down"):
         env.step(move)
@@ -190,7 +190,7 @@ def test_a_score_among_many_draws_the_actions_of_the_others(start):
         assert env.score("a", "[1]").local == scores[-2]
         assert env.observe("a").text == before
     assert set(scores[::2]) == {0.0, 1.0} and set(scores[1::2]) == {0.0}
-    assert start(MEET).score("Adviser", "[1]").local == 0.0
+    assert start(MEET).score("Adviser", "[1]").local is None
 
 
 def test_the_start_is_the_groups_unless_the_row_has_a_seed(start):

@@ -3,6 +3,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent_system import Task
+from agent_system.reward import RewardSettings
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult
 from agent_system.rollout.settings import CollectorSettings
@@ -29,9 +30,9 @@ Play = Callable[..., CollectResult]
 
 @pytest.fixture
 def play(tokenizer) -> Play:
-    """Play one episode with scripted replies: play(solver=[...], verifier=[...], truth=..., options=..., env=...)."""
+    """Play one episode with scripted replies: play(solver=[...], verifier=[...], truth=..., options=..., env=..., reward=...)."""
 
-    async def run(*, solver, verifier=(), truth="42", options=None, env=None) -> CollectResult:
+    async def run(*, solver, verifier=(), truth="42", options=None, env=None, reward=None) -> CollectResult:
         sampling = SamplingParams(max_tokens=200)
 
         def binding(agent: str, replies: object) -> AgentBinding:
@@ -42,7 +43,7 @@ def play(tokenizer) -> Play:
             orchestra_type="math",
             env_name="math",
             bindings={SOLVER: binding(SOLVER, solver), VERIFIER: binding(VERIFIER, verifier)},
-            settings=CollectorSettings(max_failure_rate=0.0),
+            settings=CollectorSettings(max_failure_rate=0.0, reward=reward or RewardSettings()),
             orchestra_options=options,
             env_params=env,
         )

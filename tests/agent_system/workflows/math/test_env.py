@@ -1,6 +1,7 @@
 import pytest
 
 from agent_system import AgentSystemError, Task
+from agent_system.reward import PropagationSettings, RewardSettings
 from agent_system.testing import check_env
 from agent_system.workflows.math import SOLVER, VERIFIER, MathEnv, MathEnvOptions
 
@@ -34,6 +35,22 @@ async def test_right_verdict_earns_the_verdict_reward_and_a_missing_one_never(pl
     samples = result.episodes[0].samples
     assert samples[1].agent_id == VERIFIER and samples[1].local_reward == local
     assert all(sample.local_reward == 0.0 for sample in samples if sample.agent_id == SOLVER)
+
+
+@pytest.mark.parametrize(
+    ("first", "verdict_reward", "given", "team"),
+    [
+        (41, 1.0, [False, True, False], [1.0, 1.0, 1.0]),  # the Verifier rejects a wrong solution
+        (42, 1.0, [False, True, False], [0.0, 1.0, 1.0]),  # and a right one
+        (42, 0.0, [False, False, False], [1.0, 1.0, 1.0]),
+    ],
+)
+async def test_an_agent_that_is_never_paid_for_itself_cuts_nobodys_credit(play, first, verdict_reward, given, team):
+    reward = RewardSettings(propagation=PropagationSettings(mode="threshold", theta=0.5, min_pass_rate=0.0))
+    solver = [rf"\boxed{{{first}}}", r"\boxed{42}"]
+    result = await play(solver=solver, verifier=[REJECT], env={"verdict_reward": verdict_reward}, reward=reward)
+    samples = result.episodes[0].samples
+    assert [s.local_given for s in samples] == given and [s.team_reward for s in samples] == team
 
 
 async def test_hanging_answer_scores_zero_is_counted_and_does_not_stop_the_run(play):

@@ -15,7 +15,8 @@ from agent_system.workflows.math.exact import exact_number, same_text
         (r"\$-18", -18), ("$18$", 18), ("18 dollars", 18), (r"18\text{ dollars}", 18), (r"18 \mathrm{cm}", 18), ("5cm", 5),
         ("2,125 sq. feet", 2125), (r"90^\circ", 90), (r"90^{\circ}", 90), ("5 million", 5000000), ("1e3", 1000),
         (r"2.5 \times 10^{3}", 2500), (r"\frac{1}{2}", "1/2"), (r"\frac12", "1/2"), (r"-\dfrac{3}{4}", "-3/4"),
-        ("3/4", "3/4"), ("1/2 cup", "1/2"),
+        ("3/4", "3/4"), ("1/2 cup", "1/2"), ("1.1*10**11", 110000000000), ("1.1*10^11", 110000000000), ("1e-07", "1/10000000"),
+        ("2e+300", 2 * 10**300),
     ],
 )  # fmt: skip
 def test_number_is_read_exactly(text, value):
@@ -46,6 +47,33 @@ def test_numbers_are_compared_without_tolerance(left, right, equal):
     a, b = exact_number(left), exact_number(right)
     assert a is not None and b is not None
     assert a.equals(b) is b.equals(a) is equal
+
+
+@pytest.mark.parametrize(
+    ("printed", "truth", "equal"),
+    [
+        (repr(1 / 3), "1/3", True), (repr(0.1 + 0.2), "0.3", True), ("0.33333", "1/3", False), ("0.3333333", "1/3", True),
+        (repr(1.1 * 10**11), "1.1*10**11", True), ("110000000001", "1.1*10**11", False), ("110000000001.0", "110000000000", False),
+        ("100000001", "100000000", False), ("100000000.6", "100000000", False), ("2.9999999999999996", "3", True),
+        ("123456789012345678", "123456789012345679", False), (repr(2.0**100), str(2**100), True), (str(2**100 + 1), str(2**100), False),
+        (repr(1e300 / 3), "3.333333333e299", True), (repr(6.62607015e-34), "6.626e-34", False), ("1e-300", "1.0000001e-300", True),
+        (repr(0.1 + 0.2 - 0.3), "0", True), ("0", "1e-13", False), ("1e-7", "0", False), (repr(0.07 * 100) + "%", "0.07", True),
+        (repr(1 / 3) + " m", "1/3 km", False), ("-" + repr(1 / 3), "1/3", False),
+    ],
+)  # fmt: skip
+def test_a_number_that_a_program_prints_may_be_off_by_what_floats_lose_and_integers_may_not(printed, truth, equal):
+    a, b = exact_number(printed), exact_number(truth)
+    assert a is not None and b is not None
+    assert a.equals(b, 1e-6) is equal
+    assert a.equals(b) is (a.value == b.value)
+
+
+@given(st.integers(1, 10**40), st.sampled_from([-1, 1]))
+def test_an_integer_off_by_one_is_wrong_at_any_tolerance(value, by):
+    truth = exact_number(str(value))
+    for printed in (str(value + by), *([f"{value + by}.0"] if value < 2**53 else [])):
+        number = exact_number(printed)
+        assert number is not None and truth is not None and not number.equals(truth, 0.1)
 
 
 @given(st.integers(-(10**30), 10**30))

@@ -43,6 +43,19 @@ async def test_a_unit_may_be_left_out_but_not_exchanged(pool, answer, truth, equ
     assert (await grade(truth, answer, pool) is Verdict.EQUAL) is equal
 
 
+@pytest.mark.parametrize(
+    ("printed", "truth", "equal"),
+    [
+        (repr(2**0.5), r"\sqrt{2}", True), ("1.41421", r"\sqrt{2}", False), (repr(2**0.5 * 1e-9), r"\sqrt{2} \cdot 10^{-9}", True),
+        ("1.4143e-09", r"\sqrt{2} \cdot 10^{-9}", False), (repr(3.0**0.5 * 1e9), r"10^9\sqrt{3}", True), (repr(2.0**100), "2^{100}", True),
+        ("1025", "2^{10}", False), (str(10**20), "10^{20}+1", False), (str(10**20 + 1), "10^{20}+1", True), (repr(5 / 3), "x=5/3", True),
+        (repr(1 / 3), "(1/3)", True), ("2.5", "x", False), ("0.0", r"\sin(\pi)", True),
+    ],
+)  # fmt: skip
+async def test_a_printed_number_is_close_to_a_truth_that_is_no_plain_number(pool, printed, truth, equal):
+    assert (await grade(printed, truth, pool, 1e-6) is Verdict.EQUAL) is equal
+
+
 @pytest.mark.parametrize("answer", ["42", "1,080", "12%", r"\frac{1}{2}", "43 apples"])
 def test_plain_numbers_need_no_grader(answer):
     assert quick_grade(answer, "42") is not None
@@ -62,8 +75,9 @@ async def test_every_gsm8k_answer_is_right_against_itself(pool):
     rows = [json.loads(line)["answer"] for line in GSM8K.open(encoding="utf-8")]
     truths = [row.rsplit("####", 1)[1].strip() for row in rows]
     replies = [f"{row.rsplit('####', 1)[0]}\n\\boxed{{{truth}}}" for row, truth in zip(rows, truths, strict=True)]
-    raw = await asyncio.gather(*(grade(truth, truth, pool) for truth in truths))
     boxed = await asyncio.gather(*(grade(solver.project(r).action, t.replace(",", ""), pool) for r, t in zip(replies, truths, strict=True)))
-    wrong = await asyncio.gather(*(grade(str(int(t.replace(",", "")) + 1), t, pool) for t in truths))
-    assert len(truths) == 7473
-    assert set(raw) == set(boxed) == {Verdict.EQUAL} and set(wrong) == {Verdict.DIFFERENT}
+    assert len(truths) == 7473 and set(boxed) == {Verdict.EQUAL}
+    for tolerance in (0.0, 1e-6):
+        raw = await asyncio.gather(*(grade(truth, truth, pool, tolerance) for truth in truths))
+        wrong = await asyncio.gather(*(grade(str(int(t.replace(",", "")) + 1), t, pool, tolerance) for t in truths))
+        assert set(raw) == {Verdict.EQUAL} and set(wrong) == {Verdict.DIFFERENT}

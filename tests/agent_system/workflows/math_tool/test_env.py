@@ -57,6 +57,31 @@ async def test_the_episode_ends_where_both_agree_and_earns_whether_they_are_righ
     assert outcome.done and outcome.team == 1.0 and (outcome.info["success"], outcome.info["agreed"]) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("truth", "program", "reasoned", "close", "exact"),
+    [
+        ("1/3", "print(1 / 3)", r"\frac{1}{3}", True, False), ("0.3", "print(0.1 + 0.2)", "0.3", True, False),
+        ("1/3", "print(0.3333)", "1/3", False, False), ("1000000", "print(1000001)", "1000000", False, False),
+        (r"\sqrt{2}", "print(2 ** 0.5)", r"\sqrt{2}", True, True),  # math-verify compares irrational numbers to six decimals
+    ],
+)  # fmt: skip
+async def test_a_printed_number_earns_and_agrees_within_the_tolerance(truth, program, reasoned, close, exact) -> None:
+    for tolerance, right in ((1e-6, close), (0.0, exact)):
+        env = MathToolEnv(MathToolEnvOptions(tolerance=tolerance, decides="tool"))
+        env.reset(Task("t", "?", "demo", truth))
+        assert (await env.act(TOOL_USER, program)).local == pytest.approx(1.0 if right else 0.2)
+        assert (await env.score(TOOL_USER, program)).team == right
+        await env.act(REASONER, reasoned)
+        outcome = await env.step("")
+        assert (outcome.team, outcome.info["agreed"], outcome.info["reasoner/accuracy"]) == (right, right, 1)
+
+
+async def test_what_the_reasoner_writes_is_compared_exactly() -> None:
+    env = MathToolEnv()
+    env.reset(Task("t", "?", "demo", "1/3"))
+    assert (await env.act(REASONER, "0.3333333")).local == pytest.approx(0.2) and (await env.score(REASONER, "0.3333333")).team == 0.0
+
+
 async def test_agreement_on_a_wrong_answer_ends_the_episode_too_and_nothing_is_no_agreement() -> None:
     env = world()
     await env.act(TOOL_USER, "pass")
@@ -136,3 +161,9 @@ def test_bad_options_and_tasks_are_named() -> None:
             build_options(cls, options, "env.params")
     with pytest.raises(AgentSystemError, match="'t:1' has no ground truth"):
         MathToolEnv().reset(Task("t:1", "?"))
+
+
+async def test_a_role_that_is_paid_nothing_for_itself_is_given_no_local_reward() -> None:
+    env = world(format_reward=0.0, match_reward=0.0, build_reward=0.0, run_reward=0.0, output_reward=0.0)
+    assert [(await env.act(agent, action)).local for agent, action in ((REASONER, "42"), (TOOL_USER, ""), ("Nobody", "x"))] == [None] * 3
+    assert (await world(match_reward=0.0).act(REASONER, "")).local == 0.0

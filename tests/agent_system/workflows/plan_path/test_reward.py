@@ -64,3 +64,10 @@ def test_rewards_are_finite_whatever_is_said(start):
     env = start()
     for action in ("", "U" * 5000, "\x00", "DDRRUU" * 3, "🧭"):
         assert all(math.isfinite(number) for number in total(env, action))
+
+
+def test_a_role_that_is_paid_nothing_for_itself_is_given_no_local_reward(start):
+    free = {"illegal_penalty": 0.0, "format_penalty": 0.0, "shortfall_penalty": 0.0}
+    assert all(start(**free).act(agent, action).local is None for agent in (TOOL, EXECUTOR) for action in ("", "DDRR"))
+    assert start(**free).step("DDRR").local is None
+    assert start(**free | {"illegal_penalty": 0.1}).act(TOOL, "DDRR").local == 0.0

@@ -66,7 +66,7 @@ async def test_an_answer_that_cannot_be_read_is_counted_and_ends_the_episode_as_
     for answer in ("", "wrong"):
         env.reset(TASK)
         outcome = await env.act(ANSWER, answer)
-        assert (outcome.team, outcome.local, outcome.done, outcome.info["success"]) == (0, 0, True, 0)
+        assert (outcome.team, outcome.local, outcome.done, outcome.info["success"]) == (0, None, True, 0)
         assert outcome.info["answer/unparsed"] == (answer == "")
     env.reset(TASK)
     alone = await env.step("")
@@ -91,7 +91,7 @@ async def test_yes_and_no_are_not_looked_for_in_passages(misbehaving, truth, kno
     assert "What no evidence brings." in (await env.step("")).observation.text
     assert found.info.get("known") == known
     assert ("verifier/accuracy" in found.info, "verifier/early" in found.info) == (known is not None,) * 2
-    assert (verdict.local, found.local) == ((1, 1) if known else (0, 0))
+    assert (verdict.local, found.local) == ((1, 1) if known else (None, 0))
     answer = await env.act(ANSWER, "no")
     assert answer.info["success"] == ("no" in str(truth).lower())
 

@@ -258,7 +258,7 @@ def test_hostile_actions_are_survived(action: str) -> None:
     env = start()
     for agent in (TOOL, EXECUTOR, "Nobody"):
         outcome = env.act(agent, action)
-        assert -1.0 <= float(outcome.local) <= 1.0
+        assert outcome.local is None if agent == "Nobody" else -1.0 <= float(outcome.local) <= 1.0
     assert env.step(action).info["progress"] in (0.0, 1.0)
     assert env.step(None).info["unparsable"] >= 1  # type: ignore[arg-type]
 
@@ -302,3 +302,10 @@ def test_a_fork_costs_less_than_50_microseconds() -> None:
 def test_bad_options_are_named(options: dict, words: str) -> None:
     with pytest.raises(AgentSystemError, match=words):
         build_options(SokobanEnvOptions, options, "env.params")
+
+
+@pytest.mark.parametrize("action", ["", "U", "XYZ"])
+def test_a_role_that_is_paid_nothing_for_itself_is_given_no_local_reward(action: str) -> None:
+    free = {"plan_weight": 0.0, "format_penalty": 0.0, "illegal_penalty": 0.0, "deadlock_penalty": 0.0}
+    assert all(start(**free).act(agent, action).local is None for agent in (TOOL, EXECUTOR))
+    assert start(**free | {"deadlock_penalty": 0.1}).act(EXECUTOR, action).local is not None

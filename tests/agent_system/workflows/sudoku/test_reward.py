@@ -108,3 +108,10 @@ def test_no_sequence_of_actions_earns_the_team_more_than_progress_and_success(ma
             assert earned <= 0.5
         assert earned == pytest.approx(0.5 * env.step("").info["progress"])
         assert earned + env.act(EXECUTOR, SOLVED).team == pytest.approx(1.5)
+
+
+def test_a_role_that_is_paid_nothing_for_itself_is_given_no_local_reward(make_env):
+    free = {"plan_reward": 0.0, "illegal_penalty": 0.0, "clash_penalty": 0.0, "wrong_penalty": 0.0}
+    assert all(make_env(**free).act(agent, action).local is None for agent in (TOOL, EXECUTOR) for action in ("", "1 2 2"))
+    paid = [make_env(**free | {"plan_reward": 0.5}).act(agent, "").local for agent in (TOOL, EXECUTOR)]
+    assert paid == [0.0, None]
