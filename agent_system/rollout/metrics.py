@@ -11,6 +11,7 @@ import numpy as np
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.rollout.remote import Spoken
 from agent_system.rollout.ties import candidates_of, tied, tied_shares
+from agent_system.sandbox import shared_failures
 
 # What the reward of a sample is made of, each a metric of its own.
 REWARD_TERMS = ("local_reward", "team_reward", "step_reward", "mixed_reward", "invalid_penalty", "overlong_penalty")
@@ -22,7 +23,7 @@ def metric_name(agent_id: str) -> str:
 
 
 def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str], branching: Collection[str] = ()) -> dict[str, float]:
-    """Return `episode/*`, `env/*` and `agent/<name>/*` over the episodes that did not fail.
+    """Return `episode/*`, `env/*` and `agent/<name>/*` over the episodes that did not fail, and what the sandbox failed since its start.
 
     Args:
         episodes: all episodes of one collection.
@@ -36,6 +37,8 @@ def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str],
         "episode/failed": float(failed),
         "episode/failure_rate": failed / len(episodes) if episodes else 0.0,
     }
+    if (lost := shared_failures()) is not None:
+        metrics["training/sandbox_failures"] = lost
     if played:
         metrics["episode/calls/mean"] = _mean([len(e.committed) for e in played])
         metrics["episode/turns/mean"] = _mean([e.turns for e in played])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from agent_system.errors import printable_key
 from verl.trainer.config import ActorRolloutRefConfig, ApiConfig, RunConfig
 from verl.trainer.config.spec import describe
 from verl.trainer.config_check import ConfigError
@@ -53,7 +52,7 @@ def check_untrained(config: RunConfig, placement: Placement) -> None:
 def api_key(agent_id: str, api: ApiConfig, environment: Mapping[str, str] | None = None) -> str | None:
     """The key of an agent's server, from the environment variable that `api_key_env` names; None when it names none.
 
-    Raises ConfigError when the variable is not set, AgentSystemError when it holds a control character.
+    Raises ConfigError when the variable is not set.
     """
     if api.api_key_env is None:
         return None
@@ -63,7 +62,7 @@ def api_key(agent_id: str, api: ApiConfig, environment: Mapping[str, str] | None
             f"agent.api.{slug(agent_id)}.api_key_env={api.api_key_env}: this environment variable is not set; export it, or set "
             f"agent.api.{slug(agent_id)}.api_key_env=null for a server without a key"
         )
-    return printable_key(key, f"agent.api.{slug(agent_id)}.api_key_env={api.api_key_env}")
+    return key
 
 
 def _check_own_keys(

@@ -278,7 +278,9 @@ def _is_plain(test: ast.expr, names: set[str], changeable: bool) -> bool:
         return False
     sides = (test.left, test.comparators[0])
     call, value = sides if _calls(sides[0], names) else sides[::-1]
-    if not _calls(call, names) or any(isinstance(node, ast.Call) and not _calls(node, BUILT_IN) for node in ast.walk(value)):
+    if not isinstance(call, ast.Call) or not _calls(call, names):
+        return False
+    if any(isinstance(node, ast.Call) and not _calls(node, BUILT_IN) for node in ast.walk(value)):
         return False
     inside = [node for part in ast.iter_child_nodes(call) if part is not call.func for node in ast.walk(part)]
     return not (changeable and any(isinstance(node, ast.Name) for node in inside))

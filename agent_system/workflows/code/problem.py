@@ -65,8 +65,8 @@ def read_problem(task: Task) -> Problem:
             '{"inputs": ["1 2\\n"], "outputs": ["3\\n"]}, with "fn_name" for tests by function calls'
         ) from error
     extra = task.extra
-    texts = (str(extra.get(name) or "") for name in ("reference", "checker"))
-    return Problem(cases, function, *texts, python_values=bool(extra.get("python_values")))
+    reference, checker = (str(extra.get(name) or "") for name in ("reference", "checker"))
+    return Problem(cases, function, reference, checker, python_values=bool(extra.get("python_values")))
 
 
 def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:

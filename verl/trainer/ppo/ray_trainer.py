@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from agent_system.sandbox import shared_failures
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import save_config
@@ -236,8 +235,6 @@ class RayPPOTrainer:
         metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / max(result.generated_tokens, 1)
         metrics["training/engine_restarts"] = float(self.team.engine_restarts)
-        if (failures := shared_failures()) is not None:
-            metrics["training/sandbox_failures"] = failures
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
 
     def _write_timeline(self) -> list[Span]:
