@@ -115,7 +115,7 @@ RUN_NEEDS: Sequence[Need] = (
     ),
     Need(("algorithm.gigpo.similarity_thresh",), "algorithm.gigpo.enable_similarity=true", lambda c: c.algorithm.gigpo.enable_similarity),
     Need(_all("algorithm", "gdpo_reward_keys gdpo_reward_weights"), "algorithm.adv_estimator=gdpo", _estimated_by("gdpo")),
-    Need(("algorithm.rae.decay",), "algorithm.adv_estimator=rae", _estimated_by("rae")),
+    Need(_all("algorithm.rae", "decay order"), "algorithm.adv_estimator=rae", _estimated_by("rae")),
     Need(_all("algorithm.m_grpo", "main_agent sub_calls"), "algorithm.adv_estimator=m_grpo", _estimated_by("m_grpo")),
     Need(
         _all("algorithm.filter_groups", "metric max_num_gen_batches"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from verl.trainer.ppo.core_algos.estimators.gae import LEVELS
 from verl.trainer.ppo.core_algos.estimators.gigpo import MODES
+from verl.trainer.ppo.core_algos.estimators.rae import ORDERS
 from verl.trainer.ppo.core_algos.registry import AdvantageEstimator
 
 
@@ -15,7 +16,8 @@ def check_estimator_keys(settings: Any, where: str = "algorithm") -> None:
 
     Raises ValueError naming the key below `where`, its value and what is expected.
     """
-    for key, value, known in (("gae.level", settings.gae.level, LEVELS), ("gigpo.mode", settings.gigpo.mode, MODES)):
+    names = (("gae.level", settings.gae.level, LEVELS), ("gigpo.mode", settings.gigpo.mode, MODES), ("rae.order", settings.rae.order, ORDERS))
+    for key, value, known in names:
         if value not in known:
             raise ValueError(f"{where}.{key}={value!r}: expected one of {', '.join(known)}")
     if not 0 < settings.gigpo.similarity_thresh <= 1:
