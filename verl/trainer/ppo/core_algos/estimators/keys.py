@@ -16,8 +16,8 @@ def check_estimator_keys(settings: Any, where: str = "algorithm") -> None:
 
     Raises ValueError naming the key below `where`, its value and what is expected.
     """
-    names = (("gae.level", settings.gae.level, LEVELS), ("gigpo.mode", settings.gigpo.mode, MODES), ("rae.order", settings.rae.order, ORDERS))
-    for key, value, known in names:
+    gae, gigpo, rae = settings.gae, settings.gigpo, settings.rae
+    for key, value, known in (("gae.level", gae.level, LEVELS), ("gigpo.mode", gigpo.mode, MODES), ("rae.order", rae.order, ORDERS)):
         if value not in known:
             raise ValueError(f"{where}.{key}={value!r}: expected one of {', '.join(known)}")
     if not 0 < settings.gigpo.similarity_thresh <= 1:

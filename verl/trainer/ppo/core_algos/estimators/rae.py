@@ -102,7 +102,7 @@ def compute_rae_outcome_advantage(
     kept = decay ** batch.count.astype(np.float64)
     after = kept * before + (1.0 - kept) * batch.mean
     baselines |= {name: float(value) for name, value in zip(names, after, strict=True)}
-    if len(kept) and 0 < decay and kept.min() < SHORT_MEMORY:
+    if len(kept) and decay > 0 and kept.min() < SHORT_MEMORY:
         _warn_of_short_memory(decay)
     baseline = (after if order == "update_first" else before)[roles]
     return broadcast(np.where(valid, scores - baseline, 0.0), response_mask, token_level_rewards.dtype)
@@ -111,7 +111,7 @@ def compute_rae_outcome_advantage(
 @cache
 def _warn_of_short_memory(decay: float) -> None:
     logger.warning(
-        "algorithm.rae.decay=%g is that of one trajectory: a role with %.0f of them or more in a batch keeps less than %g of the past, and its "
-        "baseline is about the mean of the last batch; decay^(1/n) for n trajectories a batch decays by %g a batch",
+        "algorithm.rae.decay=%g is that of one trajectory: a role with %.0f of them or more in a batch keeps less than %g of the past, and "
+        "its baseline is about the mean of the last batch; decay^(1/n) for n trajectories a batch decays by %g a batch",
         decay, math.log(SHORT_MEMORY) / math.log(decay), SHORT_MEMORY, decay,
     )  # fmt: skip
