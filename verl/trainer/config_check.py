@@ -179,13 +179,6 @@ def check_config(config: RunConfig, placement: Placement) -> None:
         where = f" (agent '{agent.agent_id}')" if overridden else ""
         _check_model(agent.config, config.data.train_batch_size, where)
         _check_skipping(agent.config.actor, config.algorithm.rollout_correction.bypass_mode, where)
-        for key in ("actor.ppo_mini_batch_size", "actor.ppo_epochs"):
-            mine, everyones = value_at(agent.config, key), value_at(config.actor_rollout_ref, key)
-            if mine != everyones:
-                raise ConfigError(
-                    f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, the run has {everyones}: policies take "
-                    f"their optimizer steps together; set actor_rollout_ref.{key} for all"
-                )
 
 
 def _check_per_agent(config: RunConfig, agent_ids: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
+from verl.trainer.placement import Placement
 from verl.trainer.ppo.advantage import compute_advantage
 from verl.trainer.ppo.core_algos import estimator_needs
 from verl.trainer.ppo.core_algos.rollout_correction import (
@@ -20,6 +21,7 @@ from verl.trainer.ppo.core_algos.rollout_correction import (
     staleness_metrics,
 )
 from verl.trainer.ppo.kl_in_reward import KLInReward
+from verl.trainer.ppo.learners import is_on_policy, policy_learners
 from verl.trainer.ppo.per_agent import estimators_in_use
 from verl.trainer.ppo.reward import place_on_last_token
 from verl.trainer.ppo.team import TeamWorkers
@@ -47,16 +49,9 @@ def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
     )
 
 
-def scores_policies(config: RunConfig) -> bool:
+def scores_policies(config: RunConfig, placement: Placement) -> bool:
     """Whether any step of a run makes a pass for the policies' own log-probs."""
-    actor = config.actor_rollout_ref.actor
-    updates = num_mini_batches(config, actor.ppo_mini_batch_size) * actor.ppo_epochs
-    return config.trainer.critic_warmup > 0 or needs_old_log_probs(config, on_policy=updates == 1)
-
-
-def num_mini_batches(config: RunConfig, tasks: int) -> int:
-    """Mini-batches of `tasks` tasks (0: all) that the rows of a step are cut into."""
-    return max(config.data.train_batch_size // tasks, 1) if tasks > 0 else 1
+    return config.trainer.critic_warmup > 0 or needs_old_log_probs(config, is_on_policy(policy_learners(config, placement)))
 
 
 class CreditAssigner:
@@ -65,7 +60,7 @@ class CreditAssigner:
     Args:
         config: the run's configuration.
         team: the worker groups that score rows.
-        on_policy: one update a step on fresh samples: the old log-probs are the current ones and need no pass of their own.
+        on_policy: see `is_on_policy`.
     """
 
     def __init__(self, config: RunConfig, team: TeamWorkers, on_policy: bool) -> None:
