@@ -3,7 +3,13 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# Property tests draw the same examples in every run; `--hypothesis-profile random` searches for new ones.
+hypothesis.settings.register_profile("fixed", derandomize=True)
+hypothesis.settings.register_profile("random", derandomize=False, print_blob=True)
+hypothesis.settings.load_profile("fixed")
 
 pytest.register_assert_rewrite("tests.sandbox.arena")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

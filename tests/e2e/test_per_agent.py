@@ -34,9 +34,23 @@ def test_two_estimators_in_one_team_train_both_and_go_on_after_a_stop_to_the_bit
     folder = tmp_path / "again"
     train(MIXED | {"trainer.default_local_dir": folder, "trainer.total_training_steps": 1})
     resumed = train(MIXED | {"trainer.default_local_dir": folder})
-    assert list(whole.credit.estimator_state["rae"]) == ["Asker"]
+    assert {json.loads(name)[1] for name in whole.credit.estimator_state["rae"]} == {"Asker"}, "by kind of task and role"
     assert resumed.credit.estimator_state == whole.credit.estimator_state
     assert weights(folder, 2) == weights(tmp_path / "run", 2)
+
+
+def test_agents_make_their_own_number_of_updates_a_step(train: Run, tmp_path: Path) -> None:
+    """The Asker makes one of 2 in the run, the Verifier 2 mini-batches x 2 epochs of 8; the rate falls by the steps of each."""
+    own = "agent.agent_specific_parameters.actor"
+    changes: dict[str, Any] = {
+        f"{own}.ppo_epochs": "[1,2]", f"{own}.ppo_mini_batch_size": "[null,1]", "trainer.val_before_train": False,
+        "actor_rollout_ref.actor.optim.lr_scheduler_type": "linear"
+    }  # fmt: skip
+    trainer = train(changes)
+    assert not trainer.on_policy
+    lines = [line for line in read_metrics(tmp_path / "run") if line["step"] > 0]
+    rates = [[line[f"wg/{wg}/actor/lr"] / 0.001 for wg in ("asker", "verifier_agent")] for line in lines]
+    assert rates == [pytest.approx([1.0, (7 + 6 + 5 + 4) / 28]), pytest.approx([0.0, (3 + 2 + 1 + 0) / 28])]
 
 
 @pytest.mark.parametrize(

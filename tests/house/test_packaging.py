@@ -7,6 +7,7 @@ import subprocess
 from importlib.metadata import requires
 from typing import Any
 
+import hypothesis
 import pytest
 import setuptools
 from packaging.requirements import Requirement
@@ -80,6 +81,11 @@ def test_every_folder_with_modules_is_a_package(distribution: dict[str, Any]) ->
 def test_every_shell_script_parses_and_stops_on_errors(script: str) -> None:
     assert subprocess.run(["bash", "-n", script], cwd=ROOT, timeout=10).returncode == 0
     assert "set -euo pipefail" in (ROOT / script).read_text()
+
+
+def test_property_tests_draw_the_same_examples_in_every_run_unless_asked(request: pytest.FixtureRequest) -> None:
+    asked = request.config.getoption("--hypothesis-profile")
+    assert hypothesis.settings.default.derandomize == (asked != "random")
 
 
 def test_no_file_is_longer_than_800_lines() -> None:

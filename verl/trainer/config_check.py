@@ -186,13 +186,6 @@ def check_config(config: RunConfig, placement: Placement) -> None:
         if isinstance(agent, AgentPlacement) and not agent.frozen:
             _check_attention(agent.config.model, "actor_rollout_ref.", where)
         _check_skipping(agent.config.actor, config.algorithm.rollout_correction.bypass_mode, where)
-        for key in ("actor.ppo_mini_batch_size", "actor.ppo_epochs"):
-            mine, everyones = value_at(agent.config, key), value_at(config.actor_rollout_ref, key)
-            if mine != everyones:
-                raise ConfigError(
-                    f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, the run has {everyones}: policies take "
-                    f"their optimizer steps together; set actor_rollout_ref.{key} for all"
-                )
 
 
 def _check_per_agent(config: RunConfig, agent_ids: Sequence[str]) -> None:

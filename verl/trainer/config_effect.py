@@ -111,7 +111,7 @@ RUN_NEEDS: Sequence[Need] = (
     ),
     Need(("algorithm.gigpo.similarity_thresh",), "algorithm.gigpo.enable_similarity=true", lambda c: c.algorithm.gigpo.enable_similarity),
     Need(_all("algorithm", "gdpo_reward_keys gdpo_reward_weights"), "algorithm.adv_estimator=gdpo", _estimated_by("gdpo")),
-    Need(("algorithm.rae.decay",), "algorithm.adv_estimator=rae", _estimated_by("rae")),
+    Need(_all("algorithm.rae", "decay order"), "algorithm.adv_estimator=rae", _estimated_by("rae")),
     Need(_all("algorithm.m_grpo", "main_agent sub_calls"), "algorithm.adv_estimator=m_grpo", _estimated_by("m_grpo")),
     Need(
         _all("algorithm.filter_groups", "metric max_num_gen_batches"),
@@ -289,9 +289,9 @@ MODEL_NEEDS: Sequence[Need] = (
 )
 
 
-def pass_needs(config: RunConfig) -> Sequence[Need]:
+def pass_needs(config: RunConfig, placement: Placement) -> Sequence[Need]:
     """Needs of an agent's keys on passes that score its rows, which this run may make or not."""
-    in_reward, scored = config.algorithm.use_kl_in_reward, scores_policies(config)
+    in_reward, scored = config.algorithm.use_kl_in_reward, scores_policies(config, placement)
     return (
         Need(
             _all("ref", PASS_KEYS),
@@ -327,7 +327,7 @@ def check_effect(config: RunConfig, placement: Placement) -> None:
             own = key.replace("algorithm.", f"algorithm.per_agent.{name}.", 1)
             raise IneffectiveKeyError(f"{own}={value_at(mine, key)} has no effect; it needs, for this agent, {need.text}")
     served = (*ENGINE_NEEDS, *gpu_needs(config, trained=False), *SAMPLING_NEEDS)
-    learns = (*MODEL_NEEDS, *gpu_needs(config, trained=True), *pass_needs(config))
+    learns = (*MODEL_NEEDS, *gpu_needs(config, trained=True), *pass_needs(config, placement))
     rows = [(row, served if row.frozen else learns) for row in placement.agents] + [(row, SAMPLING_NEEDS) for row in placement.api]
     for agent, needs in rows:
         for key, need in _without_effect(agent.config, ActorRolloutRefConfig(), needs):

@@ -49,9 +49,13 @@ class EngineWorker(Worker):
         return init_mesh(self._device, self.rank, self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def set_total_training_steps(self, total_steps: int) -> None:
-        """Tell the schedule how many optimizer steps the run will take."""
-        self.engine.set_total_steps(total_steps)
+    def set_total_training_steps(self, total_steps: int, adapter: str | None = None) -> None:
+        """Tell the schedule, of one adapter or of all that is trained, how many optimizer steps the run will take."""
+        if adapter is None:
+            self.engine.set_total_steps(total_steps)
+            return
+        with self.engine.using(adapter):
+            self.engine.trainable.set_total_steps(total_steps)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, path: str, save_hf: bool) -> None:

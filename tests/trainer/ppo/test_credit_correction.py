@@ -94,6 +94,15 @@ def test_a_rejected_call_keeps_its_reward_in_the_returns_of_the_calls_before_it(
     assert torch.equal(batch.batch["reply_mask"], MASK)
 
 
+def test_m2po_masks_after_the_advantages_and_only_what_they_drive_from_the_sampler() -> None:
+    batch, metrics = score(m2po_tau=0.04)
+    # advantages are those of all four replies (mean 9.75); x = 3 is bounded in the third reply (A > 0), not in the first (A < 0)
+    assert batch.batch["advantages"][:, 0].tolist() == [-8.75, -7.75, 20.25, -3.75]
+    assert batch.batch["response_mask"].tolist() == [[1, 1, 1], [1, 1, 0], [0, 0, 0], [1, 1, 1]]
+    assert metrics["rollout_corr/m2po_masked_fraction"] == metrics["wg/p/rollout_corr/m2po_masked_fraction"] == pytest.approx(3 / 11)
+    assert metrics["rollout_corr/m2po_m2"] == pytest.approx(9.0) and metrics["rollout_corr/m2po_m2_kept"] == 0.0
+
+
 def test_weights_arrive_beside_the_advantages_and_reject_nothing() -> None:
     batch, metrics = score(rollout_is="token", rollout_is_threshold=2.0)
     assert torch.allclose(batch.batch["rollout_is_weights"], torch.exp(X).clamp(max=2.0) * MASK)

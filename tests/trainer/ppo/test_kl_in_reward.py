@@ -10,6 +10,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, KLCtrlConfig
+from verl.trainer.ppo.core_algos import get_kl_controller
 from verl.trainer.ppo.kl_in_reward import KLInReward
 
 ADAPTIVE = AlgorithmConfig(kl_ctrl=KLCtrlConfig(type="adaptive", kl_coef=0.1, horizon=10, target_kl=1.0))
@@ -64,3 +65,17 @@ def test_a_fixed_coefficient_stays_for_all() -> None:
     penalty = KLInReward(AlgorithmConfig(kl_ctrl=KLCtrlConfig(kl_coef=0.3)))
     penalty.apply(make_batch([5.0, 0.0], ["a", "b"], [[1, 1], [1, 1]]))
     assert penalty.state_dict() == {"a": 0.3, "b": 0.3}
+
+
+@pytest.mark.parametrize(("horizon", "sequences"), [(1, 4), (1, 6), (10000, 50_000), (10000, 200_000)])
+def test_many_sequences_a_step_leave_the_coefficient_positive(horizon: int, sequences: int) -> None:
+    """The gain stops at 1, where a step changes the coefficient by a fifth; below it the formula is the source's."""
+    controller = get_kl_controller(KLCtrlConfig(type="adaptive", kl_coef=0.001, horizon=horizon, target_kl=0.1))
+    values = []
+    for current in (0.0, 0.0, 1.0):
+        controller.update(current, sequences)
+        values.append(controller.value)
+    assert values == pytest.approx([0.0008, 0.00064, 0.000768])
+    half = get_kl_controller(KLCtrlConfig(type="adaptive", kl_coef=0.001, horizon=2 * sequences, target_kl=0.1))
+    half.update(0.0, sequences)
+    assert half.value == pytest.approx(0.0009)

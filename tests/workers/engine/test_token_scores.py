@@ -36,6 +36,22 @@ def test_bf16_logits_are_scored_in_fp32() -> None:
     assert log_probs.dtype == torch.float32 and logits.grad is not None and logits.grad.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_tokens_of_probability_zero_leave_entropy_and_gradients_finite(temperature: float) -> None:
+    finite = torch.tensor([[1.0, 2.0], [3.0, 0.5]])
+    out = []
+    for given in (finite, torch.cat([finite, torch.full((2, 1), -torch.inf)], dim=1)):
+        logits, before = given.clone().requires_grad_(), given.clone()
+        log_probs, entropy = token_scores(logits, torch.tensor([1, 0]), temperature)
+        (log_probs.sum() + 1e6 * entropy.sum()).backward()
+        assert torch.equal(logits, before), "logits are read only"
+        out.append((log_probs, entropy, logits.grad[:, :2], logits.grad[:, 2:]))
+    assert out[0][1][0].item() == pytest.approx(0.582203 if temperature == 1.0 else 0.365334, abs=1e-6)
+    for ours, plain in zip(out[1][:3], out[0], strict=False):
+        torch.testing.assert_close(ours, plain)
+    assert (out[1][3] == 0).all()
+
+
 def test_temperature_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="temperature=0"):
         token_scores(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), 0.0)

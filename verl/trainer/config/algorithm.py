@@ -30,7 +30,10 @@ class GiGPOConfig:
 
 @dataclass
 class RAEConfig:
-    decay: float = key(0.95, "decay of the moving average of a role's reward")
+    decay: float = key(0.95, "decay of the moving average of a role's reward in a kind of task (data_source), once a trajectory")
+    order: str = key(
+        "subtract_first", "subtract_first (a baseline holds no reward of its own batch) | update_first (as in the paper's algorithm)"
+    )
 
 
 @dataclass

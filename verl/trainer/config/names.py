@@ -8,6 +8,7 @@ KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 VIEWS = ("own", "joint")
 GAE_LEVELS = ("token", "turn")
 GIGPO_MODES = ("mean_norm", "mean_std_norm")
+RAE_ORDERS = ("subtract_first", "update_first")
 IS_LEVELS = ("token", "sequence")
 RS_MODES = (
     "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3",

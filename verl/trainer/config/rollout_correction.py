@@ -47,15 +47,16 @@ class RolloutCorrectionConfig:
     )
     m2po_tau: Optional[float] = key(
         None,
-        "M2PO: mask the worst tokens until the mean of (log pi_old - log sampler)^2 is at most this, once a step, before its updates; with "
-        "bypass_mode before each update, of the policy as it then is; null is off",
+        "M2PO: of the tokens that the update drives from the sampler (A > 0, r > 1 or A < 0, r < 1), mask the worst until the mean of "
+        "(log pi_old - log sampler)^2 of the others is at most this, once a step; with bypass_mode before each update, of the policy as it "
+        "then is; null is off",
     )
     bypass_mode: bool = key(False, "take the sampler's log-probs as the old ones")
     loss_type: str = key("ppo_clip", "loss in bypass mode: ppo_clip | reinforce")
 
     @property
     def corrects_batch(self) -> bool:
-        """Weights or rejection are due before the advantages; in bypass mode both are left to the loss."""
+        """Weights or rejection are due before the updates; in bypass mode both are left to the loss."""
         wanted = (self.rollout_is, self.rollout_rs, self.m2po_tau)
         return not self.bypass_mode and any(value is not None for value in wanted)
 

@@ -15,6 +15,7 @@ from verl.trainer.ppo.advantage import compute_advantage
 from verl.trainer.ppo.core_algos.rollout_correction import (
     apply_bypass_mode,
     compute_rollout_correction_and_add_to_batch,
+    narrow_by_m2po,
     sampler_gap_metrics,
     staleness_metrics,
 )
@@ -31,7 +32,7 @@ class CreditAssigner:
     Args:
         config: the run's configuration.
         team: the worker groups that score rows.
-        on_policy: one update a step on fresh samples: the old log-probs are the current ones and need no pass of their own.
+        on_policy: see `is_on_policy`.
     """
 
     def __init__(self, config: RunConfig, team: TeamWorkers, on_policy: bool) -> None:
@@ -74,6 +75,9 @@ class CreditAssigner:
                 batch.batch["reply_mask"] = replies
             self._token_rewards(batch, replies, metrics)
             batch = self._advantages(batch, version)
+            correction = self.config.algorithm.rollout_correction
+            if correction.corrects_batch and correction.m2po_tau is not None:
+                metrics |= narrow_by_m2po(batch, correction.m2po_tau)
         return batch, metrics
 
     def _log_probs(self, batch: DataProto, timer: Timer, metrics: dict[str, float], waits: bool) -> DataProto:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from verl.trainer.config.names import GAE_LEVELS, GIGPO_MODES
+from verl.trainer.config.names import GAE_LEVELS, GIGPO_MODES, RAE_ORDERS
 
 
 def check_estimator_keys(settings: Any, where: str = "algorithm") -> None:
@@ -13,7 +13,9 @@ def check_estimator_keys(settings: Any, where: str = "algorithm") -> None:
 
     Raises ValueError naming the key below `where`, its value and what is expected.
     """
-    for key, value, known in (("gae.level", settings.gae.level, GAE_LEVELS), ("gigpo.mode", settings.gigpo.mode, GIGPO_MODES)):
+    gae, gigpo, rae = settings.gae, settings.gigpo, settings.rae
+    named = (("gae.level", gae.level, GAE_LEVELS), ("gigpo.mode", gigpo.mode, GIGPO_MODES), ("rae.order", rae.order, RAE_ORDERS))
+    for key, value, known in named:
         if value not in known:
             raise ValueError(f"{where}.{key}={value!r}: expected one of {', '.join(known)}")
     if not 0 < settings.gigpo.similarity_thresh <= 1:

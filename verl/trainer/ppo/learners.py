@@ -22,12 +22,16 @@ class Learner:
         adapter: of a policy that is an adapter on the group's model; None for a whole model.
         temperature: of its sampler.
         longest_reply: most tokens that a reply of any of its agents may have.
+        mini_batches: that its rows of a step are cut into.
+        updates: optimizer steps in one training step: mini-batches times epochs.
     """
 
     wg_id: str
     adapter: str | None
     temperature: float
     longest_reply: int
+    mini_batches: int
+    updates: int
 
 
 def policy_learners(config: RunConfig, placement: Placement) -> dict[str, Learner]:
@@ -44,7 +48,21 @@ def group_learners(config: RunConfig, placement: Placement) -> dict[str, Learner
 def _learner(config: RunConfig, agents: Sequence[AgentPlacement], whole: bool = False) -> Learner:
     first = agents[0]
     longest = max(a.config.rollout.response_length or config.data.max_response_length for a in agents)
-    return Learner(first.wg_id, None if whole else first.adapter, first.config.rollout.temperature, longest)
+    trained = config.critic if whole else first.config.actor
+    cuts = num_mini_batches(config, trained.ppo_mini_batch_size)
+    return Learner(
+        first.wg_id, None if whole else first.adapter, first.config.rollout.temperature, longest, cuts, cuts * trained.ppo_epochs
+    )
+
+
+def num_mini_batches(config: RunConfig, tasks: int) -> int:
+    """Mini-batches of `tasks` tasks (0: all) that the rows of a step are cut into."""
+    return max(config.data.train_batch_size // tasks, 1) if tasks > 0 else 1
+
+
+def is_on_policy(learners: Mapping[str, Learner]) -> bool:
+    """One update a step on fresh samples, of every policy: the old log-probs are the current ones and need no pass of their own."""
+    return all(learner.updates == 1 for learner in learners.values())
 
 
 def in_turn(learners: Mapping[str, Learner], present: Sequence[str], fn: Callable[[str], T]) -> dict[str, Callable[[], dict[str, T]]]:

@@ -1,9 +1,11 @@
-"""Which passes over its rows a run makes, and how many updates follow."""
+"""Which passes over its rows a run makes."""
 
 from __future__ import annotations
 
 from verl.trainer.config import RunConfig
+from verl.trainer.placement import Placement
 from verl.trainer.ppo.declared import estimator_needs
+from verl.trainer.ppo.learners import is_on_policy, policy_learners
 from verl.trainer.ppo.per_agent import estimators_in_use
 from verl.trainer.untrained import trained_agents
 
@@ -19,7 +21,7 @@ def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
 
     Args:
         config: the run's configuration.
-        on_policy: one update a step on fresh samples.
+        on_policy: see `is_on_policy`.
     """
     algorithm = config.algorithm
     correction = algorithm.rollout_correction
@@ -28,13 +30,6 @@ def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
     )
 
 
-def scores_policies(config: RunConfig) -> bool:
+def scores_policies(config: RunConfig, placement: Placement) -> bool:
     """Whether any step of a run makes a pass for the policies' own log-probs."""
-    actor = config.actor_rollout_ref.actor
-    updates = num_mini_batches(config, actor.ppo_mini_batch_size) * actor.ppo_epochs
-    return config.trainer.critic_warmup > 0 or needs_old_log_probs(config, on_policy=updates == 1)
-
-
-def num_mini_batches(config: RunConfig, tasks: int) -> int:
-    """Mini-batches of `tasks` tasks (0: all) that the rows of a step are cut into."""
-    return max(config.data.train_batch_size // tasks, 1) if tasks > 0 else 1
+    return config.trainer.critic_warmup > 0 or needs_old_log_probs(config, is_on_policy(policy_learners(config, placement)))

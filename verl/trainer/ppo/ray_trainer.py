@@ -25,8 +25,8 @@ from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit import CreditAssigner
 from verl.trainer.ppo.critic import critic_signature, need_critic, value_metrics
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
+from verl.trainer.ppo.learners import is_on_policy
 from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
-from verl.trainer.ppo.passes import num_mini_batches
 from verl.trainer.ppo.reward import apply_kl_penalty
 from verl.trainer.ppo.rollout_protocol import Collector, Episode
 from verl.trainer.ppo.step_samples import collect_step
@@ -126,7 +126,7 @@ class RayPPOTrainer:
         Raises whatever a step raises; the last checkpoint stays as it was.
         """
         steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
-        self.team.init_model(max((steps - warmup) * self.updates_per_step, 1), max(steps * self.critic_updates_per_step, 1))
+        self.team.init_model(steps - warmup, steps)
         # Now, when a model of the hub is on this machine.
         self._models = fingerprints(self.placement.groups)
         self._resume()
@@ -188,23 +188,6 @@ class RayPPOTrainer:
             self.after = self._validate(stop)
             self._keep_after()
 
-    @property
-    def updates_per_step(self) -> int:
-        """Optimizer steps of one training step: mini-batches times epochs."""
-        actor = self.config.actor_rollout_ref.actor
-        return self.num_mini_batches * actor.ppo_epochs
-
-    @property
-    def critic_updates_per_step(self) -> int:
-        """Optimizer steps of every critic in one training step."""
-        critic = self.config.critic
-        return num_mini_batches(self.config, critic.ppo_mini_batch_size) * critic.ppo_epochs
-
-    @property
-    def num_mini_batches(self) -> int:
-        """Mini-batches that a step's rows of each policy are cut into."""
-        return num_mini_batches(self.config, self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
-
     def _train_step(self, loader: TaskLoader, stop: StopRequest) -> dict[str, float]:
         self.timer = Timer()
         self._write_timeline()
@@ -253,18 +236,16 @@ class RayPPOTrainer:
         if self.team.uses_critic:
             metrics |= value_metrics(batch, self.team.critic_agents)
             with self.timer("update_critic"):
-                mini_batches = num_mini_batches(self.config, self.config.critic.ppo_mini_batch_size)
-                metrics |= self.team.update_critic(batch, mini_batches, before * self.critic_updates_per_step, seed)
+                metrics |= self.team.update_critic(batch, before, seed)
         if before >= warmup:
             with self.timer("update_actor"):
-                first_update = (before - warmup) * self.updates_per_step
-                metrics |= self.team.update_actor(batch, self.num_mini_batches, self.on_policy, first_update, seed)
+                metrics |= self.team.update_actor(batch, self.on_policy, before - warmup, seed)
         return metrics
 
     @property
     def on_policy(self) -> bool:
-        """One update a step on fresh samples: the old log-probs are the current ones and need no pass of their own."""
-        return self.updates_per_step == 1
+        """See `is_on_policy`."""
+        return is_on_policy(self.team.learners)
 
     def _validate(self, stop: StopRequest, log: bool = True) -> ValidationResult | None:
         if self.val_dataset is None:

@@ -162,17 +162,19 @@ class TeamWorkers:
             self._send_weights(wg_id, self._version)
         return self._engine_client(wg_id)
 
-    def init_model(self, total_updates: int, critic_updates: int = 1) -> None:
-        """Load every model; so many optimizer steps are what the schedules of the policies and of the critics run over."""
+    def init_model(self, steps: int, critic_steps: int = 1) -> None:
+        """Load every model; the updates of so many training steps are what the schedules of the policies and of the critics run over."""
 
         def init(wg_id: str) -> None:
             if wg_id in self.policies:
                 self.policies[wg_id].init_model()
-                self.policies[wg_id].set_total_training_steps(total_updates)
+                for learner in self.learners.values():
+                    if learner.wg_id == wg_id:
+                        self.policies[wg_id].set_total_training_steps(max(steps * learner.updates, 1), learner.adapter)
             self._start_engine(wg_id)
             if wg_id in self.critics:
                 self.critics[wg_id].init_model()
-                self.critics[wg_id].set_total_training_steps(critic_updates)
+                self.critics[wg_id].set_total_training_steps(max(critic_steps * self._critic_learners[wg_id].updates, 1))
 
         self._on_all("init_model", init)
 
@@ -217,31 +219,24 @@ class TeamWorkers:
             results[name] = SubBatch(DataProto.from_dict(tensors={else_zero: nothing}), parts[name].rows)
         return _fit_width(combine_batches(results), batch)
 
-    def update_actor(
-        self, batch: DataProto, num_mini_batches: int, on_policy: bool, first_update: int, seed: Sequence[int]
-    ) -> dict[str, float]:
+    def update_actor(self, batch: DataProto, on_policy: bool, step: int, seed: Sequence[int]) -> dict[str, float]:
         """One training step of every policy on its own rows; metrics come back as `wg/<id>/<metric>` and, averaged, `<metric>`.
+
+        Policies with fewer updates a step wait for the others.
 
         Args:
             batch: scored rows of the whole team.
-            num_mini_batches: optimizer steps of one pass.
             on_policy: old log-probs are the current ones.
-            first_update: place of the first optimizer step in the schedules.
+            step: training steps that the policies have made.
             seed: of the row order.
         """
-        meta = {
-            "num_mini_batches": num_mini_batches,
-            "on_policy": on_policy,
-            "rollout_correction": self.config.algorithm.rollout_correction,
-            "first_update": first_update,
-        }
-        return _team_metrics(self._update(batch, self.learners, self.policies, "update_actor", UPDATE_COLUMNS, meta, seed))
+        meta = {"on_policy": on_policy, "rollout_correction": self.config.algorithm.rollout_correction}
+        return _team_metrics(self._update(batch, self.learners, self.policies, "update_actor", UPDATE_COLUMNS, meta, step, seed))
 
-    def update_critic(self, batch: DataProto, num_mini_batches: int, first_update: int, seed: Sequence[int]) -> dict[str, float]:
+    def update_critic(self, batch: DataProto, step: int, seed: Sequence[int]) -> dict[str, float]:
         """One training step of every critic on the rows of its agents; arguments and metrics are those of `update_actor`."""
-        meta = {"num_mini_batches": num_mini_batches, "first_update": first_update}
         learners, rows = {wg: self._critic_learners[wg] for wg in self.critics}, self._read_by_critics(batch)
-        per_group = self._update(rows, learners, self.critics, "update_critic", CRITIC_COLUMNS, meta, seed, split_batch_by_wg_ids)
+        per_group = self._update(rows, learners, self.critics, "update_critic", CRITIC_COLUMNS, {}, step, seed, split_batch_by_wg_ids)
         for metrics in per_group.values():
             for name in [n for n in metrics if n == "perf/tokens" or n.startswith("global_seqlen/")]:
                 del metrics[name]  # means the policy's
@@ -255,6 +250,7 @@ class TeamWorkers:
         method: str,
         columns: Sequence[str],
         meta: Mapping[str, Any],
+        step: int,
         seed: Sequence[int],
         split: Callable[[DataProto], dict[str, SubBatch]] = split_batch_by_policies,
     ) -> dict[str, dict[str, float]]:
@@ -270,6 +266,8 @@ class TeamWorkers:
                 **meta,
                 "temperature": learner.temperature,
                 "adapter": learner.adapter,
+                "num_mini_batches": learner.mini_batches,
+                "first_update": step * learner.updates,
                 "loss_scale_factor": learner.longest_reply,
                 "shuffle_seed": zlib.crc32(repr((tuple(seed), name)).encode()),
             }

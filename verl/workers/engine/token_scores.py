@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 _CHUNK_ELEMENTS = 1 << 26
+# Below it the probability is 0 in fp32: a log-prob that is cut off here, as -inf is, gives 0 times a number, and not NaN.
+_LOWEST = -1e4
 
 
 class _TokenScores(torch.autograd.Function):
@@ -22,8 +24,8 @@ class _TokenScores(torch.autograd.Function):
             scaled = _scale(logits[rows], temperature)
             log_z[rows] = torch.logsumexp(scaled, dim=-1)
             log_probs[rows] = scaled.gather(-1, labels[rows, None]).squeeze(-1) - log_z[rows]
-            probs = torch.exp(scaled - log_z[rows, None])
-            entropy[rows] = log_z[rows] - torch.linalg.vecdot(probs, scaled)
+            centred = scaled - log_z[rows, None]
+            entropy[rows] = -torch.linalg.vecdot(torch.exp(centred), centred.clamp_(min=_LOWEST))
         ctx.save_for_backward(logits, labels, log_z, entropy)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
@@ -38,7 +40,7 @@ class _TokenScores(torch.autograd.Function):
             centred = _scale(logits[rows], ctx.temperature) - log_z[rows, None]
             grad = torch.exp(centred)
             if grad_entropy is not None:
-                weight = centred.add_(entropy[rows, None]).mul_(grad_entropy[rows, None])
+                weight = centred.clamp_(min=_LOWEST).add_(entropy[rows, None]).mul_(grad_entropy[rows, None])
                 if grad_log_probs is not None:
                     weight = weight.add_(grad_log_probs[rows, None])
                 grad.mul_(weight.neg_())
@@ -82,6 +84,8 @@ def token_scores(logits: torch.Tensor, labels: torch.Tensor, temperature: float)
         logits: `[count, vocab]`, any float dtype.
         labels: `[count]` token ids.
         temperature: positive.
+
+    A logit of -inf is a token of probability 0: it adds nothing to the entropy, and its gradient is 0.
 
     Returns:
         log-probs `[count]` and entropies `[count]` (nats), both differentiable.

@@ -1,8 +1,10 @@
 """Group keys and statistics by hand, and that both are functions of the set of rows."""
 
+from random import Random
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from verl.trainer.ppo.core_algos import group_index, group_stats
@@ -97,6 +99,8 @@ ROWS = st.lists(st.tuples(st.integers(0, 3), st.floats(-1e3, 1e3), st.integers(0
 
 @settings(max_examples=60, deadline=None)
 @given(ROWS, st.randoms(), st.booleans(), st.booleans())
+@example([(0, 0.0, 0), (0, 0.0, 0), (0, 0.0, 0), (1, 0.0, 1), (1, -0.0, 1)], Random(0), False, True)
+@example([(1, 0.1, 1), (1, 0.0, 1), (0, -0.0, 1), (0, 0.0, 2)], Random(1), False, False)
 def test_the_order_of_rows_changes_no_bit(rows, random, narrow: bool, weighted: bool) -> None:
     shuffled = list(rows)
     random.shuffle(shuffled)

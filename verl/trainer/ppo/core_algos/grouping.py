@@ -186,7 +186,8 @@ def group_stats(
         if not (np.isfinite(weights) & (weights >= 0)).all():
             raise ValueError(f"weights of rows must be finite and at least 0, found {weights.min()} to {weights.max()}")
         keep &= weights > 0
-    s, g = scores[keep].astype(np.float64), index[keep]
+    # -0.0 + 0.0 is 0.0: equal scores have the same bits, so that whichever of them comes first gives the same mean.
+    s, g = np.add(scores[keep], 0.0, dtype=np.float64), index[keep]
     if weights is None:
         s, g = _sort_within_groups(s, g)
         w = None

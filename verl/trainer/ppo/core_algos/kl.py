@@ -80,13 +80,14 @@ class FixedKLController:
 class AdaptiveKLController:
     """A coefficient that follows a target KL (arXiv 1909.08593, section 2.2).
 
-        e = clip(KL / target - 1, -0.2, 0.2),  beta <- beta (1 + e n / horizon),  n the sequences of the step
+        e = clip(KL / target - 1, -0.2, 0.2),  beta <- beta (1 + e min(n / horizon, 1)),  n the sequences of the step
 
-    Every policy has its own.
+    The gain `n / horizon` stops at 1, where one step changes beta by a fifth at most: beyond 5 a step under the target would make it
+    negative. Every policy has its own.
 
     Keys: `algorithm.kl_ctrl.type=adaptive`, `algorithm.kl_ctrl.kl_coef`, `algorithm.kl_ctrl.target_kl`, `algorithm.kl_ctrl.horizon`.
     Use when: it is known how far the policy may go, but not which coefficient keeps it there.
-    Fails when: the horizon is short beside a step's sequences: the coefficient swings; or long: it never gets there.
+    Fails when: the horizon is as short as a step's sequences: the coefficient swings; or long: it never gets there.
     """
 
     def __init__(self, init_kl_coef: float, target_kl: float, horizon: int) -> None:
@@ -95,9 +96,9 @@ class AdaptiveKLController:
         self.horizon = horizon
 
     def update(self, current_kl: float, n_steps: int) -> None:
-        """Multiply the coefficient by `1 + clip(current / target - 1, +-0.2) * n_steps / horizon`."""
+        """Multiply the coefficient by `1 + clip(current / target - 1, +-0.2) * min(n_steps / horizon, 1)`."""
         error = float(np.clip(current_kl / self.target - 1, -0.2, 0.2))
-        self.value *= 1 + error * n_steps / self.horizon
+        self.value *= 1 + error * min(n_steps / self.horizon, 1)
 
 
 def get_kl_controller(kl_ctrl: Any) -> FixedKLController | AdaptiveKLController:

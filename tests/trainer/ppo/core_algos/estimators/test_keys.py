@@ -15,6 +15,7 @@ from verl.trainer.ppo.estimator_keys import check_estimator_keys
         ({"gigpo": GiGPOConfig(step_advantage_w=float("nan"))}, r"algorithm\.gigpo\.step_advantage_w=nan: expected a finite number"),
         ({"gigpo": GiGPOConfig(similarity_thresh=1.5)}, r"algorithm\.gigpo\.similarity_thresh=1\.5"),
         ({"rae": RAEConfig(decay=1.0)}, r"algorithm\.rae\.decay=1\.0: expected at least 0 and less than 1"),
+        ({"rae": RAEConfig(order="first")}, r"algorithm\.rae\.order='first': expected one of subtract_first, update_first"),
         ({"adv_estimator": "gdpo"}, r"gdpo needs algorithm\.gdpo_reward_keys"),
         ({"gdpo_reward_keys": ["a"], "gdpo_reward_weights": [1.0, 2.0]}, "2 entries for 1 gdpo_reward_keys"),
         ({"gdpo_reward_keys": ["a"], "gdpo_reward_weights": [float("inf")]}, r"gdpo_reward_weights=\[inf\]: expected finite numbers"),

@@ -57,6 +57,19 @@ def test_masked_tokens_shift_columns_but_not_tokens() -> None:
 
 
 @BOTH
+def test_equal_totals_at_different_tokens_are_compared(estimator) -> None:
+    # W: 1, 2, 3 in both rows. Rewards to go 1, 0, 0 and 1, 1, 1: baselines 1, 1/2, 1/2.
+    rewards = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    advantages, _ = estimator(rewards, torch.ones(2, 3), np.zeros(2), *energies([[1.0] * 3] * 2))
+    assert advantages.tolist() == [pytest.approx([0.0, -0.5, -0.5]), pytest.approx([0.0, 0.5, 0.5])]
+    assert (advantages[:, 0] == 0).all()
+    # the same rewards at the same tokens are no signal, nor is one number at every token, whatever the weights
+    for rewards, mask in (([[1.0, 0.0, 1.0]] * 2, [[1, 1, 1]] * 2), ([[0.0, 0.0, 0.7], [0.7, 0.0, 0.0]], [[1, 1, 1], [1, 0, 0]])):
+        arguments = (torch.tensor(rewards), torch.tensor(mask), np.zeros(2), *energies([[1.0, 0.3, 0.2], [0.7, 0.1, 0.4]]))
+        assert (estimator(*arguments)[0] == 0).all()
+
+
+@BOTH
 def test_groups_without_a_signal_and_padding(rows, estimator) -> None:
     rewards, mask = rows([3.0, 0.1, 0.1, 0.1, 9.0], [3, 3, 2, 1, 0])
     noise = torch.rand(5, 3)

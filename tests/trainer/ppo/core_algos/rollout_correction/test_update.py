@@ -12,7 +12,7 @@ from tests.workers.engine.parts import ONE_PIECE, gradients, largest_difference,
 from verl.protocol import DataProto
 from verl.trainer.config import ActorConfig, RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl.trainer.ppo.core_algos.rollout_correction import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.core_algos.rollout_correction import compute_rollout_correction_and_add_to_batch, narrow_by_m2po
 from verl.workers.engine import UpdatePlan, update_policy
 
 Rows = dict[str, torch.Tensor]
@@ -29,6 +29,8 @@ def perturbed(model: Path) -> Rows:
 
 def corrected(rows: Rows, config: RolloutCorrectionConfig) -> Rows:
     batch, _ = compute_rollout_correction_and_add_to_batch(DataProto.from_dict(tensors=dict(rows)), config)
+    if config.m2po_tau is not None:
+        narrow_by_m2po(batch, config.m2po_tau)
     return dict(batch.batch.items())
 
 
@@ -76,8 +78,8 @@ def test_m2po_bounds_the_moment_once_a_step_and_in_bypass_mode_before_each_updat
 
     def spied(old_log_prob: torch.Tensor, log_prob: torch.Tensor, response_mask: torch.Tensor, **rest: Any) -> Any:
         kept = response_mask.bool()
-        sampler = torch.tensor([sampler_of[old] for old in old_log_prob[kept].tolist()])
-        seen.append((float((log_prob.detach()[kept] - sampler).square().mean()), int(kept.sum())))
+        x = log_prob.detach()[kept] - torch.tensor([sampler_of[old] for old in old_log_prob[kept].tolist()])
+        seen.append((float(x[x * rest["advantages"][kept] > 0].square().mean()), int(kept.sum())))
         return vanilla(old_log_prob=old_log_prob, log_prob=log_prob, response_mask=response_mask, **rest)
 
     monkeypatch.setitem(POLICY_LOSS_REGISTRY, "vanilla", spied)

@@ -31,7 +31,8 @@ def compute_optimal_token_baseline_advantage(
 
     `G` is the reward to go and `W` a proxy of the squared norm of a reply's gradient up to a token; the sums are over the replies of the
     group that have an unmasked token in that column. A group of one has advantage 0 (`config.singleton="raw"`: its rewards
-    to go), one whose scores are all equal exactly 0.
+    to go). Exactly 0 are a column in which several replies have the same reward to go, and a group with the same one at every token (as
+    equal rewards of whole replies give); replies that earn the same in all, but at other tokens, are compared.
 
     Keys: `algorithm.group_by`, `group_by_agent_id`, `singleton`.
     Use when: replies are long and the gradient's variance grows along them; needs the policy's `sum_pi_squared`.
@@ -56,8 +57,8 @@ def compute_optimal_token_baseline_advantage(
         ValueError: shapes or devices that differ, numbers that are not finite.
     """
     returns, weights, mask, groups = _energy(token_level_rewards, response_mask, index, old_log_probs, sum_pi_squared, rollout_is_weights)
-    baseline = _column_baseline(returns, weights, mask, groups, handle_zero_tail, epsilon)
-    advantages = _signal_only(returns - baseline, token_level_rewards, response_mask, groups, returns, config)
+    differences = _differences(returns, weights, mask, groups, handle_zero_tail, epsilon)
+    advantages = _signal_only(differences, token_level_rewards, response_mask, groups, returns, config)
     return advantages, returns.to(advantages.dtype)
 
 
@@ -96,11 +97,11 @@ def compute_multi_turn_optimal_token_baseline_advantage(
     """
     returns, weights, mask, groups = _energy(token_level_rewards, response_mask, index, old_log_probs, sum_pi_squared, rollout_is_weights)
     packed = torch.sort((~mask).int(), dim=-1, stable=True).indices
-    baseline = _column_baseline(
+    differences = _differences(
         returns.gather(1, packed), weights.gather(1, packed), mask.gather(1, packed), groups, handle_zero_tail, epsilon
     )
-    unpacked = torch.zeros_like(baseline).scatter(1, packed, baseline)
-    advantages = _signal_only(returns - unpacked, token_level_rewards, response_mask, groups, returns, config)
+    unpacked = torch.zeros_like(differences).scatter(1, packed, differences)
+    advantages = _signal_only(unpacked, token_level_rewards, response_mask, groups, returns, config)
     return advantages, returns.to(advantages.dtype)
 
 
@@ -127,6 +128,23 @@ def _energy(
         energy = energy * is_weights.detach().double() ** 2
     energy = energy.masked_fill(~mask, 0.0).cumsum(-1)
     return to_go.masked_fill(~mask, 0.0), energy.masked_fill(~mask, 0.0), mask, group_index([index])
+
+
+def _differences(
+    returns: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor, groups: np.ndarray, handle_zero_tail: bool, epsilon: float
+) -> torch.Tensor:
+    """`G` less its column's baseline, `[bsz, n]`; exactly 0 in columns, and in groups, whose rewards to go are all the same."""
+    if not returns.numel():
+        return returns
+    group = torch.as_tensor(groups, device=returns.device)
+    index = group.unsqueeze(1).expand_as(returns)
+    bound = torch.full((int(groups.max()) + 1, returns.shape[1]), torch.inf, dtype=returns.dtype, device=returns.device)
+    lowest = bound.scatter_reduce(0, index, returns.masked_fill(~mask, torch.inf), "amin")
+    highest = (-bound).scatter_reduce(0, index, returns.masked_fill(~mask, -torch.inf), "amax")
+    replies = torch.zeros_like(bound).scatter_add(0, index, mask.to(bound.dtype))
+    same = (lowest == highest) & (replies > 1) | (lowest.amin(dim=1) == highest.amax(dim=1)).unsqueeze(1)
+    baseline = _column_baseline(returns, weights, mask, groups, handle_zero_tail, epsilon)
+    return (returns - baseline).masked_fill(same[group], 0.0)
 
 
 def _column_baseline(
@@ -171,12 +189,9 @@ def _signal_only(
     returns: torch.Tensor,
     config: Any,
 ) -> torch.Tensor:
-    """0 for masked tokens and for groups of equal scores; a group of one gives 0 or its rewards to go (`config.singleton`)."""
+    """0 for masked tokens; a group of one gives 0 or its rewards to go (`config.singleton`)."""
     scores, valid = outcome_scores(rewards, response_mask)
-    stats = group_stats(scores, groups, valid)
-    silent = torch.as_tensor(stats.constant[groups], device=returns.device).unsqueeze(1)
-    out = advantages.masked_fill(silent | ~response_mask.bool(), 0.0)
-    alone = (stats.count[groups] == 1) & valid
-    if alone.any() and singleton_advantage(scores, config) is scores:
-        out = torch.where(torch.as_tensor(alone, device=returns.device).unsqueeze(1), returns, out)
+    alone = torch.as_tensor(group_stats(scores, groups, valid).count[groups] == 1, device=returns.device).unsqueeze(1)
+    raw = singleton_advantage(scores, config) is scores
+    out = torch.where(alone, returns if raw else 0.0, advantages).masked_fill(~response_mask.bool(), 0.0)
     return out.to(torch.promote_types(rewards.dtype, torch.float32))

@@ -86,11 +86,11 @@ def _weights(mini: MiniBatch, log_ratio: torch.Tensor, correction: Any) -> torch
 def _m2po(mini: MiniBatch, log_ratio: torch.Tensor, tau: float) -> torch.Tensor:
     """The mask narrowed by M2PO, which ranks the tokens of all ranks together."""
     mask = mini.response_mask.bool()
-    of_ranks = mini.ranks.gather(log_ratio[mask])
+    of_ranks, advantages = mini.ranks.gather(log_ratio[mask]), mini.ranks.gather(mini.advantages[mask])
     everything = torch.cat(of_ranks)
     if not len(everything):
         return mini.response_mask
-    kept, _ = compute_m2po_mask(everything[None], torch.ones_like(everything[None]), tau)
+    kept, _ = compute_m2po_mask(everything[None], torch.ones_like(everything[None]), tau, torch.cat(advantages)[None])
     own = kept[0].split([len(part) for part in of_ranks])[mini.ranks.rank]
     return torch.zeros_like(mini.response_mask).masked_scatter(mask, own.to(mini.response_mask.dtype))
 

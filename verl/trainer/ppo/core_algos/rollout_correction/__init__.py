@@ -4,8 +4,9 @@ With `mu` the sampler's log-probs, `old` those of the policy at the start of the
 `w * min(r A, clip(r) A)` with `r = exp(pi - old)` (decoupled PPO, arXiv 2110.00641) and the detached weight `w` of
 `x = old - mu`. Log-ratios are clamped to +-20. All keys are under `algorithm.rollout_correction`.
 
-What is rejected leaves before group statistics and advantages; a reply that loses only some tokens keeps its reward, on the last token
-left, and one that is rejected whole keeps its place and reward in the returns of the calls before it (`gigpo`, `gae` over turns).
+What is rejected (by anything but M2PO) leaves before group statistics and advantages; a reply that loses only some tokens keeps its
+reward, on the last token left, and one that is rejected whole keeps its place and reward in the returns of the calls before it (`gigpo`,
+`gae` over turns).
 `rollout_is_batch_normalize` divides by the mean weight of the policy, never of the team. With `bypass_mode=true` the old log-probs
 are the sampler's (`old := mu`) and the correction is taken in the loss, see [`bypass_mode`](#bypass_mode).
 
@@ -51,8 +52,10 @@ Fails when: much is rejected (`rollout_corr/rollout_rs_masked_fraction`): what i
 
 M2PO
 ----
-Second-moment trust region (arXiv 2510.01161, section 4): the tokens with the largest `x^2` leave until `mean(x^2) <= tau` over the policy's
-kept tokens. The paper does not clip: widen `actor.clip_ratio` to follow it.
+Second-moment trust region (arXiv 2510.01161, Algorithm 1 and section 5.2): of the tokens with `A > 0, x > 0` or `A < 0, x < 0`, which the
+update drives further from the sampler, those with the largest `x^2` leave until `mean(x^2) <= tau` over those that are left of them. All
+other tokens stay and are in no mean. The advantages are those of all tokens: the mask is taken after them. The paper does not clip: widen
+`actor.clip_ratio` to follow it.
 
 `x = old - mu` is taken once a step, before the first update, and the mask stays for all updates of the step: with several of them
 (`actor.ppo_mini_batch_size`, `actor.ppo_epochs`) the moment of the current policy, `mean((pi - mu)^2)`, which the paper bounds in each, may
@@ -66,6 +69,7 @@ Fails when: the gap is in every token alike (another precision): it then masks w
 from verl.trainer.ppo.core_algos.rollout_correction.batch import (
     apply_bypass_mode,
     compute_rollout_correction_and_add_to_batch,
+    narrow_by_m2po,
     over_policies,
     policies,
     sampler_gap_metrics,
@@ -104,6 +108,7 @@ __all__ = [
     "compute_rollout_correction_weights",
     "compute_rollout_rejection_mask",
     "compute_rs_metrics",
+    "narrow_by_m2po",
     "over_policies",
     "parse_bounds",
     "parse_modes",

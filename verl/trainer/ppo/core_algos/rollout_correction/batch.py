@@ -19,11 +19,10 @@ from verl.trainer.ppo.core_algos.rollout_correction.metrics import sampler_gap
 def compute_rollout_correction_and_add_to_batch(
     batch: DataProto, rollout_corr_config: RolloutCorrectionConfig
 ) -> tuple[DataProto, dict[str, float]]:
-    """Set `rollout_is_weights` (with `rollout_is`) and narrow `response_mask` (with `rollout_rs` or `m2po_tau`).
+    """Set `rollout_is_weights` (with `rollout_is`) and narrow `response_mask` (with `rollout_rs`).
 
-    Means (`rollout_is_batch_normalize`, M2PO) are taken within a `policy_id`; without that column the batch is one policy. Rows that
-    are rejected whole stay, with an empty mask; a policy without an unmasked token is left as it is. M2PO looks at the tokens that
-    rejection has kept.
+    Means (`rollout_is_batch_normalize`) are taken within a `policy_id`; without that column the batch is one policy. Rows that
+    are rejected whole stay, with an empty mask; a policy without an unmasked token is left as it is.
 
     Args:
         batch: `old_log_probs`, `rollout_log_probs`, `response_mask`, each `[bsz, response_len]`.
@@ -45,9 +44,6 @@ def compute_rollout_correction_and_add_to_batch(
             old, rollout, mask, config.rollout_is, config.rollout_is_threshold, config.rollout_is_batch_normalize,
             config.rollout_rs, config.rollout_rs_threshold,
         )  # fmt: skip
-        if config.m2po_tau is not None and mask.any():
-            mask, masked = compute_m2po_mask(old - rollout, mask, config.m2po_tau)
-            metrics |= {f"rollout_corr/{key}": value for key, value in masked.items()}
         kept[rows] = mask
         if proto is not None and weights is not None:
             weights[rows] = proto.batch["rollout_is_weights"].to(weights.dtype)
@@ -56,6 +52,23 @@ def compute_rollout_correction_and_add_to_batch(
     if weights is not None:
         batch.batch["rollout_is_weights"] = weights
     return batch, over_policies(per_policy)
+
+
+def narrow_by_m2po(batch: DataProto, tau: float) -> dict[str, float]:
+    """Narrow `response_mask` by `compute_m2po_mask`, each policy on its own; metrics as above.
+
+    Args:
+        batch: `old_log_probs`, `rollout_log_probs`, `response_mask` as rejection has left it, and `advantages`.
+        tau: `algorithm.rollout_correction.m2po_tau`.
+    """
+    tensors, per_policy = _log_probs(batch), {}
+    kept = tensors["response_mask"].clone()
+    for name, rows in policies(batch):
+        old, rollout, mask = (tensors[column][rows] for column in ("old_log_probs", "rollout_log_probs", "response_mask"))
+        kept[rows], masked = compute_m2po_mask(old - rollout, mask, tau, batch.batch["advantages"][rows])
+        per_policy[name] = {f"rollout_corr/{key}": value for key, value in masked.items()}
+    batch.batch["response_mask"] = kept
+    return over_policies(per_policy)
 
 
 def sampler_gap_metrics(batch: DataProto, threshold: str | float = 2.0) -> dict[str, float]:
