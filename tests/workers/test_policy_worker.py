@@ -54,6 +54,21 @@ def test_an_update_makes_rewarded_tokens_likelier(tiny_model_dir: Path) -> None:
     assert metrics["perf/tokens"] == float(rows["attention_mask"][:-1].sum())
 
 
+def test_agents_that_share_a_policy_are_measured_each_on_its_own_tokens(tiny_model_dir: Path) -> None:
+    names, rows = ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac"), make_rows(9)
+    index = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1, 2])  # the last row is padding
+    together = make_worker(tiny_model_dir)
+    metrics = together.update_actor(make_batch(rows | {"agent_index": index}, agents=["a", "b", "c"])).meta_info["metrics"]
+    assert {name for name in metrics if name.startswith("agent/")} == {f"agent/{agent}/{name}" for agent in "ab" for name in names}
+    for place, agent in enumerate("ab"):
+        alone = make_worker(tiny_model_dir)
+        own = alone.update_actor(make_batch({name: value[index == place] for name, value in rows.items()})).meta_info["metrics"]
+        assert [metrics[f"agent/{agent}/{name}"] for name in names] == pytest.approx([own[name] for name in names], rel=1e-5)
+    unmeasured = make_worker(tiny_model_dir)
+    unmeasured.update_actor(make_batch(rows))
+    assert unmeasured.state_digest() == together.state_digest()
+
+
 def test_mini_batches_and_epochs_are_optimizer_steps_of_the_schedule(tiny_model_dir: Path) -> None:
     actor = ActorConfig(ppo_epochs=2, optim=OptimConfig(lr=1.0e-3, lr_scheduler_type="linear"))
     worker = make_worker(tiny_model_dir, actor=actor)

@@ -136,6 +136,7 @@ class PolicyWorker(EngineWorker):
             shuffle_seed=int(meta.get("shuffle_seed", 0)),
             loss_scale_factor=meta.get("loss_scale_factor", config.rollout.response_length),
             first_update=meta.get("first_update"),
+            agents=meta.get("agents", ()),
         )
         rule = self._rule(cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu)
         with self.engine.using(adapter):

@@ -111,6 +111,19 @@ def test_agents_metrics_by_hand() -> None:
     assert metrics == {"agent/a_b/advantage_abs": 0.25, "agent/a_b/zero_signal_groups": 0.5}
 
 
+def test_agents_that_share_a_policy_have_their_parts_of_its_gradient() -> None:
+    columns = {"agent_id": ["A", "B", "A", "C", "B"], "policy_id": ["p", "p", "p", "C", "p"], "uid": ["x"] * 5}
+    data = DataProto.from_dict(
+        tensors={
+            "advantages": torch.tensor([[1.0, -1.0], [0.0, 4.0], [1.0, 0.0], [9.0, 9.0], [5.0, 5.0]]),
+            "response_mask": torch.tensor([[1, 1], [1, 1], [1, 0], [1, 1], [0, 0]]),
+        },
+        non_tensors={k: np.array(v, dtype=object) for k, v in columns.items()},
+    )
+    shares = {name: value for name, value in compute_agent_metrics(data).items() if "gradient_share" in name}
+    assert shares == {"agent/a/gradient_share": pytest.approx(3 / 7), "agent/b/gradient_share": pytest.approx(4 / 7)}
+
+
 def test_groups_without_a_signal_are_counted_by_the_runs_own_key_and_by_turn() -> None:
     # A: groups (uid) x has a signal in turn 2 only, y has none; B: its own key makes each turn of x a group of its own.
     columns = {

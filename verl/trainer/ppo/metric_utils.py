@@ -122,16 +122,19 @@ def compute_agent_metrics(batch: DataProto, config: AlgorithmConfig | None = Non
     """Of each agent's rows that have a token: how large advantages are, and how many groups teach nothing.
 
     `agent/<name>/advantage_abs` is the mean over rows; `agent/<name>/zero_signal_groups` the share of the agent's groups in which none
-    of its rows has an advantage, and `agent/<name>/turn_<t>/zero_signal_groups` the same for its rows of turn t.
+    of its rows has an advantage, and `agent/<name>/turn_<t>/zero_signal_groups` the same for its rows of turn t. Where several agents
+    share a policy, `agent/<name>/gradient_share` is the agent's part of the policy's `sum |A|` over tokens, 0 where there is none.
 
     Args:
-        batch: `advantages`, `response_mask`, and the columns of the group key.
+        batch: `advantages`, `response_mask`, and the columns of the group key; optionally `policy_id`, without which none is shared.
         config: gives the group key; without it a group is a task.
     """
     out: dict[str, float] = {}
     columns, mask = batch.non_tensor_batch, batch.batch["response_mask"]
     lengths = mask.sum(dim=1).numpy()
-    advantage = batch.batch["advantages"].abs().sum(dim=1).numpy() / np.maximum(lengths, 1)
+    total = (batch.batch["advantages"].abs() * mask).sum(dim=1).numpy()
+    advantage = total / np.maximum(lengths, 1)
+    policies = columns.get("policy_id", columns["agent_id"])
     groups = group_index([columns["uid"]]) if config is None else group_numbers(batch, config)
     for agent_id in dict.fromkeys(columns["agent_id"]):
         rows = (columns["agent_id"] == agent_id) & (lengths > 0)
@@ -139,6 +142,9 @@ def compute_agent_metrics(batch: DataProto, config: AlgorithmConfig | None = Non
             continue
         name = f"agent/{slug(agent_id)}"
         out[f"{name}/advantage_abs"] = float(advantage[rows].mean())
+        shared = np.isin(policies, policies[rows]) & (lengths > 0)
+        if shared.sum() > rows.sum():
+            out[f"{name}/gradient_share"] = float(total[rows].sum() / max(total[shared].sum(), np.finfo(np.float32).tiny))
         out[f"{name}/zero_signal_groups"] = _zero_signal(groups[rows], advantage[rows])
         if "turn" in columns:
             turns = columns["turn"].astype(np.int64)

@@ -43,6 +43,7 @@ from verl.trainer.ppo.timeline import Timeline
 from verl.trainer.ppo.weight_sync import gone_when_dead, send_weights
 from verl.trainer.run_parts import max_model_len
 from verl.utils.checkpoint import CheckpointError
+from verl.utils.names import slug
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.client import replica_client, start_engines
@@ -55,7 +56,7 @@ T = TypeVar("T")
 # What a worker reads; columns that only credit needs do not travel.
 LOG_PROB_COLUMNS = ("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids")
 UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages",
-                  "row_weights")  # fmt: skip
+                  "row_weights", "agent_index")  # fmt: skip
 CRITIC_COLUMNS = (*LOG_PROB_COLUMNS, "values", "returns", "row_weights")
 # Metrics of an update that are worth one number for the team; the others are a worker group's own.
 TEAM_METRICS = ("actor/", "critic/", "training/", "rollout_corr/", "global_seqlen/")
@@ -259,13 +260,20 @@ class TeamWorkers:
 
         def update(name: str) -> dict[str, float]:
             learner = learners[name]
-            sub, order, _ = self._for_ranks(with_tokens(parts[name].batch), columns, learner.wg_id)
+            rows = with_tokens(parts[name].batch)
+            agents: list[str] = []
+            if "agent_index" in columns:
+                speakers = rows.non_tensor_batch["agent_id"]
+                agents = list(dict.fromkeys(speakers))
+                rows.batch["agent_index"] = torch.tensor([agents.index(agent) for agent in speakers])
+            sub, order, _ = self._for_ranks(rows, columns, learner.wg_id)
             lengths = sub.batch["attention_mask"].sum(dim=1).numpy()[np.argsort(order)]
             shares = compute_seqlen_metrics(lengths, order, self.devices[learner.wg_id].ranks)
             sub.meta_info = {
                 **meta,
                 "temperature": learner.temperature,
                 "adapter": learner.adapter,
+                "agents": [slug(agent) for agent in agents] if len(agents) > 1 else [],
                 "num_mini_batches": learner.mini_batches,
                 "first_update": step * learner.updates,
                 "loss_scale_factor": learner.longest_reply,
@@ -399,8 +407,10 @@ def _as_raised(error: BaseException) -> BaseException:
 
 
 def _team_metrics(per_group: dict[str, dict[str, float]]) -> dict[str, float]:
-    """`wg/<id>/<metric>` of every group, and of `TEAM_METRICS` one number over them."""
-    return {name: value for name, value in over_policies(per_group).items() if name.startswith(("wg/", *TEAM_METRICS))}
+    """`wg/<id>/<metric>` of every group, of `TEAM_METRICS` one number over them, and `agent/<id>/<metric>` as it is."""
+    agents = {name: value for metrics in per_group.values() for name, value in metrics.items() if name.startswith("agent/")}
+    groups = {group: {name: value for name, value in metrics.items() if name not in agents} for group, metrics in per_group.items()}
+    return agents | {name: value for name, value in over_policies(groups).items() if name.startswith(("wg/", *TEAM_METRICS))}
 
 
 def _unpadded(out: DataProto, order: np.ndarray, padding: int) -> DataProto:

@@ -10,12 +10,14 @@ import torch
 
 from verl.trainer.config import ActorConfig, RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import MiniBatch, agg_loss, find_preparation, get_policy_loss_fn, kl_penalty, masked_mean
+from verl.trainer.ppo.core_algos.policy_losses.parts import clip_range
 from verl.trainer.ppo.core_algos.rollout_correction import SamplerGap, sampler_gap
 from verl.workers.engine.forward import INPUT_KEYS
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows
 from verl.workers.engine.micro_batch import MicroBatchRule
 from verl.workers.engine.ranks import GroupRanks
 from verl.workers.engine.steps import Objective, StepPlan, take_steps
+from verl.workers.engine.update_metrics import AgentMeans
 
 # Columns of a loss's preparation travel with the rows under this prefix.
 PREPARED = "prepared/"
@@ -30,11 +32,13 @@ class UpdatePlan(StepPlan):
         on_policy: the rows were sampled with the current weights, so that old log-probs may be left out.
         rollout_correction: `algorithm.rollout_correction`; in its bypass mode `old_log_probs` are the sampler's and the loss is
             `bypass_mode`.
+        agents: slugs of the agents that share the policy, to which `agent_index` of the rows points; empty measures none on its own.
     """
 
     temperature: float
     on_policy: bool = False
     rollout_correction: RolloutCorrectionConfig | None = None
+    agents: Sequence[str] = ()
 
     @property
     def bypass(self) -> bool:
@@ -64,7 +68,8 @@ def update_policy(engine: FSDPEngine, config: ActorConfig, rows: Rows, plan: Upd
 
     Args:
         rows: `INPUT_KEYS`, `advantages`, `old_log_probs` unless on policy, `ref_log_prob` with the KL loss, and optionally
-            `rollout_is_weights`; all `[bsz, response_len]`. Optionally `row_weights` `[bsz]`. Rows without a response token are left out.
+            `rollout_is_weights`; all `[bsz, response_len]`. Optionally `row_weights` `[bsz]`, and `agent_index` `[bsz]` where the plan
+            names agents. Rows without a response token are left out.
 
     Raises:
         ValueError: a column is missing, on-policy rows are to be used for more than one optimizer step, or weights of rows are
@@ -76,7 +81,8 @@ def update_policy(engine: FSDPEngine, config: ActorConfig, rows: Rows, plan: Upd
     silent = _without_advantage if config.skip_zero_advantages else None
     objective = Objective("actor", update.loss, summed=("actor/pg_loss", "actor/kl_loss"), prepare=update.prepare, silent=silent)
     metrics = take_steps(engine, config, rows, needed, plan, rule, objective)
-    return metrics | update.correction_metrics(GroupRanks(engine.group, engine.device))
+    ranks = GroupRanks(engine.group, engine.device)
+    return metrics | update.correction_metrics(ranks) | update.agents.metrics(ranks)
 
 
 def _needed(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
@@ -92,6 +98,8 @@ def _needed(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
         )
     if config.use_kl_loss:
         needed.append("ref_log_prob")
+    if plan.agents:
+        needed.append("agent_index")
     needed += [name for name in ("rollout_is_weights", "rollout_log_probs") if name in rows]
     missing = [name for name in needed if name not in rows]
     if missing:
@@ -125,6 +133,7 @@ class _PolicyLoss:
         self._threshold = 2.0 if plan.rollout_correction is None else plan.rollout_correction.rollout_is_threshold
         self._gap, self._steps = SamplerGap(), 0
         self._narrows, self._tokens, self._kept = False, 0.0, 0.0
+        self.agents = AgentMeans(plan.agents, ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac"))
 
     def prepare(self, micros: list[dict[str, torch.Tensor]], ranks: GroupRanks) -> list[dict[str, torch.Tensor]]:
         """Give the loss what it has to know of the whole mini-batch."""
@@ -174,6 +183,8 @@ class _PolicyLoss:
         metrics = {**metrics, "actor/pg_loss": loss.detach(), "actor/entropy": masked_mean(scores.entropy.detach(), mask)}
         if self._preparation is None:
             self._measure(scores.log_probs, mask, [micro])
+        if self._plan.agents:
+            self._add_agents(micro, scores.log_probs.detach(), scores.entropy.detach())
         if config.entropy_coeff:
             loss = loss - config.entropy_coeff * agg_loss(scores.entropy, mask, mode, **counts)
         if config.use_kl_loss:
@@ -181,6 +192,13 @@ class _PolicyLoss:
             loss = loss + config.kl_loss_coef * kl
             metrics["actor/kl_loss"] = kl.detach()
         return loss, metrics
+
+    def _add_agents(self, micro: Rows, log_prob: torch.Tensor, entropy: torch.Tensor) -> None:
+        """Clipped are the tokens where PPO's objective has no gradient, whatever the loss."""
+        log_ratio, advantages = log_prob - micro.get("old_log_probs", log_prob), micro["advantages"]
+        low, high = clip_range(self._config, "vanilla")
+        clipped = (advantages > 0) & (log_ratio.exp() > 1 + high) | (advantages < 0) & (log_ratio.exp() < 1 - low)
+        self.agents.add(micro["agent_index"], micro["response_mask"], entropy, -log_ratio, clipped.float())
 
     def _measure(self, log_prob: torch.Tensor, mask: torch.Tensor, micros: Sequence[Rows]) -> None:
         """Add the gap of these micro-batches, before anything is taken out of them, in the first step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,3 +61,30 @@ class UpdateMetrics:
         own = [sign * self._values[name] if name in self._values else -torch.inf for name, sign in zip(names, signs, strict=True)]
         largest = self._ranks.max(torch.tensor(own, dtype=torch.double)).tolist()
         return {name: sign * value for name, sign, value in zip(names, signs, largest, strict=True)}
+
+
+class AgentMeans:
+    """Means over the tokens of each agent that shares a policy, over all steps of an update.
+
+    Args:
+        agents: slugs; `agent_index` of a row is a place in them.
+        names: of the metrics.
+    """
+
+    def __init__(self, agents: Sequence[str], names: Sequence[str]) -> None:
+        self._agents, self._names = agents, names
+        self._sums = torch.zeros(len(agents), 1 + len(names), dtype=torch.double)
+
+    @torch.no_grad()
+    def add(self, agent_index: torch.Tensor, mask: torch.Tensor, *values: torch.Tensor) -> None:
+        """Add the unmasked tokens of some rows: `agent_index` `[bsz]`; `mask` and a value a name `[bsz, response_len]`."""
+        real = mask.bool()
+        rows = [torch.where(real, value, 0.0).sum(dim=1, dtype=torch.double) for value in (real.double(), *values)]
+        self._sums.index_add_(0, agent_index.cpu(), torch.stack(rows, dim=1).cpu())
+
+    def metrics(self, ranks: GroupRanks) -> dict[str, float]:
+        """`agent/<slug>/<name>` of the agents that have a token on any rank, the same on every rank."""
+        found = {}
+        for agent, (tokens, *sums) in zip(self._agents, ranks.sum(self._sums).tolist(), strict=True):
+            found |= {f"agent/{agent}/{name}": value / tokens for name, value in zip(self._names, sums, strict=True) if tokens}
+        return found
