@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,6 +65,66 @@ def finished(calls: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
                 sys.stderr.write(f"{error}\n")
     if failed:
         sys.exit(f"{failed} of {len(futures)} runs failed; what the others found is written")
+
+
+def measure_grid(
+    doc: str | None,
+    here: Path,
+    name: str,
+    labels: Mapping[str, tuple[str, str]],
+    measure: Callable[[str, int, list[str]], tuple[dict[str, Any], list[list[float]]]],
+) -> None:
+    """Measure every variant and seed of the command line; results are written after each run and keep the rows of others.
+
+    Args:
+        doc: of the script.
+        here: folder of `results.json`, `curves.json` and `curves.svg` unless `--out` names one.
+        name: of the column, and in the plural of the option, that says which variant a run is.
+        labels: variant -> its colour and label in the plot.
+        measure: variant, seed and more `key=value` -> the row, and the curve [step, success].
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(f"--{name}s", dest="variants", nargs="+", choices=tuple(labels), default=list(labels))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--out", type=folder, default=here)
+    parser.add_argument("overrides", nargs="*", help="more key=value for every run")
+    args = parser.parse_args()
+    results, drawn = args.out / "results.json", args.out / "curves.json"
+    rows = {(r[name], r["seed"]): r for r in (json.loads(results.read_text()) if results.exists() else [])}
+    curves = json.loads(drawn.read_text()) if drawn.exists() else {}
+    try:
+        calls = [partial(measure, variant, seed, args.overrides) for seed, variant in product(args.seeds, args.variants)]
+        for row, curve in finished(calls, args.jobs):
+            rows[row[name], row["seed"]], curves[f"{row[name]}/{row['seed']}"] = row, curve
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+            results.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=1) + "\n")
+            drawn.write_text(json.dumps(curves, sort_keys=True) + "\n")
+    finally:
+        plot_curves(curves, labels, here.name, args.out / "curves.svg")
+
+
+def plot_curves(curves: Mapping[str, list[list[float]]], labels: Mapping[str, tuple[str, str]], salt: str, path: Path) -> None:
+    """Draw success over steps: a colour a variant, a line a seed; `salt` makes the ids in the file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = salt
+    from matplotlib import pyplot
+
+    figure, panel = pyplot.subplots(figsize=(5, 3.4), layout="constrained")
+    named: set[str] = set()
+    for run, points in sorted(curves.items()):
+        variant = run.split("/")[0]
+        colour, label = labels[variant]
+        panel.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, label=None if variant in named else label)
+        named.add(variant)
+    panel.set_xlabel("step")
+    panel.set_ylabel("team accuracy on held-out problems")
+    panel.set_ylim(0, 1)
+    panel.legend(fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def folder(path: str) -> Path:

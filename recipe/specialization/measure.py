@@ -10,22 +10,21 @@ an earlier call are kept where they are not measured again.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from recipe.runs import ROOT, accuracy_key, finished, folder, overrides_of, read_metrics, run_example
+from recipe.runs import ROOT, accuracy_key, measure_grid, overrides_of, read_metrics, run_example
 
 HERE = Path(__file__).parent
-COLOURS = {"L1": "tab:purple", "L2": "tab:orange", "L3": "tab:blue"}
-LABELS = {"L1": "one policy", "L2": "an adapter an agent", "L3": "a model an agent"}
+LABELS = {
+    "L1": ("tab:purple", "one policy"),
+    "L2": ("tab:orange", "an adapter an agent"),
+    "L3": ("tab:blue", "a model an agent"),
+}
 
 
 def measure(level: str, seed: int, more: list[str]) -> tuple[dict[str, Any], list[list[float]]]:
@@ -57,50 +56,5 @@ def summarise(level: str, seed: int, lines: list[dict[str, Any]]) -> dict[str, A
     }
 
 
-def plot(curves: dict[str, list[list[float]]], path: Path) -> None:
-    """Accuracy over steps; a colour a level, a line a seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "specialization"
-    from matplotlib import pyplot
-
-    figure, panel = pyplot.subplots(figsize=(5, 3.4), layout="constrained")
-    named: set[str] = set()
-    for run, points in sorted(curves.items()):
-        level = run.split("/")[0]
-        panel.plot(*zip(*points, strict=True), color=COLOURS[level], linewidth=1.0, label=None if level in named else LABELS[level])
-        named.add(level)
-    panel.set_xlabel("step")
-    panel.set_ylabel("team accuracy on held-out problems")
-    panel.set_ylim(0, 1)
-    panel.legend(fontsize=8)
-    figure.savefig(path, metadata={"Date": None})
-
-
-def main() -> None:
-    """Measure every level and seed that is asked for; results are written after each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--levels", nargs="+", choices=tuple(LABELS), default=list(LABELS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--out", type=folder, default=HERE)
-    parser.add_argument("overrides", nargs="*", help="more key=value for every run")
-    args = parser.parse_args()
-    results, drawn = args.out / "results.json", args.out / "curves.json"
-    rows = {(r["level"], r["seed"]): r for r in (json.loads(results.read_text()) if results.exists() else [])}
-    curves = json.loads(drawn.read_text()) if drawn.exists() else {}
-    try:
-        calls = [partial(measure, level, seed, args.overrides) for seed, level in product(args.seeds, args.levels)]
-        for row, curve in finished(calls, args.jobs):
-            rows[row["level"], row["seed"]], curves[f"{row['level']}/{row['seed']}"] = row, curve
-            sys.stdout.write(json.dumps(row) + "\n")
-            sys.stdout.flush()
-            results.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=1) + "\n")
-            drawn.write_text(json.dumps(curves, sort_keys=True) + "\n")
-    finally:
-        plot(curves, args.out / "curves.svg")
-
-
 if __name__ == "__main__":
-    main()
+    measure_grid(__doc__, HERE, "level", LABELS, measure)
