@@ -122,7 +122,7 @@ def test_players_at_the_same_time_move_together_and_a_missing_action_is_drawn(st
     for seed in range(12):
         env = start(RPS, seed=seed)
         paid, outcome = moves(env, player_0="rock", player_1="lizard")
-        assert paid == {"player_0": 0.0, "player_1": -0.1}
+        assert paid == {"player_0": None, "player_1": -0.1}
         assert outcome.info["moves"] == 1.0 and outcome.info["illegal"] == 1.0
         drawn.append(env.observe("player_0").text)
     assert set(drawn) == {"0", "1", "2"}, "the first player sees what the second one played"
