@@ -20,6 +20,7 @@ from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfi
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.server import build_engine
 from verl.workers.rollout.vllm.engine import VLLMEngine
+from verl.workers.rollout.vllm.process import named_shared_memory
 
 # vLLM on a CPU has kernels for heads of 32 channels and more.
 HEAD_DIM = 32
@@ -37,12 +38,6 @@ peft_model = functools.partial(any_peft_model, head_dim=HEAD_DIM)
 
 def base_weights(seed: int = 0) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in tiny_model(seed, HEAD_DIM).named_parameters()}
-
-
-def named_shared_memory(pid: int) -> list[Path]:
-    """Files in /dev/shm that a process has mapped and that have a name."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return sorted({Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")})
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +311,7 @@ async def test_an_engine_that_loses_a_process_says_so_and_leaves_none_behind(eng
         return
     flight = asyncio.create_task(engine.generate(request(10, 240)))
     await until_running(engine)
-    named = [path for process in processes for path in named_shared_memory(process.pid)]
+    named = named_shared_memory([process.pid for process in processes])
     next((p for p in processes if "Worker_TP1" in " ".join(p.cmdline())), processes[0]).kill()
     with pytest.raises(EngineGoneError, match=r"vLLM's process is gone: .*; its log is ") as gone:
         await flight

@@ -162,7 +162,7 @@ def test_what_all_ranks_are_told_is_done_by_those_with_an_engine(monkeypatch: py
     done = [["a"], "pause", "resume", "sleep", "wake"]
     assert [engine and engine.calls for engine in group.engines] == [done, None, done, None]
     told = {name for name in registered_methods(RolloutWorker) if name in vars(RolloutWorker)}
-    assert told == {"init_model", "update_weights", "stats", "pause", "resume", "sleep", "wake"}, "a new one needs a line here"
+    assert told == {"init_model", "update_weights", "stats", "pause", "resume", "sleep", "wake", "end"}, "a new one needs a line here"
 
 
 async def test_requests_go_to_ranks_with_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:

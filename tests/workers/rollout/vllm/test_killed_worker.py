@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.workers.rollout.conftest import tiny_model
+from verl.workers.rollout.vllm.process import named_shared_memory
 
 WORKER = """
 import sys, time
@@ -26,11 +27,6 @@ if __name__ == "__main__":
 """
 
 
-def shared_memory(pid: int) -> list[str]:
-    """Names of what the processes of a model share through memory."""
-    return [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "cpushm_" in line]
-
-
 @pytest.mark.timeout(1500)
 def test_all_processes_of_an_engine_over_two_devices_end_with_a_killed_worker(tmp_path: Path) -> None:
     tiny_model(0, 32).save_pretrained(tmp_path)
@@ -42,8 +38,9 @@ def test_all_processes_of_an_engine_over_two_devices_end_with_a_killed_worker(tm
             assert worker.stdout is not None and worker.stdout.readline() == "up\n"
             below = psutil.Process(worker.pid).children(recursive=True)
             assert sum("VLLM::" in " ".join(process.cmdline()) for process in below) == 3
-            named = [name for process in below for name in shared_memory(process.pid)]
-            assert named and all(name.endswith("(deleted)") for name in named), "a name would be left behind"
+            named = named_shared_memory([process.pid for process in below])
+            assert named, "the processes of the model share memory"
         finally:
             worker.kill()
         assert not psutil.wait_procs(below, timeout=20)[1]
+        assert not any(file.exists() for file in named), "a name is left behind"

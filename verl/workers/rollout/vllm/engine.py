@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ from verl.workers.rollout.requests import check_request
 from verl.workers.rollout.vllm.adapters import AdapterFolders
 from verl.workers.rollout.vllm.arguments import engine_arguments, visible_gpus
 from verl.workers.rollout.vllm.loop import LoopThread
-from verl.workers.rollout.vllm.process import EngineLog, engine_environment, environment
+from verl.workers.rollout.vllm.process import EngineLog, engine_environment, environment, named_shared_memory
 from verl.workers.rollout.vllm.spool import Spool
 from verl.workers.rollout.weights import WeightNames
 
@@ -114,7 +115,8 @@ class VLLMEngine:
                     raise EngineGoneError(f"vLLM could not be started for {config.model.path}: {why}") from error
                 raise
         self._processes = _processes(self._llm)
-        self._end = weakref.finalize(self, _close, self._llm, self._processes, self._thread, self._spool, self._log)
+        self._shared: list[Path] = []
+        self._end = weakref.finalize(self, _close, self._llm, self._processes, self._thread, self._spool, self._log, self._shared)
         self._max_model_len = max_model_len
         self._can_sleep = bool(arguments.get("enable_sleep_mode"))
         # With adapters the base never comes again, so it has to be kept while the engine sleeps.
@@ -125,6 +127,8 @@ class VLLMEngine:
         self._updating = self._paused = self._no_weights = self._no_cache = False
         self._stats = EngineStats()
         self._control(self._llm.collective_rpc("verl_prepare"))
+        own = [process.pid for process in self._processes]
+        self._shared += named_shared_memory([*own, *(child.pid for pid in own for child in _children(pid))])
 
     @property
     def version(self) -> int:
@@ -379,12 +383,14 @@ def _processes(llm: Any) -> list[Any]:
     return list(getattr(manager, "processes", ()))
 
 
-def _close(llm: Any, processes: Sequence[Any], thread: LoopThread, spool: Spool, log: EngineLog) -> None:
+def _close(llm: Any, processes: Sequence[Any], thread: LoopThread, spool: Spool, log: EngineLog, shared: Sequence[Path]) -> None:
     below = [child for process in processes for child in _children(process.pid)]
     llm.shutdown(timeout=STOP_TIMEOUT_S)
     for process in processes:  # a killed one takes a moment to end on a busy machine
         process.join(ENDED_WITHIN_S)
     psutil.wait_procs(below, ENDED_WITHIN_S)
+    for file in shared:  # a killed process leaves its own
+        file.unlink(missing_ok=True)
     thread.stop()
     spool.close()
     log.close()

@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -136,6 +136,15 @@ def unname_shared_memory() -> None:
     name = os.environ.get("VLLM_DIST_IDENT")
     for file in Path("/dev/shm").glob(f"{name}-*-cpushm_*") if name else ():
         file.unlink(missing_ok=True)
+
+
+def named_shared_memory(pids: Iterable[int]) -> list[Path]:
+    """Return the files in /dev/shm that processes have mapped and that still have a name."""
+    lines: list[str] = []
+    for pid in pids:
+        with suppress(OSError):
+            lines += Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return sorted({Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")})
 
 
 def unname_semaphores() -> None:
