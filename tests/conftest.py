@@ -1,5 +1,6 @@
 """Fixtures that every test may use; nothing here reaches the network."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = [item for item in items if (item.get_closest_marker("timing") is not None) == (timing == "only")]
         config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
         items[:] = chosen
+        gc.collect()
+        gc.freeze()  # else a collection of the whole session's objects stops what is measured for most of a second
     for item in items:
         if not item.get_closest_marker("spread"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
