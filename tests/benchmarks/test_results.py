@@ -18,6 +18,7 @@ BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
     ("rollout", "staggered"): (operator.ge, 2.5),
     ("train_step", "ratio"): (operator.le, 1.5),
     ("controller", "cpu_ms_per_call"): (operator.lt, 0.5),
+    ("controller", "blocking_s"): (operator.le, 2.5),
     ("advantage", "ms_16k"): (operator.lt, 10.0),
     ("advantage", "ms_16k_own"): (operator.lt, 10.0),
     ("advantage", "gigpo_50k_ms"): (operator.lt, 500.0),

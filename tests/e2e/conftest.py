@@ -76,6 +76,12 @@ class MyWorld(BaseEnv):
 
     def step(self, action):
         return Outcome(team=0.0, done=True, info={"success": len(action) % 2})
+
+
+@EnvRegistry.register("my_forkable_world")
+class MyForkableWorld(MyWorld):
+    def fork(self):
+        return MyForkableWorld(self.config, seed=self.seed)
 '''
 
 Run = Callable[..., Any]
