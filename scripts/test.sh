@@ -30,7 +30,9 @@ empty=0
 run_tests() {
     "$python" -m pytest "$@" || { status=$? && ((status == 5 && ++empty < 2)) || return "$status"; }
 }
-parallel=(-n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder --timing=without)
+# One process more than cores, up to four: tests also wait, for processes that start and for limits that pass.
+workers=$("$python" -c 'import os; print(min(len(os.sched_getaffinity(0)) + 1, 4))')
+parallel=(-n "$workers" --dist loadgroup --no-loadscope-reorder --timing=without)
 
 if [[ $mode == fuzz ]]; then
     check "pytest of properties" run_tests "${parallel[@]}" -m hypothesis --hypothesis-profile fuzz --timeout 0 "$@"
@@ -47,7 +49,9 @@ if [[ $mode == all ]]; then
     check "pytest" run_tests "${parallel[@]}" "$@"
     types_are_right() { wait "$mypy" && status=0 || status=$?; cat "$types"; return "$status"; }
     check "mypy" types_are_right
-    check "pytest of timing" run_tests --timing=only "$@"
+    timing=("$@")
+    (($#)) || mapfile -t timing < <(grep -rl --include='*.py' 'mark\.timing' tests)
+    check "pytest of timing" run_tests --timing=only "${timing[@]}"
 fi
 
 if ((${#failed[@]})); then
