@@ -176,7 +176,7 @@ def checkout(fork_server: ForkServer, tmp_path: Path) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "scripts" / "setup.sh").touch()
     (folder / ".venv" / "bin" / "activate").write_text(f'PATH="{folder}/.venv/bin:$PATH"\n')
-    fork_server.write_client(folder / ".venv" / "bin" / "python")
+    fork_server.write_client(folder / ".venv" / "bin" / "python", starts_itself=True)
     return folder
 
 

@@ -19,6 +19,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -45,7 +46,7 @@ if not arguments or (arguments[0] != "-m" and arguments[0].startswith("-")):
     os.execv("PYTHON", ["PYTHON", *arguments])
 server = socket.socket(socket.AF_UNIX)
 server.connect("ADDRESS")
-told = {"client": os.path.abspath(sys.argv[0]), "arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
+told = {"executable": EXECUTABLE, "arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
 request = json.dumps(told).encode()
 head = struct.pack("!I", len(request))
 server.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
@@ -74,13 +75,17 @@ class ForkServer:
         self.address = str(folder / "fork.socket")
         root = Path(__file__).resolve().parents[1]
         command = [sys.executable, "-m", "tests.forked", self.address, *preloaded]
-        self.process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # numpy starts no thread: what is forked has only the one that forks
+        self.process = subprocess.Popen(
+            command, cwd=root, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"ready\n", "the server ended while it started; its error is on stderr"
 
-    def write_client(self, path: Path) -> None:
-        """Make the program."""
-        path.write_text(CLIENT.replace("PYTHON", sys.executable).replace("ADDRESS", self.address))
+    def write_client(self, path: Path, starts_itself: bool = False) -> None:
+        """Make the program; with `starts_itself` it is `sys.executable` in the scripts (not the modules) that it runs."""
+        executable = repr(str(path) if starts_itself else sys.executable)
+        path.write_text(CLIENT.replace("EXECUTABLE", executable).replace("PYTHON", sys.executable).replace("ADDRESS", self.address))
         path.chmod(0o755)
 
     def close(self) -> None:
@@ -162,6 +167,19 @@ def kill(pid: int) -> None:
             send(pid, signal.SIGKILL)
 
 
+def other_threads(within_s: float) -> list[str]:
+    """Return the names of the threads beside this one that still run after so many seconds at most."""
+    deadline = time.monotonic() + within_s
+    while True:
+        names = []
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(OSError):
+                names += [(task / "comm").read_text().strip()] if int(task.name) != os.getpid() else []
+        if not names or time.monotonic() > deadline:
+            return names
+        time.sleep(0.1)
+
+
 def run(request: dict[str, Any], streams: list[int]) -> None:
     """Run the client's command as `python` does: as `__main__`, in its folder and environment, on its streams."""
     for number, stream in enumerate(streams):
@@ -183,11 +201,12 @@ def run(request: dict[str, Any], streams: list[int]) -> None:
     if module:
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:
-        sys.executable = request["client"]  # what a script starts is forked as well
+        sys.executable = request["executable"]
         runpy.run_path(first, run_name="__main__")
 
 
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    assert not (running := other_threads(within_s=10)), f"what is imported has started {running}: a forked process would not have them"
     run(*serve(sys.argv[1]))
