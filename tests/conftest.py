@@ -25,6 +25,8 @@ hypothesis.settings.load_profile("fixed")
 # Whole runs, scripts, recipes, commands of the docs, vLLM, Ray, hostile programs. Every other test ends in 5 s.
 INTEGRATION = (
     "tests/agent_system/sandbox/",
+    "tests/benchmarks/test_last_lines.py",
+    "tests/docs/test_commands.py",
     "tests/e2e/",
     "tests/examples/",
     "tests/recipe/",
@@ -53,6 +55,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import nothing of what `-m "not integration"` leaves out by its path: that takes longer than many tests."""
+    path = f"{collection_path}/".removeprefix(f"{ROOT}/")
+    return True if config.getoption("-m") == "not integration" and path.startswith(INTEGRATION) else None
+
+
+def is_integration(item: pytest.Item) -> bool:
+    """Whether a test is in `INTEGRATION`, is marked as one that starts Ray or a run, or forks commands."""
+    by_mark = item.get_closest_marker("ray") or item.get_closest_marker("e2e")
+    return item.nodeid.startswith(INTEGRATION) or bool(by_mark) or "fork_server" in getattr(item, "fixturenames", ())
+
+
 def draw_more(test: Callable[..., Any]) -> None:
     """Give a property test as many examples as `FUZZ_EXAMPLES`, where its own `@settings` ask for fewer."""
     own = getattr(test, "_hypothesis_internal_use_settings", None)  # `@settings` may stand there once only
@@ -75,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Files with integration tests come next: what is short evens out the processes at the end.
     """
     for item in items:
-        if item.nodeid.startswith(INTEGRATION) or item.get_closest_marker("ray") or item.get_closest_marker("e2e"):
+        if is_integration(item):
             item.add_marker(pytest.mark.integration)
         if needs_vllm(item) and not HAS_VLLM:
             item.add_marker(pytest.mark.skip(reason="needs vllm: bash scripts/setup.sh cpu-vllm"))
