@@ -33,6 +33,8 @@ INTEGRATION = (
     "tests/workers/rollout/test_conformance.py",
     "tests/workers/rollout/vllm/",
 )
+# Files that keep one process busy for minutes; they begin first.
+LONGEST = ("tests/workers/rollout/test_conformance.py", "tests/e2e/test_training.py", "tests/e2e/test_nodes.py")
 HAS_VLLM = find_spec("vllm") is not None
 
 pytest.register_assert_rewrite("tests.agent_system.sandbox.arena")
@@ -84,19 +86,18 @@ def needs_vllm(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark integration tests. A file stays in one process, but `spread` tests go one by one to the next free process, and first.
+    """Mark integration tests, and say which process runs a test: a file stays in one, `spread` tests go to the next that is free.
 
-    Files with integration tests come next: what is short evens out the processes at the end.
+    What takes long begins first, so that the processes end at about the same time: `LONGEST`, `spread` tests, other files with integration
+    tests, then the rest.
     """
     for item in items:
         if is_integration(item):
             item.add_marker(pytest.mark.integration)
         if needs_vllm(item) and not HAS_VLLM:
             item.add_marker(pytest.mark.skip(reason="needs vllm: bash scripts/setup.sh cpu-vllm"))
-        if config.getoption("--hypothesis-profile") == "fuzz" and (
-            own := getattr(item.function, "_hypothesis_internal_use_settings", None)
-        ):
-            item.function._hypothesis_internal_use_settings = hypothesis.settings(own, max_examples=FUZZ_EXAMPLES)
+        if config.getoption("--hypothesis-profile") == "fuzz" and isinstance(item, pytest.Function):
+            draw_more(item.function)
     if (timing := config.getoption("--timing")) != "with":
         chosen = [item for item in items if (item.get_closest_marker("timing") is not None) == (timing == "only")]
         config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
@@ -106,8 +107,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not item.get_closest_marker("spread"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
-    long = {item.path for item in items if item.get_closest_marker("integration")}
-    items.sort(key=lambda item: (item.get_closest_marker("spread") is None, item.path not in long))
+    integration = {item.path for item in items if item.get_closest_marker("integration")}
+
+    def place(item: pytest.Item) -> int:
+        if item.nodeid.startswith(LONGEST):
+            return 0
+        return 1 if item.get_closest_marker("spread") else 2 if item.path in integration else 3
+
+    items.sort(key=place)
 
 
 def pytest_sessionfinish() -> None:
