@@ -1,10 +1,20 @@
 #!/usr/bin/env bash
-# Sets up, then runs every check of CI: lint, format, types, tests. Arguments go to pytest; tests of a file stay in one process (tests/conftest.py).
-# A failing check does not hide the next one; the last line names those that failed. Types are checked beside the tests and reported after them.
-# Tests that measure time (mark `timing`) run last, in one process with nothing beside it.
+# Sets up, then checks; further arguments go to pytest.
+#
+#   bash scripts/test.sh         what CI runs: lint, format, types, all tests
+#   bash scripts/test.sh fast    lint, format, and the tests that are no integration tests (tests/conftest.py): under two minutes, without vLLM
+#   bash scripts/test.sh fuzz    property tests with new random examples, and many of them; FUZZ_EXAMPLES (2000) says how many
+#
+# A failing check does not hide the next one; the last line names those that failed. Types are checked beside the tests and reported after
+# them. Tests that measure time (mark `timing`) run last, in one process with nothing beside it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash scripts/setup.sh cpu-vllm
+mode=all
+if [[ ${1:-} == fast || ${1:-} == fuzz ]]; then
+    mode=$1
+    shift
+fi
+if [[ $mode == all ]]; then bash scripts/setup.sh cpu-vllm; else bash scripts/setup.sh; fi
 python=.venv/bin/python
 failed=()
 
@@ -15,22 +25,34 @@ check() {
     "$@" || failed+=("$name")
 }
 
-check "ruff check" "$python" -m ruff check .
-check "ruff format" "$python" -m ruff format --check .
-types=$(mktemp)
-trap 'rm -f "$types"' EXIT
-"$python" -m mypy >"$types" 2>&1 &
-mypy=$!
-
 # pytest ends with 5 when it finds no test: the arguments may name tests of one of the two runs alone.
 empty=0
 run_tests() {
     "$python" -m pytest "$@" || { status=$? && ((status == 5 && ++empty < 2)) || return "$status"; }
 }
-check "pytest" run_tests -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder --timing=without "$@"
-types_are_right() { wait "$mypy" && status=0 || status=$?; cat "$types"; return "$status"; }
-check "mypy" types_are_right
-check "pytest of timing" run_tests --timing=only "$@"
+# One process more than cores, up to four: tests also wait, for processes that start and for limits that pass.
+workers=$("$python" -c 'import os; print(min(len(os.sched_getaffinity(0)) + 1, 4))')
+parallel=(-n "$workers" --dist loadgroup --no-loadscope-reorder --timing=without)
+
+if [[ $mode == fuzz ]]; then
+    check "pytest of properties" run_tests "${parallel[@]}" -m hypothesis --hypothesis-profile fuzz --timeout 0 "$@"
+else
+    check "ruff check" "$python" -m ruff check .
+    check "ruff format" "$python" -m ruff format --check .
+fi
+if [[ $mode == fast ]]; then check "pytest" run_tests "${parallel[@]}" -m "not integration" "$@"; fi
+if [[ $mode == all ]]; then
+    types=$(mktemp)
+    trap 'rm -f "$types"' EXIT
+    "$python" -m mypy >"$types" 2>&1 &
+    mypy=$!
+    check "pytest" run_tests "${parallel[@]}" "$@"
+    types_are_right() { wait "$mypy" && status=0 || status=$?; cat "$types"; return "$status"; }
+    check "mypy" types_are_right
+    timing=("$@")
+    (($#)) || mapfile -t timing < <(grep -rl --include='*.py' 'mark\.timing' tests)
+    check "pytest of timing" run_tests --timing=only "${timing[@]}"
+fi
 
 if ((${#failed[@]})); then
     printf 'failed: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2

@@ -1,18 +1,43 @@
-"""Fixtures that every test may use; nothing here reaches the network."""
+"""Marks, and fixtures that every test may use; nothing here reaches the network."""
 
 import gc
 import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
-# Property tests draw the same examples in every run; `--hypothesis-profile random` searches for new ones.
+from tests.forked import ForkServer
+from tests.house.source import ROOT
+
+# Property tests draw the same examples in every run; `bash scripts/test.sh fuzz` searches for new ones.
 hypothesis.settings.register_profile("fixed", derandomize=True)
-hypothesis.settings.register_profile("random", derandomize=False, print_blob=True)
+FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000"))
+hypothesis.settings.register_profile("fuzz", max_examples=FUZZ_EXAMPLES, derandomize=False, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("fixed")
 
-pytest.register_assert_rewrite("tests.sandbox.arena")
+# Whole runs, scripts, recipes, commands of the docs, vLLM, Ray, hostile programs. Every other test ends in 5 s.
+INTEGRATION = (
+    "tests/agent_system/sandbox/",
+    "tests/benchmarks/test_last_lines.py",
+    "tests/docs/test_commands.py",
+    "tests/e2e/",
+    "tests/examples/",
+    "tests/recipe/",
+    "tests/workers/rollout/test_conformance.py",
+    "tests/workers/rollout/vllm/",
+)
+# Files that keep one process busy for minutes; they begin first.
+LONGEST = ("tests/workers/rollout/test_conformance.py", "tests/e2e/test_training.py", "tests/e2e/test_nodes.py")
+HAS_VLLM = find_spec("vllm") is not None
+
+pytest.register_assert_rewrite("tests.agent_system.sandbox.arena")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -32,9 +57,47 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import nothing of what `-m "not integration"` leaves out by its path: that takes longer than many tests."""
+    path = f"{collection_path}/".removeprefix(f"{ROOT}/")
+    return True if config.getoption("-m") == "not integration" and path.startswith(INTEGRATION) else None
+
+
+def is_integration(item: pytest.Item) -> bool:
+    """Whether a test is in `INTEGRATION`, is marked as one that starts Ray or a run, or forks commands."""
+    by_mark = item.get_closest_marker("ray") or item.get_closest_marker("e2e")
+    return item.nodeid.startswith(INTEGRATION) or bool(by_mark) or "fork_server" in getattr(item, "fixturenames", ())
+
+
+def draw_more(test: Callable[..., Any]) -> None:
+    """Give a property test as many examples as `FUZZ_EXAMPLES`, where its own `@settings` ask for fewer."""
+    own = getattr(test, "_hypothesis_internal_use_settings", None)  # `@settings` may stand there once only
+    if own is not None and own.max_examples < FUZZ_EXAMPLES:
+        test._hypothesis_internal_use_settings = hypothesis.settings(own, max_examples=FUZZ_EXAMPLES)  # type: ignore[attr-defined]
+
+
+def needs_vllm(item: pytest.Item) -> bool:
+    """Whether a test starts vLLM: by its file, or by the engine that it is a case for."""
+    if item.nodeid.startswith(("tests/e2e/test_vllm.py", "tests/workers/rollout/vllm/", "tests/patches/test_vllm")):
+        return True
+    case = getattr(item, "callspec", None)
+    return case is not None and any(case.params.get(name) in ("vllm", "vllm-2") for name in ("name", "engine"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A file of tests stays in one process, but for `spread` ones: those go one by one to the next free process, and first."""
+    """Mark integration tests, and say which process runs a test: a file stays in one, `spread` tests go to the next that is free.
+
+    What takes long begins first, so that the processes end at about the same time: `LONGEST`, `spread` tests, other files with integration
+    tests, then the rest.
+    """
+    for item in items:
+        if is_integration(item):
+            item.add_marker(pytest.mark.integration)
+        if needs_vllm(item) and not HAS_VLLM:
+            item.add_marker(pytest.mark.skip(reason="needs vllm: bash scripts/setup.sh cpu-vllm"))
+        if config.getoption("--hypothesis-profile") == "fuzz" and isinstance(item, pytest.Function):
+            draw_more(item.function)
     if (timing := config.getoption("--timing")) != "with":
         chosen = [item for item in items if (item.get_closest_marker("timing") is not None) == (timing == "only")]
         config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
@@ -44,11 +107,98 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not item.get_closest_marker("spread"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
-    items.sort(key=lambda item: item.get_closest_marker("spread") is None)
+    integration = {item.path for item in items if item.get_closest_marker("integration")}
+
+    def place(item: pytest.Item) -> int:
+        if item.nodeid.startswith(LONGEST):
+            return 0
+        return 1 if item.get_closest_marker("spread") else 2 if item.path in integration else 3
+
+    items.sort(key=place)
 
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
+
+
+def start_shared_cluster() -> None:
+    """Start the Ray cluster of this process of pytest if there is none; a run with `trainer.controller=ray` in this process joins it."""
+    import ray
+
+    from verl.single_controller.ray.start import start_private_cluster
+    from verl.trainer.ppo.controller import RAY_SYSTEM_CONFIG
+
+    if not ray.is_initialized():
+        options = {"object_store_memory": 500 * 2**20, "log_to_driver": False, "_system_config": dict(RAY_SYSTEM_CONFIG)}
+        start_private_cluster(num_cpus=4, **options)
+
+
+def is_idle(within_s: float) -> bool:
+    """Whether the cluster has no actor, no placement group and all its resources, after so many seconds at most."""
+    import ray
+    from ray.util import list_named_actors, placement_group_table
+
+    deadline = time.monotonic() + within_s
+    while True:
+        groups = [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
+        resources = ("CPU", "GPU")
+        free, whole = ray.available_resources(), ray.cluster_resources()
+        if not groups and not list_named_actors(all_namespaces=True) and all(free.get(r) == whole.get(r) for r in resources):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def _cluster_of_the_session() -> Iterator[None]:
+    yield
+    import ray
+
+    ray.shutdown()
+
+
+@pytest.fixture
+def ray_cluster(_cluster_of_the_session: None) -> Iterator[None]:
+    """A Ray cluster of 4 CPUs with nothing on it. Tests share it, unless one leaves something there: the next then has a new one."""
+    start_shared_cluster()
+    yield
+    import ray
+
+    if ray.is_initialized() and not is_idle(within_s=20):
+        ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path has 108 characters at most
+        server = ForkServer(Path(folder))
+        yield server
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def forked_python(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A program that takes the arguments of `python` and starts with torch, transformers and verl imported (tests/forked.py)."""
+    path = tmp_path_factory.mktemp("forked") / "python"
+    fork_server.write_client(path)
+    return str(path)
+
+
+@pytest.fixture
+def checkout(fork_server: ForkServer, tmp_path: Path) -> Path:
+    """A copy of what the example scripts and recipes need; set-up does nothing there, and `.venv/bin/python` is that of tests/forked.py."""
+    folder = tmp_path / "checkout"
+    for name in ("scripts", ".venv/bin"):
+        (folder / name).mkdir(parents=True)
+    for name in ("agent_system", "verl"):
+        (folder / name).symlink_to(ROOT / name)
+    for name in ("examples", "recipe"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "scripts" / "setup.sh").touch()
+    (folder / ".venv" / "bin" / "activate").write_text(f'PATH="{folder}/.venv/bin:$PATH"\n')
+    fork_server.write_client(folder / ".venv" / "bin" / "python", starts_itself=True)
+    return folder
 
 
 CHAT_TEMPLATE = (

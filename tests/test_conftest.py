@@ -1,5 +1,8 @@
-"""The shared model folder is one that plain transformers loads."""
+"""What tests share: a model folder that plain transformers loads, Python that is forked, a cluster of Ray, and marks."""
 
+import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,3 +29,61 @@ def test_tests_of_one_file_stay_in_one_process(request: pytest.FixtureRequest) -
     if not hasattr(request.config, "workerinput"):
         pytest.skip("this session has one process")
     assert request.node.nodeid.endswith("@tests/test_conftest.py")
+
+
+PROGRAM = """
+import os, sys, time
+print(__name__, sys.argv, os.getcwd(), os.environ["WORD"], sys.path[0], "torch" in sys.modules, flush=True)
+if sys.argv[1] == "fail":
+    raise KeyError("of the program")
+if sys.argv[1] == "wait":
+    time.sleep(100)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_a_forked_program_sees_and_leaves_what_python_would(forked_python: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = os.environ | {"WORD": "said"}
+
+    def start(*arguments: str) -> "subprocess.Popen[str]":
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([forked_python, *arguments], cwd=tmp_path, env=environment, text=True, **streams)  # type: ignore[call-overload]
+
+    for arguments in (("-m", "program", "7"), ("program.py", "7")):
+        process = start(*arguments)
+        first = str(tmp_path / "program.py") if "-m" in arguments else "program.py"
+        assert process.communicate(timeout=60) == (f"__main__ {[first, '7']} {tmp_path} said {tmp_path} True\n", "")
+        assert process.returncode == 7
+    failed = start("-m", "program", "fail")
+    assert failed.communicate(timeout=60)[1].endswith("KeyError: 'of the program'\n") and failed.returncode == 1
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        waiting = start("-m", "program", "wait")
+        assert waiting.stdout is not None and waiting.stdout.readline().startswith("__main__")
+        waiting.send_signal(number)
+        waiting.communicate(timeout=60)  # its streams are closed: the process is gone, not only the client
+        assert waiting.returncode == -number
+    plain = start("-c", "import sys; print('torch' in sys.modules)")
+    assert plain.communicate(timeout=60) == ("False\n", "")
+
+
+@pytest.mark.ray
+def test_the_shared_cluster_is_idle_unless_a_test_leaves_something_there(ray_cluster: None) -> None:
+    import ray
+
+    from tests.conftest import is_idle
+
+    class Left:
+        pass
+
+    assert is_idle(within_s=20)
+    left = ray.remote(Left).options(name="left", lifetime="detached").remote()
+    assert not is_idle(within_s=0)
+    ray.kill(left)
+    assert is_idle(within_s=60)
+
+
+def test_whole_runs_are_integration_tests_and_those_of_a_formula_are_not(request: pytest.FixtureRequest) -> None:
+    for item in request.session.items:
+        if item.nodeid.startswith(("tests/e2e/", "tests/recipe/", "tests/trainer/ppo/core_algos/")):
+            assert (item.get_closest_marker("integration") is None) == item.nodeid.startswith("tests/trainer/"), item.nodeid

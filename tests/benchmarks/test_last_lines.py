@@ -16,39 +16,39 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 240
 
 
-def run(name: str, *args: str) -> tuple[dict, str]:
+def run(name: str, *args: str, python: str = sys.executable) -> tuple[dict, str]:
     """The JSON of the last line, and everything that was written."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     script = str(ROOT / "benchmarks" / name)
-    done = subprocess.run([sys.executable, script, *args], env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run([python, script, *args], env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
 
 
-def test_rollout() -> None:
+def test_rollout(forked_python: str) -> None:
     sizes = ("--hidden", "64", "--slots", "8", "--requests", "8", "--equal-tokens", "4", "--repeats", "1")
-    result, _ = run("rollout.py", *sizes)
+    result, _ = run("rollout.py", *sizes, python=forked_python)
     assert result["equal"] > 0
     assert result["staggered"] > 0
 
 
-def test_policy_update() -> None:
-    result, _ = run("policy_update.py", "--rows", "8", "--tokens", "16", "--rounds", "1")
+def test_policy_update(forked_python: str) -> None:
+    result, _ = run("policy_update.py", "--rows", "8", "--tokens", "16", "--rounds", "1", python=forked_python)
     assert result["equal_ratio"] > 0
     assert result["mixed_ratio"] > 0
 
 
-def test_placement_measures_all_levels_on_the_same_rows() -> None:
+def test_placement_measures_all_levels_on_the_same_rows(forked_python: str) -> None:
     sizes = {"--tasks": 2, "--group": 2, "--tokens": 6, "--hidden": 32, "--steps": 1, "--rounds": 1}
-    result, _ = run("placement.py", *(str(word) for pair in sizes.items() for word in pair))
+    result, _ = run("placement.py", *(str(word) for pair in sizes.items() for word in pair), python=forked_python)
     assert min(result[f"{level}_s"] for level in ("l1", "l2", "l3", "single")) > 0
     assert len(set(result["reply_tokens"].values())) == 1
     assert 0 < result["lora_sync_bytes"] < result["full_sync_bytes"]
     assert result["l2_over_single"] == pytest.approx(result["l2_s"] / result["single_s"], abs=0.01)
 
 
-def test_advantage_measures_every_group_key_beside_a_dict_filled_by_hand() -> None:
-    result, console = run("advantage.py", "--quick", "--repeats", "1", "--threads", "1")
+def test_advantage_measures_every_group_key_beside_a_dict_filled_by_hand(forked_python: str) -> None:
+    result, console = run("advantage.py", "--quick", "--repeats", "1", "--threads", "1", python=forked_python)
     assert min(result["ms_16k"], result["ms_1m"], result["gigpo_50k_ms"]) > 0
     for key in ("uid,agent_id ", "traj_uid,agent_id,turn,call", "policy_id", "times as long"):
         assert key in console
@@ -67,8 +67,8 @@ def test_train_step_counts_every_reply_of_both_teams_and_keeps_the_console_quiet
         assert noise not in console
 
 
-def test_tree_computes_a_prompt_once_whatever_k() -> None:
-    result, _ = run("tree.py", "--tasks", "4", "--k", "4", "--repeats", "1")
+def test_tree_computes_a_prompt_once_whatever_k(forked_python: str) -> None:
+    result, _ = run("tree.py", "--tasks", "4", "--k", "4", "--repeats", "1", python=forked_python)
     assert result["prompt_tokens_k4"] == pytest.approx(result["prompt_limit_k4"])
     assert result["prompt_tokens_k1"] == pytest.approx(result["prompt_limit_k1"])
     assert 0 < result["fork_us"] < result["deepcopy_us_plan_path"]

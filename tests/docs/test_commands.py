@@ -24,6 +24,8 @@ CODE_SETS = "python examples/data_preprocess/code_sets.py"
 # Command to what runs it; a path is a test or a script that exists.
 ELSEWHERE = {
     "bash scripts/test.sh": ".ci/run",
+    "bash scripts/test.sh fast": "tests/house/test_scripts.py",
+    "bash scripts/test.sh fuzz": "tests/house/test_scripts.py",
     "bash scripts/setup.sh cpu-vllm": "tests/house/test_scripts.py",
     "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu bash scripts/setup.sh cpu-vllm": "tests/house/test_scripts.py",
     "python -m agent_system.workflows.search.server --corpus wiki.jsonl --port 8000": "tests/agent_system/workflows/search/test_server.py",

@@ -85,13 +85,13 @@ def test_the_readme_is_short_and_its_plot_is_what_the_script_draws(tmp_path: Pat
     assert drawn == kept, "docs/curves.svg is out of date; run: python scripts/plot_curves.py"
 
 
-def environment(**more: str) -> dict[str, str]:
-    """The environment of a command: this interpreter is `python`, and this checkout is importable."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def environment(python: str = sys.executable, **more: str) -> dict[str, str]:
+    """The environment of a command: `python` is this interpreter, or another of that name, and this checkout is importable."""
+    path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
 
-def run_block(name: str, folder: Path, model: Path) -> None:
+def run_block(name: str, folder: Path, model: Path, python: str = sys.executable) -> None:
     """Run the bash block marked `run: name` in a folder, with the Python block marked `file: name.py` in it where there is one."""
     for file in blocks("python"):
         if file.marker == f"file: {name}.py":
@@ -100,7 +100,7 @@ def run_block(name: str, folder: Path, model: Path) -> None:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command.text],
         cwd=folder,
-        env=environment(MODEL_PATH=str(model)),
+        env=environment(python, MODEL_PATH=str(model)),
         capture_output=True,
         text=True,
         timeout=240,

@@ -156,11 +156,17 @@ def compose(overrides: Callable[..., list[str]]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def train(compose: Callable[..., Any]) -> Run:
-    """Run the trainer in this process on `overrides`; returns the trainer after `fit`."""
+def train(compose: Callable[..., Any], request: pytest.FixtureRequest) -> Run:
+    """Run the trainer in this process on `overrides`, on the shared cluster of Ray if on Ray; returns the trainer after `fit`."""
     from verl.trainer.main_ppo import run
 
-    return lambda changes=None: run(compose(changes))
+    def go(changes: Mapping[str, Any] | None = None) -> Any:
+        config = compose(changes)
+        if config.trainer.controller == "ray":
+            request.getfixturevalue("ray_cluster")
+        return run(config)
+
+    return go
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

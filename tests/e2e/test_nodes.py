@@ -27,8 +27,9 @@ class Located(Adder):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """This process's cluster, which a second node joins; each has room for one process of a worker group."""
+    ray.shutdown()  # what other tests share
     said = tmp_path_factory.mktemp("node") / "said.txt"
     start_private_cluster(num_cpus=1, object_store_memory=STORE, log_to_driver=False)
     join = ["start", f"--address={ray.get_runtime_context().gcs_address}", "--num-cpus=1", f"--object-store-memory={STORE}", "--block"]

@@ -1,5 +1,4 @@
 import subprocess
-import sys
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -71,8 +70,8 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
-def test_two_that_ask_at_the_same_time_share_one_folder(tmp_path):
-    command = [sys.executable, "-m", "examples.embedded.prepare", "--world", "plan_path", "--demos", "64", "--threads", "1"]
+def test_two_that_ask_at_the_same_time_share_one_folder(tmp_path, forked_python):
+    command = [forked_python, "-m", "examples.embedded.prepare", "--world", "plan_path", "--demos", "64", "--threads", "1"]
     both = [subprocess.Popen([*command, "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     printed = {process.communicate(timeout=200)[0] for process in both}
     assert [process.returncode for process in both] == [0, 0]

@@ -1,4 +1,7 @@
-"""The scripts of `examples/` for real, made small: prepare, train two policies, evaluate, then evaluate the checkpoint."""
+"""The scripts of `examples/` for real, made small: prepare, train two policies, evaluate, then evaluate the checkpoint.
+
+Math, on Ray, is the documented command as it stands, with the `.venv` of this checkout; the others are forked (tests/forked.py).
+"""
 
 import json
 import os
@@ -28,12 +31,14 @@ SCRIPTS = {
 }
 
 
-def run(name: str, tmp_path: Path, *arguments: str, within_s: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, name: str, tmp_path: Path, *arguments: str, within_s: float = 240, **variables: str
+) -> subprocess.CompletedProcess[str]:
     hidden = ("MODEL_PATH", "DATA", "EXPERIMENT", "SEED")
     small = {"EMBEDDED_DIR": str(tmp_path / "embedded"), "DEMOS": "96"}
     env = {k: v for k, v in os.environ.items() if k not in hidden} | small | variables
     command = ["bash", f"examples/run_{name}.sh", *arguments, f"trainer.default_local_dir={tmp_path / 'run'}"]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=within_s, check=False)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=within_s, check=False)
 
 
 def arguments_of(block: str) -> list[str]:
@@ -82,17 +87,17 @@ def test_every_script_has_a_test() -> None:
     assert {path.stem.removeprefix("run_") for path in (ROOT / "examples").glob("run_*.sh")} == set(SCRIPTS)
 
 
-@pytest.mark.ray
-@pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_path: Path) -> None:
+def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    whole = name == "math" and (ROOT / ".venv").is_dir()
+    folder = ROOT if whole else request.getfixturevalue("checkout")
     # One whole run on Ray; the others are quicker without.
     small = [*SMALL, "env.rollout.val_n=2"] if name == "math" else [*SMALL, "trainer.controller=local"]
     samples = 2 if name == "math" else 1
     if name in ("plan_path", "sokoban", "sudoku"):  # a team that has learned nothing talks on to the last turn
         small.append("env.max_steps=2")
-    trained = run(name, tmp_path, *small, within_s=400 if name == "math" else 240)
+    trained = run(folder, name, tmp_path, *small, within_s=400 if name == "math" else 240)
     assert trained.returncode == 0, trained.stderr[-2000:]
     assert "before" in trained.stdout
     assert f"accuracy avg@{samples}" in trained.stdout
@@ -106,11 +111,11 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     roles = {policy.replace("_", " ").title(): policy for policy in SCRIPTS[name]}
     swap = {} if name in ("math", "search") else dict(zip(roles, [*SCRIPTS[name][1:], SCRIPTS[name][0]], strict=True))
     mapping = f"agent.role_policies={{{', '.join(f'{role}: {policy}' for role, policy in swap.items())}}}"
-    evaluated = run(name, tmp_path, "eval", *small, "trainer.controller=local", mapping)
+    evaluated = run(folder, name, tmp_path, "eval", *small, "trainer.controller=local", mapping)
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert f"accuracy avg@{samples}" in evaluated.stdout
-    (folder,) = (tmp_path / "run" / "swapped").iterdir() if swap else [tmp_path / "run"]
-    episodes = [json.loads(line) for line in (folder / "trajectories" / "val_000002.jsonl").read_text(encoding="utf-8").splitlines()]
+    (found,) = (tmp_path / "run" / "swapped").iterdir() if swap else [tmp_path / "run"]
+    episodes = [json.loads(line) for line in (found / "trajectories" / "val_000002.jsonl").read_text(encoding="utf-8").splitlines()]
     spoke = {call["agent_id"]: call["policy_id"] for episode in episodes for call in episode["calls"]}
     # A search that is all that its Verifier asks for leaves the Answer Agent silent.
     assert set(spoke) - {"Answer Agent"} == set(swap or roles) - {"Answer Agent"}
@@ -134,17 +139,15 @@ def gsm8k(tmp_path: Path) -> Path:
 
 
 @pytest.mark.needs_shared
-@pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
-def test_five_steps_on_gsm8k_as_it_is_published_go_through(tmp_path: Path, gsm8k: Path) -> None:
+def test_five_steps_on_gsm8k_as_it_is_published_go_through(checkout: Path, tmp_path: Path, gsm8k: Path) -> None:
     steps = [*SMALL, "trainer.total_training_steps=5", "trainer.val_before_train=false", "trainer.controller=local"]
-    trained = run("math", tmp_path, *steps, DATA=str(gsm8k))
+    trained = run(checkout, "math", tmp_path, *steps, DATA=str(gsm8k))
     assert trained.returncode == 0, trained.stderr[-2000:]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
     assert all(line["episode/count"] == 4 for line in lines)
 
 
-@pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
 @pytest.mark.parametrize(
     ("arguments", "variables", "said"),
     [
@@ -154,18 +157,20 @@ def test_five_steps_on_gsm8k_as_it_is_published_go_through(tmp_path: Path, gsm8k
     ],
     ids=["data", "model", "key"],
 )
-def test_what_is_wrong_is_said_before_anything_is_made(tmp_path: Path, arguments: list[str], variables: dict[str, str], said: str) -> None:
-    ended = run("math", tmp_path, *arguments, **variables)
+def test_what_is_wrong_is_said_before_anything_is_made(
+    checkout: Path, tmp_path: Path, arguments: list[str], variables: dict[str, str], said: str
+) -> None:
+    ended = run(checkout, "math", tmp_path, *arguments, **variables)
     assert ended.returncode == 1
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert line.startswith(said)
     assert not (tmp_path / "embedded").exists()
 
 
-@pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
-def test_a_model_of_the_users_own_on_generated_tasks_makes_no_other_model(tmp_path: Path, tiny_model_dir: Path) -> None:
+def test_a_model_of_the_users_own_on_generated_tasks_makes_no_other_model(checkout: Path, tmp_path: Path, tiny_model_dir: Path) -> None:
     small = [*SMALL, "trainer.controller=local", "trainer.total_training_steps=1", "trainer.device=cpu", "data.max_response_length=8"]
     ended = run(
+        checkout,
         "math",
         tmp_path,
         *small,

@@ -1,12 +1,14 @@
 """Arrows between modules run downward only, and importing the packages costs torch, numpy, tensordict and transformers at most."""
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.house.source import ROOT, imports, modules
+from tests.house.source import ROOT, imports, modules, tree
 
 TRAINS, SERVES = "verl.trainer.main_ppo", "agent_system.serve"
 ENTRY_POINTS = (TRAINS, SERVES)
@@ -91,6 +93,29 @@ def test_every_import_of_our_own_names_a_module_that_exists() -> None:
         if (within(target, "verl") or within(target, "agent_system")) and target not in modules()
     ]
     assert not missing
+
+
+def imported_at_once(path: Path) -> set[str]:
+    """What the top level of a file imports, by absolute names: of `from a import b`, `a` and `a.b`."""
+    found: set[str] = set()
+    for node in tree(path).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_the_tests_are_collected_without_vllm() -> None:
+    """No test's file imports vLLM at once, or a module of ours that does, or one that imports such a module."""
+    needing = {"vllm"}
+    graph = {module: imported_at_once(path) for module, path in modules().items()}
+    while more := {m for m, targets in graph.items() if m not in needing and any(within(t, "vllm") or t in needing for t in targets)}:
+        needing |= more
+    assert "verl.workers.rollout.vllm.executor" in needing
+    files = (ROOT / "tests").rglob("*.py")
+    wrong = {str(file.relative_to(ROOT)): found for file in files if (found := sorted(imported_at_once(file) & needing))}
+    assert not wrong, f"import it in the test: {wrong}"
 
 
 @pytest.mark.parametrize("statement", ["import verl, agent_system", "from verl import DataProto", "import verl.trainer.config"])

@@ -117,7 +117,7 @@ def test_every_shell_script_parses_and_stops_on_errors(script: str) -> None:
 
 def test_property_tests_draw_the_same_examples_in_every_run_unless_asked(request: pytest.FixtureRequest) -> None:
     asked = request.config.getoption("--hypothesis-profile")
-    assert hypothesis.settings.default.derandomize == (asked != "random")
+    assert hypothesis.settings.default.derandomize == (asked != "fuzz")
 
 
 def test_no_file_is_longer_than_800_lines() -> None:

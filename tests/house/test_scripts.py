@@ -110,3 +110,37 @@ def test_without_a_python_setup_says_what_to_install(tmp_path: Path) -> None:
 
 def test_ci_is_executable() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+# Writes down the checks that it is to run; `ruff check` ends with a status.
+FAKE_CHECKS = """#!/usr/bin/env bash
+if [[ $1 == -c ]]; then echo 3; exit; fi
+shift
+echo "$@" >>log
+if [[ "$1 $2" == "ruff check" ]]; then exit {status}; fi
+"""
+LINT = ("ruff check .", "ruff format --check .")
+TEST_MODES: dict[tuple[str, ...], list[str]] = {
+    (): ["setup cpu-vllm", *LINT, "mypy", "pytest --timing=without", "pytest --timing=only tests/test_time.py"],
+    ("tests/x", "-k", "y"): ["setup cpu-vllm", *LINT, "mypy", "pytest --timing=without tests/x -k y", "pytest --timing=only tests/x -k y"],
+    ("fast",): ["setup", *LINT, "pytest --timing=without -m not integration"],
+    ("fuzz", "-x"): ["setup", "pytest --timing=without -m hypothesis --hypothesis-profile fuzz --timeout 0 -x"],
+}
+
+
+@pytest.mark.parametrize("arguments", TEST_MODES, ids=" ".join)
+@pytest.mark.parametrize("fails", [False, True])
+def test_each_mode_runs_its_checks_and_names_those_that_fail(tmp_path: Path, arguments: tuple[str, ...], fails: bool) -> None:
+    for folder in ("scripts", "tests", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "test.sh", tmp_path / "scripts")
+    (tmp_path / "tests" / "test_time.py").write_text("@pytest.mark.timing\n")
+    (tmp_path / "scripts" / "setup.sh").write_text('echo setup "$@" >>log')
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(FAKE_CHECKS.format(status=int(fails)))
+    python.chmod(0o755)
+    done = subprocess.run(["bash", "scripts/test.sh", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    said = (tmp_path / "log").read_text().replace(" -n 3 --dist loadgroup --no-loadscope-reorder", "")
+    assert sorted(said.splitlines()) == sorted(TEST_MODES[arguments])  # types are checked beside the tests
+    linted = "ruff check ." in TEST_MODES[arguments]
+    assert (done.returncode, "failed: ruff check" in done.stderr) == ((1, True) if fails and linted else (0, False))

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,13 @@ WORLDS = {"plan_path": "Plan-Path", "sudoku": "Sudoku", "sokoban": "Sokoban"}
 SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "data.val_max_samples=4", "env.max_steps=2"]
 
 
-def test_the_script_trains_swaps_and_keeps_what_was_measured_before(tmp_path: Path) -> None:
+def test_the_script_trains_swaps_and_keeps_what_was_measured_before(checkout: Path, tmp_path: Path) -> None:
     earlier = {"task": "sudoku", "variant": "at_grpo", "seed": 0, "before": 0.3, "after": 0.9}
     (tmp_path / "results.json").write_text(json.dumps([earlier]))
     arguments = ["--tasks", "plan_path", "--variants", "at_grpo", "shared", "--seeds", "7", "--jobs", "2", "--out", str(tmp_path)]
     env = os.environ | {"DEMOS": "160", "EMBEDDED_DIR": str(tmp_path / "embedded")}
-    command = [sys.executable, "recipe/at_grpo/measure.py", *arguments, *SMALL]
-    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=400)
+    command = [checkout / ".venv/bin/python", "recipe/at_grpo/measure.py", *arguments, *SMALL]
+    subprocess.run(command, cwd=checkout, env=env, check=True, timeout=400)
     one, shared, kept = json.loads((tmp_path / "results.json").read_text())
     assert (one["variant"], shared["variant"], kept) == ("at_grpo", "shared", earlier)
     assert 0 <= one["before"] <= 1

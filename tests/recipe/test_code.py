@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,11 @@ from tests.house.source import ROOT
 SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "data.val_max_samples=4", "env.max_steps=1"]
 
 
-@pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
-def test_the_script_measures_a_seed_and_keeps_the_others(tmp_path: Path) -> None:
+def test_the_script_measures_a_seed_and_keeps_the_others(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps([{"seed": 9, "before": 0.3, "after": 0.9}]))
     env = os.environ | {"DEMOS": "96", "EMBEDDED_DIR": str(tmp_path / "embedded")}
-    command = [sys.executable, "recipe/code/measure.py", "--seeds", "7", "--out", str(tmp_path), *SMALL]
-    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=400)
+    command = [checkout / ".venv/bin/python", "recipe/code/measure.py", "--seeds", "7", "--out", str(tmp_path), *SMALL]
+    subprocess.run(command, cwd=checkout, env=env, check=True, timeout=400)
     row, kept = json.loads((tmp_path / "results.json").read_text())
     assert kept == {"seed": 9, "before": 0.3, "after": 0.9}
     assert (row["seed"], row["steps"]) == (7, 1) and row["train_seconds"] > 0

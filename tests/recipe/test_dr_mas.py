@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from agent_system.environment import Task
@@ -13,10 +12,10 @@ from tests.house.source import ROOT
 SMALL = ["trainer.total_training_steps=2", "data.train_batch_size=4", "env.rollout.n=2", "data.val_max_samples=4", "env.rollout.val_n=1"]
 
 
-def test_the_script_trains_both_baselines_and_draws_them(tmp_path: Path) -> None:
+def test_the_script_trains_both_baselines_and_draws_them(checkout: Path, tmp_path: Path) -> None:
     out = tmp_path / "not" / "there"
-    command = [sys.executable, "recipe/dr_mas/measure.py", "--seeds", "7", "--demos", "96", "--out", str(out), *SMALL]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=240)
+    command = [checkout / ".venv/bin/python", "recipe/dr_mas/measure.py", "--seeds", "7", "--demos", "96", "--out", str(out), *SMALL]
+    subprocess.run(command, cwd=checkout, check=True, timeout=240)
     rows = json.loads((out / "results.json").read_text())
     assert [(row["seed"], row["baseline"], row["steps"]) for row in rows] == [(7, "global", 2), (7, "agent", 2)]
     assert all(row["grad_norm_max"] >= row["grad_norm_median"] >= 0 and 0 <= row["final"] <= 1 for row in rows)

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from recipe.search.measure import METRICS
@@ -27,11 +26,11 @@ def processes_about(folder: Path) -> set[str]:
     return found
 
 
-def test_the_script_trains_on_a_real_server_keeps_earlier_rows_and_leaves_no_process(tmp_path: Path) -> None:
+def test_the_script_trains_on_a_real_server_keeps_earlier_rows_and_leaves_no_process(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps([{"seed": 9, "before": 0.3, "after": 0.9, "train_seconds": 1.0}]))
     env = os.environ | {"DEMOS": "3200", "EMBEDDED_DIR": str(tmp_path / "embedded")}
-    command = [sys.executable, "recipe/search/measure.py", "--seeds", "7", "--out", str(tmp_path), *SMALL]
-    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=400)
+    command = [checkout / ".venv/bin/python", "recipe/search/measure.py", "--seeds", "7", "--out", str(tmp_path), *SMALL]
+    subprocess.run(command, cwd=checkout, env=env, check=True, timeout=400)
     one, kept = json.loads((tmp_path / "results.json").read_text())
     assert (one["seed"], one["steps"], kept["seed"]) == (7, 1, 9)
     assert 0 <= one["before"] <= 1

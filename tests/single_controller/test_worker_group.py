@@ -5,7 +5,6 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -28,7 +27,6 @@ from verl.single_controller.ray import (
     merge_resource_pool,
     split_resource_pool,
 )
-from verl.single_controller.ray.start import start_private_cluster
 
 
 class Adder(Worker):
@@ -149,13 +147,6 @@ class Server(Worker):
         return [self.most]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    start_private_cluster(num_cpus=3, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 def make_group(backend: str, cls: type, *args: Any) -> WorkerGroup:
     if backend == "ray":
         return RayWorkerGroup(RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(cls, *args), timeout_s=60)
@@ -167,7 +158,7 @@ def batch(rows: int = 4, **kwargs: Any) -> DataProto:
 
 
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_both_backends_answer_alike(backend: str, cluster: None) -> None:
+def test_both_backends_answer_alike(backend: str, ray_cluster: None) -> None:
     group = make_group(backend, Adder, 5.0)
     data = batch()
     out = group.add(data)
@@ -197,7 +188,7 @@ def test_both_backends_answer_alike(backend: str, cluster: None) -> None:
 
 
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_a_worker_hands_a_value_to_another_and_the_caller_never_has_it(backend: str, cluster: None) -> None:
+def test_a_worker_hands_a_value_to_another_and_the_caller_never_has_it(backend: str, ray_cluster: None) -> None:
     giver, taker = make_group(backend, Adder), make_group(backend, Adder, 0.5)
     value, rows = giver.give(1_000)[0]
     assert isinstance(value, ray.ObjectRef) == (backend == "ray") and rows == 1_000
@@ -207,7 +198,7 @@ def test_a_worker_hands_a_value_to_another_and_the_caller_never_has_it(backend: 
 
 
 @pytest.mark.ray
-def test_a_value_whose_worker_died_is_not_the_fault_of_the_one_that_was_to_have_it(cluster: None) -> None:
+def test_a_value_whose_worker_died_is_not_the_fault_of_the_one_that_was_to_have_it(ray_cluster: None) -> None:
     giver, taker = make_group("ray", Adder), make_group("ray", Adder)
     value, _ = giver.give(1_000_000)[0]
     giver.shutdown()
@@ -226,7 +217,7 @@ def test_a_value_whose_worker_died_is_not_the_fault_of_the_one_that_was_to_have_
 
 
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_async_methods_serve_many_calls_at_once_on_any_loop(backend: str, cluster: None) -> None:
+def test_async_methods_serve_many_calls_at_once_on_any_loop(backend: str, ray_cluster: None) -> None:
     group = make_group(backend, Server)
 
     async def many(n: int) -> list[int]:
@@ -271,7 +262,7 @@ def test_the_local_backend_refuses_more_than_one_process(monkeypatch: pytest.Mon
 
 
 @pytest.mark.ray
-def test_two_ranks_split_the_batch_and_meet_over_loopback(cluster: None) -> None:
+def test_two_ranks_split_the_batch_and_meet_over_loopback(ray_cluster: None) -> None:
     pool = RayResourcePool([2], use_gpu=False)
     group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Adder), offset=1.0), worker_env={"OMP_NUM_THREADS": "1"}, timeout_s=90)
     assert group.add(batch()).batch["out"].tolist() == [1, 2, 103, 104]
@@ -304,7 +295,7 @@ def test_two_ranks_split_the_batch_and_meet_over_loopback(cluster: None) -> None
 
 @pytest.mark.ray
 @pytest.mark.parametrize("on_a_loop", [False, True])
-def test_the_rank_that_died_is_named_and_not_the_one_that_lost_its_connection(cluster: None, on_a_loop: bool) -> None:
+def test_the_rank_that_died_is_named_and_not_the_one_that_lost_its_connection(ray_cluster: None, on_a_loop: bool) -> None:
     group = RayWorkerGroup(RayResourcePool([3], use_gpu=False), RayClassWithInitArgs(ray.remote(Adder)), timeout_s=90)
 
     async def waited() -> None:
@@ -316,7 +307,7 @@ def test_the_rank_that_died_is_named_and_not_the_one_that_lost_its_connection(cl
 
 
 @pytest.mark.ray
-def test_colocated_workers_share_processes_and_a_split_pool_its_bundles(cluster: None) -> None:
+def test_colocated_workers_share_processes_and_a_split_pool_its_bundles(ray_cluster: None) -> None:
     pool = RayResourcePool([2], use_gpu=False)
     parts = {"left": RayClassWithInitArgs(Adder, 1.0), "right": RayClassWithInitArgs(Adder, offset=2.0)}
     whole = RayWorkerGroup(pool, create_colocated_worker_cls(parts), timeout_s=90)
@@ -337,7 +328,7 @@ def test_colocated_workers_share_processes_and_a_split_pool_its_bundles(cluster:
 
 
 @pytest.mark.ray
-def test_what_cannot_start_says_why(cluster: None) -> None:
+def test_what_cannot_start_says_why(ray_cluster: None) -> None:
     with pytest.raises(ValueError, match="WORLD_SIZE"):
         RayWorkerGroup(RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(Adder), worker_env={"WORLD_SIZE": "2"})
     with pytest.raises(TimeoutError, match="no room for"):

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -149,7 +148,7 @@ def test_only_adapters_that_exist_can_be_used_and_only_they_are_trained(tiny_mod
     assert torch.equal(log_probs(engine, None), log_probs(make_engine(tiny_model_dir), None))
 
 
-def test_two_gloo_ranks_with_uneven_rows_of_each_adapter_equal_one(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_two_gloo_ranks_with_uneven_rows_of_each_adapter_equal_one(tiny_model_dir: Path, tmp_path: Path, forked_python: str) -> None:
     """Rank 1 has five rows of the solver and rank 0 one; of the verifier rank 1 has none at all."""
     rows = {"solver": make_rows(7), "verifier": make_rows(4, seed=3)}
     nothing = {name: value[:0] for name, value in rows["solver"].items()}
@@ -160,7 +159,7 @@ def test_two_gloo_ranks_with_uneven_rows_of_each_adapter_equal_one(tiny_model_di
     for rank, part in enumerate(parts):
         torch.save(part, tmp_path / f"rows_{rank}.pt")
     base = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.workers.engine.adapter_rank_main", str(tmp_path), str(tiny_model_dir)]
+    command = [forked_python, "-m", "tests.workers.engine.adapter_rank_main", str(tmp_path), str(tiny_model_dir)]
     ranks = [subprocess.Popen(command, env=base | {"RANK": str(rank)}, cwd=ROOT) for rank in range(2)]
     try:
         assert [process.wait(timeout=200) for process in ranks] == [0, 0]

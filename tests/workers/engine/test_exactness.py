@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -102,7 +101,7 @@ def test_padding_rows_change_nothing(tiny_model_dir: Path) -> None:
     assert metrics == expected
 
 
-def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path, forked_python: str) -> None:
     """Rank 1 has fewer real rows, so it also has to make up micro-batches, and a model folder without weights, which come from rank 0;
     a checkpoint of both opens on one rank.
     """
@@ -117,7 +116,7 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_model_dir, without_weights := tmp_path / "model", ignore=no_weights)
     value_model = save_value_model(tiny_model_dir, tmp_path / "value_model_0")
     shutil.copytree(value_model, tmp_path / "value_model_1", ignore=no_weights)
-    command = [sys.executable, "-m", "tests.workers.engine.rank_main", str(tmp_path)]
+    command = [forked_python, "-m", "tests.workers.engine.rank_main", str(tmp_path)]
     ranks = [
         subprocess.Popen([*command, str(model), ",".join(modes)], env=base | {"RANK": str(rank)}, cwd=ROOT)
         for rank, model in enumerate((tiny_model_dir, without_weights))

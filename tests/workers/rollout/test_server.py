@@ -17,7 +17,6 @@ from verl.protocol.generate import Generation, RolloutClient, RolloutError
 from verl.single_controller.base import ClassWithInitArgs
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-from verl.single_controller.ray.start import start_private_cluster
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.client import WorkerGroupClient
 from verl.workers.rollout.server import RolloutWorker
@@ -41,20 +40,13 @@ def local(init: dict[str, Any]) -> Iterator[LocalWorkerGroup]:
     group.shutdown()
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    start_private_cluster(num_cpus=2, log_to_driver=False, object_store_memory=100 * 2**20)
-    yield
-    ray.shutdown()
-
-
 async def serve_all(group: Any, requests: list[Any] = REQUESTS) -> list[list[Generation]]:
     client = WorkerGroupClient(group, timeout_s=60)
     return await asyncio.gather(*(client.generate(req) for req in requests))
 
 
 @pytest.mark.ray
-def test_a_ray_actor_and_this_process_give_the_same_bits_and_a_killed_actor_is_an_error(cluster, init, local):
+def test_a_ray_actor_and_this_process_give_the_same_bits_and_a_killed_actor_is_an_error(ray_cluster, init, local):
     actor = RayClassWithInitArgs(RolloutWorker, **init)
     actor.update_options({"max_concurrency": 100})
     group = RayWorkerGroup(RayResourcePool([1], use_gpu=False), actor, timeout_s=120)

@@ -33,8 +33,8 @@ from agent_system.sandbox.levels import LEVELS, complaint, rank
 from agent_system.sandbox.local import LocalSandbox
 from agent_system.sandbox.packages import find_packages
 from agent_system.sandbox.worker import Worker, WorkerError
+from tests.agent_system.sandbox.arena import LIMITS, PATIENT, Arena, offered
 from tests.house.source import ROOT
-from tests.sandbox.arena import LIMITS, PATIENT, Arena, offered
 
 SETTINGS = SandboxSettings(min_level="rlimits", workers=2, limits=LIMITS)
 

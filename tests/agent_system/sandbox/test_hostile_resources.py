@@ -11,7 +11,7 @@ import pytest
 
 from agent_system.sandbox import Limits
 from agent_system.sandbox.jail.confine import OPEN_FILES
-from tests.sandbox.arena import LIMITS, Arena
+from tests.agent_system.sandbox.arena import LIMITS, Arena
 
 EXIT = 60 if platform.machine() == "x86_64" else 93
 SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.4})

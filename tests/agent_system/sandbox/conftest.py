@@ -8,7 +8,7 @@ import pytest
 
 from agent_system.sandbox.levels import LEVELS
 from agent_system.sandbox.local import LocalSandbox
-from tests.sandbox.arena import Arena, offered, sandbox_at
+from tests.agent_system.sandbox.arena import Arena, offered, sandbox_at
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from agent_system.sandbox.jail import scratch
+from tests.agent_system.sandbox.arena import Arena, offered
+from tests.agent_system.sandbox.outside import run_outside
 from tests.house.source import ROOT
-from tests.sandbox.arena import Arena, offered
-from tests.sandbox.outside import run_outside
 
 SECRET = "hidden-tests-of-a-dataset"
 TRY = """

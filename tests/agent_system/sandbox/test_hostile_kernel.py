@@ -7,7 +7,7 @@ import platform
 import pytest
 
 from agent_system.sandbox.jail import seccomp, syscalls
-from tests.sandbox.arena import Arena
+from tests.agent_system.sandbox.arena import Arena
 
 pytestmark = pytest.mark.promised_by("seccomp")
 C = "import ctypes, errno, os, sys\nc = ctypes.CDLL(None, use_errno=True)\n"

@@ -15,8 +15,8 @@ import pytest
 from agent_system.sandbox import Limits, SandboxSettings
 from agent_system.sandbox.jail import tree
 from agent_system.sandbox.local import LocalSandbox
-from tests.sandbox.arena import LIMITS, PATIENT, Arena
-from tests.sandbox.outside import run_outside
+from tests.agent_system.sandbox.arena import LIMITS, PATIENT, Arena
+from tests.agent_system.sandbox.outside import run_outside
 
 SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.6})
 LONG = Limits(**{**vars(LIMITS), "wall_s": 60, "cpu_s": 20})

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.arena import Arena, offered
-from tests.sandbox.outside import run_outside
+from tests.agent_system.sandbox.arena import Arena, offered
+from tests.agent_system.sandbox.outside import run_outside
 
 pytestmark = pytest.mark.promised_by("seccomp")
 REPORT = """

@@ -13,8 +13,8 @@ import pytest
 from agent_system.sandbox import Call, Reason, RunResult
 from agent_system.sandbox.jail import program
 from agent_system.sandbox.job import Job
-from tests.sandbox.arena import LIMITS, Arena
-from tests.sandbox.outside import run_outside
+from tests.agent_system.sandbox.arena import LIMITS, Arena
+from tests.agent_system.sandbox.outside import run_outside
 
 
 class Bomb:

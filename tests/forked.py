@@ -1,0 +1,216 @@
+"""Python commands forked from a process that has imported torch, transformers and verl: they do not pay for these imports again.
+
+`ForkServer.write_client` makes a program that takes the arguments of `python`. It sends them with its folder, environment and standard
+streams to the server, which forks, and ends with the exit status of the forked process, or by the same signal. Signals to the client
+reach the process; the process is killed when its client is gone. Use it where the start itself is not what is tested: modules are
+imported already, and `/proc/<pid>/environ` of the forked process is the environment of the server.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PRELOADED = (
+    "ray",
+    "torch",
+    "transformers.models.qwen3.modeling_qwen3",
+    "verl.trainer.main_ppo",
+    "verl.trainer.sft_trainer",
+    "verl.workers.critic_worker",
+    "verl.workers.policy_worker",
+    "verl.workers.rollout.server",
+)
+LENGTH = struct.Struct("!I")
+POLL_S = 0.02
+# Runs without `site` and without anything of the project: about 20 ms.
+CLIENT = """#!PYTHON -IS
+import array, json, os, signal, socket, struct, sys
+
+arguments = sys.argv[1:]
+if not arguments or (arguments[0] != "-m" and arguments[0].startswith("-")):
+    os.execv("PYTHON", ["PYTHON", *arguments])
+server = socket.socket(socket.AF_UNIX)
+server.connect("ADDRESS")
+told = {"executable": EXECUTABLE, "arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
+request = json.dumps(told).encode()
+head = struct.pack("!I", len(request))
+server.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+server.sendall(request)
+replies = server.makefile()
+pid = int(replies.readline() or 0)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+status = int(replies.readline() or 1)
+if status < 0:
+    if -status != signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+os._exit(status)
+"""
+
+
+class ForkServer:
+    """Starts the server in a process of its own, which ends with this process at the latest.
+
+    Args:
+        folder: for the socket; its path is short.
+    """
+
+    def __init__(self, folder: Path, preloaded: tuple[str, ...] = PRELOADED) -> None:
+        self.address = str(folder / "fork.socket")
+        root = Path(__file__).resolve().parents[1]
+        command = [sys.executable, "-m", "tests.forked", self.address, *preloaded]
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # numpy starts no thread: what is forked has only the one that forks
+        self.process = subprocess.Popen(
+            command, cwd=root, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n", "the server ended while it started; its error is on stderr"
+
+    def write_client(self, path: Path, starts_itself: bool = False) -> None:
+        """Make the program; with `starts_itself` it is `sys.executable` in the scripts (not the modules) that it runs."""
+        executable = repr(str(path) if starts_itself else sys.executable)
+        path.write_text(CLIENT.replace("EXECUTABLE", executable).replace("PYTHON", sys.executable).replace("ADDRESS", self.address))
+        path.chmod(0o755)
+
+    def close(self) -> None:
+        """End the server, and kill what it forked and still runs."""
+        try:
+            self.process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:  # a process that a test has forked holds the other end of its stdin
+            self.process.kill()
+            self.process.communicate(timeout=10)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return the request of a client, and its standard streams."""
+    connection.settimeout(30)
+    head, streams, _, _ = socket.recv_fds(connection, LENGTH.size, 3)
+    (length,) = LENGTH.unpack(head)
+    request = b""
+    while len(request) < length:
+        part = connection.recv(length - len(request))
+        if not part:
+            raise ConnectionError("the client left in the middle of its request")
+        request += part
+    return json.loads(request), streams
+
+
+def serve(address: str) -> tuple[dict[str, Any], list[int]]:
+    """Fork for every client; returns its request and streams, in the forked process only."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(16)
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    selector.register(0, selectors.EVENT_READ)
+    clients: dict[int, socket.socket] = {}
+    os.write(1, b"ready\n")
+    while True:
+        for key, _ in selector.select(POLL_S if clients else None):
+            if key.fileobj == 0:  # the tests are over
+                for pid in clients:
+                    kill(pid)
+                os._exit(0)
+            if key.fileobj is not listener:  # a client says nothing after its request: it is gone
+                selector.unregister(key.fileobj)
+                kill(key.data)
+                continue
+            connection, _ = listener.accept()
+            try:
+                request, streams = receive(connection)
+            except (OSError, struct.error):
+                connection.close()
+                continue
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()
+                for held in (selector, listener, connection, *clients.values()):
+                    held.close()
+                return request, streams
+            for stream in streams:
+                os.close(stream)
+            clients[pid] = connection
+            selector.register(connection, selectors.EVENT_READ, pid)
+            tell(connection, pid)
+        for pid in list(clients):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                connection = clients.pop(pid)
+                with suppress(KeyError):
+                    selector.unregister(connection)
+                tell(connection, os.waitstatus_to_exitcode(status))
+                connection.close()
+
+
+def tell(connection: socket.socket, number: int) -> None:
+    """Send a line to a client that may be gone."""
+    with suppress(OSError):
+        connection.sendall(f"{number}\n".encode())
+
+
+def kill(pid: int) -> None:
+    """Kill the forked process and its process group."""
+    for send in (os.killpg, os.kill):
+        with suppress(ProcessLookupError):
+            send(pid, signal.SIGKILL)
+
+
+def other_threads(within_s: float) -> list[str]:
+    """Return the names of the threads beside this one that still run after so many seconds at most."""
+    deadline = time.monotonic() + within_s
+    while True:
+        names = []
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(OSError):
+                names += [(task / "comm").read_text().strip()] if int(task.name) != os.getpid() else []
+        if not names or time.monotonic() > deadline:
+            return names
+        time.sleep(0.1)
+
+
+def run(request: dict[str, Any], streams: list[int]) -> None:
+    """Run the client's command as `python` does: as `__main__`, in its folder and environment, on its streams."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["folder"])
+    paths = [os.environ.get("PYTHONPATH"), request["environment"].get("PYTHONPATH")]
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    own, given = ([path for path in (value or "").split(os.pathsep) if path] for value in paths)
+    rest = [path for path in sys.path[1:] if path not in own]
+    first, *arguments = request["arguments"]
+    module = first == "-m"
+    sys.path[:] = [request["folder"] if module else str(Path(first).resolve().parent), *given, *rest]
+    importlib.invalidate_caches()
+    random.seed()
+    sys.argv = arguments if module else [first, *arguments]
+    warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)
+    if module:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.executable = request["executable"]
+        runpy.run_path(first, run_name="__main__")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    assert not (running := other_threads(within_s=10)), f"what is imported has started {running}: a forked process would not have them"
+    run(*serve(sys.argv[1]))
