@@ -44,18 +44,8 @@ def estimators_in_use(config: RunConfig) -> set[str]:
     return {config.algorithm.adv_estimator, *(str(keys["adv_estimator"]) for keys in own if "adv_estimator" in keys)}
 
 
-def _reads(registry: Registry[Any], key: str, used: Callable[[Any], Iterable[str]]) -> Callable[[Any], bool]:
-    """Whether one of the functions in use reads a key; one that does not say what it reads may read any."""
-
-    def holds(config: Any) -> bool:
-        reads = [registry.traits(name).reads for name in used(config)]
-        return any(own is None or key in own for own in reads)
-
-    return holds
-
-
 def _needs_by_traits(registry: Registry[Any], config: type, section: str, choice: str, used: Callable[[Any], Iterable[str]]) -> list[Need]:
-    """The needs of keys that only some functions read, as their traits say.
+    """The need of each key that only some functions read, as their traits say.
 
     Args:
         registry: of the functions.
@@ -64,19 +54,13 @@ def _needs_by_traits(registry: Registry[Any], config: type, section: str, choice
         choice: what to set: `{}` stands for one name, or for several.
         used: the names in use.
     """
-    readers: dict[str, list[str]] = {}
-    for name in registry.names():
-        for key in registry.traits(name).reads or ():
-            readers.setdefault(key, []).append(name)
-    every = [key for key, *_ in describe(config)]
-    return [
-        Need(
-            tuple(k for k in every if f"{k}.".startswith(f"{section}.{key}.")),
-            choice.format(f"={names[0]}" if len(names) == 1 else f" of {', '.join(names)}"),
-            _reads(registry, key, used),
-        )
-        for key, names in readers.items()
-    ]
+
+    def need(key: str, readers: list[str]) -> Need:
+        text = choice.format(f"={readers[0]}" if len(readers) == 1 else f" of {', '.join(readers)}")
+        return Need((f"{section}.{key}",), text, lambda c: any(registry.reads(name, key) for name in used(c)))
+
+    every = [key.removeprefix(f"{section}.") for key, *_ in describe(config) if key.startswith(f"{section}.")]
+    return [need(key, readers) for key in every if (readers := registry.readers(key))]
 
 
 def _averages_by_mode(config: ActorRolloutRefConfig) -> bool:

@@ -75,6 +75,13 @@ def test_every_function_of_the_package_says_what_it_reads(kind: registry.Registr
     assert [name for name in ours if kind.traits(name).reads is None] == []
 
 
+def test_a_section_that_is_read_stands_for_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ESTIMATORS.readers("gae.level") == ["gae"] and ESTIMATORS.readers("gae_level") == []
+    assert ESTIMATORS.reads("gigpo", "gamma") and not ESTIMATORS.reads("grpo", "gamma")
+    monkeypatch.setitem(ADV_ESTIMATOR_REGISTRY, "mine", mine)
+    assert ESTIMATORS.reads("mine", "gamma") and "mine" not in ESTIMATORS.readers("gamma"), "one that does not say may read any key"
+
+
 def mine(token_level_rewards: object, values: object, index: object = None) -> None: ...
 
 

@@ -139,6 +139,15 @@ class Registry(Generic[Traits]):
             return self._declared(name)[0]
         return given[1] if given is not None and given[0] is function else self._type()
 
+    def reads(self, name: str | Enum, key: str) -> bool:
+        """Return whether a function reads a key, named itself or by its section; one that does not say what it reads may read any."""
+        own = self.traits(name).reads
+        return own is None or any(f"{key}.".startswith(f"{read}.") for read in own)
+
+    def readers(self, key: str) -> list[str]:
+        """Return the names of the functions that say that they read a key."""
+        return [name for name in self.names() if self.traits(name).reads is not None and self.reads(name, key)]
+
     def parameters(self, name: str | Enum) -> Parameters:
         """Return the parameters of a function. Raises ValueError for an unknown name."""
         function = self.functions.get(plain_name(name))
@@ -172,8 +181,9 @@ def _decorated() -> list[tuple[str, list[str], dict[str, Any], Parameters]]:
 
 def _decorated_in(source: str) -> Iterator[tuple[str, list[str], dict[str, Any], Parameters]]:
     """Those of one file. A trait that is a function is left out: it is called only where `core_algos` is imported."""
-    for function in ast.parse(source).body if "@register_" in source else ():
-        for call in function.decorator_list if isinstance(function, ast.FunctionDef) else ():
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)] if "@register_" in source else []
+    for function in functions:
+        for call in function.decorator_list:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
                 names = [ast.literal_eval(name) for name in call.args]
                 traits = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if not isinstance(k.value, ast.Name)}
