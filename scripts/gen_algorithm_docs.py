@@ -25,7 +25,9 @@ Every entry gives the idea and formula, the paper, the keys that it reads, when 
 an estimator for the team and `algorithm.per_agent.<agent>.adv_estimator` for one agent;
 `actor_rollout_ref.actor.policy_loss.loss_mode` picks the loss. [docs/upstream_map.md](upstream_map.md) says where results differ from
 verl's on purpose. A function of your own joins under a name given to `@register_adv_est` or `@register_policy_loss`
-([docs/workflows.md](workflows.md)).
+([docs/workflows.md](workflows.md)). One that joins the package is a file in `verl/trainer/ppo/core_algos/estimators/` or `policy_losses/`
+with its test, and a run of this script: the decorator says which keys it reads and what else the trainer must know of it
+(`EstimatorTraits` and `LossTraits` in `verl/trainer/ppo/registry.py`).
 
 Common to all estimators: a group of one has advantage 0 (`algorithm.singleton=raw`: its score), a group of equal scores exactly 0; rows
 without an unmasked token are in no statistic; the order of rows changes nothing; whitening never crosses policies.

@@ -146,8 +146,7 @@ VERL_ALGORITHM = {
     "use_pf_ppo": False, "pf_ppo": {"reweight_method": "pow", "weight_pow": 2.0}, "rollout_correction": None, "filter_groups": None,
     "gdpo_reward_keys": ["accuracy", "format"], "gdpo_reward_weights": None,
 }  # fmt: skip
-OURS_ALONE = {"gigpo", "m_grpo", "rae"}
-VERL_ESTIMATORS = sorted({str(name.value) for name in AdvantageEstimator} - OURS_ALONE)
+VERL_ESTIMATORS = sorted(str(name.value) for name in AdvantageEstimator)
 
 
 class ConfigMapping(Mapping):

@@ -3,15 +3,17 @@
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from scripts.gen_algorithm_docs import facts
+from scripts.gen_algorithm_docs import before_arguments, facts
 from tests.house.source import ROOT
 from verl.trainer.config import RunConfig
 from verl.trainer.config.presets import PRESETS
 from verl.trainer.config.spec import describe
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES, Registry
 
 PAGE = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
@@ -69,6 +71,13 @@ def test_a_docstring_without_a_part_stops_the_generator(left_out: str, message: 
     assert facts(whole, "here")[1] == {"Keys": "none.", "Use when": "it helps.", "Fails when": "it does not."}
     with pytest.raises(ValueError, match=rf"^here: .*\['{message}'\]"):
         facts(whole.replace(left_out, ""), "here")
+
+
+@pytest.mark.parametrize("kind", [ESTIMATORS, POLICY_LOSSES], ids=["estimators", "losses"])
+def test_a_key_that_only_some_algorithms_read_is_among_their_keys(kind: Registry[Any]) -> None:
+    told = {name: facts(before_arguments(fn), name)[1]["Keys"] for name, fn in kind.functions.items() if fn.__module__.startswith("verl.")}
+    left_out = [(name, key) for name, keys in told.items() for key in kind.traits(name).reads if key not in keys]
+    assert left_out == []
 
 
 def test_every_key_of_an_entry_exists() -> None:

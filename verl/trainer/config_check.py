@@ -13,8 +13,8 @@ from verl.trainer.config.names import ATTENTION_NAMES, DTYPE_NAMES, KL_ESTIMATOR
 from verl.trainer.config.reward import PROPAGATIONS, SHAPINGS, TEAM_SCOPES
 from verl.trainer.config.run import SAMPLINGS, TREE_SELECTIONS
 from verl.trainer.placement import AgentPlacement, Placement, slug
-from verl.trainer.ppo.declared import estimator_names, policy_loss_names
 from verl.trainer.ppo.per_agent import agent_config, check_per_agent, own_keys
+from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES
 from verl.utils.names import did_you_mean, value_at
 
 # Columns of a sample that name it; what `algorithm.group_by` may list.
@@ -110,8 +110,6 @@ RUN_NUMBERS: dict[Range, Sequence[str]] = {
 }  # fmt: skip
 # As a loss every estimator also has a straight-through form; in the reward, which has no gradient, that would change nothing.
 KL_LOSSES = (*KL_ESTIMATORS, *(f"{name}+" for name in KL_ESTIMATORS))
-# Losses that move a policy where the advantage is 0, or that look at the whole mini-batch.
-PULLS_WITHOUT_ADVANTAGE = ("bypass_mode", "clip_cov", "dro", "kl_cov")
 # Of what is trained: under `actor_rollout_ref.actor` and under `critic`.
 TRAINED_NAMES: dict[str, Sequence[str]] = {
     "loss_agg_mode": LOSS_AGG_MODES,
@@ -162,7 +160,7 @@ def check_config(config: RunConfig, placement: Placement) -> None:
     _check(config, RUN_NAMES, RUN_NUMBERS, "")
     _check_trained(config.critic, "critic.", config.data.train_batch_size)
     _check_attention(config.critic.model, "critic.")
-    _check_name("algorithm.adv_estimator", config.algorithm.adv_estimator, estimator_names())
+    _check_name("algorithm.adv_estimator", config.algorithm.adv_estimator, ESTIMATORS.names())
     _check_group_key("algorithm.group_by", config.algorithm.group_by or ())
     _check_per_agent(config, [agent.agent_id for agent in placement.trained])
     _check_reward(config, placement)
@@ -235,7 +233,7 @@ def _check_reward(config: RunConfig, placement: Placement) -> None:
 def _check_model(config: ActorRolloutRefConfig, train_batch_size: int, where: str) -> None:
     _check(config, MODEL_NAMES, MODEL_NUMBERS, "actor_rollout_ref.", where)
     loss_mode = config.actor.policy_loss.loss_mode
-    _check_name("actor_rollout_ref.actor.policy_loss.loss_mode", loss_mode, policy_loss_names(), where)
+    _check_name("actor_rollout_ref.actor.policy_loss.loss_mode", loss_mode, POLICY_LOSSES.names(), where)
     for key in ("rollout.top_k", "rollout.val_kwargs.top_k"):
         value = value_at(config, key)
         if value != -1 and value < 1:
@@ -271,7 +269,7 @@ def _check_skipping(config: ActorConfig, bypass: bool, where: str) -> None:
     pulls = {
         "entropy_coeff": bool(config.entropy_coeff),
         "use_kl_loss": config.use_kl_loss,
-        f"policy_loss.loss_mode={loss_mode}": loss_mode in PULLS_WITHOUT_ADVANTAGE,
+        f"policy_loss.loss_mode={loss_mode}": POLICY_LOSSES.traits(loss_mode).uses_every_row,
     }
     if config.skip_zero_advantages and any(pulls.values()):
         raise ConfigError(

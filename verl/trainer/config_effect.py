@@ -6,7 +6,7 @@ keys of an algorithm are not judged in a run that uses one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,9 @@ from verl.trainer.config.spec import describe
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.critic import need_critic
-from verl.trainer.ppo.declared import is_built_in
 from verl.trainer.ppo.passes import scores_policies
 from verl.trainer.ppo.per_agent import agent_config
+from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES, Registry
 from verl.utils.names import value_at
 
 
@@ -44,27 +44,30 @@ def estimators_in_use(config: RunConfig) -> set[str]:
     return {config.algorithm.adv_estimator, *(str(keys["adv_estimator"]) for keys in own if "adv_estimator" in keys)}
 
 
-def _estimated_by(*names: str) -> Callable[[RunConfig], bool]:
-    def holds(config: RunConfig) -> bool:
-        used = estimators_in_use(config)
-        return bool(used & set(names)) or any(not is_built_in(name) for name in used)
+def _needs_by_traits(registry: Registry[Any], config: type, section: str, choice: str, used: Callable[[Any], Iterable[str]]) -> list[Need]:
+    """The need of each key that only some functions read, as their traits say.
 
-    return holds
+    Args:
+        registry: of the functions.
+        config: the class that has the keys.
+        section: where in it the keys are that traits name.
+        choice: what to set: `{}` stands for one name, or for several.
+        used: the names in use.
+    """
 
+    def need(key: str, readers: list[str]) -> Need:
+        text = choice.format(f"={readers[0]}" if len(readers) == 1 else f" of {', '.join(readers)}")
+        return Need((f"{section}.{key}",), text, lambda c: any(registry.reads(name, key) for name in used(c)))
 
-def _with_loss(*names: str) -> Callable[[ActorRolloutRefConfig], bool]:
-    def holds(config: ActorRolloutRefConfig) -> bool:
-        mode = config.actor.policy_loss.loss_mode
-        return mode in names or not is_built_in(mode)
-
-    return holds
+    every = [key.removeprefix(f"{section}.") for key, *_ in describe(config) if key.startswith(f"{section}.")]
+    return [need(key, readers) for key in every if (readers := registry.readers(key))]
 
 
 def _averages_by_mode(config: ActorRolloutRefConfig) -> bool:
     """`actor.loss_agg_mode` is read, by the loss or by a term beside it, or says what happens anyway."""
-    actor, loss = config.actor, config.actor.policy_loss.loss_mode
+    actor = config.actor
     beside = bool(actor.entropy_coeff) or actor.use_kl_loss
-    return loss not in OWN_AVERAGE or beside or actor.loss_agg_mode == OWN_AVERAGE[loss]
+    return beside or POLICY_LOSSES.traits(actor.policy_loss.loss_mode).averages in ("", actor.loss_agg_mode)
 
 
 def _counts_steps(optim: OptimConfig) -> bool:
@@ -72,13 +75,9 @@ def _counts_steps(optim: OptimConfig) -> bool:
     return optim.lr_scheduler_type != "constant" or (optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio > 0)
 
 
-DISCOUNTED = ("gae", "reinforce_plus_plus", "gigpo")
-NORMALISED = ("grpo", "grpo_passk", "grpo_vectorized", "m_grpo", "gdpo")
-UNGROUPED = ("gae", "rae", "reinforce_plus_plus", "remax")
-CLIPPED = ("vanilla", "gspo", "gmpo", "geo_mean", "cispo", "clip_cov", "dppo", "dppo_tv", "dppo_kl")
-BOUNDED = ("vanilla", "dppo", "dppo_tv", "dppo_kl")
-# Losses that average in their own way, and the mode that says the same where there is one.
-OWN_AVERAGE = {"sapo": "seq-mean-token-mean", "gspo": "seq-mean-token-mean", "gmpo": None, "geo_mean": None}
+# Estimators without groups, and losses that average in their own way.
+UNGROUPED = [name for name in ESTIMATORS.names() if not ESTIMATORS.traits(name).grouped]
+OWN_AVERAGE = [name for name in POLICY_LOSSES.names() if POLICY_LOSSES.traits(name).averages]
 FALLING = "{}.lr_scheduler_type=linear or cosine"
 COUNTED = FALLING + ", or an lr_warmup_steps_ratio"
 ON_A_GPU = "a GPU: trainer.device=auto or cuda"
@@ -99,20 +98,10 @@ RUN_NEEDS: Sequence[Need] = (
     Need(
         _all("algorithm", "group_by group_by_agent_id singleton"),
         f"an estimator that compares groups (not {', '.join(UNGROUPED)})",
-        lambda c: bool(estimators_in_use(c) - set(UNGROUPED)),
+        lambda c: any(ESTIMATORS.traits(name).grouped for name in estimators_in_use(c)),
     ),
-    Need(("algorithm.norm_adv_by_std_in_grpo",), f"an estimator of {', '.join(NORMALISED)}", _estimated_by(*NORMALISED)),
-    Need(("algorithm.gamma",), f"an estimator of {', '.join(DISCOUNTED)}", _estimated_by(*DISCOUNTED)),
-    Need(("algorithm.lam", "algorithm.gae.level"), "algorithm.adv_estimator=gae", _estimated_by("gae")),
-    Need(
-        _all("algorithm.gigpo", "step_advantage_w mode enable_similarity similarity_thresh"),
-        "algorithm.adv_estimator=gigpo",
-        _estimated_by("gigpo"),
-    ),
+    *_needs_by_traits(ESTIMATORS, RunConfig, "algorithm", "algorithm.adv_estimator{}", estimators_in_use),
     Need(("algorithm.gigpo.similarity_thresh",), "algorithm.gigpo.enable_similarity=true", lambda c: c.algorithm.gigpo.enable_similarity),
-    Need(_all("algorithm", "gdpo_reward_keys gdpo_reward_weights"), "algorithm.adv_estimator=gdpo", _estimated_by("gdpo")),
-    Need(_all("algorithm.rae", "decay order"), "algorithm.adv_estimator=rae", _estimated_by("rae")),
-    Need(_all("algorithm.m_grpo", "main_agent sub_calls"), "algorithm.adv_estimator=m_grpo", _estimated_by("m_grpo")),
     Need(
         _all("algorithm.filter_groups", "metric max_num_gen_batches"),
         "algorithm.filter_groups.enable=true",
@@ -248,27 +237,18 @@ MODEL_NEEDS: Sequence[Need] = (
         "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
         lambda c: c.rollout.log_prob_use_dynamic_bsz,
     ),
-    Need(
-        _all("actor.policy_loss", "clip_cov_ratio clip_cov_lb clip_cov_ub"),
-        "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov",
-        _with_loss("clip_cov"),
-    ),
-    Need(
-        _all("actor.policy_loss", "kl_cov_ratio ppo_kl_coef"), "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov", _with_loss("kl_cov")
-    ),
-    Need(_all("actor", "tau_pos tau_neg"), "actor_rollout_ref.actor.policy_loss.loss_mode=sapo", _with_loss("sapo")),
-    Need(("actor.policy_loss.dro_beta",), "actor_rollout_ref.actor.policy_loss.loss_mode=dro", _with_loss("dro")),
-    Need(
-        _all("actor", "clip_ratio clip_ratio_low clip_ratio_high"),
-        f"a loss that clips: actor_rollout_ref.actor.policy_loss.loss_mode of {', '.join(CLIPPED)}",
-        _with_loss(*CLIPPED),
+    *_needs_by_traits(
+        POLICY_LOSSES,
+        ActorRolloutRefConfig,
+        "actor",
+        "actor_rollout_ref.actor.policy_loss.loss_mode{}",
+        lambda c: [c.actor.policy_loss.loss_mode],
     ),
     Need(
         ("actor.loss_agg_mode",),
         f"a loss that averages by it ({', '.join(OWN_AVERAGE)} do in their own way), an entropy_coeff or use_kl_loss=true",
         _averages_by_mode,
     ),
-    Need(("actor.clip_ratio_c",), f"actor_rollout_ref.actor.policy_loss.loss_mode of {', '.join(BOUNDED)}", _with_loss(*BOUNDED)),
     Need(
         ("actor.optim.min_lr_ratio",),
         FALLING.format("actor_rollout_ref.actor.optim"),

@@ -11,7 +11,7 @@ from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.advantage import compute_advantage, group_numbers
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, register_adv_est
-from verl.trainer.ppo.core_algos.registry import CHECKS_REWARDS
+from verl.trainer.ppo.registry import ESTIMATORS
 from verl.trainer.ppo.reward import place_on_last_token
 
 Result = tuple[torch.Tensor, torch.Tensor]
@@ -197,7 +197,7 @@ def test_rewards_that_no_estimator_can_use_are_one_error() -> None:
     for estimator in ("grpo", "remax"):
         with pytest.raises(ValueError, match=r"1 of 5 rows are not finite \(first: row 2 of agent 'S'"):
             run(data, adv_estimator=estimator)
-    for estimator in CHECKS_REWARDS:  # nobody reads the rewards before these
+    for estimator in [name for name in ESTIMATORS.names() if ESTIMATORS.traits(name).checks_rewards]:  # nobody reads them before these
         with pytest.raises(ValueError, match="1 of 5 rows are not finite"):
             ADV_ESTIMATOR_REGISTRY[estimator](data.batch["token_level_rewards"], data.batch["response_mask"], np.zeros(5, dtype=np.int64))
     padding = batch([0.0] * 5, [2, 2, 0, 2, 2], **team())

@@ -11,11 +11,12 @@ from verl.models.lora import LoraSpec
 from verl.models.value_model import VALUE_MODEL, load_value_model
 from verl.trainer.config import ActorConfig, CriticConfig, FSDPConfig, ModelConfig, OptimConfig, RolloutCorrectionConfig
 from verl.trainer.config.model import PolicyLossConfig
+from verl.trainer.ppo.core_algos.policy_losses.preparation import PREPARATIONS
 from verl.workers.engine import AdapterPlan, FSDPEngine, MicroBatchRule, StepPlan, UpdatePlan, init_mesh, update_policy, update_values
 
 Gradients = dict[str, torch.Tensor]
 # Losses that choose tokens by the whole mini-batch, and so by all ranks.
-PREPARED = ("clip_cov", "kl_cov", "bypass_mode")
+PREPARED = sorted(PREPARATIONS)
 ONE_PIECE = MicroBatchRule(token_budget=1_000_000, rows=1, packed=True)
 
 

@@ -8,11 +8,12 @@ import torch
 
 from tests.workers.engine.parts import ONE_PIECE, gradients, largest_difference, loss_settings, make_engine, make_rows
 from verl.trainer.config import RolloutCorrectionConfig
-from verl.trainer.config_check import PULLS_WITHOUT_ADVANTAGE
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.registry import POLICY_LOSSES
 from verl.workers.engine import MicroBatchRule, UpdatePlan
 
 BUILT_IN = sorted(name for name, fn in POLICY_LOSS_REGISTRY.items() if fn.__module__.startswith("verl."))
+USES_EVERY_ROW = [name for name in BUILT_IN if POLICY_LOSSES.traits(name).uses_every_row]
 
 
 def rows_near_the_policy(model: Path, count: int = 10) -> dict[str, torch.Tensor]:
@@ -129,7 +130,7 @@ def test_the_bypass_loss_needs_bypass_mode(tiny_model_dir: Path) -> None:
         gradients(make_engine(tiny_model_dir), make_rows(4), ONE_PIECE, config, replace(plan, rollout_correction=RolloutCorrectionConfig()))
 
 
-@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - set(PULLS_WITHOUT_ADVANTAGE)))
+@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - set(USES_EVERY_ROW)))
 def test_rows_without_advantage_may_be_left_out(tiny_model_dir: Path, name: str) -> None:
     """They still count in the mean; what is left out is measured by the tokens of the micro-batches."""
     rows, (config, plan) = rows_near_the_policy(tiny_model_dir), loss_settings(name)
@@ -143,7 +144,7 @@ def test_rows_without_advantage_may_be_left_out(tiny_model_dir: Path, name: str)
     assert metrics["actor/entropy"] == pytest.approx(expected["actor/entropy"], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", PULLS_WITHOUT_ADVANTAGE)
+@pytest.mark.parametrize("name", USES_EVERY_ROW)
 def test_losses_that_pull_without_advantage_are_not_among_these(name: str) -> None:
     assert name in BUILT_IN
 

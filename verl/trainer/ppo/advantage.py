@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, MutableMapping
-from enum import Enum
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import AdvantageEstimator, compute_pf_ppo_reweight_data, get_adv_estimator_fn, group_index
+from verl.trainer.ppo.core_algos import compute_pf_ppo_reweight_data, group_index
 from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
-from verl.trainer.ppo.core_algos.own_keys import own_key
-from verl.trainer.ppo.core_algos.registry import CHECKS_REWARDS
 from verl.trainer.ppo.estimator_inputs import FIXES, EstimatorInputs
 from verl.trainer.ppo.per_agent import averages_trajectories, group_fields, split_by_settings
+from verl.trainer.ppo.registry import ESTIMATORS, AdvantageEstimator, plain_name
+from verl.utils.names import own_key
 
 # What verl hands to an estimator that takes any keyword; all else is given only to those that name it.
 VERL_KEYWORDS = ("index", "reward_baselines", "config", "batch", "non_tensor_batch")
@@ -94,10 +92,10 @@ def compute_advantage(
         own = {
             key for key in ("adv_estimator", *given) if config is not None and getattr(settings, key, None) != getattr(config, key, None)
         }
-        name = _plain(settings.adv_estimator if "adv_estimator" in own else adv_estimator)
+        name = plain_name(settings.adv_estimator if "adv_estimator" in own else adv_estimator)
         remembered = memory.get(name, {})
         arguments = given | {key: getattr(settings, key) for key in own & given.keys()} | {"config": settings, "state": remembered}
-        if name not in CHECKS_REWARDS:
+        if not ESTIMATORS.traits(name).checks_rewards:
             _check_finite(data)
         try:
             part = _estimate(name, _inputs(data, rows, arguments, settings, name))
@@ -119,7 +117,8 @@ def compute_advantage(
     data.batch["advantages"], data.batch["returns"] = advantages, returns
     if row_weights is not None:
         data.batch["row_weights"] = torch.as_tensor(row_weights, dtype=torch.float32, device=device)
-    return _drawn_again(data, config) if _plain(adv_estimator) == AdvantageEstimator.GAE and own_key(config, "use_pf_ppo", False) else data
+    draws = plain_name(adv_estimator) == AdvantageEstimator.GAE and own_key(config, "use_pf_ppo", False)
+    return _drawn_again(data, config) if draws else data
 
 
 def _drawn_again(data: DataProto, config: Any) -> DataProto:
@@ -154,29 +153,26 @@ def _inputs(data: DataProto, rows: np.ndarray | None, given: Mapping[str, Any], 
 
 def _estimate(name: str, inputs: EstimatorInputs) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
     """Advantages, returns `[rows, response_len]` and, when rows weigh differently, weights `[rows]`."""
-    estimator = get_adv_estimator_fn(name)
-    result = estimator(**_arguments(name, estimator, inputs))
+    result = ESTIMATORS.function(name)(**_arguments(name, inputs))
     advantages, returns = result[0], result[1]
     weights = result[2] if len(result) > 2 else inputs.call_weights()
     return advantages, returns, None if weights is None else np.asarray(weights, dtype=np.float64)
 
 
-def _arguments(name: str, estimator: Callable[..., Any], inputs: EstimatorInputs) -> dict[str, Any]:
+def _arguments(name: str, inputs: EstimatorInputs) -> dict[str, Any]:
     """What the estimator's parameters name, as far as the batch has it. Raises ValueError for a parameter that needs more."""
-    parameters = dict(inspect.signature(estimator).parameters)
+    required, any_keyword = ESTIMATORS.parameters(name)
     config = inputs.given["config"]
-    if own_key(config, "statistics_over", "samples") == "trajectories" and "traj_index" not in parameters:
+    if own_key(config, "statistics_over", "samples") == "trajectories" and "traj_index" not in required:
         raise ValueError(f"algorithm.statistics_over=trajectories: estimator '{name}' compares samples only; use auto or samples")
-    named = {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    # An estimator that cannot do without traj_index needs episodes, whatever is averaged.
-    episodes = "traj_index" in named and named["traj_index"].default is inspect.Parameter.empty
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments = {}
-    for key in dict.fromkeys((*named, *(VERL_KEYWORDS if open_ended else ()))):
+    for key in dict.fromkeys((*required, *(VERL_KEYWORDS if any_keyword else ()))):
+        needed = required.get(key, False)
         try:
-            arguments[key] = inputs.column("traj_uid") if key == "traj_index" and episodes else inputs.get(key)
+            # An estimator that cannot do without traj_index needs episodes, whatever is averaged.
+            arguments[key] = inputs.column("traj_uid") if key == "traj_index" and needed else inputs.get(key)
         except KeyError as missing:
-            if key in named and named[key].default is inspect.Parameter.empty:
+            if needed:
                 fix = FIXES.get(key, f"add {key} to the batch")
                 raise ValueError(f"advantage estimator '{name}' needs {key}, which the batch does not have: {fix}") from missing
     return arguments
@@ -209,10 +205,6 @@ def _check_finite(data: DataProto) -> None:
                 f"token_level_rewards: {len(bad)} of {len(mask)} rows are not finite (first: row {int(bad[0])}{whose}); check the "
                 "environment's reward"
             )
-
-
-def _plain(name: str | Enum) -> str:
-    return str(name.value) if isinstance(name, Enum) else name
 
 
 def compute_response_mask(data: DataProto) -> torch.Tensor:

@@ -11,22 +11,13 @@ from verl.trainer.config.names import IS_LEVELS
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
-from verl.trainer.ppo.declared import estimator_needs
 from verl.trainer.ppo.per_agent import agent_config
+from verl.trainer.ppo.registry import POLICY_LOSSES, estimator_needs
 from verl.trainer.untrained import trained_agents
 
 logger = logging.getLogger(__name__)
 
 LOSS_TYPES = ("ppo_clip", "reinforce")
-
-
-# What a loss divides or counts by, under `actor_rollout_ref.actor`.
-POSITIVE = {
-    "dro": ("policy_loss.dro_beta",),
-    "clip_cov": ("policy_loss.clip_cov_ratio",),
-    "kl_cov": ("policy_loss.kl_cov_ratio",),
-    "sapo": ("tau_pos", "tau_neg"),
-}
 
 
 def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
@@ -81,7 +72,7 @@ def _check_losses(config: RunConfig, placement: Placement) -> None:
                 f"actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode (agent '{agent.agent_id}') needs "
                 "algorithm.rollout_correction.bypass_mode=true"
             )
-        for key in POSITIVE.get(loss, ()):
+        for key in POLICY_LOSSES.traits(loss).positive:
             value = attrgetter(key)(actor)
             if value is None or not 0 < value < math.inf:
                 raise ConfigError(

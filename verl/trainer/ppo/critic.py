@@ -10,8 +10,8 @@ import numpy as np
 
 from verl.trainer.config import CriticConfig, RunConfig
 from verl.trainer.placement import Placement, WorkerGroupSpec
-from verl.trainer.ppo.declared import estimator_needs, estimator_takes
 from verl.trainer.ppo.per_agent import estimators_in_use
+from verl.trainer.ppo.registry import estimator_needs, estimator_takes
 from verl.trainer.untrained import trained_agents
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from verl.trainer.config.names import FILTER_METRICS
 from verl.trainer.placement import slug
 from verl.trainer.ppo.advantage import group_keys, group_numbers
 from verl.trainer.ppo.batching import trim_padding
-from verl.trainer.ppo.core_algos import AdvantageEstimator, group_index, group_stats
-from verl.trainer.ppo.core_algos.estimators.m_grpo import compared_units
+from verl.trainer.ppo.core_algos import group_index, group_stats
 from verl.trainer.ppo.estimator_inputs import call_weights
 from verl.trainer.ppo.per_agent import averages_trajectories, group_fields, split_by_settings
+from verl.trainer.ppo.registry import ESTIMATORS
 from verl.trainer.ppo.rollout_protocol import Collector, CollectResult
 from verl.utils.dataset import TaskLoader
 
@@ -66,8 +66,8 @@ def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
         groups = group_index([group_keys(batch, group_fields(settings))[rows]])
         trajectory, agents = batch.non_tensor_batch["traj_uid"][rows], batch.non_tensor_batch["agent_id"][rows]
         unit = weights = None
-        if settings.adv_estimator == AdvantageEstimator.M_GRPO:
-            groups, unit = compared_units(groups, trajectory, np.asarray(agents == settings.m_grpo.main_agent))
+        if (units := ESTIMATORS.traits(settings.adv_estimator).units) is not None:
+            groups, unit = units(settings, groups, trajectory, agents)
         elif averages_trajectories(settings, settings.adv_estimator):
             unit = trajectory
             if settings.call_weighting == "trajectory":

@@ -8,7 +8,7 @@ import numpy as np
 
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX
-from verl.trainer.ppo.declared import estimator_needs
+from verl.trainer.ppo.registry import estimator_needs
 from verl.trainer.ppo.rollout_protocol import CollectResult
 
 

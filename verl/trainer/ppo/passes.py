@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement
-from verl.trainer.ppo.declared import estimator_needs
 from verl.trainer.ppo.learners import is_on_policy, policy_learners
 from verl.trainer.ppo.per_agent import estimators_in_use
+from verl.trainer.ppo.registry import estimator_needs
 from verl.trainer.untrained import trained_agents
 
 

@@ -10,15 +10,13 @@ import numpy as np
 
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.placement import slug
-from verl.trainer.ppo.declared import estimator_names, estimator_takes
 from verl.trainer.ppo.estimator_keys import check_estimator_keys
+from verl.trainer.ppo.registry import ESTIMATORS, estimator_takes
 from verl.utils.names import did_you_mean, own_key
 
 # What an advantage is computed from. The other keys of `algorithm` (KL in the reward, filters, corrections) hold for the whole team.
-PER_AGENT_KEYS = (
-    "adv_estimator", "call_weighting", "gae", "gamma", "gdpo_reward_keys", "gdpo_reward_weights", "gigpo", "group_by",
-    "group_by_agent_id", "lam", "m_grpo", "norm_adv_by_std_in_grpo", "rae", "singleton", "statistics_over",
-)  # fmt: skip
+OF_ALL = ("adv_estimator", "call_weighting", "group_by", "group_by_agent_id", "singleton", "statistics_over")
+PER_AGENT_KEYS = sorted({*OF_ALL, *(key for name in ESTIMATORS.names() for key in ESTIMATORS.traits(name).reads or ())})
 CHOICES: Mapping[str, Sequence[str]] = {
     "statistics_over": ("auto", "samples", "trajectories"),
     "call_weighting": ("sample", "trajectory"),
@@ -108,7 +106,7 @@ def _check_settings(settings: AlgorithmConfig, agent_ids: Sequence[str], where: 
     for key, choices in CHOICES.items():
         if getattr(settings, key) not in choices:
             raise ValueError(f"{where}.{key}={getattr(settings, key)!r}: expected one of {', '.join(choices)}")
-    known = estimator_names()
+    known = ESTIMATORS.names()
     if settings.adv_estimator not in known:
         near = did_you_mean(settings.adv_estimator, known)
         raise ValueError(f"{where}.adv_estimator={settings.adv_estimator!r}{near}; expected one of {', '.join(known)}")
@@ -132,12 +130,14 @@ def _check_statistics(settings: AlgorithmConfig, where: str) -> None:
         raise ValueError(
             f"{where}.statistics_over=trajectories: estimator '{estimator}' cannot average trajectories first; use auto or samples"
         )
-    if settings.call_weighting == "trajectory" and estimator == "m_grpo":
-        raise ValueError(f"{where}.call_weighting=trajectory has no effect: m_grpo weighs calls by {where}.m_grpo.sub_calls; use sample")
-    best_of_calls = estimator == "grpo_passk" and not averages_trajectories(settings, estimator)
-    if settings.call_weighting == "trajectory" and best_of_calls:
+    traits = ESTIMATORS.traits(estimator)
+    if settings.call_weighting == "trajectory" and traits.weighs_calls_by:
         raise ValueError(
-            f"{where}.call_weighting=trajectory: grpo_passk compares the two best calls and cannot weigh them; use sample, or "
+            f"{where}.call_weighting=trajectory has no effect: {estimator} weighs calls by {where}.{traits.weighs_calls_by}; use sample"
+        )
+    if settings.call_weighting == "trajectory" and traits.cannot_weigh and not averages_trajectories(settings, estimator):
+        raise ValueError(
+            f"{where}.call_weighting=trajectory: {estimator} {traits.cannot_weigh} and cannot weigh them; use sample, or "
             f"{where}.statistics_over=trajectories"
         )
 

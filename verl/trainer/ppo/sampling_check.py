@@ -8,17 +8,11 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.names import FILTER_METRICS
 from verl.trainer.config_check import TASK_FIELDS, ConfigError
 from verl.trainer.ppo.critic import needs_values
-from verl.trainer.ppo.declared import estimator_needs
 from verl.trainer.ppo.per_agent import agent_config, group_fields
+from verl.trainer.ppo.registry import ESTIMATORS, estimator_needs
 from verl.trainer.untrained import trained_agents
 
 logger = logging.getLogger(__name__)
-
-# Estimators whose advantage is not 0 where a group's rewards are equal, beside those with values or baselines.
-UNGROUPED = ("rae", "reinforce_plus_plus")
-# Estimators that learn from more than the reward that the filter looks at.
-LEARNS_FROM = {"gigpo": "the rewards of single steps", "gdpo": "algorithm.gdpo_reward_keys"}
-# Fields that keep the tasks of a step apart.
 
 
 def check_filter_groups(config: RunConfig) -> None:
@@ -43,7 +37,8 @@ def _check_agent(config: RunConfig, agent_id: str) -> None:
     settings = agent_config(config.algorithm, agent_id)
     own = f" (agent '{agent_id}')" if config.algorithm.per_agent else ""
     estimator = settings.adv_estimator
-    if estimator in UNGROUPED or needs_values(estimator) or estimator_needs(estimator, "reward_baselines"):
+    traits = ESTIMATORS.traits(estimator)
+    if not traits.grouped or needs_values(estimator) or estimator_needs(estimator, "reward_baselines"):
         raise ConfigError(
             f"algorithm.filter_groups.enable=true drops groups of equal rewards, but algorithm.adv_estimator={estimator}{own} "
             "learns from them as well: turn the filter off, or use an estimator with a group baseline, such as grpo"
@@ -54,10 +49,10 @@ def _check_agent(config: RunConfig, agent_id: str) -> None:
             f"algorithm.filter_groups.enable=true needs groups within a task, but algorithm.group_by={fields}{own} compares tasks with "
             f"each other: add one of {', '.join(TASK_FIELDS)}, or turn the filter off"
         )
-    if estimator in LEARNS_FROM:
+    if traits.learns_from:
         logger.warning(
             "algorithm.filter_groups drops groups in which %s does not differ, also where %s do, from which adv_estimator=%s%s learns",
-            config.algorithm.filter_groups.metric, LEARNS_FROM[estimator], estimator, own,
+            config.algorithm.filter_groups.metric, traits.learns_from, estimator, own,
         )  # fmt: skip
     if config.env.rollout.n == 1 and "traj_uid" not in fields and settings.singleton == "zero":
         raise ConfigError(

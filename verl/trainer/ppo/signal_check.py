@@ -9,8 +9,8 @@ from verl.trainer.config.spec import describe
 from verl.trainer.config_check import ConfigError
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.critic import critic_agents
-from verl.trainer.ppo.declared import estimator_takes
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields
+from verl.trainer.ppo.registry import estimator_takes
 from verl.utils.names import value_at
 
 logger = logging.getLogger(__name__)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from verl.trainer.config import RunConfig
 from verl.trainer.config_check import ConfigError
 from verl.trainer.ppo.critic import needs_values
-from verl.trainer.ppo.declared import estimator_needs, estimator_takes
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields
+from verl.trainer.ppo.registry import ESTIMATORS, estimator_needs, estimator_takes
 from verl.trainer.untrained import by_agent, trained_agents
 from verl.utils.names import slug
 
 # Fields that together name one call of one episode: in parallel sampling, one sample.
 CALL_FIELDS = {"traj_uid", "turn", "call"}
-# Estimators that read an episode as a chain of samples, beside those with values or with a greedy episode's reward as baseline.
-CHAINED = {"gigpo": "follows the rewards of an episode's steps", "m_grpo": "counts the calls of an episode"}
 
 
 def check_sampling(config: RunConfig) -> None:
@@ -71,9 +69,9 @@ def _check_estimator(estimator: str, own: str) -> None:
         why = "reads values along an episode's calls"
     elif estimator_needs(estimator, "reward_baselines"):
         why = "takes the reward of a greedy episode as the baseline"
-    elif estimator in CHAINED:
-        why = CHAINED[estimator]
     else:
+        why = ESTIMATORS.traits(estimator).follows_calls
+    if not why:
         return
     raise ConfigError(
         f"rollout.sampling=tree compares the candidates of a call, but algorithm.adv_estimator={estimator}{own} {why}; "

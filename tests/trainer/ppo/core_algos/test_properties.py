@@ -16,7 +16,7 @@ from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.config.algorithm import GAEConfig, GiGPOConfig, MGRPOConfig
 from verl.trainer.ppo.advantage import compute_advantage, group_numbers
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, group_index
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, group_index
 
 WIDTH = 3
 TASKS = ("1", "11", "1 1", "", " ", "None", "1.0", "a_b", "a|b", "a,b", "('a', 'b')", "A")
@@ -89,6 +89,8 @@ CASES = {
     "optimal_token_baseline": Case("optimal_token_baseline", by_group=True),
     "tir_optimal_token_baseline": Case("tir_optimal_token_baseline", by_group=True),
 }
+# What holds for every estimator holds for one that is not listed.
+CASES = {name: Case(name) for name, fn in ADV_ESTIMATOR_REGISTRY.items() if fn.__module__.startswith("verl.")} | CASES
 
 ROW = st.tuples(
     st.sampled_from(TASKS), st.integers(0, 1), st.sampled_from(AGENTS), st.integers(1, 2),
@@ -144,11 +146,6 @@ def estimate(case: Case, data: DataProto) -> torch.Tensor:
     config = AlgorithmConfig(**({"adv_estimator": case.estimator, "gamma": 0.5} | dict(case.changes)))
     by_std = config.norm_adv_by_std_in_grpo
     return compute_advantage(data, case.estimator, 0.5, 0.9, norm_adv_by_std_in_grpo=by_std, config=config).batch["advantages"]
-
-
-def test_every_built_in_estimator_is_held_to_them() -> None:
-    built_in = {str(name) for name in AdvantageEstimator} & set(ADV_ESTIMATOR_REGISTRY)
-    assert built_in == {case.estimator for case in CASES.values()}
 
 
 @every_case

@@ -1,6 +1,14 @@
-"""Advantages, losses and KL: pure functions on tensors, one short file each, under verl's public names."""
+"""Advantages, losses and KL: pure functions on tensors, one short file each, under verl's public names.
 
-from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean, masked_sum
+Importing the package imports every module of `estimators` and `policy_losses`, and so registers what they hold. An algorithm is chosen by
+its registered name; only names that verl has, or that are used as functions, are listed here.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from verl.trainer.ppo.core_algos import estimators, policy_losses
+from verl.trainer.ppo.core_algos.aggregation import agg_loss, compute_entropy_loss, masked_mean, masked_sum
 from verl.trainer.ppo.core_algos.estimators.anchors import build_step_group
 from verl.trainer.ppo.core_algos.estimators.gae import compute_gae_advantage_return
 from verl.trainer.ppo.core_algos.estimators.gdpo import compute_gdpo_outcome_advantage
@@ -31,31 +39,28 @@ from verl.trainer.ppo.core_algos.kl import (
     kl_penalty_forward,
 )
 from verl.trainer.ppo.core_algos.pf_ppo import compute_pf_ppo_reweight_data
-from verl.trainer.ppo.core_algos.policy_losses.bypass_mode import compute_policy_loss_bypass_mode
+from verl.trainer.ppo.core_algos.policy_losses.bypass_mode import compute_policy_loss_bypass_mode, compute_policy_loss_reinforce
 from verl.trainer.ppo.core_algos.policy_losses.cispo import compute_policy_loss_cispo
 from verl.trainer.ppo.core_algos.policy_losses.clip_cov import compute_policy_loss_clip_cov
 from verl.trainer.ppo.core_algos.policy_losses.dppo import compute_policy_loss_dppo_kl, compute_policy_loss_dppo_tv
 from verl.trainer.ppo.core_algos.policy_losses.dro import compute_policy_loss_dro
-from verl.trainer.ppo.core_algos.policy_losses.entropy import compute_entropy_loss
 from verl.trainer.ppo.core_algos.policy_losses.geo_mean import compute_policy_loss_geo_mean
 from verl.trainer.ppo.core_algos.policy_losses.gpg import compute_policy_loss_gpg
 from verl.trainer.ppo.core_algos.policy_losses.gspo import compute_policy_loss_gspo
 from verl.trainer.ppo.core_algos.policy_losses.kl_cov import compute_policy_loss_kl_cov
 from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, Ranks, find_preparation, register_preparation
-from verl.trainer.ppo.core_algos.policy_losses.reinforce import compute_policy_loss_reinforce
 from verl.trainer.ppo.core_algos.policy_losses.sapo import compute_policy_loss_sapo
 from verl.trainer.ppo.core_algos.policy_losses.vanilla import compute_policy_loss, compute_policy_loss_vanilla
-from verl.trainer.ppo.core_algos.registry import (
+from verl.trainer.ppo.core_algos.value import compute_value_loss
+from verl.trainer.ppo.registry import (
     ADV_ESTIMATOR_REGISTRY,
     POLICY_LOSS_REGISTRY,
     AdvantageEstimator,
-    estimator_needs,
     get_adv_estimator_fn,
     get_policy_loss_fn,
     register_adv_est,
     register_policy_loss,
 )
-from verl.trainer.ppo.core_algos.value import compute_value_loss
 
 __all__ = [
     "ADV_ESTIMATOR_REGISTRY",
@@ -104,7 +109,6 @@ __all__ = [
     "compute_rloo_vectorized_outcome_advantage",
     "compute_step_discounted_returns",
     "compute_value_loss",
-    "estimator_needs",
     "find_preparation",
     "get_adv_estimator_fn",
     "get_kl_controller",
@@ -119,3 +123,7 @@ __all__ = [
     "register_policy_loss",
     "register_preparation",
 ]
+
+for _folder in (estimators, policy_losses):
+    for _module in iter_modules(_folder.__path__):
+        import_module(f"{_folder.__name__}.{_module.name}")

@@ -1,10 +1,15 @@
-"""From a loss per token to one number whose gradient does not depend on how the batch was cut."""
+"""Masked sums and means, and a loss per token made one number whose gradient does not depend on how the batch was cut."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 
 from verl.trainer.config.names import LOSS_AGG_MODES
+
+# Entries of which float64 copies stay in the cache.
+PIECE_ENTRIES = 1 << 16
 
 
 def masked_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -18,6 +23,35 @@ def masked_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Mean of `values` where `mask` is set; 0 when nothing is."""
     return masked_sum(values, mask) / mask.sum().clamp(min=1)
+
+
+def row_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Sum of each row's unmasked entries: `[bsz]`, float64; masked entries may hold anything."""
+    sums = [torch.where(m.bool(), v, 0.0).double().sum(dim=-1) for v, m in pieces(values, mask)]
+    return torch.cat(sums) if len(sums) != 1 else sums[0]
+
+
+def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same rows of every tensor, few enough at a time for float64 copies of them to stay in the cache."""
+    rows = max(1, PIECE_ENTRIES // max(1, tensors[0][:1].numel()))
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+
+
+def row_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean of each row's unmasked entries: `[bsz]`, float64; 0 for a row without any."""
+    return row_sum(values, mask) / mask.sum(dim=-1).clamp(min=1)
+
+
+def set_mean(values: torch.Tensor) -> float:
+    """Mean of a one-dimensional tensor as a set: ordered by value before it is summed, so that no order changes a bit."""
+    return float(values.double().sort().values.sum() / max(len(values), 1))
+
+
+def spread(values: torch.Tensor) -> tuple[float, float, float, float]:
+    """(mean, unbiased standard deviation, maximum, minimum) of a tensor; the deviation of one value is 0."""
+    values = values.double()
+    std = values.std().item() if values.numel() > 1 else 0.0
+    return values.mean().item(), std, values.max().item(), values.min().item()
 
 
 def agg_loss(
@@ -87,6 +121,23 @@ def agg_loss(
     if loss_agg_mode == "seq-mean-token-sum-norm":
         loss = loss / (loss_mask.shape[-1] if loss_scale_factor is None else loss_scale_factor)
     return loss
+
+
+def compute_entropy_loss(logits: torch.Tensor, response_mask: torch.Tensor, loss_agg_mode: str = "token-mean") -> torch.Tensor:
+    """Aggregated entropy (nats) of the softmax of `logits`: `H = -sum_v p_v log p_v` (arXiv 1602.01783, section 4), a scalar.
+
+    Keys: `actor.entropy_coeff` times H is subtracted from the loss.
+    Use when: the policy turns deterministic before it has explored.
+    Fails when: the coefficient is more than a trace: with a vocabulary of 100,000 tokens H is cheaply raised by noise.
+
+    Args:
+        logits: `[bsz, response_len, vocab]`.
+        response_mask: `[bsz, response_len]`.
+        loss_agg_mode: see `agg_loss`.
+    """
+    log_probs = torch.log_softmax(logits, dim=-1)
+    entropy = -torch.where(log_probs.isneginf(), 0.0, log_probs.exp() * log_probs).sum(dim=-1)
+    return agg_loss(entropy, response_mask, loss_agg_mode)
 
 
 def _row_weights(loss_mask: torch.Tensor, row_weights: torch.Tensor | None) -> torch.Tensor:

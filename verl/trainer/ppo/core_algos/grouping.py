@@ -11,14 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Column codes are multiplied into one int64; beyond this product they are numbered anew in between.
+# Codes of columns are multiplied into one int64; beyond this product they are numbered anew in between.
 MAX_CODE = 2**62
-# Numbers spread over at most this many times the rows are codes as they are.
-NARROW = 4
-# Objects are told apart by their place where each stands in more than so many rows on average.
-SHARED = 2
-# They are not counted where of the first 16th of the rows fewer than one in 16 shares.
-SAMPLE = 16
 
 
 @dataclass(frozen=True)
@@ -46,107 +40,22 @@ def group_index(columns: Sequence[np.ndarray]) -> np.ndarray:
     arrays = [np.asarray(column) for column in columns]
     if len({len(array) for array in arrays}) > 1:
         raise ValueError(f"group key columns differ in length: {[len(array) for array in arrays]}")
-    code, size = _codes(arrays[0])
+    code, size = _number(arrays[0])
     for array in arrays[1:]:
-        code, size = _joined(code, size, *_codes(array))
-    return _in_order(code, size)
-
-
-def _joined(code: np.ndarray, size: int, other: np.ndarray, other_size: int) -> tuple[np.ndarray, int]:
-    """Codes of pairs `[bsz]` and a bound that all are below."""
-    if _tells(code, size, other):
-        return code, size
-    if _tells(other, other_size, code):
-        return other, other_size
-    if size > MAX_CODE // max(other_size, 1):
-        code, size = _number(code)
-    return code * other_size + other, size * other_size
-
-
-def _tells(code: np.ndarray, size: int, other: np.ndarray) -> bool:
-    """Whether rows of one code are all of one `other` (as an episode's are of one task), so that a pair says no more than `code`."""
-    if size > NARROW * len(code):
-        return False
-    met = np.empty(size, dtype=np.int64)
-    met[code] = other
-    return bool((met[code] == other).all())
-
-
-def _codes(column: np.ndarray) -> tuple[np.ndarray, int]:
-    """Codes `[bsz]`, the same for equal values, and a bound that all are below; whole numbers in a narrow range are their own codes."""
-    coded = _codes_by_place(column) if column.dtype.kind == "O" else None
-    return coded or _codes_by_value(column)
-
-
-def _codes_by_value(column: np.ndarray) -> tuple[np.ndarray, int]:
-    """`_codes` of a column whose every row is read."""
-    if column.dtype.kind == "O" and _all_integers(column):
-        try:
-            column = column.astype(np.int64)
-        except OverflowError:
-            return _number(column)
-    if column.dtype.kind in "iu" and len(column):
-        lowest, highest = int(column.min()), int(column.max())
-        if highest - lowest < max(NARROW * len(column), 256) and highest < MAX_CODE:
-            return column.astype(np.int64, copy=False) - lowest if lowest else column.astype(np.int64, copy=False), highest - lowest + 1
-    return _number(column)
-
-
-def _codes_by_place(column: np.ndarray) -> tuple[np.ndarray, int] | None:
-    """`_codes` of a column whose rows share their objects, as those of one task or agent do; None when most rows have their own.
-
-    Where an object lies is told apart several times faster than what it says, and without reading it; faster still where the rows that
-    share one follow each other, as the collector's do.
-    """
-    import pandas as pd
-
-    places = np.frombuffer(np.ascontiguousarray(column), dtype=np.intp)
-    begins = np.ones(len(places), dtype=bool)
-    np.not_equal(places[1:], places[:-1], out=begins[1:])
-    heads = np.flatnonzero(begins)
-    if SHARED * len(heads) <= len(column) and len(column):
-        code, size = _codes_by_value(column[heads])
-        return np.repeat(code, np.diff(heads, append=len(column))), size
-    some = places[: len(places) // SAMPLE]
-    if SAMPLE * len(pd.unique(some)) > (SAMPLE - 1) * len(some):
-        return None
-    place, distinct = pd.factorize(places)
-    if SHARED * len(distinct) >= len(column):  # true of a column without rows as well
-        return None
-    code, size = _codes_by_value(column[first_rows(place)])
-    return code[place], size
-
-
-def _all_integers(column: np.ndarray) -> bool:
-    """Whether a column of objects holds whole numbers alone; the first row answers for most that do not."""
-    import pandas as pd
-
-    return len(column) > 0 and isinstance(column[0], int | np.integer) and pd.api.types.infer_dtype(column, skipna=False) == "integer"
-
-
-def _in_order(code: np.ndarray, size: int) -> np.ndarray:
-    """Codes below `size`, numbered from 0 in order of appearance; those that are already are returned as they are."""
-    highest = np.maximum.accumulate(code)
-    if len(code) == 0 or (code[0] == 0 and code.min() == 0 and np.diff(highest).max(initial=0) <= 1):
-        return code
-    if size > NARROW * len(code):
-        return _number(code)[0]
-    rows = np.arange(len(code))
-    first = np.empty(size, dtype=np.int64)
-    first[code[::-1]] = rows[::-1]  # of rows with one code the last that is written stays: the first
-    begun = first[code]
-    return (np.cumsum(begun == rows) - 1)[begun]
+        other, other_size = _number(array)
+        if size > MAX_CODE // max(other_size, 1):
+            code, size = _number(code)
+        code, size = code * other_size + other, size * other_size
+    return code if len(arrays) == 1 else _number(code)[0]
 
 
 def _number(column: np.ndarray) -> tuple[np.ndarray, int]:
-    """Codes `[bsz]` from 0 in order of appearance, and how many there are; hashing, so linear in the rows."""
-    import pandas as pd
+    """Number the distinct values of a column from 0 in order of appearance: codes `[bsz]` int64, and how many there are."""
+    import pandas as pd  # not at the top: the checks of settings do without it, and it takes long to import
 
-    column = column.astype(object) if column.dtype.kind in "US" else column
-    codes, distinct = pd.factorize(column)
+    codes, distinct = pd.factorize(column.astype(object) if column.dtype.kind in "US" else column)
     missing = codes < 0
-    if missing.any():
-        # Numbered anew, so that a missing value has its place in the order of appearance as well.
+    if missing.any():  # numbered anew, so that a missing value has its place in the order of appearance as well
         return _number(np.where(missing, len(distinct), codes))
     return codes.astype(np.int64, copy=False), len(distinct)
 

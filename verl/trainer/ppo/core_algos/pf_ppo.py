@@ -1,4 +1,4 @@
-"""PF-PPO: a batch drawn again from itself, rows with telling rewards more often."""
+"""PF-PPO: resample a batch from itself with replacement, with weights that depend on the reward."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
-from verl.trainer.ppo.core_algos.estimators.checks import check_tokens
+from verl.trainer.ppo.core_algos.checks import check_tokens
 
 
 def compute_value_loss(

@@ -1,4 +1,4 @@
-"""Which steps started from the same state: equal, or nearly equal, anchor observations inside a group."""
+"""Groups of steps that started from the same state: equal, or nearly equal, anchor observations within a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent's calls of one episode, in order: what comes after a call, and sums along the chain."""
+"""The calls of an agent in one episode, in order: the call that follows each, and discounted sums along them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GAE: a critic says what was expected, the temporal differences say how it went."""
+"""GAE: discounted sums of the temporal differences of a critic's values."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens
 from verl.trainer.ppo.core_algos.estimators.chains import after, build_chains, discounted_sums, linked_rows
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_finite, check_tokens
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
-from verl.trainer.ppo.core_algos.own_keys import own_key
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.registry import register_adv_est
+from verl.utils.names import own_key
 
 
-@register_adv_est(AdvantageEstimator.GAE)
+@register_adv_est("gae", reads=("gamma", "lam", "gae"), grouped=False)
 def compute_gae_advantage_return(
     token_level_rewards: torch.Tensor,
     values: torch.Tensor,
@@ -44,25 +44,21 @@ def compute_gae_advantage_return(
     Fails when: the critic is untrained or blind to what the reward depends on; then its error is the advantage.
 
     Args:
-        token_level_rewards: `[bsz, response_len]`.
         values: `[bsz, response_len]` the critic's value before each token; masked entries may hold anything.
-        response_mask: `[bsz, response_len]`.
         gamma: discount, a token or a turn.
         lam: GAE's lambda.
-        policy_index: `[bsz]` policy of each row; whitening never crosses policies.
         traj_uid, agent_index, turn_index: `[bsz]` episode, agent and place among its calls; level `turn` needs the first
             and the last.
-        weights: `[bsz]` weight of each row in the whitening (`call_weighting`).
         level: `token` or `turn`; `config.gae.level` takes its place when there is a config.
-        config: `AlgorithmConfig`.
         reply_mask: `[bsz, response_len]` the mask before rejection: at level `turn` a reply that was rejected whole has no advantage, but
             the replies before it bootstrap from its value and reward, unless another candidate of its call is left.
+        others: see `core_algos.estimators`.
 
     Returns:
         advantages (whitened) and returns (`A + V` before whitening: what the critic should have said), `[bsz, response_len]`.
 
     Raises:
-        ValueError: unknown level, level `turn` without its columns, shapes or devices that differ, numbers not finite.
+        ValueError: unknown level, or level `turn` without its columns.
     """
     level = own_key(own_key(config, "gae", None), "level", level)
     check_tokens(response_mask, token_level_rewards=token_level_rewards, values=values)

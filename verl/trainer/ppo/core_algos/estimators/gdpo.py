@@ -1,4 +1,4 @@
-"""GDPO: every reward is normalised on its own before they are added, so that none drowns another."""
+"""GDPO: normalise every reward on its own before they are added, so that scales do not matter."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns, numbers
+from verl.trainer.ppo.core_algos.checks import check_columns, numbers
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
-from verl.trainer.ppo.core_algos.estimators.outcome import Compared, real_rows
-from verl.trainer.ppo.core_algos.estimators.signal import silent_units
+from verl.trainer.ppo.core_algos.estimators.outcome import Compared, real_rows, silent_units
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
-from verl.trainer.ppo.core_algos.own_keys import own_key
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.registry import register_adv_est
+from verl.utils.names import own_key
 
 
-@register_adv_est(AdvantageEstimator.GDPO)
+@register_adv_est(
+    "gdpo", reads=("gdpo_reward_keys", "gdpo_reward_weights", "norm_adv_by_std_in_grpo"), learns_from="algorithm.gdpo_reward_keys"
+)
 def compute_gdpo_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -45,24 +46,12 @@ def compute_gdpo_outcome_advantage(
 
     Args:
         token_level_rewards: `[bsz, response_len]`, the only reward when there are no columns.
-        response_mask: `[bsz, response_len]`.
-        index: `[bsz]` group of each row.
-        epsilon: added to each standard deviation.
-        norm_adv_by_std_in_grpo: divide by the standard deviation.
-        config: `AlgorithmConfig`; `gdpo_reward_keys`, `gdpo_reward_weights` (default 1 each) and `singleton` are read.
         non_tensor_batch: columns `[bsz]` by name; without them or config the token rewards are used, as in verl.
         batch: unused, kept for verl's signature.
-        traj_index: `[bsz]`; when given, the rows of one trajectory are averaged first.
-        policy_index: `[bsz]` policy of each row; whitening never crosses policies.
-        weights: `[bsz]` weight of each row in all statistics (`call_weighting`).
-        **kwargs: ignored, as in verl.
-
-    Returns:
-        advantages and returns, the same tensor, `[bsz, response_len]`.
+        others: see `core_algos.estimators`.
 
     Raises:
-        ValueError: no reward keys, a key that samples lack, another number of weights, shapes or devices that differ,
-            numbers that are not finite.
+        ValueError: no reward keys, a key that samples lack, or another number of weights.
     """
     check_columns(response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights)
     rewards, factors = [token_level_rewards], [1.0]

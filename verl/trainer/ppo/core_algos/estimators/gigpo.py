@@ -1,4 +1,4 @@
-"""GiGPO: an episode against the episodes of its group, and each step against the steps that began in the same state."""
+"""GiGPO: advantage of an episode relative to its group, plus that of a step relative to the steps from the same state."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import numpy as np
 import torch
 
 from verl.trainer.config.names import GIGPO_MODES
+from verl.trainer.ppo.core_algos.checks import check_columns, numbers
 from verl.trainer.ppo.core_algos.estimators.anchors import build_step_group
 from verl.trainer.ppo.core_algos.estimators.chains import build_chains, discounted_sums, linked_rows
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns, numbers
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared, broadcast, real_rows
-from verl.trainer.ppo.core_algos.own_keys import own_key
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.registry import register_adv_est
+from verl.utils.names import own_key
 
 
-@register_adv_est(AdvantageEstimator.GIGPO)
+@register_adv_est(
+    "gigpo",
+    reads=("gamma", "gigpo"),
+    learns_from="the rewards of single steps",
+    follows_calls="follows the rewards of an episode's steps",
+)
 def compute_gigpo_outcome_advantage(
     token_level_rewards: torch.Tensor,
     step_rewards: torch.Tensor | np.ndarray,
@@ -53,16 +58,11 @@ def compute_gigpo_outcome_advantage(
     Fails when: states never recur (long free-form histories in the observation): what is left is GRPO.
 
     Args:
-        token_level_rewards: `[bsz, response_len]`.
         step_rewards: `[bsz]` reward of each step, discounted here along the trajectory of its agent when `turn_index`
             is given; without it they are discounted returns already, as in verl-agent.
-        response_mask: `[bsz, response_len]`.
         anchor_obs: `[bsz]` the state each step began in.
-        index: `[bsz]` group of each row.
         traj_index: `[bsz]` trajectory of each row, when statistics are over trajectories.
-        epsilon: added to the standard deviation.
         step_advantage_w, mode, enable_similarity, similarity_thresh: `config.gigpo` takes their place when there is a config.
-        config: `AlgorithmConfig`; `gigpo`, `gamma` and `singleton` are read.
         traj_uid: `[bsz]` trajectory of each row, when statistics are over rows; `traj_index` serves as well.
         turn_index: `[bsz]` numbers that grow along the episode; equal numbers are candidates of one call.
         agent_index: `[bsz]` agent of each row: returns run along one agent's steps.
@@ -70,12 +70,10 @@ def compute_gigpo_outcome_advantage(
         weights: `[bsz]` weight of each row in the step statistics and in its trajectory's mean (`call_weighting`).
         reply_mask: `[bsz, response_len]` the mask before rejection: a step that was rejected whole is in no statistic, but its reward is
             in the returns of the steps before it, unless another candidate of its call is left.
-
-    Returns:
-        advantages and returns, the same tensor, `[bsz, response_len]`.
+        others: see `core_algos.estimators`.
 
     Raises:
-        ValueError: unknown mode, rewards or anchors missing, shapes or devices that differ, numbers not finite.
+        ValueError: unknown mode, or rewards or anchors missing.
     """
     keys, gamma = own_key(config, "gigpo", None), own_key(config, "gamma", gamma)
     step_advantage_w, mode = own_key(keys, "step_advantage_w", step_advantage_w), own_key(keys, "mode", mode)

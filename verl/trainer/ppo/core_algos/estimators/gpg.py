@@ -1,4 +1,4 @@
-"""GPG: the bare policy gradient, scaled up for the replies that have nothing to say."""
+"""GPG: scores relative to their group, times the number of rows over that of rows whose score is not 0."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns
-from verl.trainer.ppo.core_algos.estimators.outcome import Compared, broadcast, outcome_scores
-from verl.trainer.ppo.core_algos.estimators.signal import settle
+from verl.trainer.ppo.core_algos.checks import check_columns
+from verl.trainer.ppo.core_algos.estimators.outcome import Compared, broadcast, outcome_scores, settle
 from verl.trainer.ppo.core_algos.estimators.whitening import ordered_sums
 from verl.trainer.ppo.core_algos.grouping import group_index
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.registry import register_adv_est
 
 
-@register_adv_est(AdvantageEstimator.GPG)
+@register_adv_est("gpg", reads=())
 def compute_gpg_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -40,23 +39,9 @@ def compute_gpg_outcome_advantage(
     Fails when: nearly all scores are 0: alpha is then large and rests on a handful of rows.
 
     Args:
-        token_level_rewards: `[bsz, response_len]`.
-        response_mask: `[bsz, response_len]`.
-        index: `[bsz]` group of each row.
-        epsilon: unused, kept for verl's signature.
         f_norm: what the advantage is divided by.
         alpha: unused, as in verl, which computes it too.
-        config: `AlgorithmConfig`; only `singleton` is read.
-        traj_index: `[bsz]`; when given, the rows of one trajectory are averaged first and share one advantage.
-        policy_index: `[bsz]` policy of each row; None: one policy.
-        weights: `[bsz]` weight of each row in the mean and in alpha (`call_weighting`).
-        **kwargs: ignored, as in verl.
-
-    Returns:
-        advantages and returns, the same tensor, `[bsz, response_len]`.
-
-    Raises:
-        ValueError: shapes or devices differ, a score is not finite, a weight is negative.
+        others: see `core_algos.estimators`.
     """
     check_columns(response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights)
     compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)

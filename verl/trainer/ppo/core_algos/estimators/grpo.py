@@ -1,4 +1,4 @@
-"""GRPO: a reply is as good as it beats the other replies of its group."""
+"""GRPO: advantage of a reply relative to its group."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared, singleton_advantage
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.registry import register_adv_est
 
 
-@register_adv_est(AdvantageEstimator.GRPO, checks_rewards=True)
+@register_adv_est("grpo", "grpo_vectorized", reads=("norm_adv_by_std_in_grpo",), checks_rewards=True)
 def compute_grpo_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -34,20 +34,7 @@ def compute_grpo_outcome_advantage(
     Fails when: all replies of most groups score the same; or, with the division, when a group's spread is noise that it blows up.
 
     Args:
-        token_level_rewards: `[bsz, response_len]`.
-        response_mask: `[bsz, response_len]`.
-        index: `[bsz]` group of each row.
-        epsilon: added to the standard deviation.
-        norm_adv_by_std_in_grpo: divide by the unbiased standard deviation.
-        config: `AlgorithmConfig`; only `singleton` is read.
-        traj_index: `[bsz]`; when given, the rows of one trajectory are averaged first and share one advantage.
-        weights: `[bsz]` weight of each row in the statistics; rows of weight 0 have advantage 0.
-
-    Returns:
-        advantages and returns, the same tensor, `[bsz, response_len]`.
-
-    Raises:
-        ValueError: shapes or devices differ, a score is not finite, a weight is negative.
+        others: see `core_algos.estimators`.
     """
     compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
     return compared.spread(group_relative(compared, epsilon, norm_adv_by_std_in_grpo, config), response_mask)
@@ -63,6 +50,4 @@ def group_relative(compared: Compared, epsilon: float, by_std: bool, config: Any
     return np.where(stats.count[groups] == 1, singleton_advantage(compared.scores, config), relative)
 
 
-compute_grpo_vectorized_outcome_advantage = register_adv_est(AdvantageEstimator.GRPO_VECTORIZED, checks_rewards=True)(
-    compute_grpo_outcome_advantage
-)
+compute_grpo_vectorized_outcome_advantage = compute_grpo_outcome_advantage

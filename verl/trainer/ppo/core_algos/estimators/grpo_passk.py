@@ -1,4 +1,4 @@
-"""Pass@k: only the best reply of a group is credited, with what it adds to the second best."""
+"""Pass@k: only the best reply of a group has an advantage, its margin over the second best."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns
-from verl.trainer.ppo.core_algos.estimators.outcome import Compared
-from verl.trainer.ppo.core_algos.estimators.signal import settle
-from verl.trainer.ppo.core_algos.own_keys import own_key
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.core_algos.checks import check_columns
+from verl.trainer.ppo.core_algos.estimators.outcome import Compared, settle
+from verl.trainer.ppo.registry import register_adv_est
+from verl.utils.names import own_key
 
 
-@register_adv_est(AdvantageEstimator.GRPO_PASSK, checks_rewards=True)
+@register_adv_est("grpo_passk", reads=("norm_adv_by_std_in_grpo",), checks_rewards=True, cannot_weigh="compares the two best calls")
 def compute_grpo_passk_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -37,21 +36,12 @@ def compute_grpo_passk_outcome_advantage(
     Fails when: rewards are 0/1 and two of a group succeed: the group is silent, so signal fades as the policy improves.
 
     Args:
-        token_level_rewards: `[bsz, response_len]`.
-        response_mask: `[bsz, response_len]`.
-        index: `[bsz]` group of each row.
-        epsilon: added to the standard deviation.
         norm_adv_by_std_in_grpo: divide by the standard deviation; the key of this name in `config` takes its place.
-        config: `AlgorithmConfig`; `norm_adv_by_std_in_grpo` and `singleton` are read.
-        traj_index: `[bsz]`; when given, the rows of one trajectory are averaged first and share one advantage.
         weights: refused unless all equal: a maximum has no weights.
-        **kwargs: ignored, as in verl.
-
-    Returns:
-        advantages and returns, the same tensor, `[bsz, response_len]`.
+        others: see `core_algos.estimators`.
 
     Raises:
-        ValueError: weights differ, shapes or devices differ, a score is not finite.
+        ValueError: weights differ.
     """
     check_columns(response_mask, index=index, traj_index=traj_index, weights=weights)
     compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)

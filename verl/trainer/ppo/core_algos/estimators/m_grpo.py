@@ -1,4 +1,4 @@
-"""M-GRPO: the main agent is compared with itself, sub-agents with themselves, whatever the number of their calls."""
+"""M-GRPO: the main agent's episodes and the sub-agents' calls are compared separately, whatever the number of calls."""
 
 from __future__ import annotations
 
@@ -10,15 +10,34 @@ import numpy as np
 import torch
 
 from verl.trainer.config.algorithm import MGRPOConfig
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns
+from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared, outcome_scores
 from verl.trainer.ppo.core_algos.grouping import first_rows, group_index
-from verl.trainer.ppo.core_algos.own_keys import own_key
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.registry import register_adv_est
+from verl.utils.names import own_key
 
 
-@register_adv_est(AdvantageEstimator.M_GRPO)
+def compared_units(config: Any, index: np.ndarray, traj_uid: np.ndarray, agent_index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the group and unit of each row, both `[bsz]`: a unit is an episode of the main agent or one call of a sub-agent.
+
+    Args:
+        config: `AlgorithmConfig`; `m_grpo.main_agent` is read.
+        index: `[bsz]` group key of each row.
+        traj_uid: `[bsz]` episode of each row.
+        agent_index: `[bsz]` agent of each row.
+    """
+    main = np.asarray(agent_index == own_key(own_key(config, "m_grpo", None), "main_agent", None))
+    return group_index([index, main]), np.where(main, group_index([traj_uid]), len(main) + np.arange(len(main)))
+
+
+@register_adv_est(
+    "m_grpo",
+    reads=("m_grpo", "norm_adv_by_std_in_grpo"),
+    follows_calls="counts the calls of an episode",
+    weighs_calls_by="m_grpo.sub_calls",
+    units=compared_units,
+)
 def compute_m_grpo_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -46,17 +65,13 @@ def compute_m_grpo_outcome_advantage(
     Fails when: `sub_calls` is far from what episodes have: most calls are then thrown away, or a few of them weigh a lot.
 
     Args:
-        token_level_rewards: `[bsz, response_len]`.
-        response_mask: `[bsz, response_len]`.
         index: `[bsz]` group of each row (the task); main agent and sub-agents never share one.
         agent_index: `[bsz]` agent of each row.
         traj_uid: `[bsz]` episode of each row, as text.
         turn_index: `[bsz]` place of the row among its agent's calls of the episode.
-        epsilon: added to the standard deviation.
-        norm_adv_by_std_in_grpo: divide by the unbiased standard deviation.
-        config: `AlgorithmConfig`; `m_grpo` and `singleton` are read.
         seed: of the draw, which depends on it, the episode, the agent and the call only.
         candidate: `[bsz]` tells apart rows of one call.
+        others: see `core_algos.estimators`.
 
     Returns:
         advantages, returns (the same tensor `[bsz, response_len]`) and the weight of each row `[bsz]`.
@@ -76,24 +91,13 @@ def compute_m_grpo_outcome_advantage(
     subs = np.flatnonzero(~main & valid)
     columns = (agent_index[subs], traj_uid[subs], np.asarray(turn_index, dtype=np.int64)[subs], candidates[subs])
     weights[subs] = aligned_calls(*columns, calls=own_key(keys, "sub_calls", MGRPOConfig.sub_calls), seed=seed)
-    groups, unit = compared_units(index, traj_uid, main)
+    groups, unit = compared_units(config, index, traj_uid, agent_index)
     compared = Compared.of(token_level_rewards, response_mask, groups, unit, weights)
     per_unit = np.zeros(len(compared.scores))
     per_unit[compared.unit] = np.where(main, 1.0, weights)
     compared = replace(compared, weights=per_unit, copies=True)
     advantages, returns = compared.spread(group_relative(compared, epsilon, norm_adv_by_std_in_grpo, config), response_mask)
     return advantages, returns, weights
-
-
-def compared_units(index: np.ndarray, traj_uid: np.ndarray, main: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Group and unit of each row, both `[bsz]`: a unit is an episode of the main agent or one call of a sub-agent, and has one score.
-
-    Args:
-        index: `[bsz]` group key of each row.
-        traj_uid: `[bsz]` episode of each row.
-        main: `[bsz]` bool, rows of the main agent.
-    """
-    return group_index([index, main]), np.where(main, group_index([traj_uid]), len(main) + np.arange(len(main)))
 
 
 def aligned_calls(

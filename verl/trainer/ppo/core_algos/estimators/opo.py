@@ -1,4 +1,4 @@
-"""OPO: the baseline that makes the gradient's variance least, when a reply's gradient grows with its length."""
+"""OPO: the baseline of least gradient variance when a reply's gradient grows with its length."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns
-from verl.trainer.ppo.core_algos.estimators.outcome import Compared
-from verl.trainer.ppo.core_algos.estimators.signal import settle
+from verl.trainer.ppo.core_algos.checks import check_columns
+from verl.trainer.ppo.core_algos.estimators.outcome import Compared, settle
 from verl.trainer.ppo.core_algos.estimators.whitening import ordered_sums
 from verl.trainer.ppo.core_algos.grouping import group_stats
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.registry import register_adv_est
 
 
-@register_adv_est(AdvantageEstimator.OPO, checks_rewards=True)
+@register_adv_est("opo", reads=(), checks_rewards=True)
 def compute_opo_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -36,20 +35,9 @@ def compute_opo_outcome_advantage(
     Fails when: a few very long replies of a group set the baseline for all.
 
     Args:
-        token_level_rewards: `[bsz, response_len]`.
-        response_mask: `[bsz, response_len]`.
-        index: `[bsz]` group of each row.
-        epsilon: unused, kept for verl's signature.
-        config: `AlgorithmConfig`; only `singleton` is read.
         traj_index: `[bsz]`; when given, a trajectory is one reply: its rows are averaged, its length is that of all of them.
         weights: `[bsz]` weight of each row in the baseline, times its length (`call_weighting`).
-        **kwargs: ignored, as in verl.
-
-    Returns:
-        advantages and returns, the same tensor, `[bsz, response_len]`.
-
-    Raises:
-        ValueError: shapes or devices differ, a score is not finite, a weight is negative.
+        others: see `core_algos.estimators`.
     """
     check_columns(response_mask, index=index, traj_index=traj_index, weights=weights)
     compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)

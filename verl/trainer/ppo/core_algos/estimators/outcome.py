@@ -1,4 +1,4 @@
-"""What outcome-supervised estimators share: one score a row in, one advantage a row out."""
+"""What outcome-supervised estimators share: one score per row in, one advantage per row out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns
+from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.grouping import GroupStats, first_rows, group_index, group_stats
-from verl.trainer.ppo.core_algos.own_keys import own_key
+from verl.utils.names import own_key
 
 
 def outcome_scores(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -124,3 +124,18 @@ class Compared:
         rows = advantages if self.unit is None else advantages[self.unit]
         rows = rows if self.row_weights is None else np.where(self.row_weights > 0, rows, 0.0)
         return broadcast(rows, response_mask, self.rewards_dtype)
+
+
+def settle(compared: Compared, stats: GroupStats, relative: np.ndarray, config: Any) -> np.ndarray:
+    """Return `relative` `[n_units]` with exactly 0 for groups of equal scores and padding, and `config.singleton` for a group of one."""
+    groups = compared.groups
+    settled = np.where(stats.constant[groups] | ~compared.valid, 0.0, relative)
+    alone = (stats.count[groups] == 1) & compared.valid
+    return np.where(alone, singleton_advantage(compared.scores, config), settled) if alone.any() else settled
+
+
+def silent_units(compared: Compared, stats: GroupStats, config: Any) -> np.ndarray:
+    """Return the units without a signal, `[n_units]` bool: in a group of equal scores, or alone without `config.singleton="raw"`."""
+    groups = compared.groups
+    alone = (stats.count[groups] == 1) & (singleton_advantage(compared.scores, config) is compared.scores)
+    return ~compared.valid | (stats.constant[groups] & ~alone)

@@ -1,4 +1,4 @@
-"""RAE: every role is compared with what that role has earned lately."""
+"""RAE: the baseline of a role is the moving average of its scores."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from verl.trainer.config.names import RAE_ORDERS
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns
+from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.outcome import broadcast, outcome_scores
 from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
-from verl.trainer.ppo.core_algos.own_keys import own_key
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.registry import register_adv_est
+from verl.utils.names import own_key
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 SHORT_MEMORY = 0.05
 
 
-@register_adv_est(AdvantageEstimator.RAE)
+@register_adv_est("rae", reads=("rae",), grouped=False)
 def compute_rae_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -58,23 +58,18 @@ def compute_rae_outcome_advantage(
     Fails when: tasks of one `data_source` differ in difficulty (the baseline knows the kind of task and the role, not the task).
 
     Args:
-        token_level_rewards: `[bsz, response_len]`.
-        response_mask: `[bsz, response_len]`.
         agent_index: `[bsz]` role of each row: a name that is the same in every batch, not a number of this batch.
         traj_index: `[bsz]` trajectory of each row; None (`statistics_over=samples`, the default is trajectories): every row is one.
         decay: of the moving average, in [0, 1); `config.rae.decay` takes its place when there is a config.
-        config: `AlgorithmConfig`.
         data_source: `[bsz]` kind of each row's task, so that the games of a mixture do not share baselines; None: all are of one kind.
         order: `subtract_first` or `update_first`; `config.rae.order` takes its place when there is a config.
         state: baselines, updated in place, JSON types, by the role's name or, with `data_source`, by the JSON list of kind and role;
             None: they start at 0 and are forgotten.
         weights: `[bsz]` rows of weight 0 do not count and have advantage 0; other weights weigh a row in its trajectory.
-
-    Returns:
-        advantages and returns, the same tensor, `[bsz, response_len]`.
+        others: see `core_algos.estimators`.
 
     Raises:
-        ValueError: decay out of range, an unknown order, shapes or devices that differ, a score is not finite.
+        ValueError: decay out of range, or an unknown order.
     """
     own = own_key(config, "rae", None)
     decay, order = own_key(own, "decay", decay), own_key(own, "order", order)

@@ -1,4 +1,4 @@
-"""REINFORCE++: no critic and no group; the batch of the policy is the baseline."""
+"""REINFORCE++: returns whitened over the batch of a policy, with or without a group baseline."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_finite, check_tokens
-from verl.trainer.ppo.core_algos.estimators.outcome import Compared
-from verl.trainer.ppo.core_algos.estimators.signal import settle, silent_units
+from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens
+from verl.trainer.ppo.core_algos.estimators.outcome import Compared, settle, silent_units
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
-from verl.trainer.ppo.core_algos.own_keys import own_key
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.registry import register_adv_est
+from verl.utils.names import own_key
 
 
-@register_adv_est(AdvantageEstimator.REINFORCE_PLUS_PLUS)
+@register_adv_est("reinforce_plus_plus", reads=("gamma",), grouped=False)
 def compute_reinforce_plus_plus_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -36,19 +35,14 @@ def compute_reinforce_plus_plus_outcome_advantage(
     Fails when: tasks differ in difficulty: an easy task's reply is praised for being easy.
 
     Args:
-        token_level_rewards: `[bsz, response_len]`.
-        response_mask: `[bsz, response_len]`.
-        config: `AlgorithmConfig`; only `gamma` is read.
         gamma: discount a token when there is no config.
-        policy_index: `[bsz]` policy of each row; whitening never crosses policies.
-        weights: `[bsz]` weight of each row in the whitening (`call_weighting`).
-        **kwargs: ignored, as in verl.
+        others: see `core_algos.estimators`.
 
     Returns:
         advantages and returns (before whitening), `[bsz, response_len]`.
 
     Raises:
-        ValueError: neither config nor gamma, shapes or devices that differ, rewards that are not finite.
+        ValueError: neither config nor gamma.
     """
     gamma = own_key(config, "gamma", gamma)
     if gamma is None:
@@ -66,7 +60,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
     return whiten(returns, mask, policy_index, weights), returns
 
 
-@register_adv_est(AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE, checks_rewards=True)
+@register_adv_est("reinforce_plus_plus_baseline", reads=(), checks_rewards=True)
 def compute_reinforce_plus_plus_baseline_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -89,21 +83,7 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     Fails when: reply lengths differ much: the mean over tokens leans to the long replies.
 
     Args:
-        token_level_rewards: `[bsz, response_len]`.
-        response_mask: `[bsz, response_len]`.
-        index: `[bsz]` group of each row.
-        epsilon: unused, kept for verl's signature.
-        config: `AlgorithmConfig`; only `singleton` is read.
-        traj_index: `[bsz]`; when given, the rows of one trajectory are averaged first and share one value.
-        policy_index: `[bsz]` policy of each row; whitening never crosses policies.
-        weights: `[bsz]` weight of each row in the mean and in the whitening (`call_weighting`).
-        **kwargs: ignored, as in verl.
-
-    Returns:
-        advantages and returns, the same tensor, `[bsz, response_len]`.
-
-    Raises:
-        ValueError: shapes or devices differ, a score is not finite, a weight is negative.
+        others: see `core_algos.estimators`.
     """
     check_columns(response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights)
     compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)

@@ -1,4 +1,4 @@
-"""ReMax: the baseline of a reply is what the greedy reply to the same prompt earned."""
+"""ReMax: the baseline of a reply is the reward of the greedy reply to the same prompt."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_finite, check_tokens, numbers
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens, numbers
+from verl.trainer.ppo.registry import register_adv_est
 
 
-@register_adv_est(AdvantageEstimator.REMAX)
+@register_adv_est("remax", reads=(), grouped=False)
 def compute_remax_outcome_advantage(
     token_level_rewards: torch.Tensor,
     reward_baselines: torch.Tensor,
@@ -28,17 +28,14 @@ def compute_remax_outcome_advantage(
     Fails when: rewards have different scales over tasks (nothing is divided by a standard deviation).
 
     Args:
-        token_level_rewards: `[bsz, response_len]`.
         reward_baselines: `[bsz]` reward of the greedy reply.
-        response_mask: `[bsz, response_len]`.
-        config: unused, kept for verl's signature.
-        **kwargs: ignored, as in verl.
+        others: see `core_algos.estimators`.
 
     Returns:
         advantages and returns (reward to go), `[bsz, response_len]`.
 
     Raises:
-        ValueError: no baselines, shapes or devices that differ, numbers that are not finite.
+        ValueError: no baselines.
     """
     if reward_baselines is None:
         raise ValueError("adv_estimator=remax needs reward_baselines: the reward of each prompt's greedy reply")

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from verl.trainer.ppo.core_algos.estimators.outcome import Compared, singleton_advantage
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.registry import register_adv_est
 
 
-@register_adv_est(AdvantageEstimator.RLOO, checks_rewards=True)
+@register_adv_est("rloo", "rloo_vectorized", reads=(), checks_rewards=True)
 def compute_rloo_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -33,20 +33,7 @@ def compute_rloo_outcome_advantage(
     Fails when: rewards differ in scale between groups, since nothing divides them.
 
     Args:
-        token_level_rewards: `[bsz, response_len]`.
-        response_mask: `[bsz, response_len]`.
-        index: `[bsz]` group of each row.
-        epsilon: unused, kept for verl's signature.
-        config: `AlgorithmConfig`; only `singleton` is read.
-        traj_index: `[bsz]`; when given, the rows of one trajectory are averaged first and share one advantage.
-        weights: `[bsz]` weight of each row in the statistics; rows of weight 0 have advantage 0.
-        kwargs: what verl passes to every estimator; unused.
-
-    Returns:
-        advantages and returns, the same tensor, `[bsz, response_len]`.
-
-    Raises:
-        ValueError: shapes or devices differ, a score is not finite, a weight is negative.
+        others: see `core_algos.estimators`.
     """
     compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
     stats, groups = compared.stats(), compared.groups
@@ -57,6 +44,4 @@ def compute_rloo_outcome_advantage(
     return compared.spread(np.where(alone, singleton_advantage(compared.scores, config), relative), response_mask)
 
 
-compute_rloo_vectorized_outcome_advantage = register_adv_est(AdvantageEstimator.RLOO_VECTORIZED, checks_rewards=True)(
-    compute_rloo_outcome_advantage
-)
+compute_rloo_vectorized_outcome_advantage = compute_rloo_outcome_advantage

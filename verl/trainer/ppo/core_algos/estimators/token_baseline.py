@@ -1,4 +1,4 @@
-"""Optimal token baseline: one baseline a token position, leaning to the replies whose gradient is large so far."""
+"""Optimal token baseline: one baseline per token position, weighted by the gradient norm of each reply up to it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_finite, check_tokens
+from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens
 from verl.trainer.ppo.core_algos.estimators.outcome import outcome_scores, singleton_advantage
 from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
-from verl.trainer.ppo.core_algos.registry import AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.registry import register_adv_est
 
 
-@register_adv_est(AdvantageEstimator.OPTIMAL_TOKEN_BASELINE)
+@register_adv_est("optimal_token_baseline", reads=())
 def compute_optimal_token_baseline_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -39,22 +39,15 @@ def compute_optimal_token_baseline_advantage(
     Fails when: groups are small: each column's baseline rests on the few replies that are that long.
 
     Args:
-        token_level_rewards: `[bsz, response_len]`.
-        response_mask: `[bsz, response_len]`.
-        index: `[bsz]` group of each row.
         old_log_probs: `[bsz, response_len]` log-probs of the tokens.
         sum_pi_squared: `[bsz, response_len]` sum over the vocabulary of the squared probabilities at each token.
         rollout_is_weights: `[bsz, response_len]`; their squares scale `W`'s terms.
         handle_zero_tail: no baseline where only the longest reply of a group still runs.
         epsilon: added to the sum of weights.
-        config: `AlgorithmConfig`; only `singleton` is read.
-        **kwargs: ignored, as in verl.
+        others: see `core_algos.estimators`.
 
     Returns:
         advantages and returns (rewards to go), `[bsz, response_len]`.
-
-    Raises:
-        ValueError: shapes or devices that differ, numbers that are not finite.
     """
     returns, weights, mask, groups = _energy(token_level_rewards, response_mask, index, old_log_probs, sum_pi_squared, rollout_is_weights)
     differences = _differences(returns, weights, mask, groups, handle_zero_tail, epsilon)
@@ -62,7 +55,7 @@ def compute_optimal_token_baseline_advantage(
     return advantages, returns.to(advantages.dtype)
 
 
-@register_adv_est(AdvantageEstimator.TIR_OPTIMAL_TOKEN_BASELINE)
+@register_adv_est("tir_optimal_token_baseline", reads=())
 def compute_multi_turn_optimal_token_baseline_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -86,14 +79,11 @@ def compute_multi_turn_optimal_token_baseline_advantage(
     Fails when: as the single-turn form does.
 
     Args:
-        token_level_rewards, response_mask, index, old_log_probs, sum_pi_squared, rollout_is_weights, handle_zero_tail, epsilon,
-            config, **kwargs: as there.
+        old_log_probs, sum_pi_squared, rollout_is_weights, handle_zero_tail, epsilon: as there.
+        others: see `core_algos.estimators`.
 
     Returns:
         advantages and returns (rewards to go), `[bsz, response_len]`.
-
-    Raises:
-        ValueError: shapes or devices that differ, numbers that are not finite.
     """
     returns, weights, mask, groups = _energy(token_level_rewards, response_mask, index, old_log_probs, sum_pi_squared, rollout_is_weights)
     packed = torch.sort((~mask).int(), dim=-1, stable=True).indices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.checks import check_columns, check_tokens
+from verl.trainer.ppo.core_algos.checks import check_columns, check_tokens
 from verl.trainer.ppo.core_algos.grouping import group_index
 
 

@@ -1,4 +1,4 @@
-"""Bypass: the sampler is the old policy, and the correction is measured while the update runs."""
+"""Bypass mode: the sampler is the old policy, and the correction is computed in the loss, with PPO's clip or REINFORCE."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.own_keys import own_key
-from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, need_config
+from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, need_config, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.policy_losses.preparation import (
     MiniBatch,
     find_preparation,
     prepared_columns,
     register_preparation,
 )
-from verl.trainer.ppo.core_algos.policy_losses.reinforce import compute_policy_loss_reinforce
-from verl.trainer.ppo.core_algos.registry import get_policy_loss_fn, register_policy_loss
-from verl.trainer.ppo.core_algos.rollout_correction.correction import compute_rollout_correction_and_rejection_mask
-from verl.trainer.ppo.core_algos.rollout_correction.m2po import compute_m2po_mask
-from verl.trainer.ppo.core_algos.rollout_correction.rejection import compute_rollout_rejection_mask
+from verl.trainer.ppo.core_algos.rollout_correction.batch import compute_rollout_correction_and_rejection_mask
+from verl.trainer.ppo.core_algos.rollout_correction.rejection import compute_m2po_mask, compute_rollout_rejection_mask
 from verl.trainer.ppo.core_algos.rollout_correction.weights import compute_rollout_correction_weights
+from verl.trainer.ppo.registry import get_policy_loss_fn, register_policy_loss
+from verl.utils.names import own_key
 
 WEIGHTS = "bypass_is_weights"
 LOSS_TYPES = ("ppo_clip", "reinforce")
@@ -95,7 +93,7 @@ def _m2po(mini: MiniBatch, log_ratio: torch.Tensor, tau: float) -> torch.Tensor:
     return torch.zeros_like(mini.response_mask).masked_scatter(mask, own.to(mini.response_mask.dtype))
 
 
-@register_policy_loss("bypass_mode")
+@register_policy_loss("bypass_mode", reads=(), uses_every_row=True)
 def compute_policy_loss_bypass_mode(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -120,16 +118,15 @@ def compute_policy_loss_bypass_mode(
 
     Args:
         old_log_prob: the sampler's log-probs, `[bsz, response_len]`.
-        log_prob, advantages, response_mask: the same shape.
-        loss_agg_mode: see `agg_loss`.
         config: `ActorConfig` with `rollout_correction`; `global_batch_info` is passed to `agg_loss`.
         rollout_is_weights: not used; the weights are computed here.
+        others: see `core_algos.policy_losses`.
 
     Returns:
         the loss, and the metrics of the loss that ran; called without an engine also those of the correction (`rollout_corr/*`).
 
     Raises:
-        ValueError: shapes or devices differ, no config, no `rollout_correction`, or an unknown loss type, mode or threshold.
+        ValueError: no `rollout_correction`, or an unknown loss type, mode or threshold.
     """
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     correction = _settings(config)
@@ -147,3 +144,27 @@ def compute_policy_loss_bypass_mode(
         )  # fmt: skip
         metrics = metrics | diagnostics
     return loss, metrics
+
+
+def compute_policy_loss_reinforce(
+    rollout_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "seq-mean-token-sum",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """`L = -w A log_prob` with `w = sg(pi / sampler)` truncated, or 1 without weights (Williams 1992).
+
+    Args:
+        rollout_log_prob: the sampler's log-probs, for the metric.
+        others: see `core_algos.policy_losses`.
+
+    Returns:
+        the loss and the metric `actor/ppo_kl`: token mean of `rollout_log_prob - log_prob`.
+    """
+    check_loss_inputs(response_mask, rollout_log_prob, log_prob, advantages, rollout_is_weights)
+    config = need_config(config, "reinforce")
+    loss = weighted_loss(-advantages * log_prob, response_mask, loss_agg_mode, config, rollout_is_weights)
+    return loss, token_metrics(response_mask, ppo_kl=rollout_log_prob - log_prob)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clamped_log_ratio, clip_range, token_metrics, weighted_loss
-from verl.trainer.ppo.core_algos.registry import register_policy_loss
+from verl.trainer.ppo.registry import register_policy_loss
 
 
-@register_policy_loss("cispo")
+@register_policy_loss("cispo", reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
 def compute_policy_loss_cispo(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -31,16 +31,10 @@ def compute_policy_loss_cispo(
     Fails when: the samples are so old that bounded weights are far from the true ones; there is no trust region.
 
     Args:
-        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
-        loss_agg_mode: see `agg_loss`.
-        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
-        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+        others: see `core_algos.policy_losses`.
 
     Returns:
         the loss and the metrics `actor/pg_clipfrac`, `actor/ppo_kl` (token means), `actor/pg_clipfrac_lower` (always 0).
-
-    Raises:
-        ValueError: shapes or devices differ, no config.
     """
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     low, high = clip_range(config, "cispo")

@@ -1,4 +1,4 @@
-"""Clip-Cov: some tokens of high covariance leave the gradient, to keep the entropy up."""
+"""Clip-Cov: tokens of high covariance are left out of the gradient, to keep the entropy up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from verl.trainer.ppo.core_algos.policy_losses.covariance import token_covariance
 from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clamped_log_ratio, clip_range, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, prepared_columns, register_preparation
-from verl.trainer.ppo.core_algos.registry import register_policy_loss
+from verl.trainer.ppo.registry import register_policy_loss
 
 SHARE = "clip_cov_share"
 
@@ -32,7 +32,19 @@ def clip_cov_share(mini: MiniBatch, config: Any) -> dict[str, torch.Tensor]:
     return {SHARE: candidate.to(covariance.dtype) * min(1.0, drawn / max(found, 1e-9))}
 
 
-@register_policy_loss("clip_cov")
+@register_policy_loss(
+    "clip_cov",
+    reads=(
+        "clip_ratio",
+        "clip_ratio_low",
+        "clip_ratio_high",
+        "policy_loss.clip_cov_ratio",
+        "policy_loss.clip_cov_lb",
+        "policy_loss.clip_cov_ub",
+    ),
+    positive=("policy_loss.clip_cov_ratio",),
+    uses_every_row=True,
+)
 def compute_policy_loss_clip_cov(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -56,16 +68,13 @@ def compute_policy_loss_clip_cov(
     Fails when: the band is empty (small advantages or confident policies): it is then PPO without dual clip.
 
     Args:
-        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
-        loss_agg_mode: see `agg_loss`.
-        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
-        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+        others: see `core_algos.policy_losses`.
 
     Returns:
         the loss and the metrics `actor/pg_clipfrac` (share of tokens left out by covariance) and `actor/ppo_kl`: token means.
 
     Raises:
-        ValueError: shapes or devices differ, no config, or `clip_cov_ratio` not positive.
+        ValueError: `clip_cov_ratio` not positive.
     """
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     clip_range(config, "clip_cov")

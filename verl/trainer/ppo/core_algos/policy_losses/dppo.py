@@ -7,13 +7,12 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clamped_log_ratio, clip_range, token_metrics, weighted_loss
-from verl.trainer.ppo.core_algos.registry import register_policy_loss
+from verl.trainer.ppo.registry import register_policy_loss
 
 PROBABILITY_FLOOR = 1e-8
 
 
-@register_policy_loss("dppo")
-@register_policy_loss("dppo_tv")
+@register_policy_loss("dppo_tv", "dppo", reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
 def compute_policy_loss_dppo_tv(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -36,17 +35,11 @@ def compute_policy_loss_dppo_tv(
     Fails when: `clip_ratio_c` stays at dual clip's 3, which truncates many ratios and biases the gradient.
 
     Args:
-        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
-        loss_agg_mode: see `agg_loss`.
-        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
-        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+        others: see `core_algos.policy_losses`.
 
     Returns:
         the loss and the metrics `actor/pg_clipfrac` (tokens out of the region), `actor/pg_clipfrac_lower` (truncated ratios inside it),
         `actor/ppo_kl`: token means.
-
-    Raises:
-        ValueError: shapes or devices differ, no config.
     """
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     low, high = clip_range(config, "dppo_tv")
@@ -55,7 +48,7 @@ def compute_policy_loss_dppo_tv(
     return _masked_gradient(inside, old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights)
 
 
-@register_policy_loss("dppo_kl")
+@register_policy_loss("dppo_kl", reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
 def compute_policy_loss_dppo_kl(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -75,16 +68,10 @@ def compute_policy_loss_dppo_kl(
     Fails when: PPO's clip range of 0.2 is kept: as a KL it hardly ever binds.
 
     Args:
-        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
-        loss_agg_mode: see `agg_loss`.
-        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
-        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+        others: see `core_algos.policy_losses`.
 
     Returns:
         the loss and the metrics of `dppo_tv`.
-
-    Raises:
-        ValueError: shapes or devices differ, no config.
     """
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     low, high = clip_range(config, "dppo_kl")

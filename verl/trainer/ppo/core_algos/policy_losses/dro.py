@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, need_config, token_metrics, weighted_loss
-from verl.trainer.ppo.core_algos.registry import register_policy_loss
+from verl.trainer.ppo.registry import register_policy_loss
 
 
-@register_policy_loss("dro")
+@register_policy_loss("dro", reads=("policy_loss.dro_beta",), positive=("policy_loss.dro_beta",), uses_every_row=True)
 def compute_policy_loss_dro(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -29,16 +29,13 @@ def compute_policy_loss_dro(
     Fails when: beta is far from the scale of the advantages: small is an unbounded policy gradient, large moves nothing.
 
     Args:
-        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
-        loss_agg_mode: see `agg_loss`.
-        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
-        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+        others: see `core_algos.policy_losses`.
 
     Returns:
         the loss and the metric `actor/ppo_kl` (token mean).
 
     Raises:
-        ValueError: shapes or devices differ, no config, or `dro_beta` not positive.
+        ValueError: `dro_beta` not positive.
     """
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     beta = need_config(config, "dro").policy_loss.dro_beta

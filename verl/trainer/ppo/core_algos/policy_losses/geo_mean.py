@@ -7,14 +7,15 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clip_range, row_mean, token_metrics, weighted_loss
-from verl.trainer.ppo.core_algos.registry import register_policy_loss
+from verl.trainer.ppo.registry import register_policy_loss
 
 # Keeps the logarithm of a weight of zero finite.
 WEIGHT_FLOOR = 1e-10
 
 
-@register_policy_loss("gmpo")
-@register_policy_loss("geo_mean")
+@register_policy_loss(
+    "geo_mean", "gmpo", reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high"), averages="over replies, each by its geometric mean"
+)
 def compute_policy_loss_geo_mean(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -35,16 +36,12 @@ def compute_policy_loss_geo_mean(
     Fails when: advantages differ within a reply (only their mean is used).
 
     Args:
-        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
         loss_agg_mode: not used.
-        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
         rollout_is_weights: `[bsz, response_len]` detached weights; a reply is weighted with the geometric mean of its own.
+        others: see `core_algos.policy_losses`.
 
     Returns:
         the loss and the metrics `actor/pg_clipfrac` (clipped tokens with A > 0), `actor/pg_clipfrac_lower` (with A < 0), `actor/ppo_kl`.
-
-    Raises:
-        ValueError: shapes or devices differ, no config.
     """
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     low, high = clip_range(config, "geo_mean")

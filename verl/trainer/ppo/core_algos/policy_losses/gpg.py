@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, need_config, weighted_loss
-from verl.trainer.ppo.core_algos.registry import register_policy_loss
+from verl.trainer.ppo.registry import register_policy_loss
 
 
-@register_policy_loss("gpg")
+@register_policy_loss("gpg", reads=())
 def compute_policy_loss_gpg(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -30,16 +30,10 @@ def compute_policy_loss_gpg(
 
     Args:
         old_log_prob: not used.
-        log_prob, advantages, response_mask: `[bsz, response_len]`.
-        loss_agg_mode: see `agg_loss`.
-        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
-        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+        others: see `core_algos.policy_losses`.
 
     Returns:
         the loss and no metrics.
-
-    Raises:
-        ValueError: shapes or devices differ, no config.
     """
     check_loss_inputs(response_mask, None, log_prob, advantages, rollout_is_weights)
     config = need_config(config, "gpg")

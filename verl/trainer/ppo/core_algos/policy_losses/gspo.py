@@ -1,4 +1,4 @@
-"""GSPO: the importance ratio belongs to the sequence."""
+"""GSPO: one importance ratio per sequence."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clip_range, row_mean, token_metrics, weighted_loss
-from verl.trainer.ppo.core_algos.registry import register_policy_loss
+from verl.trainer.ppo.registry import register_policy_loss
 
 # Upper bound of the log of a sequence's ratio.
 LOG_SEQUENCE_RATIO_MAX = 10.0
 
 
-@register_policy_loss("gspo")
+@register_policy_loss("gspo", reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high"), averages="seq-mean-token-mean")
 def compute_policy_loss_gspo(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -35,16 +35,11 @@ def compute_policy_loss_gspo(
     Fails when: PPO's clip range of 0.2 is kept (nothing is ever clipped), or advantages differ within a reply.
 
     Args:
-        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
         loss_agg_mode: not used; always `seq-mean-token-mean`.
-        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
-        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+        others: see `core_algos.policy_losses`.
 
     Returns:
         the loss and the metrics `actor/pg_clipfrac`, `actor/ppo_kl` (token means), `actor/pg_clipfrac_lower` (always 0).
-
-    Raises:
-        ValueError: shapes or devices differ, no config.
     """
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     low, high = clip_range(config, "gspo")

@@ -1,4 +1,4 @@
-"""KL-Cov: the tokens of highest covariance pay a KL, to keep the entropy up."""
+"""KL-Cov: tokens of the highest covariance carry a KL penalty, to keep the entropy up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from verl.trainer.ppo.core_algos.policy_losses.covariance import share_of_largest, token_covariance
 from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clamped_log_ratio, need_config, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, prepared_columns, register_preparation
-from verl.trainer.ppo.core_algos.registry import register_policy_loss
+from verl.trainer.ppo.registry import register_policy_loss
 
 SHARE = "kl_cov_share"
 
@@ -28,7 +28,9 @@ def kl_cov_share(mini: MiniBatch, config: Any) -> dict[str, torch.Tensor]:
     return {SHARE: share_of_largest(covariance, mini.token_weights, max(1, int(tokens * ratio)), mini)}
 
 
-@register_policy_loss("kl_cov")
+@register_policy_loss(
+    "kl_cov", reads=("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"), positive=("policy_loss.kl_cov_ratio",), uses_every_row=True
+)
 def compute_policy_loss_kl_cov(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -51,16 +53,13 @@ def compute_policy_loss_kl_cov(
     Fails when: every batch serves one update: the ratio is 1 and the penalty has no gradient; or many updates: nothing is clipped.
 
     Args:
-        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
-        loss_agg_mode: see `agg_loss`.
-        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
-        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+        others: see `core_algos.policy_losses`.
 
     Returns:
         the loss and the metric `actor/ppo_kl` (token mean of `|log r|`).
 
     Raises:
-        ValueError: shapes or devices differ, no config, or `kl_cov_ratio` not positive.
+        ValueError: `kl_cov_ratio` not positive.
     """
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     config = need_config(config, "kl_cov")

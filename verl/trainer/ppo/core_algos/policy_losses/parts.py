@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
-from verl.trainer.ppo.core_algos.estimators.checks import check_tokens
+from verl.trainer.ppo.core_algos.checks import check_tokens
 from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND
 
 

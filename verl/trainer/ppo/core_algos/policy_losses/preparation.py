@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.own_keys import own_key
+from verl.utils.names import own_key
 
 
 class Ranks:
@@ -62,7 +62,7 @@ class _Registered:
     when: Callable[[Any], bool]
 
 
-_PREPARATIONS: dict[str, _Registered] = {}
+PREPARATIONS: dict[str, _Registered] = {}
 
 
 def register_preparation(loss: str, when: Callable[[Any], bool] = lambda config: True) -> Callable[[Preparation], Preparation]:
@@ -80,10 +80,10 @@ def register_preparation(loss: str, when: Callable[[Any], bool] = lambda config:
     """
 
     def decorator(prepare: Preparation) -> Preparation:
-        known = _PREPARATIONS.get(loss)
+        known = PREPARATIONS.get(loss)
         if known is not None and known.prepare != prepare:
             raise ValueError(f"policy loss '{loss}' has a preparation already: {known.prepare.__module__}.{known.prepare.__qualname__}")
-        _PREPARATIONS[loss] = _Registered(prepare, when)
+        PREPARATIONS[loss] = _Registered(prepare, when)
         return prepare
 
     return decorator
@@ -91,7 +91,7 @@ def register_preparation(loss: str, when: Callable[[Any], bool] = lambda config:
 
 def find_preparation(loss: str, config: Any) -> Preparation | None:
     """The preparation of a loss under this config, if it needs one."""
-    registered = _PREPARATIONS.get(loss)
+    registered = PREPARATIONS.get(loss)
     return registered.prepare if registered is not None and registered.when(config) else None
 
 

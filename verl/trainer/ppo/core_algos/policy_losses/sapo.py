@@ -1,4 +1,4 @@
-"""SAPO: a soft gate in the place of the clip."""
+"""SAPO: a soft gate instead of the clip."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clamped_log_ratio, need_config, token_metrics, weighted_loss
-from verl.trainer.ppo.core_algos.registry import register_policy_loss
+from verl.trainer.ppo.registry import register_policy_loss
 
 
-@register_policy_loss("sapo")
+@register_policy_loss("sapo", reads=("tau_pos", "tau_neg"), positive=("tau_pos", "tau_neg"), averages="seq-mean-token-mean")
 def compute_policy_loss_sapo(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -31,16 +31,14 @@ def compute_policy_loss_sapo(
     Fails when: both temperatures are near 0, where it is unclipped importance sampling.
 
     Args:
-        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
         loss_agg_mode: not used; always `seq-mean-token-mean`.
-        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
-        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+        others: see `core_algos.policy_losses`.
 
     Returns:
         the loss and the metrics `actor/ppo_kl` (token mean), `actor/pg_clipfrac` and `actor/pg_clipfrac_lower` (always 0).
 
     Raises:
-        ValueError: shapes or devices differ, no config, or a temperature that is not positive.
+        ValueError: a temperature that is not positive.
     """
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     config = need_config(config, "sapo")

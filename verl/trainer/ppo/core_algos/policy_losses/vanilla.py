@@ -9,7 +9,7 @@ import torch
 
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
 from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clamped_log_ratio, clip_range, token_metrics, weighted_loss
-from verl.trainer.ppo.core_algos.registry import register_policy_loss
+from verl.trainer.ppo.registry import register_policy_loss
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ClippedLoss:
         return ClippedLoss(losses, log_ratio, clipped > unclipped, (pessimistic > bound) & (advantages < 0))
 
 
-@register_policy_loss("vanilla")
+@register_policy_loss("vanilla", reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
 def compute_policy_loss_vanilla(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -59,16 +59,13 @@ def compute_policy_loss_vanilla(
     Fails when: many updates reuse one batch (clipped tokens have no gradient), or long replies make token ratios noisy (see gspo).
 
     Args:
-        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
-        loss_agg_mode: see `agg_loss`.
-        config: `ActorConfig`; `global_batch_info` is passed to `agg_loss`.
-        rollout_is_weights: `[bsz, response_len]` detached weights of the off-policy correction.
+        others: see `core_algos.policy_losses`.
 
     Returns:
         the loss and the metrics `actor/pg_clipfrac`, `actor/ppo_kl`, `actor/pg_clipfrac_lower` (means over this micro-batch's tokens).
 
     Raises:
-        ValueError: shapes or devices differ, no config, or `clip_ratio_c <= 1`.
+        ValueError: `clip_ratio_c <= 1`.
     """
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     low, high = clip_range(config, "vanilla")

@@ -69,24 +69,28 @@ Fails when: the gap is in every token alike (another precision): it then masks w
 from verl.trainer.ppo.core_algos.rollout_correction.batch import (
     apply_bypass_mode,
     compute_rollout_correction_and_add_to_batch,
+    compute_rollout_correction_and_rejection_mask,
     narrow_by_m2po,
     over_policies,
     policies,
     sampler_gap_metrics,
+    staleness_metrics,
 )
-from verl.trainer.ppo.core_algos.rollout_correction.correction import compute_rollout_correction_and_rejection_mask
-from verl.trainer.ppo.core_algos.rollout_correction.divergence import compute_offpolicy_metrics, compute_rollout_corr_metrics_from_logprobs
-from verl.trainer.ppo.core_algos.rollout_correction.m2po import compute_m2po_mask
-from verl.trainer.ppo.core_algos.rollout_correction.metrics import SamplerGap, sampler_gap
+from verl.trainer.ppo.core_algos.rollout_correction.divergence import (
+    SamplerGap,
+    compute_offpolicy_metrics,
+    compute_rollout_corr_metrics_from_logprobs,
+    sampler_gap,
+)
 from verl.trainer.ppo.core_algos.rollout_correction.rejection import (
     RS_MODES,
     SUPPORTED_ROLLOUT_RS_OPTIONS,
     TOKEN_LEVEL_ROLLOUT_RS_OPTIONS,
+    compute_m2po_mask,
     compute_rollout_rejection_mask,
     compute_rs_metrics,
     parse_modes,
 )
-from verl.trainer.ppo.core_algos.rollout_correction.staleness import staleness_metrics
 from verl.trainer.ppo.core_algos.rollout_correction.weights import IS_LEVELS, compute_is_metrics, compute_rollout_correction_weights
 from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND, Band, parse_bounds
 

@@ -1,11 +1,15 @@
-"""How far trainer and sampler are apart as distributions: perplexities, KL and chi-squared."""
+"""How far trainer and sampler are apart: perplexities, KL and chi-squared of a batch, and sums that add up over micro-batches and ranks."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
 import torch
 
-from verl.trainer.ppo.core_algos.rollout_correction.rows import pieces, row_sum
-from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND
+from verl.trainer.ppo.core_algos.aggregation import pieces, row_sum
+from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND, Band
 
 
 @torch.no_grad()
@@ -71,3 +75,142 @@ def compute_rollout_corr_metrics_from_logprobs(
     """`compute_offpolicy_metrics` of the current policy against the sampler, as `rollout_corr/<name>`."""
     metrics = compute_offpolicy_metrics(log_prob, rollout_log_prob, response_mask)
     return {f"rollout_corr/{name}": value for name, value in metrics.items()}
+
+
+@dataclass(frozen=True)
+class SamplerGap:
+    """What `metrics` needs, over `tokens` unmasked tokens; gaps of disjoint tokens are joined with `+`.
+
+    Attributes:
+        tokens: how many.
+        log_prob_diff: sum of `|log_prob - rollout_log_prob|`.
+        prob_diff, prob_diff_square: sums of the absolute differences of the probabilities and of their squares.
+        prob, prob_square, rollout_prob, rollout_prob_square: sums of the trainer's and of the sampler's probabilities and their squares.
+        prob_product: sum of the products of both.
+        kl: sum of `rollout_log_prob - log_prob` (k1 of KL(sampler || trainer)).
+        k3_kl: sum of `r - log r - 1` with the ratio `r = exp(log_prob - rollout_log_prob)`, its logarithm clamped to +-20.
+        ratio_square: sum of `r^2`.
+        weight, weight_square: sums of the truncated token weight (0 outside a band) and of its square.
+        high, low: tokens whose ratio is above, below the bounds.
+        max_log_prob_diff, max_prob_diff: the largest of both differences.
+    """
+
+    tokens: float = 0.0
+    log_prob_diff: float = 0.0
+    prob_diff: float = 0.0
+    kl: float = 0.0
+    k3_kl: float = 0.0
+    ratio_square: float = 0.0
+    weight: float = 0.0
+    weight_square: float = 0.0
+    high: float = 0.0
+    low: float = 0.0
+    prob_diff_square: float = 0.0
+    prob: float = 0.0
+    prob_square: float = 0.0
+    rollout_prob: float = 0.0
+    rollout_prob_square: float = 0.0
+    prob_product: float = 0.0
+    max_log_prob_diff: float = 0.0
+    max_prob_diff: float = 0.0
+
+    def __add__(self, other: SamplerGap) -> SamplerGap:
+        """Both together."""
+        mine, theirs = self.sums(), other.sums()
+        return SamplerGap.of([a + b for a, b in zip(mine, theirs, strict=True)], map(max, self.maxima(), other.maxima()))
+
+    def sums(self) -> list[float]:
+        """The parts that add up over ranks (`all_reduce` with SUM)."""
+        return list(astuple(self))[:-2]
+
+    def maxima(self) -> list[float]:
+        """The parts of which the largest counts (`all_reduce` with MAX)."""
+        return list(astuple(self))[-2:]
+
+    @staticmethod
+    def of(sums: Sequence[float], maxima: Sequence[float] | map[float]) -> SamplerGap:
+        """The inverse of `sums` and `maxima`."""
+        return SamplerGap(*sums, *maxima)
+
+    def metrics(self) -> dict[str, float]:
+        """verl's names, and `rollout_corr/log_prob_diff_mean|max`; nothing when there is no token.
+
+        `rollout_corr/rollout_is_eff_sample_size` is `(sum w)^2 / (n sum w^2)`: 1 when no token weighs more than another.
+        """
+        if not self.tokens:
+            return {}
+        n = self.tokens
+        return {
+            "rollout_corr/log_prob_diff_mean": self.log_prob_diff / n,
+            "rollout_corr/log_prob_diff_max": self.max_log_prob_diff,
+            "rollout_corr/kl": self.kl / n,
+            "rollout_corr/k3_kl": self.k3_kl / n,
+            "rollout_corr/chi2_token": self.ratio_square / n - 1.0,
+            "rollout_corr/rollout_is_eff_sample_size": self.weight**2 / (n * self.weight_square) if self.weight_square else 0.0,
+            "rollout_corr/rollout_is_ratio_fraction_high": self.high / n,
+            "rollout_corr/rollout_is_ratio_fraction_low": self.low / n,
+            "training/rollout_probs_diff_mean": self.prob_diff / n,
+            "training/rollout_probs_diff_max": self.max_prob_diff,
+            **self._spread(),
+        }
+
+    def _spread(self) -> dict[str, float]:
+        """Standard deviation (n - 1) of the differences and Pearson correlation, where there are such: both need two tokens that differ."""
+        n = self.tokens
+        if n < 2:
+            return {}
+        out = {"training/rollout_probs_diff_std": math.sqrt(max(self.prob_diff_square - self.prob_diff**2 / n, 0.0) / (n - 1))}
+        mine, theirs = self.prob_square - self.prob**2 / n, self.rollout_prob_square - self.rollout_prob**2 / n
+        if min(mine, theirs) > 1e-12 * n:  # below it, rounding alone
+            both = self.prob_product - self.prob * self.rollout_prob / n
+            out["training/rollout_actor_probs_pearson_corr"] = max(-1.0, min(1.0, both / math.sqrt(mine * theirs)))
+        return out
+
+
+@torch.no_grad()
+def sampler_gap(
+    log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, response_mask: torch.Tensor, threshold: str | float = 2.0
+) -> SamplerGap:
+    """Measure the gap over the unmasked tokens of one (micro-)batch.
+
+    Args:
+        log_prob: the trainer's, `[bsz, response_len]`; masked entries may hold anything.
+        rollout_log_prob: the sampler's, the same shape.
+        response_mask: the same shape.
+        threshold: `algorithm.rollout_correction.rollout_is_threshold`; a single bound C is taken for the band 1/C..C in the shares.
+    """
+    band, gap = Band.parse(threshold), SamplerGap()
+    for piece in pieces(log_prob.detach(), rollout_log_prob.detach(), response_mask.bool()):
+        gap += _of_tokens(band, *piece)
+    return gap
+
+
+def _of_tokens(band: Band, log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, keep: torch.Tensor) -> SamplerGap:
+    ours, theirs = log_prob[keep].double(), rollout_log_prob[keep].double()
+    if not len(ours):
+        return SamplerGap()
+    log_ratio = ours - theirs
+    bounded = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    ratio = torch.exp(bounded)
+    weight = band.weigh(ratio)
+    prob, rollout_prob = ours.exp(), theirs.exp()
+    gap, prob_gap = log_ratio.abs(), (prob - rollout_prob).abs()
+    sums = (
+        gap,
+        prob_gap,
+        -log_ratio,
+        ratio - bounded - 1,
+        ratio.square(),
+        weight,
+        weight.square(),
+        ratio > band.upper,
+        ratio < band.floor,
+        prob_gap.square(),
+        prob,
+        prob.square(),
+        rollout_prob,
+        rollout_prob.square(),
+        prob * rollout_prob,
+    )
+    values = torch.stack([*(v.sum() for v in sums), gap.max(), prob_gap.max()]).tolist()
+    return SamplerGap(float(len(ours)), *values)

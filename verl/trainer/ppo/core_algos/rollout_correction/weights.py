@@ -7,7 +7,8 @@ import math
 import torch
 
 from verl.trainer.config.names import IS_LEVELS
-from verl.trainer.ppo.core_algos.rollout_correction.rows import check_log_ratio, row_mean, row_sum, set_mean, spread
+from verl.trainer.ppo.core_algos.aggregation import row_mean, row_sum, set_mean, spread
+from verl.trainer.ppo.core_algos.checks import check_log_ratio
 from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND, Band
 
 

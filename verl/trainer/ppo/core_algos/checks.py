@@ -1,4 +1,4 @@
-"""What estimators and losses refuse: tensors and columns that do not belong to the same rows, and numbers that are none."""
+"""What estimators and losses refuse: tensors and columns that do not belong to the same rows, and non-finite numbers."""
 
 from __future__ import annotations
 
@@ -41,3 +41,19 @@ def numbers(name: str, column: Any, valid: np.ndarray) -> np.ndarray:
     if len(bad):
         raise ValueError(f"{name}: {len(bad)} of {len(values)} rows are not finite (first: row {bad[0]})")
     return values
+
+
+def check_log_ratio(log_ratio: torch.Tensor, response_mask: torch.Tensor) -> None:
+    """Raises ValueError when shapes or devices differ, nothing is unmasked, or an unmasked entry is not finite."""
+    if log_ratio.shape != response_mask.shape:
+        raise ValueError(f"log-probs {tuple(log_ratio.shape)} do not match response_mask {tuple(response_mask.shape)}")
+    if log_ratio.device != response_mask.device:
+        raise ValueError(f"log-probs are on {log_ratio.device}, response_mask is on {response_mask.device}; move both to one device")
+    if not response_mask.any():
+        raise ValueError("response_mask must contain at least one valid token (1)")
+    bad = int((~torch.isfinite(log_ratio) & response_mask.bool()).sum())
+    if bad:
+        raise ValueError(
+            f"old_log_probs - rollout_log_probs is not finite for {bad} of {int(response_mask.sum())} tokens; "
+            "check that the sampler returns a log-prob for every token of its reply"
+        )

@@ -1,0 +1,263 @@
+"""Advantage estimators and policy losses by name: how one is registered, and what other parts of the trainer know of it.
+
+Importing `core_algos` registers all that its files hold, but takes torch, and seconds. Keys are checked before that, so what is not
+registered yet is read from the decorators and signatures in the source of `core_algos`: there is no second list.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class EstimatorTraits:
+    """What the trainer must know of an advantage estimator beside its parameters; the defaults suit one that says nothing of itself.
+
+    Attributes:
+        reads: the keys and sections of `algorithm` that have an effect only with an estimator that reads them; None: it may read any.
+        grouped: rows are compared with their group, so that one of equal rewards teaches nothing.
+        checks_rewards: it raises ValueError itself for rewards that are not finite, so nobody else has to read them for that.
+        learns_from: what it learns from beside the reward of a sample.
+        follows_calls: what it does with an episode's calls that the candidates of a tree, which are not a sequence, do not allow.
+        weighs_calls_by: the key of `algorithm` that weighs an agent's calls in the place of `call_weighting`.
+        cannot_weigh: what it does with calls that leaves no room for weights, unless trajectories are averaged first.
+        units: what an estimator that compares neither rows nor trajectories compares: a function of the settings and of the group, episode
+            and agent of each row, `[bsz]`, that returns the group and unit of each row, `[bsz]`.
+    """
+
+    reads: Sequence[str] | None = None
+    grouped: bool = True
+    checks_rewards: bool = False
+    learns_from: str = ""
+    follows_calls: str = ""
+    weighs_calls_by: str = ""
+    cannot_weigh: str = ""
+    units: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class LossTraits:
+    """What the trainer must know of a policy loss; the defaults suit one that says nothing of itself.
+
+    Attributes:
+        reads: the keys of `actor_rollout_ref.actor` that have an effect only with a loss that reads them; None: it may read any.
+        positive: those of them that must be positive.
+        averages: how token losses are averaged, whatever `loss_agg_mode` says; empty: as it says.
+        uses_every_row: rows without advantage have a gradient, or count in what is chosen from the whole mini-batch.
+    """
+
+    reads: Sequence[str] | None = None
+    positive: Sequence[str] = ()
+    averages: str = ""
+    uses_every_row: bool = False
+
+
+Traits = TypeVar("Traits", EstimatorTraits, LossTraits)
+
+
+class Parameters(NamedTuple):
+    """Parameters of a function that can be given by name, each with whether it has no default, and whether it takes any keyword."""
+
+    required: Mapping[str, bool]
+    any_keyword: bool
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Parameters:
+        """Those of a function."""
+        found = inspect.signature(function).parameters.values()
+        named = {p.name: p.default is p.empty for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        return cls(named, any(p.kind is p.VAR_KEYWORD for p in found))
+
+    @classmethod
+    def written(cls, arguments: ast.arguments) -> Parameters:
+        """Those of a function in a source file."""
+        positional = [*arguments.posonlyargs, *arguments.args]
+        without = len(positional) - len(arguments.defaults)
+        named = {p.arg: i < without for i, p in enumerate(positional) if p not in arguments.posonlyargs}
+        named |= {p.arg: default is None for p, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
+        return cls(named, arguments.kwarg is not None)
+
+
+class Registry(Generic[Traits]):
+    """Functions of one kind by name.
+
+    Args:
+        kind: what messages call them.
+        decorator: the name of the function that registers them.
+        traits: their class of traits.
+    """
+
+    def __init__(self, kind: str, decorator: str, traits: type[Traits]) -> None:
+        self.functions: dict[str, Callable[..., Any]] = {}
+        self._kind, self._decorator, self._type = kind, decorator, traits
+        self._given: dict[str, tuple[Callable[..., Any], Traits]] = {}
+
+    def register(self, names: Sequence[str | Enum], traits: Mapping[str, Any]) -> Callable[[Fn], Fn]:
+        """Return the decorator that registers a function; it raises ValueError when another function has one of the names."""
+        own = self._type(**traits)
+
+        def decorator(function: Fn) -> Fn:
+            for name in map(plain_name, names):
+                known = self.functions.get(name)
+                if known is not None and known != function:
+                    raise ValueError(
+                        f"{self._kind} '{name}' is already registered as {known.__module__}.{known.__qualname__}; choose another name"
+                    )
+                self.functions[name], self._given[name] = function, (function, own)
+            return function
+
+        return decorator
+
+    def names(self) -> list[str]:
+        """Return every name that can be chosen, sorted."""
+        return sorted({*self.functions, *self._written})
+
+    def function(self, name: str | Enum) -> Callable[..., Any]:
+        """Return the function registered under a name; raises ValueError listing the known ones."""
+        found = self.functions.get(plain_name(name))
+        if found is None:
+            raise self._unknown(name, self.functions)
+        return found
+
+    def traits(self, name: str | Enum) -> Traits:
+        """Return the traits of a function, the defaults for one that was put into `functions` by hand.
+
+        Raises ValueError for an unknown name.
+        """
+        name = plain_name(name)
+        function, given = self.functions.get(name), self._given.get(name)
+        if function is None:
+            return self._declared(name)[0]
+        return given[1] if given is not None and given[0] is function else self._type()
+
+    def reads(self, name: str | Enum, key: str) -> bool:
+        """Return whether a function reads a key, named itself or by its section; one that does not say what it reads may read any."""
+        own = self.traits(name).reads
+        return own is None or any(f"{key}.".startswith(f"{read}.") for read in own)
+
+    def readers(self, key: str) -> list[str]:
+        """Return the names of the functions that say that they read a key."""
+        return [name for name in self.names() if self.traits(name).reads is not None and self.reads(name, key)]
+
+    def parameters(self, name: str | Enum) -> Parameters:
+        """Return the parameters of a function. Raises ValueError for an unknown name."""
+        function = self.functions.get(plain_name(name))
+        return self._declared(plain_name(name))[1] if function is None else Parameters.of(function)
+
+    def _declared(self, name: str) -> tuple[Traits, Parameters]:
+        if name not in self._written:
+            raise self._unknown(name, self.names())
+        return self._written[name]
+
+    def _unknown(self, name: str | Enum, known: Iterable[str]) -> ValueError:
+        return ValueError(f"unknown {self._kind} '{plain_name(name)}'; registered are {sorted(known)}")
+
+    @cached_property
+    def _written(self) -> dict[str, tuple[Traits, Parameters]]:
+        """Traits and parameters of the package's own functions, by name, as its source has them."""
+        return {
+            name: (self._type(**traits), parameters)
+            for decorator, names, traits, parameters in _decorated()
+            if decorator == self._decorator
+            for name in names
+        }
+
+
+@cache
+def _decorated() -> list[tuple[str, list[str], dict[str, Any], Parameters]]:
+    """(decorator, names, traits, parameters) of every function of `core_algos` that is registered."""
+    files = sorted((Path(__file__).parent / "core_algos").rglob("*.py"))
+    return [found for file in files for found in _decorated_in(file.read_text(encoding="utf-8"))]
+
+
+def _decorated_in(source: str) -> Iterator[tuple[str, list[str], dict[str, Any], Parameters]]:
+    """Those of one file. A trait that is a function is left out: it is called only where `core_algos` is imported."""
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)] if "@register_" in source else []
+    for function in functions:
+        for call in function.decorator_list:
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+                names = [ast.literal_eval(name) for name in call.args]
+                traits = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if not isinstance(k.value, ast.Name)}
+                yield call.func.id, names, traits, Parameters.written(function.args)
+
+
+ESTIMATORS = Registry("advantage estimator", "register_adv_est", EstimatorTraits)
+POLICY_LOSSES = Registry("policy loss", "register_policy_loss", LossTraits)
+# verl's names of the two; what is put in them by hand can be chosen as well.
+ADV_ESTIMATOR_REGISTRY = ESTIMATORS.functions
+POLICY_LOSS_REGISTRY = POLICY_LOSSES.functions
+
+
+class AdvantageEstimator(StrEnum):
+    """verl's names of its advantage estimators; another one needs only the name given to `register_adv_est`."""
+
+    GAE = "gae"
+    GDPO = "gdpo"
+    GPG = "gpg"
+    GRPO = "grpo"
+    GRPO_PASSK = "grpo_passk"
+    GRPO_VECTORIZED = "grpo_vectorized"
+    OPO = "opo"
+    OPTIMAL_TOKEN_BASELINE = "optimal_token_baseline"
+    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
+    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline"
+    REMAX = "remax"
+    RLOO = "rloo"
+    RLOO_VECTORIZED = "rloo_vectorized"
+    TIR_OPTIMAL_TOKEN_BASELINE = "tir_optimal_token_baseline"
+
+
+def plain_name(name: str | Enum) -> str:
+    """Return a name as text."""
+    return str(name.value) if isinstance(name, Enum) else name
+
+
+def register_adv_est(name_or_enum: str | Enum, *aliases: str, **traits: Any) -> Callable[[Fn], Fn]:
+    """Register an advantage estimator; raises ValueError when another function has one of the names.
+
+    Args:
+        name_or_enum: its name in `algorithm.adv_estimator`.
+        *aliases: more names for it.
+        **traits: fields of `EstimatorTraits`, literals where they are known before torch is imported.
+    """
+    return ESTIMATORS.register((name_or_enum, *aliases), traits)
+
+
+def get_adv_estimator_fn(name_or_enum: str | Enum) -> Callable[..., Any]:
+    """Return the estimator registered under a name; raises ValueError listing the known ones."""
+    return ESTIMATORS.function(name_or_enum)
+
+
+def register_policy_loss(name: str, *aliases: str, **traits: Any) -> Callable[[Fn], Fn]:
+    """Register a policy loss; raises ValueError when another function has one of the names.
+
+    Args:
+        name: its name in `actor_rollout_ref.actor.policy_loss.loss_mode`.
+        *aliases: more names for it.
+        **traits: fields of `LossTraits`, literals where they are known before torch is imported.
+    """
+    return POLICY_LOSSES.register((name, *aliases), traits)
+
+
+def get_policy_loss_fn(name: str) -> Callable[..., Any]:
+    """Return the policy loss registered under a name; raises ValueError listing the known ones."""
+    return POLICY_LOSSES.function(name)
+
+
+def estimator_takes(name: str | Enum, parameter: str) -> bool:
+    """Return whether an estimator has a parameter of that name; raises ValueError for an unknown estimator."""
+    return parameter in ESTIMATORS.parameters(name).required
+
+
+def estimator_needs(name: str | Enum, parameter: str) -> bool:
+    """Return whether an estimator has a parameter of that name without a default; raises ValueError for an unknown estimator."""
+    return ESTIMATORS.parameters(name).required.get(parameter, False)
