@@ -1,15 +1,16 @@
-"""For tests of workflows: an engine that follows a script, a small tokenizer, and `check_env` for an environment of one's own."""
+"""For tests of workflows: a team whose replies are scripted, and `check_env` for an environment of one's own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_system.env_check import check_env
-from verl.protocol.generate import GenerateRequest, Generation, RolloutError
+from agent_system.rollout import AgentBinding, Collector, CollectorSettings
+from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
 
-__all__ = ["CHAT_TEMPLATE", "Script", "ScriptedEngine", "check_env", "make_tokenizer"]
+__all__ = ["CHAT_TEMPLATE", "Script", "ScriptedEngine", "check_env", "make_tokenizer", "scripted_team"]
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -79,6 +80,48 @@ class ScriptedEngine:
 
     def _constant(self, length: int) -> tuple[float, ...]:
         return self._log_probs.setdefault(length, (-0.5,) * length)
+
+
+def scripted_team(
+    workflow: str,
+    replies: Mapping[str, Script],
+    *,
+    env_name: str = "",
+    options: Mapping[str, Any] | None = None,
+    env_params: Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
+    max_tokens: int = 4000,
+    max_prompt_length: int = 8000,
+    delay: Callable[[GenerateRequest], Awaitable[None]] | None = None,
+    **settings: Any,
+) -> Collector:
+    """Return a registered workflow whose agents answer from scripts; its `collect` plays tasks.
+
+    Args:
+        workflow: name of the orchestra.
+        replies: the script of each agent of the team, see `ScriptedEngine`.
+        env_name: of the environment; by default that of the orchestra.
+        options, env_params: what `agent.orchestra.<workflow>` and `env.params` would say.
+        tokenizer: default `make_tokenizer()`.
+        max_tokens, max_prompt_length: limits of a reply and a prompt.
+        delay: see `ScriptedEngine`.
+        settings: fields of `CollectorSettings`, such as `max_steps`.
+    """
+    tokenizer, sampling = tokenizer or make_tokenizer(), SamplingParams(max_tokens=max_tokens)
+    bindings = {
+        agent: AgentBinding(
+            agent, agent, agent, ScriptedEngine(tokenizer, script, delay=delay), tokenizer, sampling, sampling, max_prompt_length
+        )
+        for agent, script in replies.items()
+    }
+    return Collector.from_names(
+        orchestra_type=workflow,
+        env_name=env_name or workflow,
+        bindings=bindings,
+        settings=CollectorSettings(**settings),
+        orchestra_options=options,
+        env_params=env_params,
+    )
 
 
 def make_tokenizer(corpus: Iterable[str] = (), vocab_size: int = 512) -> Any:

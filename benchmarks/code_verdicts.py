@@ -34,10 +34,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system.sandbox import Limits, SandboxSettings, close_shared, configure, shared_sandbox
-from agent_system.workflows.code.prepare import Preparation, solve
-from agent_system.workflows.code.problem import Problem
-from agent_system.workflows.code.runs import check_program
-from agent_system.workflows.code.sets import Raw, human_eval
+from agent_system.workflows.code.world.prepare import Preparation, solve
+from agent_system.workflows.code.world.problem import Problem
+from agent_system.workflows.code.world.runs import check_program
+from agent_system.workflows.code.world.sets import Raw, human_eval
 
 logger = logging.getLogger("code_verdicts")
 ROWS = Path(__file__).resolve().parents[2] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system import AgentRegistry, BaseAgent, BaseEnv, BaseOrchestra, EnvRegistry, Observation, OrchestraRegistry, Outcome, Task, Turn
 from agent_system.projection import Projection
-from agent_system.workflows.math.generate import generate_split, to_row
+from examples.embedded.math.tasks import generate_split, to_row
 from recipe.runs import overrides_of, read_metrics
 from verl.models.loader import without_progress_bars
 from verl.models.tiny import TinyModelSize, make_tiny_model

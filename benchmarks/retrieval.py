@@ -35,9 +35,9 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agent_system.workflows.search.generate import Question, generate_split, to_document
-from agent_system.workflows.search.retrieval.local import LocalServer
-from agent_system.workflows.search.retrieval.wire import question, read_answer
+from agent_system.workflows.search.world.local import LocalServer
+from agent_system.workflows.search.world.wire import question, read_answer
+from examples.embedded.search.tasks import Question, generate_split, to_document
 
 logger = logging.getLogger("retrieval")
 DEPTHS = (1, 3, 5, 10)

@@ -33,8 +33,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from agent_system.rollout.collector import CollectResult
-from agent_system.workflows.math.demos import Course, make_demos
-from agent_system.workflows.math.generate import generate_split, to_row
+from examples.embedded.math.demos import MathCourse, make_demos
+from examples.embedded.math.tasks import generate_split, to_row
 from verl.models.loader import load_causal_lm, without_progress_bars
 from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.protocol import DataProto
@@ -187,7 +187,7 @@ def make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
 
     problems, _ = generate_split(args.tasks * 2, 8, 0)
     size = TinyModelSize(hidden_size=args.hidden, intermediate_size=3 * args.hidden)
-    conversations = make_demos(Course(count=400), 0, exclude=frozenset())
+    conversations = make_demos(MathCourse(count=400), 0, exclude=frozenset())
     with without_progress_bars():
         make_tiny_model(folder / "model", (m["content"] for conversation in conversations for m in conversation), size=size)
     (folder / "tasks.jsonl").write_text("".join(json.dumps(to_row(p, i, "train")) + "\n" for i, p in enumerate(problems)))

@@ -40,15 +40,15 @@ from agent_system import BaseEnv, Projection, Task
 from agent_system.reward import RewardSettings
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings, EnvFactory, TreeSettings
 from agent_system.workflows import plan_path, sokoban, sudoku
-from agent_system.workflows.plan_path.demos import Course, make_demos
-from agent_system.workflows.plan_path.generate import generate
-from agent_system.workflows.plan_path.orchestra import PlanPathOrchestra
-from agent_system.workflows.plan_path.walkers import careful_moves
-from agent_system.workflows.sokoban.generate import generate as generate_rooms
-from agent_system.workflows.sudoku.action import cells_text
-from agent_system.workflows.sudoku.generate import Kind
-from agent_system.workflows.sudoku.generate import generate as generate_puzzles
-from agent_system.workflows.sudoku.puzzle import to_text
+from agent_system.workflows.plan_path.team import PlanPathOrchestra
+from agent_system.workflows.plan_path.world.generate import generate
+from agent_system.workflows.sokoban.world.generate import generate as generate_rooms
+from agent_system.workflows.sudoku.world.action import cells_text
+from agent_system.workflows.sudoku.world.generate import Kind
+from agent_system.workflows.sudoku.world.generate import generate as generate_puzzles
+from agent_system.workflows.sudoku.world.puzzle import to_text
+from examples.embedded.plan_path.demos import PlanPathCourse, make_demos
+from examples.embedded.plan_path.walkers import careful_moves
 from verl.models.loader import load_causal_lm, load_tokenizer, without_progress_bars
 from verl.models.tiny import make_tiny_model
 from verl.protocol.generate import SamplingParams
@@ -83,7 +83,7 @@ class Prompts:
     """Counts what the engine computes for the same tasks with one candidate and with several."""
 
     def __init__(self, folder: str, args: argparse.Namespace) -> None:
-        corpus = [message["content"] for demo in make_demos(Course(count=200), seed=0) for message in demo]
+        corpus = [message["content"] for demo in make_demos(PlanPathCourse(count=200), seed=0) for message in demo]
         with without_progress_bars():
             make_tiny_model(folder, corpus)
             self.tokenizer, self.args = load_tokenizer(folder), args

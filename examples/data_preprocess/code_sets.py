@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.sandbox import Limits, SandboxSettings, configure
-from agent_system.workflows.code.prepare import Preparation, prepare
-from agent_system.workflows.code.sets import SETS
+from agent_system.workflows.code.world.prepare import Preparation, prepare
+from agent_system.workflows.code.world.sets import SETS
 from verl.utils.dataset import DatasetError, read_rows, write_rows
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_system.workflows.math.data import find_answer, make_row
+from agent_system.workflows.math.world.rows import find_answer, make_row
 from verl.utils.dataset import DatasetError, write_rows
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_system.workflows.math.data import find_answer, make_row
+from agent_system.workflows.math.world.rows import find_answer, make_row
 from verl.utils.dataset import DatasetError, read_rows, write_rows
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_system.workflows.search.data import find_answers, find_question, make_row
-from agent_system.workflows.search.reward import AnswerError, can_be_given
+from agent_system.workflows.search.world.answers import AnswerError, can_be_given
+from agent_system.workflows.search.world.rows import find_answers, find_question, make_row
 from verl.utils.dataset import DatasetError, read_rows, write_rows
 
 logger = logging.getLogger(__name__)

@@ -31,18 +31,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from examples.embedded.worlds import WORLDS, Messages, Row
+from agent_system.workflows.data import write_split
+from examples.embedded.course import Messages
+from examples.embedded.worlds import WORLDS
 from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.trainer.sft.config import SFTConfig
 
 logger = logging.getLogger(__name__)
-# What carries a recipe out. They are not imported to be hashed: a second run, which finds its folder, does without torch.
-MODULES = (
-    "examples.embedded.worlds",
-    "examples.embedded.prepare",
-    "verl.models.tiny",
-    *(f"verl.trainer.sft.{name}" for name in ("data", "loop", "muon", "optim")),
-)
+# What carries a recipe out, besides the workflow and the code here. They are not imported to be hashed: a second run, which finds its
+# folder, does without torch.
+MODULES = ("verl.models.tiny", *(f"verl.trainer.sft.{name}" for name in ("data", "loop", "muon", "optim")))
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,11 @@ def recipe_hash(recipe: Recipe) -> str:
     """Return a short hash of the recipe and of the source files that carry it out."""
     digest = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode())
     world = WORLDS[recipe.world]
-    packages = [Path(str(package.__file__)).parent for package in (world.package, *world.borrows)]
+    folders = [Path(str(find_spec(name).origin)).parent for name in ("agent_system.workflows", "examples.embedded.prepare")]
     modules = [Path(str(find_spec(name).origin)) for name in MODULES]
-    for path in (*(path for package in packages for path in sorted(package.glob("*.py"))), *modules):
+    shared = [path for folder in folders for path in sorted(folder.glob("*.py"))]
+    own = [path for folder in folders for name in (recipe.world, *world.borrows) for path in sorted((folder / name).rglob("*.py"))]
+    for path in (*shared, *own, *modules):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -108,11 +108,8 @@ def _make(folder: Path, recipe: Recipe, num_threads: int, data_only: bool) -> No
     aside = Path(tempfile.mkdtemp(prefix=".partial-", dir=out))
     try:
         world = WORLDS[recipe.world]
-        split = world.split(recipe.num_train, recipe.num_test, recipe.seed, recipe.course)
-        _write_parquet(split.train, aside / "train.parquet")
-        _write_parquet(split.test, aside / "test.parquet")
-        for name, content in split.files.items():
-            (aside / name).write_text(content, encoding="utf-8")
+        split = world.tasks.split(recipe.num_train, recipe.num_test, recipe.seed, recipe.course.difficulty)
+        write_split(split, aside)
         if not data_only:
             _make_model(aside, recipe, world.demos(recipe.course, recipe.seed, split.test_keys), num_threads)
         aside.chmod(0o755)
@@ -150,13 +147,6 @@ def _sft_config(recipe: Recipe, folder: Path, num_threads: int) -> SFTConfig:
     config.trainer.num_threads = num_threads
     config.trainer.device = "cpu"
     return config
-
-
-def _write_parquet(rows: Sequence[Row], path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
 
 
 def _write_jsonl(conversations: Sequence[Messages], path: Path) -> None:

@@ -20,6 +20,7 @@ from verl.trainer.main_ppo import check_team
 from verl.trainer.run_parts import resolve_defaults
 from verl.trainer.settings_check import check_settings
 
+SERVER = "python -m agent_system.workflows.search.world.server"
 CODE_SETS = "python examples/data_preprocess/code_sets.py"
 # Command to what runs it; a path is a test or a script that exists.
 ELSEWHERE = {
@@ -28,8 +29,11 @@ ELSEWHERE = {
     "bash scripts/test.sh fuzz": "tests/house/test_scripts.py",
     "bash scripts/setup.sh cpu-vllm": "tests/house/test_scripts.py",
     "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu bash scripts/setup.sh cpu-vllm": "tests/house/test_scripts.py",
-    "python -m agent_system.workflows.search.server --corpus wiki.jsonl --port 8000": "tests/agent_system/workflows/search/test_server.py",
+    f"{SERVER} --corpus wiki.jsonl --port 8000": "tests/agent_system/workflows/search/test_server.py",
     "bash scripts/test.sh tests/agent_system -k prompt": ".ci/run",
+    "python -m agent_system.new my_flow": "tests/agent_system/new/test_new.py",
+    "python -m pytest my_flow": "tests/agent_system/new/test_new.py",
+    "bash my_flow/train.sh": "tests/agent_system/new/test_new.py",
     f"{CODE_SETS} --set human_eval --input HumanEval.jsonl --output data/human_eval": "tests/agent_system/workflows/code/test_prepare.py",
     f"{CODE_SETS} --set apps --input train.jsonl test.jsonl --output data/apps": "tests/agent_system/workflows/code/test_prepare.py",
     '.venv/bin/python -m pytest tests/trainer -m "not ray"': "scripts/test.sh",

@@ -19,8 +19,8 @@ from verl.trainer.config.spec import describe
 
 KEYS = {name for name, *_ in describe(RunConfig)}
 KEY = re.compile(r"(?<![\w./])(?:data|actor_rollout_ref|critic|algorithm|reward|agent|env|rollout|sandbox|trainer|ray_init)\.[\w.]*\w")
-# Dotted names that look like keys and are none: a file, and methods of the agent side.
-NOT_KEYS = {"data.pt", "env.step"}
+# Dotted names that look like keys and are none: files, and methods of the agent side.
+NOT_KEYS = {"data.pt", "env.step", "env.py"}
 RUN_FOLDER = Path("outputs") / "verl-mas" / "draft"
 
 

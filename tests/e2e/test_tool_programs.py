@@ -10,8 +10,7 @@ import pytest
 from agent_system import AgentSystemError
 from agent_system.projection import Projection
 from agent_system.workflows.plan_path import EXECUTOR, TOOL, ToolAgent
-from agent_system.workflows.plan_path.generate import generate, to_row
-from agent_system.workflows.plan_path.options import Difficulty
+from agent_system.workflows.plan_path.world.generate import Difficulty, generate, to_row
 from agent_system.workflows.programs import Program
 from tests.e2e.conftest import Run, read_metrics
 

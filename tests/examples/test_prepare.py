@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_system.workflows.math.demos import Course
+from examples.embedded.math.demos import MathCourse
 from examples.embedded.prepare import Recipe, prepare, recipe_hash
 from examples.embedded.worlds import WORLDS
 from tests.house.source import ROOT
@@ -15,7 +15,7 @@ TINY = Recipe(
     num_train=20,
     num_test=5,
     size=TinyModelSize(hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, num_kv_heads=1),
-    course=Course(count=64),
+    course=MathCourse(count=64),
     batch_size=16,
 )
 
@@ -24,7 +24,7 @@ TINY = Recipe(
 def test_every_world_has_tasks_and_demonstrations_that_do_not_overlap(world):
     ours = WORLDS[world]
     course = replace(ours.course, count=40)
-    split = ours.split(30, 10, 3, course)
+    split = ours.tasks.split(30, 10, 3, course.difficulty)
     assert (len(split.train), len(split.test)) == (30, 10) and 0 < len(split.test_keys) <= 10
     texts = [{row["prompt"][0]["content"] for row in rows} for rows in (split.train, split.test)]
     assert not texts[0] & texts[1]

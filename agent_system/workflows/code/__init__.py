@@ -1,9 +1,7 @@
 """Programming by a team of two: the Coder Agent writes a program, the Tester Agent writes tests, and both are run."""
 
-from agent_system.workflows.code.agents import CODER, TESTER, CoderAgent, TesterAgent
-from agent_system.workflows.code.env import CodeEnv
-from agent_system.workflows.code.options import CodeEnvOptions, CodeOptions
-from agent_system.workflows.code.orchestra import CodeOrchestra
+from agent_system.workflows.code.env import CodeEnv, CodeEnvOptions
+from agent_system.workflows.code.team import CODER, TESTER, CodeOptions, CodeOrchestra, CoderAgent, TesterAgent
 
 __all__ = [
     "CODER",

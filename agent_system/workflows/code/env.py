@@ -1,26 +1,66 @@
-"""The world: a program and tests a turn, both run in the sandbox, until the team's own tests pass or the turns are over."""
+"""The world: a program and tests a turn, both run in the sandbox, until the team's own tests pass or the turns are over.
+
+The rewards have the coefficients of "Stronger-MAS" (arXiv 2510.11062) by default.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
+from agent_system.errors import AgentSystemError
+from agent_system.options import check_choice, check_floats
 from agent_system.registry import EnvRegistry
 from agent_system.sandbox import Reason
-from agent_system.workflows.code.agents import CODER, TESTER
-from agent_system.workflows.code.options import CodeEnvOptions
-from agent_system.workflows.code.problem import Case, Problem, read_problem
-from agent_system.workflows.code.prompts import CALL_FORM, interface
-from agent_system.workflows.code.replies import read_tests
-from agent_system.workflows.code.reward import builds, coder_reward, pass_rate, smokes, tester_reward
-from agent_system.workflows.code.runs import Checked, Truth, check_program
+from agent_system.workflows.code.team import CALL_FORM, CODER, TESTER, interface
+from agent_system.workflows.code.world.problem import Case, Problem, read_problem
+from agent_system.workflows.code.world.replies import read_tests
+from agent_system.workflows.code.world.runs import Checked, Truth, check_program
 
 Results = tuple[Checked, ...]
 
 COUNTED = ("coder/unparsed", "coder/limits", "tester/unparsed", "tester/tests", "tester/contradictory", "tester/surplus")
+STOPS = ("tests", "golden")
+SMOKE_TESTS = 3
+
+
+@dataclass(frozen=True)
+class CodeEnvOptions:
+    """Options under `env.params`.
+
+    Attributes:
+        stop: what ends an episode before `env.max_steps`: tests (the program passes all tests of the Tester) | golden (it passes all golden
+            tests: the team is told by an oracle when it is right).
+        max_tests: tests of one reply that count; later ones are ignored and counted.
+        min_tests: tests that the full `reference_reward` takes: it is paid for the share of so many, where a reply has fewer.
+        tolerance: how far numbers with a fraction may be apart, absolute or relative.
+        build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by itself on each of the first three golden
+            tests with an answer, and times the share of golden tests that it passes.
+        valid_reward, reference_reward: local, for a reply with a test that the reference solution runs to its end (that can be read, where
+            there is no reference), and times the share of its tests that the reference solution passes.
+    """
+
+    stop: str = "tests"
+    max_tests: int = 8
+    min_tests: int = 1
+    tolerance: float = 1e-6
+    build_reward: float = 0.1
+    smoke_reward: float = 0.1
+    pass_reward: float = 0.8
+    valid_reward: float = 0.2
+    reference_reward: float = 0.8
+
+    def __post_init__(self) -> None:
+        check_choice("env.params.stop", self.stop, STOPS)
+        if self.max_tests < 1:
+            raise AgentSystemError(f"env.params.max_tests must be 1 or more, found {self.max_tests}")
+        if not 1 <= self.min_tests <= self.max_tests:
+            raise AgentSystemError(f"env.params.min_tests must be from 1 to max_tests ({self.max_tests}), found {self.min_tests}")
+        check_floats(self, "env.params")
 
 
 @EnvRegistry.register("code")
@@ -168,3 +208,36 @@ def _shown(case: Case, function: str) -> str:
 
 def _text(expected: Any, function: str) -> str:
     return json.dumps(expected) if function else str(expected)
+
+
+def pass_rate(checked: Sequence[Checked], least: int = 1) -> float:
+    """Share of tests that were passed; where fewer than `least` were run, the others count as not passed."""
+    return sum(one.passed for one in checked) / max(len(checked), least, 1)
+
+
+def builds(golden: Sequence[Checked]) -> bool:
+    """Whether a program, run on at least one test, compiles."""
+    return bool(golden) and not golden[0].reason.is_no_program
+
+
+def smokes(golden: Sequence[Checked]) -> bool:
+    """Whether a program ended well on each of the first three tests, with an answer, or with none where that is right."""
+    return bool(golden) and all(one.reason is Reason.OK and (one.passed or not one.silent) for one in golden[:SMOKE_TESTS])
+
+
+def coder_reward(golden: Sequence[Checked], options: CodeEnvOptions) -> float:
+    """What a reply of the Coder earns for itself; `golden` is empty where it held no program."""
+    built = options.build_reward * builds(golden) + options.smoke_reward * smokes(golden)
+    return built + options.pass_reward * pass_rate(golden)
+
+
+def tester_reward(by_reference: Sequence[Checked], num_tests: int, valid: bool, options: CodeEnvOptions) -> float:
+    """What a reply of the Tester earns for itself.
+
+    Args:
+        by_reference: its tests, run on the reference solution; empty where there is none.
+        num_tests: how many it holds, those that contradict each other included.
+        valid: it holds a test that the reference runs to its end, or a test at all where there is no reference.
+    """
+    right = pass_rate(by_reference, max(num_tests, options.min_tests))
+    return options.valid_reward * valid + options.reference_reward * right

@@ -1,10 +1,9 @@
 """Environments of Gymnasium and PettingZoo: one player or several, in turn or at the same time, with or without advisers."""
 
-from agent_system.workflows.farama.spaces import IllegalActionError, actions_text, read_action, text_of  # isort: skip
-from agent_system.workflows.farama.agents import FaramaAgent
-from agent_system.workflows.farama.env import FaramaEnv
-from agent_system.workflows.farama.options import FaramaEnvOptions, FaramaOptions
-from agent_system.workflows.farama.orchestra import FaramaOrchestra
+# First, because it says what to install where gymnasium is missing.
+from agent_system.workflows.farama.world.spaces import IllegalActionError, actions_text, read_action, text_of  # isort: skip
+from agent_system.workflows.farama.env import FaramaEnv, FaramaEnvOptions
+from agent_system.workflows.farama.team import FaramaAgent, FaramaOptions, FaramaOrchestra
 
 __all__ = [
     "FaramaAgent",

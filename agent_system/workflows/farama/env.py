@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
@@ -13,15 +14,67 @@ from gymnasium import spaces
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
+from agent_system.options import check_choice
 from agent_system.registry import EnvRegistry
-from agent_system.workflows.farama.game import Game, split
-from agent_system.workflows.farama.make import make_world
-from agent_system.workflows.farama.options import FaramaEnvOptions
-from agent_system.workflows.farama.snapshot import freeze, thaw
-from agent_system.workflows.farama.spaces import IllegalActionError, actions_text, read_action, text_of
+from agent_system.workflows.farama.world.game import Game, split
+from agent_system.workflows.farama.world.make import make_world
+from agent_system.workflows.farama.world.snapshot import freeze, thaw
+from agent_system.workflows.farama.world.spaces import IllegalActionError, actions_text, read_action, text_of
 
+APIS = ("gymnasium", "aec", "parallel")
+REWARDS = ("auto", "each", "sum", "mean")
 NOTHING_DONE = "The last answer held no legal action, so nothing was done."
 _COLOUR = re.compile(r"\x1b\[[\d;]*m(.*?)\x1b\[0m")
+
+
+@dataclass(frozen=True)
+class FaramaEnvOptions:
+    """Options under `env.params`.
+
+    Attributes:
+        env_id: what to play: an id for `gymnasium.make` or `pettingzoo.make`, or, for PettingZoo, `module:function` of one that is not
+            registered.
+        api: gymnasium | aec (PettingZoo, one player at a time) | parallel (PettingZoo, all at the same time).
+        kwargs: arguments of its constructor.
+        actions: names of the actions of a Discrete space, in order; empty takes their numbers.
+        random_seats: players that no agent plays; they make legal moves at random.
+        rewards: who gets them: each (every player its own, as its local reward) | sum, mean (over the team's players, as the team reward)
+            | auto (sum when the team has one player, else each).
+        reward_scale: factor of what the world pays.
+        illegal_penalty: local, for a reply that holds no legal action.
+        success_return: least sum of the team's rewards, not scaled, that is a success; None reports none.
+    """
+
+    env_id: str = ""
+    api: str = "gymnasium"
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    actions: list[str] = field(default_factory=list)
+    random_seats: list[str] = field(default_factory=list)
+    rewards: str = "auto"
+    reward_scale: float = 1.0
+    illegal_penalty: float = 0.1
+    success_return: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.env_id:
+            raise AgentSystemError(
+                "env.params.env_id is missing; name what to play, such as FrozenLake-v1, or classic/tictactoe-v3 with env.params.api=aec"
+            )
+        check_choice("env.params.api", self.api, APIS)
+        check_choice("env.params.rewards", self.rewards, REWARDS)
+        if not isinstance(self.kwargs, Mapping):
+            raise AgentSystemError(f"env.params.kwargs must be arguments by name, found {self.kwargs!r}")
+        for name in ("actions", "random_seats"):
+            check_names(f"env.params.{name}", getattr(self, name))
+        if self.random_seats and self.api == "gymnasium":
+            raise AgentSystemError("env.params.random_seats has no effect with env.params.api=gymnasium, where there is one player")
+        if not math.isfinite(self.reward_scale):
+            raise AgentSystemError(f"env.params.reward_scale must be a finite number, found {self.reward_scale}")
+        if not 0 <= self.illegal_penalty < math.inf:
+            raise AgentSystemError(f"env.params.illegal_penalty must be a finite number, 0 or more, found {self.illegal_penalty}")
+        wanted = self.success_return
+        if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int | float) or not math.isfinite(wanted)):
+            raise AgentSystemError(f"env.params.success_return must be a finite number, found {wanted!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +137,7 @@ class FaramaEnv(BaseEnv):
     def reset(self, task: Task) -> Observation:
         """Start a game. Raises AgentSystemError for a world that cannot be made, or a seed that is no number."""
         if self._game is None:
-            self._game = Game(make_world(self.config), self.config.random_seats)
+            self._game = Game(make_world(self.config.env_id, self.config.api, self.config.kwargs), self.config.random_seats)
         seed = task.extra.get("seed")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0):
             raise AgentSystemError(f"task {task.task_id!r}: extra_info.seed must be a whole number, 0 or more, found {seed!r}")
@@ -199,3 +252,11 @@ class FaramaEnv(BaseEnv):
         actions = "; ".join(dict.fromkeys(view.actions for view in views.values()))
         text = f"{self._question}\n\n{seen}" if self._question else seen
         return Observation(text, {"agent": agent_id, "actions": actions, "to_act": self.game.movers})
+
+
+def check_names(name: str, values: Any) -> None:
+    """Raise AgentSystemError unless `values` is a list of different names; `name` is the option's."""
+    if not isinstance(values, list | tuple) or not all(isinstance(v, str) and v.strip() for v in values):
+        raise AgentSystemError(f"{name} must be a list of names, found {values!r}; quote numbers: ['0', '1']")
+    if len({v.strip().casefold() for v in values}) < len(values):
+        raise AgentSystemError(f"{name} names something twice: {', '.join(values)}")

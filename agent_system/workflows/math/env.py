@@ -10,9 +10,9 @@ from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.projection import last_boxed
 from agent_system.registry import EnvRegistry
-from agent_system.workflows.math.agents import APPROVE, REJECT, SOLVER, VERIFIER
-from agent_system.workflows.math.grader_pool import Verdict
-from agent_system.workflows.math.reward import grade, shared_pool
+from agent_system.workflows.math.team import APPROVE, REJECT, SOLVER, VERIFIER
+from agent_system.workflows.math.world.grade import grade, shared_pool
+from agent_system.workflows.math.world.grader_pool import Verdict
 
 logger = logging.getLogger(__name__)
 

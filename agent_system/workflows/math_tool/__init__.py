@@ -1,9 +1,7 @@
 """Mathematics by a team of two: the Reasoner Agent by reasoning, the Tool Agent by a program, until they agree."""
 
-from agent_system.workflows.math_tool.agents import REASONER, TOOL_USER, ReasonerAgent, ToolUserAgent
-from agent_system.workflows.math_tool.env import MathToolEnv
-from agent_system.workflows.math_tool.options import MathToolEnvOptions, MathToolOptions
-from agent_system.workflows.math_tool.orchestra import MathToolOrchestra
+from agent_system.workflows.math_tool.env import MathToolEnv, MathToolEnvOptions
+from agent_system.workflows.math_tool.team import REASONER, TOOL_USER, MathToolOptions, MathToolOrchestra, ReasonerAgent, ToolUserAgent
 
 __all__ = [
     "REASONER",

@@ -9,18 +9,53 @@ from dataclasses import dataclass
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
+from agent_system.options import check_choice, check_floats
 from agent_system.projection import last_boxed
 from agent_system.registry import EnvRegistry
 from agent_system.sandbox import RunResult, shared_sandbox
-from agent_system.workflows.math.grader_pool import Verdict
-from agent_system.workflows.math.reward import grade, shared_pool
-from agent_system.workflows.math_tool.agents import REASONER, TOOL_USER
-from agent_system.workflows.math_tool.options import MathToolEnvOptions
+from agent_system.workflows.math.world.grade import grade, shared_pool
+from agent_system.workflows.math.world.grader_pool import Verdict
+from agent_system.workflows.math_tool.team import REASONER, TOOL_USER
 
 logger = logging.getLogger(__name__)
 
 LONGEST_SHOWN = 200
 READ_AT_ONCE = 16_384
+DECIDERS = ("reasoner", "tool")
+
+
+@dataclass(frozen=True)
+class MathToolEnvOptions:
+    """Options under `env.params`.
+
+    Attributes:
+        decides: whose answer is the team's where they do not agree: reasoner | tool; where it has none, the team is wrong.
+        format_reward, match_reward: Reasoner, local, for an answer in a box and for a right one.
+        build_reward, run_reward, output_reward: Tool-user, local, for a program that compiles, one that ends by itself and prints an
+            answer, one whose answer is right.
+        tolerance: relative, for the number that a program prints, against the truth and the Reasoner's answer; integers stay exact.
+        grader_workers: most grader processes; 0 takes the number of cores, at most four.
+        grader_timeout_s: CPU seconds after which an answer that cannot be compared scores 0.
+    """
+
+    decides: str = "reasoner"
+    format_reward: float = 0.2
+    match_reward: float = 0.8
+    build_reward: float = 0.1
+    run_reward: float = 0.1
+    output_reward: float = 0.8
+    tolerance: float = 1e-6
+    grader_workers: int = 0
+    grader_timeout_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        check_choice("env.params.decides", self.decides, DECIDERS)
+        if self.grader_timeout_s <= 0 or self.grader_workers < 0:
+            raise AgentSystemError(
+                f"env.params.grader_timeout_s must be positive and grader_workers 0 or more, "
+                f"found {self.grader_timeout_s:g} and {self.grader_workers}"
+            )
+        check_floats(self, "env.params")
 
 
 @dataclass(frozen=True, slots=True)

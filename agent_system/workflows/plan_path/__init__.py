@@ -1,9 +1,9 @@
 """Walking over a map by a team of two: the Tool Agent proposes moves, the Executor Agent checks them and moves."""
 
-from agent_system.workflows.plan_path.agents import EXECUTOR, TOOL, ExecutorAgent, ToolAgent
-from agent_system.workflows.plan_path.env import PlanPathEnv
-from agent_system.workflows.plan_path.options import Difficulty, PlanPathEnvOptions, PlanPathOptions
-from agent_system.workflows.plan_path.orchestra import PlanPathOrchestra
+from agent_system.workflows.plan_path.env import PlanPathEnv, PlanPathEnvOptions
+from agent_system.workflows.plan_path.team import ExecutorAgent, PlanPathOptions, PlanPathOrchestra, ToolAgent
+from agent_system.workflows.plan_path.world.generate import Difficulty
+from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
 
 __all__ = [
     "EXECUTOR",

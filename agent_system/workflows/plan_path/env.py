@@ -1,23 +1,61 @@
-"""The world: a team walks over a map, a few moves a turn, until it stands on the goal."""
+"""The world: a team walks over a map, a few moves a turn, until it stands on the goal.
+
+Rewards follow "Stronger-MAS" (arXiv 2510.11062): the team's success and progress, and a local term for each role. Nothing pays for walking
+in circles. Progress is paid on the shortest distance so far, so an episode earns it once, and what concerns one call alone is never
+positive: there is nothing to collect by staying.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
+from agent_system.options import check_choice, check_floats
 from agent_system.registry import EnvRegistry
-from agent_system.workflows.plan_path.agents import EXECUTOR, TOOL
-from agent_system.workflows.plan_path.grid import GridMap, parse_map
-from agent_system.workflows.plan_path.options import PlanPathEnvOptions
-from agent_system.workflows.plan_path.render import compact_text, grid_text
-from agent_system.workflows.plan_path.reward import local_reward, team_reward
-from agent_system.workflows.plan_path.rules import State, Walk, advance, initial_state, parse_moves, walk
+from agent_system.workflows.moves import parse_moves
+from agent_system.workflows.plan_path.world.grid import GridMap, parse_map
+from agent_system.workflows.plan_path.world.render import compact_text, grid_text
+from agent_system.workflows.plan_path.world.rules import State, Walk, advance, initial_state, walk
 from agent_system.workflows.programs import Program, run_program
+from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
 
+VIEWS = ("grid", "compact")
 NOBODY_SPOKE = "none: nothing was proposed"
+
+
+@dataclass(frozen=True)
+class PlanPathEnvOptions:
+    """Options under `env.params`.
+
+    Attributes:
+        view: what the agents see: grid (the whole map) | compact (the way to the goal and the cells straight ahead).
+        radius: cells that the compact view shows in each direction.
+        max_moves: moves of one turn that are made; later ones are ignored and counted.
+        success_reward: team reward for reaching the goal.
+        progress_reward: team reward for the whole way from start to goal, paid as the shortest distance so far falls.
+        illegal_penalty: local, for a plan or an action that runs into a wall or over the edge.
+        format_penalty: local, for a reply that holds no list of moves.
+        shortfall_penalty: local, for moves that lead away from the goal as fast as possible; none for the best moves.
+    """
+
+    view: str = "grid"
+    radius: int = 2
+    max_moves: int = 4
+    success_reward: float = 1.0
+    progress_reward: float = 0.5
+    illegal_penalty: float = 0.1
+    format_penalty: float = 0.3
+    shortfall_penalty: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_choice("env.params.view", self.view, VIEWS)
+        for name in ("radius", "max_moves"):
+            if getattr(self, name) < 1:
+                raise AgentSystemError(f"env.params.{name} must be 1 or more, found {getattr(self, name)}")
+        check_floats(self, "env.params")
 
 
 @EnvRegistry.register("plan_path")
@@ -161,3 +199,32 @@ class PlanPathEnv(BaseEnv):
         if self._arrived:
             info["path_ratio"] = state.moves / grid.shortest
         return info
+
+
+def team_reward(grid: GridMap, before: State, after: State, options: PlanPathEnvOptions) -> float:
+    """Return what the team earns for going from `before` to `after`.
+
+    progress_reward * (best before - best after) / shortest path, and success_reward on arrival. Over an episode it sums up to
+    `progress_reward + success_reward` at most.
+    """
+    progress = (before.best - after.best) / max(1, grid.shortest)
+    arrived = after.cell == grid.goal and before.cell != grid.goal
+    return options.progress_reward * progress + options.success_reward * arrived
+
+
+def local_reward(grid: GridMap, cell: int, made: Walk | None, options: PlanPathEnvOptions) -> float:
+    """Return what one call earns for moves from `cell`, proposed or made: 0 at best.
+
+    Args:
+        made: where the moves lead; None when the reply held no list of moves.
+    """
+    if made is None:
+        return -options.format_penalty - options.shortfall_penalty
+    return -options.illegal_penalty * made.illegal - options.shortfall_penalty * shortfall(grid, cell, made, options.max_moves)
+
+
+def shortfall(grid: GridMap, cell: int, made: Walk, max_moves: int) -> float:
+    """Return how far moves fall behind the best ones: 0 for a shortest way, 1/2 for no progress, 1 for the way back."""
+    possible = min(max_moves, grid.distances[cell])
+    gained = grid.distances[cell] - grid.distances[made.end]
+    return min(1.0, (possible - gained) / (2 * possible)) if possible else 0.0

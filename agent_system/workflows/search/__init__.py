@@ -1,9 +1,7 @@
 """Questions answered with a search engine by a team of three: a Verifier routes to a Search Agent or an Answer Agent."""
 
-from agent_system.workflows.search.agents import ANSWER, SEARCH, VERIFIER, AnswerAgent, Query, SearchAgent, VerifierAgent
-from agent_system.workflows.search.env import SearchEnv
-from agent_system.workflows.search.options import SearchEnvOptions, SearchOptions
-from agent_system.workflows.search.orchestra import SearchOrchestra
+from agent_system.workflows.search.env import ANSWER, SEARCH, VERIFIER, Query, SearchEnv, SearchEnvOptions
+from agent_system.workflows.search.team import AnswerAgent, SearchAgent, SearchOptions, SearchOrchestra, VerifierAgent
 
 __all__ = [
     "ANSWER",

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
+from agent_system.options import check_choice
 from agent_system.registry import EnvRegistry
-from agent_system.workflows.search.agents import ANSWER, SEARCH, VERIFIER, Query
-from agent_system.workflows.search.options import YES, SearchEnvOptions
-from agent_system.workflows.search.retrieval.shared import Retriever, shared_retriever
-from agent_system.workflows.search.retrieval.wire import Passage, RetrievalError
-from agent_system.workflows.search.reward import AnswerError, accepted_answers, can_be_given, contains, exact_match, f1_score, sought
+from agent_system.workflows.search.world.answers import AnswerError, accepted_answers, can_be_given, contains, exact_match, f1_score, sought
+from agent_system.workflows.search.world.shared import Retriever, shared_retriever
+from agent_system.workflows.search.world.wire import Passage, RetrievalError
 
+VERIFIER = "Verifier Agent"
+SEARCH = "Search Agent"
+ANSWER = "Answer Agent"
+YES, NO = "yes", "no"
+REWARDS = ("em", "f1")
+VIEWS = ("full", "text")
 NO_QUERY = "no query was found in the reply"
 NOTHING = "nothing was found"
 COUNTED = (
@@ -24,6 +30,65 @@ COUNTED = (
     "search/empty",
     "search/repeated",
 )
+
+
+class Query(str):
+    """An action that is a search: the environment asks for passages and takes anything else for an answer."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class SearchEnvOptions:
+    """Options under `env.params`: where the team searches, and what it is paid for.
+
+    Attributes:
+        corpus: jsonl file of documents; a server for it is started on loopback, and ends with the run.
+        url: a server that runs, ours or another one with Search-R1's `/retrieve`; instead of `corpus`.
+        topk: passages of a search.
+        timeout_s: seconds of a search; a server that takes longer fails the episode that asked.
+        start_timeout_s: seconds until the server of a `corpus` answers.
+        max_query_chars: longer queries are not sent; the team reads why, and they are counted.
+        max_passage_chars: characters of a passage that the team reads.
+        view: how passages are shown: full (numbered, with titles) | text (the texts alone).
+        reward: what an answer earns the team: em (exact match) | f1.
+        search_reward: local, for a search whose passages are the first ones to hold an accepted answer.
+        verdict_reward: local, what an episode's verdicts earn when each agrees with what is known (yes when that holds an accepted
+            answer, no when it does not), however many they are; each is paid how it moves the share that agrees.
+    """
+
+    corpus: str = ""
+    url: str = ""
+    topk: int = 3
+    timeout_s: float = 30.0
+    start_timeout_s: float = 600.0
+    max_query_chars: int = 300
+    max_passage_chars: int = 1500
+    view: str = "full"
+    reward: str = "em"
+    search_reward: float = 0.0
+    verdict_reward: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_choice("env.params.view", self.view, VIEWS)
+        check_choice("env.params.reward", self.reward, REWARDS)
+        for name in ("topk", "timeout_s", "start_timeout_s", "max_query_chars", "max_passage_chars"):
+            if getattr(self, name) <= 0:
+                raise AgentSystemError(f"env.params.{name} must be positive, found {getattr(self, name)!r}")
+
+    def check_source(self) -> None:
+        """Raise AgentSystemError unless exactly one of `corpus` and `url` is set, or when a key of the other one is."""
+        if bool(self.corpus) == bool(self.url):
+            found = f"both ({self.corpus} and {self.url})" if self.corpus else "neither"
+            raise AgentSystemError(
+                "the search environment needs one of env.params.corpus (a jsonl file) and env.params.url (a retrieval server), "
+                f"found {found}"
+            )
+        if self.url and self.start_timeout_s != SearchEnvOptions.start_timeout_s:
+            raise AgentSystemError(
+                f"env.params.start_timeout_s={self.start_timeout_s:g} has no effect; it needs env.params.corpus "
+                "(the server of env.params.url runs already)"
+            )
 
 
 @EnvRegistry.register("search")

@@ -1,9 +1,9 @@
 """Sokoban by a team of two: the Tool Agent proposes moves, the Executor Agent checks and makes them."""
 
-from agent_system.workflows.sokoban.agents import EXECUTOR, TOOL, ExecutorAgent, ToolAgent
-from agent_system.workflows.sokoban.env import SokobanEnv
-from agent_system.workflows.sokoban.options import Difficulty, SokobanEnvOptions, SokobanOptions
-from agent_system.workflows.sokoban.orchestra import SokobanOrchestra
+from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
+from agent_system.workflows.sokoban.env import SokobanEnv, SokobanEnvOptions
+from agent_system.workflows.sokoban.team import ExecutorAgent, SokobanOptions, SokobanOrchestra, ToolAgent
+from agent_system.workflows.sokoban.world.generate import Difficulty
 
 __all__ = [
     "EXECUTOR",

@@ -1,21 +1,76 @@
-"""One room; every turn the Executor's moves are made."""
+"""One room; every turn the Executor's moves are made.
+
+Rewards follow Stronger-MAS (arXiv 2510.11062): the team for success and progress, each role for its own reply. Nothing can be earned by
+going in circles. Progress is paid as it beats the best of the episode so far: a box pushed off its goal and on again pays no second time.
+Moves that lose the room gain nothing, whatever they pass on the way. The Tool is paid the difference between its plans, or to what has been
+made meanwhile where that is more, so that over an episode it earns at most what its last plan was worth, however often it says it. All else
+is a penalty. The team's rewards of an episode add up to at most 1.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
+from agent_system.options import check_choice
 from agent_system.registry import EnvRegistry
+from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.programs import Program, run_program
-from agent_system.workflows.sokoban.agents import EXECUTOR, TOOL
-from agent_system.workflows.sokoban.options import SokobanEnvOptions
-from agent_system.workflows.sokoban.reward import Verdict, judge, penalties, progress
-from agent_system.workflows.sokoban.rules import Room, State, boxes_on_goals, is_solved, parse_moves, parse_room, render
-from agent_system.workflows.sokoban.solver import is_lost, solve
-from agent_system.workflows.sokoban.view import shown
+from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
+from agent_system.workflows.sokoban.world.rules import Room, State, Walk, boxes_on_goals, is_solved, parse_room, render, walk
+from agent_system.workflows.sokoban.world.solver import is_lost, least_pushes, solve
+from agent_system.workflows.sokoban.world.view import VIEWS, shown
+
+PROGRESS = ("boxes", "distance")
+
+
+@dataclass(frozen=True)
+class SokobanEnvOptions:
+    """Options under `env.params`.
+
+    Attributes:
+        view: what the agents see: map | spaced (a blank between cells, so that a tokenizer makes each cell a token) | compact (the ways to
+            box and goal and the cells around the box, always at the same place; rooms with one box).
+        max_moves: most moves of one turn; what follows is not made and counts as cut.
+        progress: what the team is paid for on the way: boxes (best count on goals so far) | distance (least pushes left so far, by the
+            lower bound of the solver).
+        progress_weight: share of the team's reward that progress earns; the rest is for solving the room.
+        plan_weight: local reward of a plan, times what the team would have earned with its moves beyond the last plan, or beyond what
+            has been made since.
+        format_penalty: local, for a reply without readable moves.
+        illegal_penalty: local, for moves that run into a wall or a blocked box, and for moves past `max_moves`.
+        deadlock_penalty: local, for moves after which the room cannot be solved any more.
+        deadlock_ends: that ends the episode.
+        shortfall_penalty: local, for moves that lead away from the end; half of it for moves that lead nowhere, nothing for those of the
+            solver, as many as fit into a turn. Above 0 the solver looks at every state that a reply leads to, which takes long in large
+            rooms with many boxes.
+    """
+
+    view: str = "map"
+    max_moves: int = 10
+    progress: str = "boxes"
+    progress_weight: float = 0.5
+    plan_weight: float = 0.5
+    format_penalty: float = 0.1
+    illegal_penalty: float = 0.05
+    deadlock_penalty: float = 0.1
+    deadlock_ends: bool = False
+    shortfall_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_moves < 1:
+            raise AgentSystemError(f"env.params.max_moves must be 1 or more, found {self.max_moves}")
+        check_choice("env.params.view", self.view, VIEWS)
+        check_choice("env.params.progress", self.progress, PROGRESS)
+        if not 0.0 <= self.progress_weight <= 1.0:
+            raise AgentSystemError(f"env.params.progress_weight must be 0 to 1, found {self.progress_weight:g}")
+        for name in ("plan_weight", "format_penalty", "illegal_penalty", "deadlock_penalty", "shortfall_penalty"):
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise AgentSystemError(f"env.params.{name} must be 0 or a positive number, found {getattr(self, name):g}")
 
 
 @dataclass(frozen=True)
@@ -50,6 +105,34 @@ class World:
     legal_plans: int = 0
     followed: int = 0
     failed_runs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one reply's moves lead to.
+
+    Attributes:
+        walk: the moves made.
+        state: where they end.
+        best: best progress of the episode after them, 0 to 1.
+        worth: what an episode that ends here has earned the team, 0 to 1.
+        team: team reward: what of it is new.
+        penalty: local reward of what is wrong with the moves, 0 or less.
+        solved, deadlock: of `state`.
+        unparsable: there were no readable moves.
+        cut: moves past the limit.
+    """
+
+    walk: Walk
+    state: State
+    best: float
+    worth: float
+    team: float
+    penalty: float
+    solved: bool
+    deadlock: bool
+    unparsable: bool
+    cut: int
 
 
 @EnvRegistry.register("sokoban")
@@ -121,7 +204,9 @@ class SokobanEnv(BaseEnv):
 
     async def _run(self, program: Program) -> Outcome:
         world = self._world
-        printed = await run_program(program, f"{render(world.room, world.state)}\n", lambda text: _read(text) is not None, "list of moves")
+        printed = await run_program(
+            program, f"{render(world.room, world.state)}\n", lambda text: parse_moves(text) is not None, "list of moves"
+        )
         self._world = replace(world, failed_runs=world.failed_runs + (not printed.text))
         return await asyncio.to_thread(self._propose, printed.text, printed.why)
 
@@ -154,12 +239,12 @@ class SokobanEnv(BaseEnv):
 
     def _first(self, action: str) -> str | None:
         """The moves of an action that count, or None when it has none."""
-        moves = _read(action)
+        moves = parse_moves(action)
         return None if moves is None else moves[: self.config.max_moves]
 
     def _judge(self, action: str) -> Verdict:
         world = self._world
-        return judge(world.room, world.start, world.state, world.best, _read(action), self.config)
+        return judge(world.room, world.start, world.state, world.best, parse_moves(action), self.config)
 
     def _look(self) -> Observation:
         room, state = self._world.room, self._world.state
@@ -183,5 +268,69 @@ class SokobanEnv(BaseEnv):
         return info
 
 
-def _read(action: Any) -> str | None:
-    return parse_moves(action) if isinstance(action, str) else None
+def judge(room: Room, start: State, state: State, best: float, moves: str | None, options: SokobanEnvOptions) -> Verdict:
+    """Say what `moves` lead to from `state`, without changing anything.
+
+    Args:
+        room: walls and goals.
+        start: where the episode began.
+        state: where the moves begin.
+        best: best progress of the episode so far.
+        moves: letters U D L R; None when there was nothing to read.
+        options: weights and limits.
+    """
+    asked = moves or ""
+    made = walk(room, state, asked[: options.max_moves])
+    end = made.states[-1] if made.states else state
+    solved, deadlock = is_solved(room, end), is_lost(room, end)
+    cut = 0 if solved or made.illegal else max(0, len(asked) - options.max_moves)
+    after = best if deadlock else best_progress(room, start, made.states, options.progress, best)
+    worth = options.progress_weight * after + (1.0 - options.progress_weight) * solved
+    penalty = (
+        options.format_penalty * (moves is None)
+        + options.illegal_penalty * (made.illegal or cut > 0)
+        + options.deadlock_penalty * (deadlock and not is_lost(room, state))
+        + (
+            options.shortfall_penalty * shortfall(room, state, None if moves is None else made, options)
+            if options.shortfall_penalty
+            else 0.0
+        )
+    )
+    team = worth - options.progress_weight * best
+    return Verdict(made, end, after, worth, team, -penalty, solved, deadlock, moves is None, cut)
+
+
+def progress(room: Room, start: State, state: State, kind: str) -> float:
+    """Return how far `state` is from nothing (0) to solved (1): share of boxes on goals, or of the pushes from `start` saved."""
+    if kind == "boxes":
+        return boxes_on_goals(room, state) / len(room.goals)
+    return max(0.0, 1.0 - least_pushes(room, state.boxes) / max(1, least_pushes(room, start.boxes)))
+
+
+def best_progress(room: Room, start: State, states: Iterable[State], kind: str, best: float) -> float:
+    """Return the best progress among `states`, at least `best`."""
+    return max([best, *(progress(room, start, state, kind) for state in states)])
+
+
+def penalties(options: SokobanEnvOptions) -> tuple[float, ...]:
+    """Return the coefficients of what is wrong with moves."""
+    return options.format_penalty, options.illegal_penalty, options.deadlock_penalty, options.shortfall_penalty
+
+
+def shortfall(room: Room, state: State, made: Walk | None, options: SokobanEnvOptions) -> float:
+    """Return how far moves from `state` fall behind as many of the solver's as fit into a turn, as a share from 0 to 1.
+
+    0 for moves that bring the end as near, 1/2 for none or for a way that leads nowhere, 1 for as many that lead back, for a room that
+    cannot be solved any more, and for a reply without readable moves (`made` is None). 0 where no solution is known to begin with.
+    """
+    before = solve(room, state).solution
+    if before is None:
+        return 0.0
+    if made is None:
+        return 1.0
+    search = solve(room, made.states[-1] if made.states else state)
+    if search.solution is None:
+        return 1.0 if search.exhausted else 0.5
+    most = min(options.max_moves, len(before.moves))
+    gained = len(before.moves) - len(search.solution.moves)
+    return min(1.0, max(0.0, (most - gained) / (2 * most)))

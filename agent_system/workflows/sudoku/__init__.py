@@ -1,9 +1,8 @@
 """Sudoku by a team of two: the Tool Agent plans, the Executor Agent checks and writes."""
 
-from agent_system.workflows.sudoku.agents import EXECUTOR, TOOL, ExecutorAgent, ToolAgent
-from agent_system.workflows.sudoku.env import SudokuEnv
-from agent_system.workflows.sudoku.options import SudokuEnvOptions, SudokuOptions
-from agent_system.workflows.sudoku.orchestra import SudokuOrchestra
+from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
+from agent_system.workflows.sudoku.env import SudokuEnv, SudokuEnvOptions
+from agent_system.workflows.sudoku.team import ExecutorAgent, SudokuOptions, SudokuOrchestra, ToolAgent
 
 __all__ = [
     "EXECUTOR",

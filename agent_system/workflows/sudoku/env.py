@@ -1,23 +1,70 @@
-"""One puzzle, several turns: what the Executor writes stands, and the solved board ends the episode."""
+"""One puzzle, several turns: what the Executor writes stands, and the solved board ends the episode.
+
+Rewards are split as in AT-GRPO (arXiv 2510.11062): `alpha * team + local`. Nothing can be earned by going in circles. The team is paid for
+the best board so far, so a cell that is emptied and filled again earns nothing. The Tool is paid the difference between its plans
+(potential-based, Ng et al. 1999), so over an episode it earns what its last plan was worth, however many plans there were. All else is a
+penalty. A wrong digit costs the call that writes it, since the progress of an episode does not show what it spoils later.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Any
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
+from agent_system.options import check_choice
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.programs import Program, run_program
-from agent_system.workflows.sudoku.action import action_text, parse_action
-from agent_system.workflows.sudoku.agents import EXECUTOR, TOOL
-from agent_system.workflows.sudoku.options import SudokuEnvOptions
-from agent_system.workflows.sudoku.render import describe, digits_text
-from agent_system.workflows.sudoku.reward import penalties, penalty, plan_reward, team_reward
-from agent_system.workflows.sudoku.solver import puzzle_from_text
-from agent_system.workflows.sudoku.state import Applied, State, apply_action
+from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
+from agent_system.workflows.sudoku.world.action import action_text, parse_action
+from agent_system.workflows.sudoku.world.render import describe, digits_text
+from agent_system.workflows.sudoku.world.solver import puzzle_from_text
+from agent_system.workflows.sudoku.world.state import Applied, State, apply_action
 
+VIEWS = ("grid", "digits")
+CLASHES = ("keep", "refuse", "clear")
 NOBODY_SPOKE = "none: nothing was planned"
 COUNTS = ("unreadable", "illegal", "clues_touched", "clashes", "cells_cut")
+
+
+@dataclass(frozen=True)
+class SudokuEnvOptions:
+    """Options under `env.params`.
+
+    Attributes:
+        view: what the agents see: grid (the clues, and the board below them once something is written) | digits (the board alone, 0 where
+            it is empty).
+        clashes: what becomes of a digit that its row, column or box holds already: keep (it is written) | refuse (it is not) |
+            clear (it is not, and the cells that hold it are emptied, but for clues: a wrong digit that is in the way goes again).
+        max_cells: most cells that one action may change; what follows them is left out and counted.
+        success_reward: team reward for the solved puzzle, once.
+        progress_reward: team reward for all cells right; each part of it is paid when it is reached for the first time.
+        plan_reward: local reward of the Tool for a plan that makes all cells right; paid as the difference to its last plan.
+        illegal_penalty: subtracted from the local reward of a call whose action cannot be read, touches a clue or leaves the board.
+        clash_penalty: times the share of the cells given a digit that clash with a row, column or box, subtracted likewise.
+        wrong_penalty: times the share of the action's cells that it makes wrong (another digit than the solution's, or the solution's
+            taken away), subtracted likewise; cells left as they were do not count.
+    """
+
+    view: str = "grid"
+    clashes: str = "keep"
+    max_cells: int = 81
+    success_reward: float = 1.0
+    progress_reward: float = 0.5
+    plan_reward: float = 0.5
+    illegal_penalty: float = 0.1
+    clash_penalty: float = 0.1
+    wrong_penalty: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_choice("env.params.view", self.view, VIEWS)
+        check_choice("env.params.clashes", self.clashes, CLASHES)
+        if self.max_cells < 1:
+            raise AgentSystemError(f"env.params.max_cells must be 1 or more, found {self.max_cells}")
+        for field in fields(self):
+            if isinstance(getattr(self, field.name), float) and not getattr(self, field.name) >= 0:
+                raise AgentSystemError(f"env.params.{field.name} must be 0 or more, found {getattr(self, field.name):g}")
 
 
 @EnvRegistry.register("sudoku")
@@ -50,7 +97,7 @@ class SudokuEnv(BaseEnv):
         if not isinstance(text, str):
             raise AgentSystemError(
                 f"task {task.task_id!r} has no extra_info.puzzle (one line of digits and dots), found {text!r:.80}; "
-                "make rows with: python -m agent_system.workflows.sudoku.data"
+                "make rows with: python -m agent_system.workflows.data sudoku"
             )
         self.state = State.start(puzzle_from_text(text))
         self._best = self._plan = self.state.progress
@@ -124,3 +171,28 @@ class SudokuEnv(BaseEnv):
         state = self.state
         reached = {"success": state.solved, "progress": self._best, "right": state.progress, "tool/progress": self._plan}
         return {name: float(value) for name, value in (reached | self._counts).items()}
+
+
+def team_reward(options: SudokuEnvOptions, best: float, after: State) -> float:
+    """Return the progress beyond `best`, the highest before, and the success; at most `progress_reward + success_reward` an episode.
+
+    An episode is over once the puzzle is solved, so success is paid once.
+    """
+    return options.progress_reward * max(0.0, after.progress - best) + options.success_reward * after.solved
+
+
+def penalty(options: SudokuEnvOptions, applied: Applied) -> float:
+    """Return what a call of either role loses for an action that is unreadable, illegal, clashes or is wrong; at least 0."""
+    wrong_form = not applied.readable or applied.illegal
+    share = options.clash_penalty * applied.clash_share + options.wrong_penalty * applied.wrong_share
+    return options.illegal_penalty * wrong_form + share
+
+
+def penalties(options: SudokuEnvOptions) -> tuple[float, ...]:
+    """Return the coefficients of `penalty`."""
+    return options.illegal_penalty, options.clash_penalty, options.wrong_penalty
+
+
+def plan_reward(options: SudokuEnvOptions, previous: float, applied: Applied) -> float:
+    """Return what the Tool gains by a plan that leads to `applied`, where its last plan led to the progress `previous`."""
+    return options.plan_reward * (applied.state.progress - previous)

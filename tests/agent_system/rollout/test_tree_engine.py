@@ -14,8 +14,8 @@ from agent_system import Outcome, Projection, Task
 from agent_system.reward import RewardSettings
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings, CollectResult, EnvFactory, TreeSettings
 from agent_system.workflows.plan_path import EXECUTOR, TOOL, ExecutorAgent, PlanPathEnv, PlanPathEnvOptions, PlanPathOptions, ToolAgent
-from agent_system.workflows.plan_path.generate import generate
-from agent_system.workflows.plan_path.orchestra import PlanPathOrchestra
+from agent_system.workflows.plan_path.team import PlanPathOrchestra
+from agent_system.workflows.plan_path.world.generate import generate
 from tests.workers.rollout.conftest import tiny_model
 from verl.protocol.generate import SamplingParams
 from verl.workers.rollout.hf_engine import HFEngine

@@ -10,13 +10,12 @@ import pytest
 
 from agent_system import Task
 from agent_system.reward import RewardSettings
-from agent_system.rollout import AgentBinding, Collector, CollectorSettings, CollectResult, TreeSettings
-from agent_system.testing import ScriptedEngine, make_tokenizer
+from agent_system.rollout import CollectResult, TreeSettings
+from agent_system.testing import make_tokenizer, scripted_team
 from agent_system.workflows.plan_path import EXECUTOR, TOOL
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 from tests.agent_system.workflows.sokoban.conftest import TWO, UNSOLVABLE
 from tests.agent_system.workflows.sudoku.conftest import CLUES
-from verl.protocol.generate import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -76,14 +75,10 @@ def play(tokenizer: Any) -> Callable[..., Any]:
     """Play one turn; every call of an agent has the candidates given for it."""
 
     async def run(name: str, tool: list[str], executor: list[str], tasks: list[Task] | None = None) -> CollectResult:
-        sampling = SamplingParams(2000)
-        bindings = {
-            agent: AgentBinding(agent, "policy", "wg", ScriptedEngine(tokenizer, replies), tokenizer, sampling, sampling, 4000)
-            for agent, replies in ((TOOL, tool), (EXECUTOR, executor))
-        }
-        settings = CollectorSettings(max_failure_rate=0.5, reward=RewardSettings(team_scope="call"), tree=TreeSettings(len(tool)))
-        collector = Collector.from_names(orchestra_type=name, env_name=name, bindings=bindings, settings=settings)
-        return await collector.collect(tasks or [WORLDS[name].task], 1, step=0)
+        settings = {"max_failure_rate": 0.5, "reward": RewardSettings(team_scope="call"), "tree": TreeSettings(len(tool))}
+        limits = {"tokenizer": tokenizer, "max_tokens": 2000, "max_prompt_length": 4000}
+        team = scripted_team(name, {TOOL: tool, EXECUTOR: executor}, **limits, **settings)
+        return await team.collect(tasks or [WORLDS[name].task], 1, step=0)
 
     return run
 

@@ -5,14 +5,13 @@ import pytest
 
 from agent_system import Task
 from agent_system.reward import RewardSettings
-from agent_system.rollout import AgentBinding, Collector, CollectorSettings, TreeSettings
+from agent_system.rollout import TreeSettings
 from agent_system.sandbox import Limits, SandboxSettings, close_shared, configure
 from agent_system.task import task_from_row
-from agent_system.testing import ScriptedEngine, make_tokenizer
+from agent_system.testing import make_tokenizer, scripted_team
 from agent_system.workflows.code import CODER, TESTER
-from agent_system.workflows.code.problem import Case
-from agent_system.workflows.code.rows import make_row
-from verl.protocol.generate import SamplingParams
+from agent_system.workflows.code.world.problem import Case
+from agent_system.workflows.code.world.rows import make_row
 
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 HIDDEN = (("31 41", "72"), ("5 -5", "0"), ("900 77", "977"), ("8 8", "16"))
@@ -61,21 +60,17 @@ def play(tokenizer: Any) -> Callable[..., Any]:
         options: Any = None,
         env: Any = None,
     ) -> Any:
-        sampling = SamplingParams(max_tokens=4000)
-        bindings = {
-            agent: AgentBinding(agent, agent, "wg", ScriptedEngine(tokenizer, replies), tokenizer, sampling, sampling, 8000)
-            for agent, replies in ((CODER, coder), (TESTER, tester))
-        }
-        reward = RewardSettings(team_scope="call") if k else RewardSettings()
-        settings = CollectorSettings(max_failure_rate=0.5, max_steps=max_steps, reward=reward, tree=TreeSettings(k) if k else None)
-        collector = Collector.from_names(
-            orchestra_type="code",
-            env_name="code",
-            bindings=bindings,
-            settings=settings,
-            orchestra_options=options or {},
-            env_params=env or {},
+        team = scripted_team(
+            "code",
+            {CODER: coder, TESTER: tester},
+            options=options,
+            env_params=env,
+            tokenizer=tokenizer,
+            max_failure_rate=0.5,
+            max_steps=max_steps,
+            reward=RewardSettings(team_scope="call") if k else RewardSettings(),
+            tree=TreeSettings(k) if k else None,
         )
-        return await collector.collect([task or adding()], n, step=0)
+        return await team.collect([task or adding()], n, step=0)
 
     return run

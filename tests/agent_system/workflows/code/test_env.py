@@ -8,9 +8,9 @@ from agent_system.sandbox import shared_sandbox
 from agent_system.task import task_from_row
 from agent_system.testing import check_env
 from agent_system.workflows.code import CODER, TESTER, CodeEnv, CodeEnvOptions
-from agent_system.workflows.code.problem import Case
-from agent_system.workflows.code.replies import write_pairs
-from agent_system.workflows.code.rows import make_row
+from agent_system.workflows.code.world.problem import Case
+from agent_system.workflows.code.world.replies import write_pairs
+from agent_system.workflows.code.world.rows import make_row
 from tests.agent_system.workflows.code.conftest import ADD, HIDDEN, adding
 
 WRONG = "a, b = map(int, input().split())\nprint(a + abs(b))"  # passes three of the four golden tests

@@ -1,6 +1,6 @@
 import pytest
 
-from agent_system.workflows.code.judge import same_kind, same_output, same_value
+from agent_system.workflows.code.world.judge import same_kind, same_output, same_value
 
 TOLERANCE = 1e-6
 

@@ -12,10 +12,10 @@ import pytest
 from agent_system.sandbox import Limits, Reason, configure, shared_sandbox
 from agent_system.task import task_from_row
 from agent_system.workflows.code import CODER, TESTER, CodeEnv
-from agent_system.workflows.code.prepare import CALLS, FAILING, KEPT, NO_JSON, NO_REFERENCE, Preparation, prepare
-from agent_system.workflows.code.problem import Problem, read_problem
-from agent_system.workflows.code.replies import write_pairs
-from agent_system.workflows.code.runs import check_program
+from agent_system.workflows.code.world.prepare import CALLS, FAILING, KEPT, NO_JSON, NO_REFERENCE, Preparation, prepare
+from agent_system.workflows.code.world.problem import Problem, read_problem
+from agent_system.workflows.code.world.replies import write_pairs
+from agent_system.workflows.code.world.runs import check_program
 from tests.agent_system.workflows.code.rows_of_sets import APPS, CODE_CONTESTS, HUMAN_EVAL, LIVE_CODE_BENCH, MBPP
 from tests.house.source import ROOT
 from verl.utils.dataset import DatasetError, read_rows

@@ -6,8 +6,8 @@ from agent_system import AgentSystemError, Task
 from agent_system.options import build_options
 from agent_system.sandbox import Call
 from agent_system.workflows.code import CodeEnv, CodeEnvOptions, CodeOptions
-from agent_system.workflows.code.problem import Case, read_problem
-from agent_system.workflows.code.rows import make_row
+from agent_system.workflows.code.world.problem import Case, read_problem
+from agent_system.workflows.code.world.rows import make_row
 
 
 def test_a_row_says_what_the_world_needs() -> None:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_system.workflows.code import agents
-from agent_system.workflows.code.problem import Case
-from agent_system.workflows.code.replies import Suite, read_pairs, read_tests
+from agent_system.workflows.code import team
+from agent_system.workflows.code.world.problem import Case
+from agent_system.workflows.code.world.replies import Suite, read_pairs, read_tests
 
 
 def pair(given: str, expected: str) -> str:
@@ -25,7 +25,7 @@ def test_tests_stand_anywhere_in_a_reply() -> None:
 )  # fmt: skip
 def test_what_is_no_pair_is_no_test(text: str) -> None:
     assert read_pairs(text) == []
-    said = agents.TesterAgent().project(text)
+    said = team.TesterAgent().project(text)
     assert not said.valid and said.action == ""
 
 
@@ -46,7 +46,7 @@ def test_a_long_reply_is_read_in_no_time() -> None:
 
 
 def test_tests_in_the_thinking_do_not_count_and_only_tests_are_the_action() -> None:
-    said = agents.TesterAgent().project(f"<think>{pair('1', '1')}</think>Secret. {pair('2', '2')}")
+    said = team.TesterAgent().project(f"<think>{pair('1', '1')}</think>Secret. {pair('2', '2')}")
     assert said.valid and read_pairs(said.action) == [("2", "2")] and "Secret" not in said.action
 
 
@@ -97,7 +97,7 @@ def test_tests_for_a_function_are_json() -> None:
 
 
 def test_the_last_python_block_is_the_program() -> None:
-    agent = agents.CoderAgent()
+    agent = team.CoderAgent()
     assert agent.project("```python\nprint(1)\n```\nor\n```py\nprint(2)\n```\n```\n3\n```").action == "print(2)"
     for text in ("", "print(1)", "```\nprint(1)\n```", "```python\nprint(1)", "<think>```python\nprint(1)\n```"):
         assert not agent.project(text).valid

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from agent_system.sandbox import Reason, RunResult, shared_sandbox
-from agent_system.workflows.code.problem import Case, Problem
-from agent_system.workflows.code.reward import builds
-from agent_system.workflows.code.runs import LONGEST_ERROR, Truth, check_program
+from agent_system.workflows.code.env import builds
+from agent_system.workflows.code.world.problem import Case, Problem
+from agent_system.workflows.code.world.runs import LONGEST_ERROR, Truth, check_program
 from tests.agent_system.workflows.code.conftest import ADD
 
 CASES = (Case("1 2\n", "3\n"), Case("5 5\n", "10\n"))

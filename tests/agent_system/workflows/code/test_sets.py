@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent_system.workflows.code.prepare import UNREADABLE, read_set
-from agent_system.workflows.code.problem import Case
-from agent_system.workflows.code.sets import RowError, apps, code_contests, human_eval, live_code_bench, mbpp
+from agent_system.workflows.code.world.prepare import UNREADABLE, read_set
+from agent_system.workflows.code.world.problem import Case
+from agent_system.workflows.code.world.sets import RowError, apps, code_contests, human_eval, live_code_bench, mbpp
 from tests.agent_system.workflows.code.rows_of_sets import APPS, CODE_CONTESTS, HUMAN_EVAL, LIVE_CODE_BENCH, MBPP, ROWS
 
 

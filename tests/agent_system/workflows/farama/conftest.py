@@ -4,11 +4,10 @@ from typing import Any
 import pytest
 
 from agent_system import EnvRegistry, Task
-from agent_system.rollout import AgentBinding, Collector, CollectorSettings
-from agent_system.testing import ScriptedEngine, make_tokenizer
+from agent_system.rollout import Collector
+from agent_system.testing import make_tokenizer, scripted_team
 from agent_system.workflows.farama import FaramaEnv, FaramaEnvOptions
 from tests.agent_system.workflows.farama.toys import HERE
-from verl.protocol.generate import SamplingParams
 
 TICTACTOE: Mapping[str, Any] = {"env_id": "classic/tictactoe-v3", "api": "aec"}
 RPS: Mapping[str, Any] = {"env_id": "classic/rps-v2", "api": "parallel", "actions": ["rock", "paper", "scissors"]}
@@ -51,19 +50,9 @@ def seat(tokenizer: Any) -> Callable[..., Collector]:
         orchestra: str = "farama",
         **settings: Any,
     ) -> Collector:
-        sampling = SamplingParams(max_tokens=400)
-        bindings = {
-            name: AgentBinding(name, "policy", "wg", ScriptedEngine(tokenizer, script), tokenizer, sampling, sampling, 4000)
-            for name, script in scripts.items()
-        }
-        return Collector.from_names(
-            orchestra_type=orchestra,
-            env_name=env_name,
-            bindings=bindings,
-            settings=CollectorSettings(**{"max_failure_rate": 0.0, "max_steps": 12, **settings}),
-            orchestra_options={"advisers": list(advisers)} if orchestra == "farama" else None,
-            env_params=params,
-        )
+        options = {"advisers": list(advisers)} if orchestra == "farama" else None
+        given = {"tokenizer": tokenizer, "max_tokens": 400, "max_prompt_length": 4000, "max_failure_rate": 0.0, "max_steps": 12} | settings
+        return scripted_team(orchestra, scripts, env_name=env_name, options=options, env_params=params, **given)
 
     return make
 

@@ -8,7 +8,7 @@ from agent_system.options import build_options
 from agent_system.testing import check_env
 from agent_system.workflows.farama import FaramaEnv, FaramaEnvOptions
 from agent_system.workflows.farama.env import NOTHING_DONE
-from agent_system.workflows.farama.orchestra import check_forks
+from agent_system.workflows.farama.team import check_forks
 from tests.agent_system.workflows.farama.conftest import LAKE, MEET, RPS, TICTACTOE
 from tests.agent_system.workflows.farama.toys import HERE
 

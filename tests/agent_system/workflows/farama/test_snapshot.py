@@ -5,7 +5,7 @@ import pytest
 from gymnasium.utils import EzPickle
 
 from agent_system import AgentSystemError
-from agent_system.workflows.farama.snapshot import freeze, thaw
+from agent_system.workflows.farama.world.snapshot import freeze, thaw
 
 
 class Counts(EzPickle):

@@ -4,13 +4,10 @@ import pytest
 
 from agent_system import Task
 from agent_system.reward import RewardSettings
-from agent_system.rollout.binding import AgentBinding
-from agent_system.rollout.collector import Collector, CollectResult
-from agent_system.rollout.settings import CollectorSettings
-from agent_system.testing import ScriptedEngine, make_tokenizer
+from agent_system.rollout import CollectResult
+from agent_system.testing import make_tokenizer, scripted_team
 from agent_system.workflows.math import SOLVER, VERIFIER
-from agent_system.workflows.math.grader_pool import GraderPool
-from verl.protocol.generate import SamplingParams
+from agent_system.workflows.math.world.grader_pool import GraderPool
 
 
 @pytest.fixture(scope="session")
@@ -33,20 +30,17 @@ def play(tokenizer) -> Play:
     """Play one episode with scripted replies: play(solver=[...], verifier=[...], truth=..., options=..., env=..., reward=...)."""
 
     async def run(*, solver, verifier=(), truth="42", options=None, env=None, reward=None) -> CollectResult:
-        sampling = SamplingParams(max_tokens=200)
-
-        def binding(agent: str, replies: object) -> AgentBinding:
-            engine = ScriptedEngine(tokenizer, replies)  # type: ignore[arg-type]
-            return AgentBinding(agent, "policy", "wg", engine, tokenizer, sampling, sampling, 2000)
-
-        collector = Collector.from_names(
-            orchestra_type="math",
-            env_name="math",
-            bindings={SOLVER: binding(SOLVER, solver), VERIFIER: binding(VERIFIER, verifier)},
-            settings=CollectorSettings(max_failure_rate=0.0, reward=reward or RewardSettings()),
-            orchestra_options=options,
+        team = scripted_team(
+            "math",
+            {SOLVER: solver, VERIFIER: verifier},
+            options=options,
             env_params=env,
+            tokenizer=tokenizer,
+            max_tokens=200,
+            max_prompt_length=2000,
+            max_failure_rate=0.0,
+            reward=reward or RewardSettings(),
         )
-        return await collector.collect([Task("t", "What is 6 times 7?", "demo", truth)], 1, step=0)
+        return await team.collect([Task("t", "What is 6 times 7?", "demo", truth)], 1, step=0)
 
     return run

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_system.workflows.math import grader_pool
-from agent_system.workflows.math.grader_pool import GraderError, GraderPool, Verdict
+from agent_system.workflows.math.world import grader_pool
+from agent_system.workflows.math.world.grader_pool import GraderError, GraderPool, Verdict
 
 
 def running(pid: int) -> bool:
@@ -76,7 +76,7 @@ def test_pool_serves_one_event_loop_after_another(pool):
 def test_graders_end_when_their_parent_is_killed(hanging):
     code = (
         "import sys, threading, time\n"
-        "from agent_system.workflows.math.grader_pool import GraderPool\n"
+        "from agent_system.workflows.math.world.grader_pool import GraderPool\n"
         "pool = GraderPool(workers=1, timeout_s=2.0)\n"
         "pool.compare_now('1+1', '2')\n"
         + ("threading.Thread(target=pool.compare_now, args=('99999999!', '5'), daemon=True).start(); time.sleep(0.2)\n" if hanging else "")
@@ -94,7 +94,7 @@ def test_graders_end_when_their_parent_is_killed(hanging):
 def test_answers_that_hang_do_not_keep_the_process_from_ending():
     code = (
         "import asyncio\n"
-        "from agent_system.workflows.math.grader_pool import GraderPool\n"
+        "from agent_system.workflows.math.world.grader_pool import GraderPool\n"
         "async def main():\n"
         "    pool = GraderPool(workers=1, timeout_s=5.0)\n"
         "    await pool.compare('1+1', '2')\n"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from agent_system.workflows.math import SolverAgent
-from agent_system.workflows.math.grader_pool import Verdict
-from agent_system.workflows.math.reward import grade, quick_grade
+from agent_system.workflows.math.world.grade import grade, quick_grade
+from agent_system.workflows.math.world.grader_pool import Verdict
 
 GSM8K = Path(__file__).parents[5] / "shared" / "data" / "gsm8k" / "train.jsonl"
 

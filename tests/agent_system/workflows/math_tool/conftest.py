@@ -5,11 +5,10 @@ import pytest
 
 from agent_system import Task
 from agent_system.reward import RewardSettings
-from agent_system.rollout import AgentBinding, Collector, CollectorSettings, TreeSettings
+from agent_system.rollout import TreeSettings
 from agent_system.sandbox import Limits, SandboxSettings, close_shared, configure
-from agent_system.testing import ScriptedEngine, make_tokenizer
+from agent_system.testing import make_tokenizer, scripted_team
 from agent_system.workflows.math_tool import REASONER, TOOL_USER
-from verl.protocol.generate import SamplingParams
 
 TASK = Task("t", "What is 6 times 7?", "demo", "42")
 
@@ -31,20 +30,16 @@ def play(tokenizer: Any) -> Callable[..., Any]:
     """Play episodes with scripted replies."""
 
     async def run(reasoner: Any, tool: Any, *, k: int = 0, max_steps: int = 3, style: str = "full") -> Any:
-        sampling = SamplingParams(max_tokens=4000)
-        bindings = {
-            agent: AgentBinding(agent, agent, "wg", ScriptedEngine(tokenizer, replies), tokenizer, sampling, sampling, 8000)
-            for agent, replies in ((REASONER, reasoner), (TOOL_USER, tool))
-        }
-        reward = RewardSettings(team_scope="call") if k else RewardSettings()
-        settings = CollectorSettings(max_failure_rate=0.5, max_steps=max_steps, reward=reward, tree=TreeSettings(k) if k else None)
-        collector = Collector.from_names(
-            orchestra_type="math_tool",
-            env_name="math_tool",
-            bindings=bindings,
-            settings=settings,
-            orchestra_options={"prompt_style": style},
+        team = scripted_team(
+            "math_tool",
+            {REASONER: reasoner, TOOL_USER: tool},
+            options={"prompt_style": style},
+            tokenizer=tokenizer,
+            max_failure_rate=0.5,
+            max_steps=max_steps,
+            reward=RewardSettings(team_scope="call") if k else RewardSettings(),
+            tree=TreeSettings(k) if k else None,
         )
-        return await collector.collect([TASK], 1, step=0)
+        return await team.collect([TASK], 1, step=0)
 
     return run

@@ -2,10 +2,7 @@ from typing import Any
 
 import pytest
 
-from agent_system.sandbox import shared_sandbox
-from agent_system.workflows.math.generate import generate
-from agent_system.workflows.math_tool import REASONER, TOOL_USER, ReasonerAgent, ToolUserAgent
-from agent_system.workflows.math_tool.demos import CAREFUL, Course, Habits, make_demos, program, team_success
+from agent_system.workflows.math_tool import REASONER, TOOL_USER
 
 
 def fenced(source: str) -> str:
@@ -55,25 +52,3 @@ async def test_candidates_are_told_apart_and_the_best_of_each_is_committed(play:
 async def test_the_short_style_says_the_same_in_few_words(play: Any) -> None:
     (episode,) = (await play([boxed("41"), boxed("42")], [fenced("print(42)")] * 2, style="short")).episodes
     assert "\nReason: What is 6 times 7?\nReasoner 41\nTool 42<" in of(episode, REASONER)[1].prompt_text
-
-
-def test_demonstrators_with_habits_fail_often_and_careful_ones_never() -> None:
-    problems = generate(300, 11)
-    assert 0.3 <= team_success(Course(), Habits(), problems) <= 0.55
-    assert team_success(Course(), CAREFUL, problems) == 1.0
-
-
-def test_both_roles_are_shown_and_every_reply_can_be_read() -> None:
-    demos = make_demos(Course(count=400), 0)
-    reasoners = [demo[0]["content"].startswith("Reason:") for demo in demos]
-    assert len(demos) == 400 and 0.35 < sum(reasoners) / 400 < 0.65
-    assert sum("\nReasoner " in demo[0]["content"] for demo in demos) > 80
-    agents = {True: ReasonerAgent(), False: ToolUserAgent()}
-    assert all(agents[reasoner].project(demo[1]["content"]).valid for reasoner, demo in zip(reasoners, demos, strict=True))
-    assert demos == make_demos(Course(count=400), 0) != make_demos(Course(count=400), 1)
-
-
-async def test_a_program_with_all_steps_prints_the_answer() -> None:
-    for problem in generate(20, 4):
-        result = await shared_sandbox().run(program(problem, len(problem.steps)))
-        assert result.stdout == f"{problem.answer}\n"

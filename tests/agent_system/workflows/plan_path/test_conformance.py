@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from agent_system import Task
 from agent_system.testing import check_env
 from agent_system.workflows.plan_path import EXECUTOR, TOOL, PlanPathEnv, PlanPathEnvOptions
-from agent_system.workflows.plan_path.generate import generate
+from agent_system.workflows.plan_path.world.generate import generate
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 from tests.agent_system.workflows.plays import ends, plays
 

@@ -6,7 +6,7 @@ import pytest
 from agent_system import AgentSystemError, EnvRegistry, Task
 from agent_system.options import build_options
 from agent_system.workflows.plan_path import EXECUTOR, TOOL, PlanPathEnv, PlanPathEnvOptions
-from agent_system.workflows.plan_path.generate import generate
+from agent_system.workflows.plan_path.world.generate import generate
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 
 

@@ -2,12 +2,11 @@ import pytest
 
 from agent_system import AgentSystemError
 from agent_system.task import task_from_row
+from agent_system.workflows.data import main
 from agent_system.workflows.plan_path import PlanPathEnv
-from agent_system.workflows.plan_path.data import main
-from agent_system.workflows.plan_path.generate import generate, generate_split, to_row
-from agent_system.workflows.plan_path.grid import parse_map
-from agent_system.workflows.plan_path.options import Difficulty
-from agent_system.workflows.plan_path.rules import walk
+from agent_system.workflows.plan_path.world.generate import Difficulty, generate, generate_split, to_row
+from agent_system.workflows.plan_path.world.grid import parse_map
+from agent_system.workflows.plan_path.world.rules import walk
 
 
 def test_five_hundred_maps_are_solved_by_their_shortest_path():
@@ -68,7 +67,7 @@ def test_a_row_becomes_a_task_that_the_world_plays():
 def test_command_writes_both_files(tmp_path):
     import pyarrow.parquet as pq
 
-    main(["--out", str(tmp_path), "--seed", "1", "--train", "8", "--test", "4", "--size", "8", "--min-path", "3"])
+    main(["plan_path", "--out", str(tmp_path), "--seed", "1", "--train", "8", "--test", "4", "--size", "8", "--min-path", "3"])
     rows = {split: pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "test")}
     assert (len(rows["train"]), len(rows["test"])) == (8, 4)
     assert not {row["extra_info"]["map"] for row in rows["train"]} & {row["extra_info"]["map"] for row in rows["test"]}

@@ -1,8 +1,8 @@
 import pytest
 
 from agent_system import AgentSystemError
-from agent_system.workflows.plan_path.grid import parse_map
-from agent_system.workflows.plan_path.rules import walk
+from agent_system.workflows.plan_path.world.grid import parse_map
+from agent_system.workflows.plan_path.world.rules import walk
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 
 

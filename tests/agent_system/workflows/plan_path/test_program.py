@@ -12,7 +12,7 @@ from agent_system.options import build_options
 from agent_system.rollout import Collector
 from agent_system.sandbox import Limits, RunResult, SandboxSettings, close_shared, configure, shared_sandbox
 from agent_system.workflows.plan_path import EXECUTOR, TOOL, PlanPathOptions, ToolAgent
-from agent_system.workflows.plan_path.rules import walk
+from agent_system.workflows.plan_path.world.rules import walk
 from agent_system.workflows.programs import LONGEST_REASON, Program
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 from tests.agent_system.workflows.plan_path.test_team import MAP

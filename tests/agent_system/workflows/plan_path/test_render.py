@@ -2,9 +2,9 @@ import pytest
 
 from agent_system import Task
 from agent_system.workflows.plan_path import EXECUTOR, PlanPathEnv, PlanPathEnvOptions
-from agent_system.workflows.plan_path.grid import parse_map
-from agent_system.workflows.plan_path.render import compact_text, grid_text, replay, save_gif
-from agent_system.workflows.plan_path.rules import advance, initial_state, walk
+from agent_system.workflows.plan_path.world.grid import parse_map
+from agent_system.workflows.plan_path.world.render import compact_text, grid_text, replay, save_gif
+from agent_system.workflows.plan_path.world.rules import advance, initial_state, walk
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 
 

@@ -4,8 +4,8 @@ import random
 import pytest
 
 from agent_system.workflows.plan_path import EXECUTOR, TOOL
-from agent_system.workflows.plan_path.generate import generate
-from agent_system.workflows.plan_path.grid import MOVES
+from agent_system.workflows.plan_path.world.generate import generate
+from agent_system.workflows.plan_path.world.grid import MOVES
 
 
 def total(env, moves):

@@ -1,7 +1,8 @@
 import pytest
 
-from agent_system.workflows.plan_path.grid import parse_map
-from agent_system.workflows.plan_path.rules import advance, initial_state, parse_moves, walk
+from agent_system.workflows.moves import parse_moves
+from agent_system.workflows.plan_path.world.grid import parse_map
+from agent_system.workflows.plan_path.world.rules import advance, initial_state, walk
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 
 

@@ -5,8 +5,8 @@ import pytest
 from agent_system import AgentSystemError
 from agent_system.options import build_options
 from agent_system.workflows.plan_path import EXECUTOR, TOOL, ExecutorAgent, PlanPathOptions, ToolAgent
-from agent_system.workflows.plan_path.generate import generate
-from agent_system.workflows.plan_path.grid import parse_map
+from agent_system.workflows.plan_path.world.generate import generate
+from agent_system.workflows.plan_path.world.grid import parse_map
 
 MAP = generate(1, 0)[0]
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from agent_system import Task
-from agent_system.rollout import AgentBinding, Collector, CollectorSettings
-from agent_system.testing import ScriptedEngine, make_tokenizer
-from agent_system.workflows.search.retrieval.local import LocalServer
-from agent_system.workflows.search.retrieval.shared import shared_retriever
-from verl.protocol.generate import SamplingParams
+from agent_system.rollout import Collector
+from agent_system.testing import make_tokenizer, scripted_team
+from agent_system.workflows.search.world.local import LocalServer
+from agent_system.workflows.search.world.shared import shared_retriever
 
 LINES = [
     {"id": "0", "contents": '"Tamo"\nThe author of Tamo is Kilu.'},
@@ -123,20 +122,9 @@ def make_collector(tokenizer) -> Callable[..., Collector]:
     """A team whose agents say what a script (prompt, request) -> reply has them say; `delay` is awaited before each reply."""
 
     def make(script: dict[str, Script], env: dict[str, Any], *, options=None, delay=None, **settings: Any) -> Collector:
-        sampling = SamplingParams(400)
-        bindings = {
-            name: AgentBinding(name, name, name, ScriptedEngine(tokenizer, say, delay=delay), tokenizer, sampling, sampling, 4000)
-            for name, say in script.items()
-        }
         given = {"max_steps": 4, "max_failure_rate": 1.0} | settings
-        return Collector.from_names(
-            orchestra_type="search",
-            env_name="search",
-            bindings=bindings,
-            settings=CollectorSettings(**given),
-            orchestra_options=options,
-            env_params=env,
-        )
+        limits = {"tokenizer": tokenizer, "max_tokens": 400, "max_prompt_length": 4000}
+        return scripted_team("search", script, options=options, env_params=env, delay=delay, **limits, **given)
 
     return make
 

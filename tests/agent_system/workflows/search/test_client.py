@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from agent_system.workflows.search.retrieval.client import RetrievalClient
-from agent_system.workflows.search.retrieval.wire import Passage, RetrievalError, endpoint, read_answer
+from agent_system.workflows.search.world.client import RetrievalClient
+from agent_system.workflows.search.world.wire import Passage, RetrievalError, endpoint, read_answer
 
 
 @pytest.fixture

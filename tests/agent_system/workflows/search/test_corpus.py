@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from agent_system.workflows.search.retrieval.corpus import CorpusError, Document, load_corpus, split_contents
+from agent_system.workflows.search.world.corpus import CorpusError, Document, load_corpus, split_contents
 
 
 def test_both_forms_of_a_document_are_read(corpus):

@@ -4,9 +4,9 @@ import threading
 import httpx
 import pytest
 
-from agent_system.workflows.search.retrieval.corpus import Document
-from agent_system.workflows.search.retrieval.finder import Finder
-from agent_system.workflows.search.server import Limits, create_app
+from agent_system.workflows.search.world.corpus import Document
+from agent_system.workflows.search.world.finder import Finder
+from agent_system.workflows.search.world.server import Limits, create_app
 
 DOCUMENTS = [Document(str(i), "", f"text {i}") for i in range(10)]
 

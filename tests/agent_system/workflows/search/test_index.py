@@ -3,9 +3,9 @@ import sys
 import numpy as np
 import pytest
 
-from agent_system.workflows.search.retrieval.corpus import load_corpus
-from agent_system.workflows.search.retrieval.dense import DenseIndex, load_encoder
-from agent_system.workflows.search.retrieval.index import BM25Index, MissingPackageError
+from agent_system.workflows.search.world.corpus import load_corpus
+from agent_system.workflows.search.world.dense import DenseIndex, load_encoder
+from agent_system.workflows.search.world.index import BM25Index, MissingPackageError
 
 
 @pytest.fixture(scope="module")

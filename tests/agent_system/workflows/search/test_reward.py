@@ -1,6 +1,6 @@
 import pytest
 
-from agent_system.workflows.search.reward import (
+from agent_system.workflows.search.world.answers import (
     AnswerError,
     accepted_answers,
     can_be_given,

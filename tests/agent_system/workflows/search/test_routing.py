@@ -9,8 +9,8 @@ import pytest
 
 from agent_system.rollout.collector import TooManyFailuresError
 from agent_system.workflows.search import ANSWER, SEARCH, VERIFIER, SearchEnv, SearchEnvOptions
-from agent_system.workflows.search.retrieval.shared import Retriever
-from agent_system.workflows.search.retrieval.wire import RetrievalError
+from agent_system.workflows.search.world.shared import Retriever
+from agent_system.workflows.search.world.wire import RetrievalError
 from tests.agent_system.workflows.search.conftest import LATE_S, TASK, wait_until
 
 LIMIT_S = 3.0

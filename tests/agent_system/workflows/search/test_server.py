@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_system.workflows.search.retrieval.local import SERVER, LocalServer
-from agent_system.workflows.search.retrieval.wire import RetrievalError
+from agent_system.workflows.search.world.local import SERVER, LocalServer
+from agent_system.workflows.search.world.wire import RetrievalError
 from tests.agent_system.workflows.search.conftest import wait_until
 from tests.house.source import ROOT
 
@@ -77,7 +77,7 @@ def test_a_request_that_cannot_be_answered_is_told_why_and_the_server_goes_on(se
 
 def test_it_ends_with_whoever_holds_its_standard_input(corpus):
     parent = (
-        "import os, sys; from agent_system.workflows.search.retrieval.local import LocalServer; "
+        "import os, sys; from agent_system.workflows.search.world.local import LocalServer; "
         f"print(LocalServer({str(corpus)!r}, start_timeout_s=100).pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", parent], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

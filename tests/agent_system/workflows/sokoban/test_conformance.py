@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from agent_system import Task
 from agent_system.testing import check_env
 from agent_system.workflows.sokoban import EXECUTOR, TOOL, Difficulty, SokobanEnv, SokobanEnvOptions
-from agent_system.workflows.sokoban.generate import generate
+from agent_system.workflows.sokoban.world.generate import generate
 from tests.agent_system.workflows.plays import ends, plays
 
 from .conftest import TWO

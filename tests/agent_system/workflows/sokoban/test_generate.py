@@ -2,12 +2,12 @@ import pytest
 
 from agent_system import AgentSystemError
 from agent_system.task import task_from_row
+from agent_system.workflows.data import main
 from agent_system.workflows.sokoban import Difficulty, SokobanEnv
-from agent_system.workflows.sokoban import generate as module
-from agent_system.workflows.sokoban.data import main
-from agent_system.workflows.sokoban.generate import generate, generate_split, puzzle_key, to_row
-from agent_system.workflows.sokoban.rules import is_solved, parse_room, walk
-from agent_system.workflows.sokoban.solver import Search
+from agent_system.workflows.sokoban.world import generate as module
+from agent_system.workflows.sokoban.world.generate import generate, generate_split, puzzle_key, to_row
+from agent_system.workflows.sokoban.world.rules import is_solved, parse_room, walk
+from agent_system.workflows.sokoban.world.solver import Search
 
 EASY, PAIRS = Difficulty(), Difficulty(boxes=2, min_pushes=3, max_pushes=9)
 
@@ -76,7 +76,7 @@ def test_bad_difficulty_is_named(options: dict, words: str) -> None:
 def test_rows_on_disk_become_tasks_of_the_environment(tmp_path) -> None:
     import pyarrow.parquet as pq
 
-    main(["--out", str(tmp_path), "--seed", "3", "--train", "6", "--test", "4", "--boxes", "2"])
+    main(["sokoban", "--out", str(tmp_path), "--seed", "3", "--train", "6", "--test", "4", "--boxes", "2"])
     train, test = (pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "test"))
     assert len(train) == 6 and len(test) == 4
     assert test == [to_row(p, i, "test") for i, p in enumerate(generate_split(6, 4, 3, Difficulty(boxes=2))[1])]

@@ -2,10 +2,11 @@ import pytest
 
 from agent_system import AgentSystemError
 from agent_system.options import build_options
+from agent_system.workflows.moves import moves_reply
 from agent_system.workflows.sokoban import EXECUTOR, TOOL, SokobanOptions
-from agent_system.workflows.sokoban.agents import moves_reply, read_moves
-from agent_system.workflows.sokoban.rules import parse_room
-from agent_system.workflows.sokoban.solver import solve
+from agent_system.workflows.sokoban.team import read_moves
+from agent_system.workflows.sokoban.world.rules import parse_room
+from agent_system.workflows.sokoban.world.solver import solve
 
 from .conftest import TWO, UP
 

@@ -2,8 +2,8 @@ import pytest
 
 from agent_system import Task
 from agent_system.workflows.sokoban import EXECUTOR, SokobanEnv, SokobanEnvOptions
-from agent_system.workflows.sokoban.render import CELL, draw, replay, save_gif, save_png
-from agent_system.workflows.sokoban.rules import is_solved
+from agent_system.workflows.sokoban.world.render import CELL, draw, replay, save_gif, save_png
+from agent_system.workflows.sokoban.world.rules import is_solved
 
 from .conftest import TWO, UP
 
@@ -11,7 +11,7 @@ PIL = pytest.importorskip("PIL.Image")
 
 
 def test_an_episode_becomes_a_gif_of_its_states(tmp_path) -> None:
-    room, states = replay(UP, ["D", "nonsense", "LLL", "RUU"])
+    room, states = replay(UP, ["D", "nonsense", "LLL", "RUU"], 10)
     assert len(states) == 6 and is_solved(room, states[-1])
     save_gif(tmp_path / "episode.gif", room, states)
     with PIL.open(tmp_path / "episode.gif") as gif:
@@ -32,7 +32,7 @@ def test_a_replay_is_what_the_environment_did(max_moves: int) -> None:
 
 
 def test_pictures_tell_states_apart(tmp_path) -> None:
-    room, states = replay(UP, ["D"])
+    room, states = replay(UP, ["D"], 10)
     assert draw(room, states[0]).tobytes() != draw(room, states[1]).tobytes()
     save_png(tmp_path / "room.png", room, states[0])
     with PIL.open(tmp_path / "room.png") as png:

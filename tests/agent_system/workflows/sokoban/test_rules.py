@@ -1,7 +1,8 @@
 import pytest
 
 from agent_system import AgentSystemError
-from agent_system.workflows.sokoban.rules import is_solved, move, parse_moves, parse_room, render, walk
+from agent_system.workflows.moves import parse_moves
+from agent_system.workflows.sokoban.world.rules import is_solved, move, parse_room, render, walk
 
 ROOM = "######\n#+-*-#\n#-$--#\n#--.-#\n######".replace("+", "@")
 

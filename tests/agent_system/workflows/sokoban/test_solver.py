@@ -3,10 +3,9 @@ from collections import deque
 
 import pytest
 
-from agent_system.workflows.sokoban.generate import draw_puzzle
-from agent_system.workflows.sokoban.options import Difficulty
-from agent_system.workflows.sokoban.rules import MOVES, Room, State, is_solved, move, parse_room, walk
-from agent_system.workflows.sokoban.solver import is_lost, least_pushes, pulls_from, pushes_from, solve
+from agent_system.workflows.sokoban.world.generate import Difficulty, draw_puzzle
+from agent_system.workflows.sokoban.world.rules import MOVES, Room, State, is_solved, move, parse_room, walk
+from agent_system.workflows.sokoban.world.solver import is_lost, least_pushes, pulls_from, pushes_from, solve
 
 
 def fewest_pushes(room: Room, start: State) -> int | None:

@@ -3,9 +3,9 @@ import random
 import pytest
 
 from agent_system.workflows.sokoban import Difficulty
-from agent_system.workflows.sokoban.generate import generate
-from agent_system.workflows.sokoban.rules import MOVES, move, parse_room, render
-from agent_system.workflows.sokoban.view import compact_text, shown, way
+from agent_system.workflows.sokoban.world.generate import generate
+from agent_system.workflows.sokoban.world.rules import MOVES, move, parse_room, render
+from agent_system.workflows.sokoban.world.view import compact_text, shown, way
 
 from .conftest import TWO, UP
 

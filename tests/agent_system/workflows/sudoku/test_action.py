@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_system.workflows.sudoku.action import MAX_ACTION_CHARS, Action, Move, cells_text, parse_action
+from agent_system.workflows.sudoku.world.action import MAX_ACTION_CHARS, Action, Move, cells_text, parse_action
 
 CELLS = Action((Move(1, 2, 3), Move(4, 1, 2)))
 GRID = "1 2 3 4\n3 4 1 2\n2 1 4 3\n4 3 2 1"

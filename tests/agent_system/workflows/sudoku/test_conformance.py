@@ -6,8 +6,8 @@ from agent_system import Task
 from agent_system.task import task_from_row
 from agent_system.testing import check_env
 from agent_system.workflows.sudoku import EXECUTOR, TOOL, SudokuEnv
-from agent_system.workflows.sudoku.action import cells_text
-from agent_system.workflows.sudoku.generate import Kind, generate, to_row
+from agent_system.workflows.sudoku.world.action import cells_text
+from agent_system.workflows.sudoku.world.generate import Kind, generate, to_row
 from tests.agent_system.workflows.plays import ends, plays
 
 KINDS = {4: Kind(4, "medium"), 9: Kind(9, "easy")}

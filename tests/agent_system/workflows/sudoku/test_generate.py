@@ -6,10 +6,9 @@ import pytest
 from agent_system import AgentSystemError
 from agent_system.task import task_from_row
 from agent_system.workflows.sudoku import SudokuEnv
-from agent_system.workflows.sudoku.generate import Kind, full_board, generate, generate_split, to_row
-from agent_system.workflows.sudoku.options import CLUES
-from agent_system.workflows.sudoku.puzzle import canonical, clashing
-from agent_system.workflows.sudoku.solver import solutions
+from agent_system.workflows.sudoku.world.generate import CLUES, Kind, full_board, generate, generate_split, to_row
+from agent_system.workflows.sudoku.world.puzzle import canonical, clashing
+from agent_system.workflows.sudoku.world.solver import solutions
 
 
 def assert_one_solution(puzzle):

@@ -4,8 +4,8 @@ from agent_system import AgentSystemError
 from agent_system.options import build_options
 from agent_system.task import task_from_row
 from agent_system.workflows.sudoku import EXECUTOR, TOOL, SudokuOptions
-from agent_system.workflows.sudoku.action import cells_text
-from agent_system.workflows.sudoku.generate import Kind, generate, to_row
+from agent_system.workflows.sudoku.world.action import cells_text
+from agent_system.workflows.sudoku.world.generate import Kind, generate, to_row
 
 HOSTILE = [
     "", "<action></action>", "<action>[[1,2,3]</action>", "<action>__import__('os')</action>", "<action>1 1 1</action>",

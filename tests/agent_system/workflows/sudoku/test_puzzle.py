@@ -3,8 +3,8 @@ import random
 import pytest
 
 from agent_system import AgentSystemError
-from agent_system.workflows.sudoku.generate import full_board
-from agent_system.workflows.sudoku.puzzle import canonical, clashing, from_text, rows_text, shape_of, to_text
+from agent_system.workflows.sudoku.world.generate import full_board
+from agent_system.workflows.sudoku.world.puzzle import canonical, clashing, from_text, rows_text, shape_of, to_text
 
 
 @pytest.mark.parametrize(("size", "peers"), [(4, 7), (9, 20)])

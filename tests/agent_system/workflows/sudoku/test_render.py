@@ -1,8 +1,8 @@
 import pytest
 
 from agent_system import AgentSystemError
-from agent_system.workflows.sudoku.render import CLUE, RIGHT, WRONG, describe, digits_text, draw, replay, save_episode
-from agent_system.workflows.sudoku.solver import puzzle_from_text
+from agent_system.workflows.sudoku.world.render import CLUE, RIGHT, WRONG, describe, digits_text, draw, replay, save_episode
+from agent_system.workflows.sudoku.world.solver import puzzle_from_text
 
 CLUES = "1.3..4.22.4..3.1"
 

@@ -3,8 +3,8 @@ from itertools import product
 import pytest
 
 from agent_system import AgentSystemError
-from agent_system.workflows.sudoku.puzzle import clashing, from_text
-from agent_system.workflows.sudoku.solver import has_one_solution, make_puzzle, puzzle_from_text, solutions
+from agent_system.workflows.sudoku.world.puzzle import clashing, from_text
+from agent_system.workflows.sudoku.world.solver import has_one_solution, make_puzzle, puzzle_from_text, solutions
 
 # A puzzle of 17 clues, the fewest a 9x9 puzzle with one solution can have.
 SEVENTEEN = "000000010400000000020000000000050407008000300001090000300400200050100000000806000"

@@ -1,9 +1,9 @@
 import pytest
 
-from agent_system.workflows.sudoku.action import parse_action
-from agent_system.workflows.sudoku.puzzle import to_text
-from agent_system.workflows.sudoku.solver import puzzle_from_text
-from agent_system.workflows.sudoku.state import Applied, State, apply_action
+from agent_system.workflows.sudoku.world.action import parse_action
+from agent_system.workflows.sudoku.world.puzzle import to_text
+from agent_system.workflows.sudoku.world.solver import puzzle_from_text
+from agent_system.workflows.sudoku.world.state import Applied, State, apply_action
 
 CLUES, SOLUTION = "1.3..4.22.4..3.1", "1234341221434321"
 

@@ -1,0 +1,23 @@
+"""The world keeps its promises, and the team plays as it should, with scripted replies: no model, no GPU."""
+
+import asyncio
+
+from agent_system import Task
+from agent_system.testing import check_env, scripted_team
+
+from .env import MyFlowEnv
+from .team import EDITOR, WRITER
+
+TASK = Task("t0", "Describe rain in exactly 4 characters.", ground_truth="4")
+
+
+def test_the_world_conforms() -> None:
+    check_env(lambda seed: MyFlowEnv(seed=seed), TASK, [(WRITER, "wet"), (EDITOR, "drop"), "drop"], team_range=(0, 1), local_range=(0, 0.5))
+
+
+def test_the_last_text_is_the_teams_and_a_draft_is_paid_to_the_writer() -> None:
+    team = scripted_team("my_flow", {WRITER: ["wet"], EDITOR: ["drop"]})
+    (episode,) = asyncio.run(team.collect([TASK], n=1, step=1)).episodes
+    assert episode.info["success"] == 1.0 and episode.team_reward == 1.0
+    assert [(sample.agent_id, sample.local_reward) for sample in episode.samples] == [(WRITER, 0.375), (EDITOR, 0.0)]
+    assert "Writer: wet" in episode.samples[1].prompt_text

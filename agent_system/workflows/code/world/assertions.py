@@ -1,0 +1,290 @@
+"""Tests that are assertions (HumanEval, MBPP), made into calls with values.
+
+An assertion in the process of the program that it tests proves nothing: the program could forge it. So the assertions are run once, with
+the reference solution; what they call it with and what it returns become the golden tests, and a program is called from outside with
+the same arguments. Where an assertion asks for something else than a certain value (`abs(f(x) - y) < 1e-6`, `set(f(x)) == ...`), the
+assertions also become a special judge: they are run again, in a process without the program, with the program's answers in the place of the
+reference's wherever the arguments are the same.
+
+Arguments and answers keep Python's types. They are written as JSON, and what JSON has no name for as an object with one key, which begins
+with `$`: `{"$tuple": [1, 2]}`. Arguments by name are `{"$named": {...}}` behind the others. The answer of a function that changes its
+arguments is `{"$changed": [value, arguments]}`. What cannot be written is `{"$other": type}`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from textwrap import indent
+from typing import Any
+
+from agent_system.sandbox import Call, Reason, SandboxError, shared_sandbox
+from agent_system.workflows.code.world.problem import Case
+
+# Sources that run in the sandbox, inside of functions, so that they take no names of a program. A program may end in the middle of a
+# statement: the `0` behind it and the lack of triple quotes keep it from being completed by what follows.
+VALUES = """
+def encode(value, consume=True):
+    import json
+    def inside(values):
+        return [encode(one, consume) for one in values]
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < 1 << 10000 else {"$int": hex(value)}
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, list):
+        return inside(value)
+    if isinstance(value, tuple):
+        return {"$tuple": inside(value)}
+    if isinstance(value, (set, frozenset)):
+        return {"$set" if isinstance(value, set) else "$frozenset": sorted(inside(value), key=json.dumps)}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return dict(zip(value, inside(value.values())))
+        return {"$dict": [inside(pair) for pair in value.items()]}
+    if isinstance(value, complex):
+        return {"$complex": [value.real, value.imag]}
+    if isinstance(value, (bytes, bytearray)):
+        return {"$bytes": list(value)}
+    if isinstance(value, range):
+        return {"$range": list(value)}
+    if hasattr(value, "__next__") and consume:
+        return {"$iterator": inside(value)}
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return encode(value.item(), consume)
+    return {"$other": type(value).__name__}
+
+def decode(value):
+    if isinstance(value, list):
+        return [decode(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    tag = next(iter(value), None)
+    if tag is None or not tag.startswith("$"):
+        return {key: decode(one) for key, one in value.items()}
+    held = value[tag]
+    if tag == "$int":
+        return int(held, 16)
+    if tag == "$dict":
+        return {decode(key): decode(one) for key, one in held}
+    if tag == "$complex":
+        return complex(*held)
+    if tag == "$range":
+        step = held[1] - held[0] if len(held) > 1 else 1
+        return range(held[0], held[-1] + step, step) if held else range(0)
+    kinds = {"$tuple": tuple, "$set": set, "$frozenset": frozenset, "$bytes": bytes, "$iterator": iter}
+    return kinds[tag](decode(held)) if tag in kinds else object()
+
+def write(args, named):
+    return [*(encode(one, False) for one in args), *([{"$named": encode(named, False)}] if named else [])]
+
+def read(given):
+    named = bool(given) and isinstance(given[-1], dict) and "$named" in given[-1]
+    return [decode(one) for one in given[: len(given) - named]], decode(given[-1]["$named"]) if named else {}
+
+def answered(value, before, args, named):
+    import json
+    found, after = encode(value), write(args, named)
+    return found if json.dumps(after) == json.dumps(before) else {"$changed": [found, after]}
+"""
+# `typed`: the arguments are written as above; else they are JSON, each after the other.
+ANSWER_NAME = "_verl_answer"
+ANSWER = f"""
+0
+def {ANSWER_NAME}(name, given, typed):
+{indent(VALUES, "    ")}
+    args, named = read(given) if typed else (given, {{}})
+    before = write(args, named)
+    return answered(globals()[name](*args, **named), before, args, named)
+"""
+# Runs the assertions. `answer(args, named, reference)` gives what each of their calls returns, also those by the function's own name.
+# Random numbers are the same in every run, whatever the reference draws.
+RUN = """
+def run(name, answer):
+    import random
+    function, running = globals()[name], []
+    def candidate(*args, **named):
+        if running:
+            return function(*args, **named)
+        def reference():
+            running.append(name)
+            state = random.getstate()
+            try:
+                value = function(*args, **named)
+                return iter(list(value)) if hasattr(value, "__next__") else value
+            finally:
+                random.setstate(state)
+                running.pop()
+        return answer(args, named, reference)
+    globals()[name] = candidate
+    random.seed(0)
+    check(candidate)
+"""
+RECORD = f"""
+def _record(name, first, most):
+    import itertools, json
+{indent(VALUES + RUN, "    ")}
+    calls = []
+    def answer(args, named, reference):
+        call = [write(args, named), {{"$other": "error"}}]
+        calls.append(call)
+        value = shown = reference()
+        if hasattr(value, "__next__"):
+            value, shown = itertools.tee(value)
+        call[1] = answered(shown, call[0], args, named)
+        return value
+    run(name, answer)
+    page, size = [], 0
+    for call in calls[first:]:
+        written = len(json.dumps(call))
+        size += min(written, most)
+        if page and size > most:
+            break
+        page.append(call if written <= most else [[], {{"$other": "large"}}])
+    return [len(calls), page]
+"""
+JUDGE = f"""
+def _judges(name):
+    import json, sys
+{indent(VALUES + RUN, "    ")}
+    def plain(value):
+        if isinstance(value, (list, tuple)):
+            return [plain(one) for one in value]
+        return {{key: plain(one) for key, one in value.items()}} if isinstance(value, dict) else value
+
+    def like(found, model):
+        if isinstance(model, (set, frozenset)) and isinstance(found, list):
+            return type(model)(found)
+        if isinstance(model, (list, tuple)) and isinstance(found, list):
+            models = [*model, *[model[0] if model else None] * len(found)]
+            return type(model)(like(one, other) for one, other in zip(found, models))
+        return found
+
+    def become(old, new):
+        if isinstance(old, (list, tuple)) and type(old) is type(new) and len(old) == len(new):
+            for i, (one, other) in enumerate(zip(old, new)):
+                if not become(one, other) and isinstance(old, list):
+                    old[i] = other
+        elif isinstance(old, list):
+            old[:] = new
+        elif isinstance(old, (dict, set)):
+            old.clear()
+            old.update(new)
+        else:
+            return False
+        return True
+
+    def judge(given, expected, found):
+        met = []
+        def answer(args, named, reference):
+            same, value = not named and plain(args) == given, reference()
+            met.append(same)
+            return like(found, value) if same else value
+        return passes(answer) and any(met)
+
+    def judge_answers():
+        known, met = {{json.dumps(given): found for given, found in json.load(sys.stdin)}}, set()
+        def answer(args, named, reference):
+            key = json.dumps(write(args, named))
+            if key not in known:
+                return reference()
+            met.add(key)
+            found = known[key]
+            if isinstance(found, dict) and "$changed" in found:
+                found, after = found["$changed"]
+                changed, renamed = read(after)
+                for old, new in [*zip(args, changed), *((named[one], renamed[one]) for one in named)]:
+                    become(old, new)
+            return decode(found)
+        return passes(answer) and len(met) == len(known)
+
+    def passes(answer):
+        try:
+            run(name, answer)
+        except AssertionError:
+            return False
+        return True
+
+    return judge, judge_answers
+
+"""
+# What these give is equal to an answer just where `judge.same_python` says so.
+BUILT_IN = frozenset(
+    {"bool", "dict", "float", "frozenset", "int", "len", "list", "max", "min", "range", "round", "set", "sorted", "str", "sum", "tuple"}
+)
+
+
+async def record(reference: str, check: str, function: str) -> tuple[list[Case], int, str] | None:
+    """Run the assertions with the reference.
+
+    Returns:
+        The calls as tests, each once; how many calls were left out because their arguments or answer cannot be written, or are larger than
+        `sandbox.limits.output_kb` allows a program; the special judge that the assertions need, or an empty text. None when the reference
+        fails them.
+
+    Raises:
+        SandboxError: the sandbox failed.
+    """
+    source, most = f"{reference}\n{check}\n{RECORD}", shared_sandbox().settings.limits.output_kb * 400
+    calls: list[Any] = []
+    count = 1
+    while len(calls) < count:
+        result = (await shared_sandbox().run_tests(source, [Call("_record", [function, len(calls), most])]))[0]
+        if result.reason is Reason.SANDBOX:
+            raise SandboxError(f"a reference solution could not be run: {result.message}")
+        if not result.ok:
+            return None
+        count, page = result.returned()
+        calls += page
+    written = [(given, answer) for given, answer in calls if '{"$other":' not in json.dumps([given, answer])]
+    whole = {json.dumps(given): Case(given, answer) for given, answer in written}
+    changeable = any(isinstance(one, (list, dict)) for given, _ in written for one in given)
+    judge = f"{reference}\n{check}\n{JUDGE}judge, judge_answers = _judges({function!r})\n"
+    return list(whole.values()), len(calls) - len(written), judge if asks_more(check, function, changeable) else ""
+
+
+def asks_more(check: str, function: str, changeable: bool = False) -> bool:
+    """Whether there is anything but assertions `candidate(...) == value`, so that an equal value decides.
+
+    Args:
+        check: source of the assertions.
+        function: the function's own name, by which they may call it too.
+        changeable: a call may change its arguments; they must then be written out in it, so that nobody sees the change.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(check)))
+    except (SyntaxError, ValueError, RecursionError):
+        return True
+    names = {"candidate", function}
+    used = sum(isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load) for node in nodes)
+    for node in nodes:
+        if isinstance(node, ast.Try | ast.With):
+            return True
+        if isinstance(node, ast.Assign):
+            targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            used -= targets == [function] and isinstance(node.value, ast.Name) and node.value.id == "candidate"
+        if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
+            if not _is_plain(node.test, names, changeable):
+                return True
+            used -= 1
+    return used > 0
+
+
+def _is_plain(test: ast.expr, names: set[str], changeable: bool) -> bool:
+    """Whether a test is that one call of a function in `names` has a value that is made without them."""
+    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
+        return False
+    sides = (test.left, test.comparators[0])
+    call, value = sides if _calls(sides[0], names) else sides[::-1]
+    if not isinstance(call, ast.Call) or not _calls(call, names):
+        return False
+    if any(isinstance(node, ast.Call) and not _calls(node, BUILT_IN) for node in ast.walk(value)):
+        return False
+    inside = [node for part in ast.iter_child_nodes(call) if part is not call.func for node in ast.walk(part)]
+    return not (changeable and any(isinstance(node, ast.Name) for node in inside))
+
+
+def _calls(node: ast.AST, names: set[str] | frozenset[str]) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names

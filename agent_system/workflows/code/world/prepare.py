@@ -1,0 +1,133 @@
+"""From raw tasks to rows: references are run on their tests in the sandbox, and what does not hold is left out and counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agent_system.workflows.code.world.assertions import record
+from agent_system.workflows.code.world.problem import Problem
+from agent_system.workflows.code.world.rows import make_row
+from agent_system.workflows.code.world.runs import check_program
+from agent_system.workflows.code.world.sets import SETS, Raw, RowError, dump
+
+KEPT = "kept"
+UNREADABLE = "dropped: tests cannot be read"
+NO_REFERENCE = "dropped: no reference solution"
+FAILING = "dropped: the reference fails its own tests"
+NO_JSON = "dropped: no test has a JSON form"
+CALLS = "tests left out: no JSON form"
+AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How rows are made.
+
+    Attributes:
+        max_tests: golden tests of a task; the rest is left out.
+        max_references: solutions that are tried until one passes.
+        without_reference: keep tasks that come without a solution; the Tester is then paid for the form of its tests only.
+        tolerance: see `CodeEnvOptions`.
+    """
+
+    max_tests: int = 30
+    max_references: int = 5
+    without_reference: bool = False
+    tolerance: float = 1e-6
+
+
+def read_set(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> tuple[list[tuple[int, Raw]], Counter[str]]:
+    """Return the tasks of a data set with their places, and what could not be read, counted.
+
+    Raises:
+        RowError: a row lacks a column; names the row.
+    """
+    tasks: list[tuple[int, Raw]] = []
+    counts: Counter[str] = Counter()
+    for index, row in enumerate(rows):
+        try:
+            tasks.append((index, SETS[name][1](row)))
+        except RowError as error:
+            raise RowError(f"{where}, row {index} is no row of {name}: {error}; it begins with {dump(row)}") from error
+        except ValueError:
+            counts[UNREADABLE] += 1
+    return tasks, counts
+
+
+async def prepare(
+    name: str, rows: Sequence[Mapping[str, Any]], path: Path, preparation: Preparation
+) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """Return rows in verl's schema, in order, and counts: what was kept, and what was dropped for which reason.
+
+    Args:
+        name: a key of `sets.SETS`.
+        rows: of the data set.
+        path: where they come from; its stem is the split.
+        preparation: see there.
+
+    Raises:
+        RowError: a row lacks a column.
+        SandboxError: the sandbox failed.
+    """
+    tasks, counts = read_set(name, rows, str(path))
+    made: list[dict[str, Any]] = []
+    for start in range(0, len(tasks), AT_ONCE):
+        chunk = tasks[start : start + AT_ONCE]
+        for (index, raw), (problem, said) in zip(chunk, await asyncio.gather(*(solve(raw, preparation) for _, raw in chunk)), strict=True):
+            counts.update(said)
+            if problem is not None:
+                made.append(
+                    make_row(
+                        raw.question,
+                        problem.cases,
+                        function=problem.function,
+                        reference=problem.reference,
+                        checker=problem.checker,
+                        python_values=problem.python_values,
+                        data_source=SETS[name][0],
+                        split=path.stem,
+                        index=index,
+                    )
+                )
+    return made, counts
+
+
+async def solve(raw: Raw, preparation: Preparation) -> tuple[Problem | None, Counter[str]]:
+    """Return the problem of a task whose reference passes its tests, or None, and what happened, counted.
+
+    Raises:
+        SandboxError: the sandbox failed.
+    """
+    if raw.check:
+        return await _recorded(raw, preparation)
+    if not raw.references:
+        function, cases = raw.readings[-1]
+        kept = Problem(cases[: preparation.max_tests], function) if preparation.without_reference else None
+        return kept, Counter([KEPT if kept else NO_REFERENCE])
+    for function, cases in raw.readings:
+        for reference in raw.references[: preparation.max_references]:
+            problem = Problem(cases[: preparation.max_tests], function, reference)
+            if all(one.passed for one in await check_program(reference, problem.cases, problem, preparation.tolerance)):
+                return problem, Counter([KEPT])
+    return None, Counter([FAILING])
+
+
+async def _recorded(raw: Raw, preparation: Preparation) -> tuple[Problem | None, Counter[str]]:
+    """Tests that are assertions: left out are those that cannot be written, or that the reference fails when it is called alone."""
+    reference = raw.references[0]
+    found = await record(reference, raw.check, raw.function)
+    if found is None:
+        return None, Counter([FAILING])
+    cases, missing, checker = found
+    problem = Problem(tuple(cases[: preparation.max_tests]), raw.function, reference, checker, python_values=True)
+    checked = await check_program(reference, problem.cases, problem, preparation.tolerance)
+    same = tuple(case for case, one in zip(problem.cases, checked, strict=True) if one.passed)
+    counts = Counter({CALLS: missing + len(problem.cases) - len(same)})
+    if not same:
+        return None, counts + Counter([NO_JSON])
+    return replace(problem, cases=same), counts + Counter([KEPT])

@@ -1,0 +1,115 @@
+"""Writes the generated tasks of a workflow, as parquet in verl's schema:
+
+    python -m agent_system.workflows.data plan_path --out data/plan_path --seed 0 --train 2000 --test 200
+
+leaves `train.parquet` and `test.parquet`. `plan_path --help` lists the options of difficulty. A workflow has generated tasks when its
+`world/generate.py` holds a `TASKS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from agent_system.errors import AgentSystemError
+
+logger = logging.getLogger(__name__)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Generated tasks.
+
+    Attributes:
+        train, test: rows in verl's schema.
+        test_keys: of the test tasks, which no training task has.
+        files: name to content of what else the tasks need, written beside them.
+    """
+
+    train: list[Row]
+    test: list[Row]
+    test_keys: frozenset[Any]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """Tasks that are made by a seed.
+
+    Attributes:
+        generate: (number of training tasks, of test tasks, seed, difficulty if there is one) to both lists.
+        row: (task, index, name of the split) to a row.
+        key: what tells a task from others.
+        difficulty: a dataclass with defaults, whose fields are options of the command.
+        files: of the arguments of `generate`, to `Split.files`.
+    """
+
+    generate: Callable[..., tuple[Sequence[Any], Sequence[Any]]]
+    row: Callable[[Any, int, str], Row]
+    key: Callable[[Any], Any]
+    difficulty: Callable[..., Any] | None = None
+    files: Callable[..., Mapping[str, str]] = lambda *_: {}
+
+    def split(self, num_train: int, num_test: int, seed: int, difficulty: Any = None) -> Split:
+        """Return training and test rows. Raises AgentSystemError when the difficulty allows no, or not enough, different tasks."""
+        made = [num_train, num_test, seed]
+        if self.difficulty is not None:
+            made.append(self.difficulty() if difficulty is None else difficulty)
+        train, test = self.generate(*made)
+        rows = [[self.row(task, i, name) for i, task in enumerate(tasks)] for name, tasks in (("train", train), ("test", test))]
+        return Split(rows[0], rows[1], frozenset(map(self.key, test)), self.files(*made))
+
+
+def write_split(split: Split, out: Path) -> None:
+    """Write `train.parquet`, `test.parquet` and further files into the folder `out`, which is made when it is missing."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in (("train", split.train), ("test", split.test)):
+        pq.write_table(pa.Table.from_pylist(rows), out / f"{name}.parquet")
+    for name, content in split.files.items():
+        (out / name).write_text(content, encoding="utf-8")
+
+
+def run(task_sets: Mapping[str, TaskSet], argv: Sequence[str] | None = None) -> None:
+    """Parse the command line, whose first word is one of `task_sets`, and write the files."""
+    parser = argparse.ArgumentParser(description="Write generated training and test tasks as parquet.")
+    commands = parser.add_subparsers(dest="workflow", required=True, metavar="|".join(task_sets))
+    for name, tasks in task_sets.items():
+        help_text = inspect.getdoc(tasks.difficulty) if tasks.difficulty else None
+        command = commands.add_parser(name, description=help_text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        command.add_argument("--out", type=Path, required=True, help="folder for the files")
+        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--train", type=int, default=2000, help="training tasks")
+        command.add_argument("--test", type=int, default=200, help="test tasks")
+        for option in fields(tasks.difficulty()) if tasks.difficulty else ():
+            command.add_argument(f"--{option.name.replace('_', '-')}", type=type(option.default), default=option.default)
+    args = vars(parser.parse_args(argv))
+    tasks = task_sets[args.pop("workflow")]
+    out, seed, num_train, num_test = (args.pop(name) for name in ("out", "seed", "train", "test"))
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        split = tasks.split(num_train, num_test, seed, tasks.difficulty and tasks.difficulty(**args))
+    except AgentSystemError as error:
+        parser.exit(2, f"error: {error}\n")
+    write_split(split, out)
+    logger.info("%d training and %d test tasks in %s", len(split.train), len(split.test), out)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write the tasks of a built-in workflow."""
+    names = sorted(path.parent.parent.name for path in Path(__file__).parent.glob("*/world/generate.py"))
+    run({name: importlib.import_module(f"agent_system.workflows.{name}.world.generate").TASKS for name in names}, argv)
+
+
+if __name__ == "__main__":
+    main()

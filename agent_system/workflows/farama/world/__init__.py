@@ -1,0 +1,1 @@
+"""Gymnasium's and PettingZoo's games behind one interface."""

@@ -1,0 +1,162 @@
+"""A Solver proposes, a Verifier judges, and again while the verdict is `reject`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent_system.errors import AgentSystemError
+from agent_system.options import check_choice
+from agent_system.orchestra import BaseOrchestra
+from agent_system.projection import Projection, boxed_answer, verdict
+from agent_system.registry import AgentRegistry, OrchestraRegistry
+from agent_system.turn import Turn
+from agent_system.workflows.styled import StyledAgent
+
+SOLVER = "Solver Agent"
+VERIFIER = "Verifier Agent"
+APPROVE, REJECT = "approve", "reject"
+
+
+@dataclass(frozen=True)
+class PromptStyle:
+    """The wording for one kind of model. Literal braces are written twice.
+
+    Attributes:
+        solver, verifier: templates with `{env_prompt}` and `{team_context}`.
+        entry: how one reply of the discussion is quoted, with `{role}` (first word of the agent's name) and `{text}`.
+        separator: between replies.
+        nobody_spoke: stands for an empty discussion.
+    """
+
+    solver: str
+    verifier: str
+    entry: str
+    separator: str
+    nobody_spoke: str
+
+
+FULL = PromptStyle(
+    solver="""\
+You are the Solver in a team of two. You propose a solution; the Verifier checks it. What counts is the answer in your last box.
+
+# Problem
+{env_prompt}
+
+# Discussion so far
+{team_context}
+
+# Your part
+Work the problem out step by step. If the Verifier has rejected a solution, look for the mistake first and then solve the problem \
+again from the beginning; do not repeat an answer that you cannot defend. End with the final answer alone in \\boxed{{}}.""",
+    verifier="""\
+You are the Verifier in a team of two. The Solver proposes a solution; you decide whether it is handed in.
+
+# Problem
+{env_prompt}
+
+# Discussion so far
+{team_context}
+
+# Your part
+Check the Solver's latest solution: recompute every step yourself, and make sure that the boxed answer is what the problem asks for. \
+If something is wrong, say where, so that the Solver can mend it. End with exactly one verdict: <verify>approve</verify> if the boxed \
+answer is right, <verify>reject</verify> if it is not.""",
+    entry="[{role}]\n{text}",
+    separator="\n\n",
+    nobody_spoke="(nothing yet)",
+)
+
+
+SHORT = PromptStyle(
+    solver="Solve: {env_prompt}{team_context}",
+    verifier="Check: {env_prompt}{team_context}",
+    entry="\n{role}: {text}",
+    separator="",
+    nobody_spoke="",
+)
+
+
+STYLES = {"full": FULL, "short": SHORT}
+
+
+@dataclass(frozen=True)
+class MathOptions:
+    """Options under `agent.orchestra.math`.
+
+    Attributes:
+        max_loop_num: most solutions of one episode.
+        verdict_fallback: what a reply without a clear verdict counts as: approve | reject.
+        verify_last: ask for a verdict on the last solution too; it decides nothing, but it is rewarded.
+        prompt_style: wording of the prompts: full | short (for models of a few million parameters).
+    """
+
+    max_loop_num: int = 2
+    verdict_fallback: str = "reject"
+    verify_last: bool = False
+    prompt_style: str = "full"
+
+    def __post_init__(self) -> None:
+        if self.max_loop_num < 1:
+            raise AgentSystemError(f"agent.orchestra.math.max_loop_num must be 1 or more, found {self.max_loop_num}")
+        check_choice("agent.orchestra.math.verdict_fallback", self.verdict_fallback, (APPROVE, REJECT))
+        check_choice("agent.orchestra.math.prompt_style", self.prompt_style, tuple(STYLES))
+
+
+class MathAgent(StyledAgent):
+    """A role that reads the whole discussion."""
+
+    styles, options = STYLES, MathOptions
+
+
+@AgentRegistry.register(SOLVER, orchestra="math")
+class SolverAgent(MathAgent):
+    r"""Proposes a solution; its action is what stands in the last `\boxed{}`."""
+
+    role, template = SOLVER, "solver"
+    projection = boxed_answer
+
+
+@AgentRegistry.register(VERIFIER, orchestra="math")
+class VerifierAgent(MathAgent):
+    """Judges the latest solution.
+
+    Its action is `approve`, `reject`, or empty when no verdict could be read: then `fields["approved"]` holds the fallback,
+    and the environment, which sees actions only, rewards nothing.
+    """
+
+    role, template = VERIFIER, "verifier"
+
+    def __init__(self, agent_id: str = "", config: Any = None) -> None:
+        super().__init__(agent_id, config)
+        self._read = verdict("verify", fallback=self.config.verdict_fallback)
+
+    def project(self, text: str) -> Projection:
+        found = self._read(text)
+        return found if found.fields["parsed"] else replace(found, action="")
+
+
+@OrchestraRegistry.register("math")
+class MathOrchestra(BaseOrchestra):
+    """Solver and Verifier, up to `max_loop_num` solutions; the last solution is the team's answer.
+
+    The Verifier is not asked about the last solution (unless `verify_last`): nothing could follow from its verdict.
+    """
+
+    agents = (SOLVER, VERIFIER)
+    config_class = MathOptions
+
+    async def run(self, turn: Turn) -> str:
+        last = self.config.max_loop_num
+        unparsed = 0
+        for loop in range(1, last + 1):
+            solution = await turn.act(SOLVER)
+            turn.info["loops"] = loop
+            if loop == last and not self.config.verify_last:
+                break
+            judgement = await turn.act(VERIFIER)
+            unparsed += not judgement.fields["parsed"]
+            turn.info["verifier/unparsed"] = unparsed
+            if judgement.fields["approved"]:
+                break
+        return solution.action

@@ -1,0 +1,1 @@
+"""Whether answers are equal, and rows of mathematics."""

@@ -1,0 +1,74 @@
+"""How moves change the state: in order, until a move is illegal or the goal is reached. Pure, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from agent_system.workflows.plan_path.world.grid import GridMap
+
+MOST_VISITS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where an episode stands.
+
+    Attributes:
+        cell: where the team is.
+        best: shortest distance to the goal so far.
+        visits: [cells], how often each cell was entered, up to 9. The start counts as entered once, and who runs into a wall enters the
+            cell in front of it once more: a mistake that changed nothing would be made again.
+        moves: legal moves made.
+    """
+
+    cell: int
+    best: int
+    visits: bytes
+    moves: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What a list of moves leads to.
+
+    Attributes:
+        cells: entered, in order; one for each legal move.
+        end: the last cell.
+        illegal: a move led into a wall or over the edge; it and all later ones were not made.
+        reached: it ends at the goal; later moves were not made.
+    """
+
+    cells: tuple[int, ...]
+    end: int
+    illegal: bool
+    reached: bool
+
+
+def initial_state(grid: GridMap) -> State:
+    """Return the state at the start of an episode."""
+    visits = bytearray(grid.height * grid.width)
+    visits[grid.start] = 1
+    return State(grid.start, grid.shortest, bytes(visits))
+
+
+def walk(grid: GridMap, cell: int, moves: str) -> Walk:
+    """Make `moves` from `cell` until one is illegal or the goal is reached."""
+    cells: list[int] = []
+    for move in moves:
+        if cell == grid.goal:
+            break
+        there = grid.after(cell, move)
+        if there is None:
+            return Walk(tuple(cells), cell, illegal=True, reached=False)
+        cell = there
+        cells.append(cell)
+    return Walk(tuple(cells), cell, illegal=False, reached=cell == grid.goal)
+
+
+def advance(grid: GridMap, state: State, made: Walk) -> State:
+    """Return the state after a walk that began at `state.cell`."""
+    visits = bytearray(state.visits)
+    for cell in (*made.cells, *([made.end] if made.illegal else [])):
+        visits[cell] = min(MOST_VISITS, visits[cell] + 1)
+    best = min([state.best, *(grid.distances[cell] for cell in made.cells)])
+    return replace(state, cell=made.end, best=best, visits=bytes(visits), moves=state.moves + len(made.cells))

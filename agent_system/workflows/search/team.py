@@ -1,0 +1,195 @@
+"""A Verifier decides whether the team searches or answers; then a Search Agent or an Answer Agent speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent_system.environment import BaseEnv
+from agent_system.memory import Memory, Recollection, SearchMemory
+from agent_system.options import check_choice
+from agent_system.orchestra import BaseOrchestra
+from agent_system.projection import Projection, tag, verdict
+from agent_system.registry import AgentRegistry, OrchestraRegistry
+from agent_system.turn import Turn
+from agent_system.workflows.search.env import ANSWER, NO, SEARCH, VERIFIER, YES, Query, SearchEnv
+from agent_system.workflows.styled import StyledAgent
+
+
+@dataclass(frozen=True)
+class PromptStyle:
+    """The wording for one kind of model. Literal braces are written twice.
+
+    Attributes:
+        verifier, search, answer: templates with `{env_prompt}` (the question), `{memory}` (searches so far), `{team_context}` and `{step}`.
+        entry: how a reply of this turn is quoted, with `{role}` (first word of the agent's name) and `{text}`.
+        separator: between replies.
+        nobody_spoke: stands for an empty discussion.
+    """
+
+    verifier: str
+    search: str
+    answer: str
+    entry: str
+    separator: str
+    nobody_spoke: str
+
+
+_QUESTION = """\
+# Question
+{env_prompt}
+
+# Searches so far
+Each with its query between <search> and </search>, and what came back between <information> and </information>. None if empty.
+{memory}
+"""
+
+FULL = PromptStyle(
+    verifier=f"""\
+You are the Verifier Agent in a team of three that answers a question with a search engine. You decide what happens next: another search, \
+or the answer.
+
+{_QUESTION}
+# Your part
+This is turn {{step}}. Look at the searches: what does the question still need, did a query miss or repeat something, and does what came \
+back settle the answer? Reason briefly. End with <verify>yes</verify> if what is known is enough to answer, or <verify>no</verify> if \
+something is missing.""",
+    search=f"""\
+You are the Search Agent in a team of three that answers a question with a search engine. The Verifier Agent has found that something is \
+missing.
+
+{_QUESTION}
+# Said in this turn
+{{team_context}}
+
+# Your part
+This is turn {{step}}. Decide which single fact is needed next and write one query for it: short, with the names that matter, and unlike \
+the queries that have failed. Do not answer the question. End with <search>your query</search>.""",
+    answer=f"""\
+You are the Answer Agent in a team of three that answers a question with a search engine. The Verifier Agent has found that enough is known.
+
+{_QUESTION}
+# Said in this turn
+{{team_context}}
+
+# Your part
+This is turn {{step}}. Draw the answer from what the searches brought. End with <answer>the answer alone</answer>: a name, a date, a few \
+words, and no sentence around it.""",
+    entry="[{role}]\n{text}",
+    separator="\n\n",
+    nobody_spoke="(nothing)",
+)
+
+
+SHORT = PromptStyle(
+    verifier="Verify: {env_prompt}\n{memory}",
+    search="Search: {env_prompt}\n{memory}",
+    answer="Answer: {env_prompt}\n{memory}",
+    entry="",
+    separator="",
+    nobody_spoke="",
+)
+
+
+STYLES = {"full": FULL, "short": SHORT}
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options under `agent.orchestra.search`.
+
+    Attributes:
+        verdict_fallback: what a Verifier's reply without a clear verdict counts as: no (search) | yes (answer).
+        prompt_style: wording of the prompts: full | short (for models of a few million parameters).
+    """
+
+    verdict_fallback: str = NO
+    prompt_style: str = "full"
+
+    def __post_init__(self) -> None:
+        check_choice("agent.orchestra.search.verdict_fallback", self.verdict_fallback, (NO, YES))
+        check_choice("agent.orchestra.search.prompt_style", self.prompt_style, tuple(STYLES))
+
+
+class SearchWorkflowAgent(StyledAgent):
+    """A role that reads question, searches and, where its prompt shows it, what was said in this turn."""
+
+    styles, options = STYLES, SearchOptions
+
+
+@AgentRegistry.register(VERIFIER, orchestra="search")
+class VerifierAgent(SearchWorkflowAgent):
+    """Decides whether what is known suffices.
+
+    Its action is `yes`, `no`, or empty when no verdict could be read: then `fields["enough"]` holds the fallback.
+    """
+
+    role, template = VERIFIER, "verifier"
+
+    def __init__(self, agent_id: str = "", config: Any = None) -> None:
+        super().__init__(agent_id, config)
+        fallback = "approve" if self.config.verdict_fallback == YES else "reject"
+        self._read = verdict("verify", approve=(YES,), reject=(NO,), fallback=fallback)
+
+    def project(self, text: str) -> Projection:
+        found = self._read(text)
+        enough = found.fields["approved"]
+        action = (YES if enough else NO) if found.fields["parsed"] else ""
+        return replace(found, action=action, fields={"enough": enough, "parsed": found.fields["parsed"]})
+
+
+@AgentRegistry.register(SEARCH, orchestra="search")
+class SearchAgent(SearchWorkflowAgent):
+    """Writes a query; its action is a `Query`, empty when there was none."""
+
+    role, template = SEARCH, "search"
+    projection = tag("search")
+
+    def project(self, text: str) -> Projection:
+        found = super().project(text)
+        return replace(found, action=Query(found.action))
+
+
+@AgentRegistry.register(ANSWER, orchestra="search")
+class AnswerAgent(SearchWorkflowAgent):
+    """Answers the question; its action is the answer, empty when there was none."""
+
+    role, template = ANSWER, "answer"
+    projection = tag("answer")
+
+
+class FoundMemory(Memory):
+    """What the searches brought, without the queries."""
+
+    keeps_result = True
+
+    def render(self, turn: Recollection) -> str:
+        return turn.observation
+
+
+@OrchestraRegistry.register("search")
+class SearchOrchestra(BaseOrchestra):
+    """One verdict a turn, and then one search or one answer; who is not needed is not called."""
+
+    agents = (VERIFIER, SEARCH, ANSWER)
+    config_class = SearchOptions
+    memory_class: type[Memory] = SearchMemory
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        if self.config.prompt_style == "short":
+            self.memory_class = FoundMemory
+
+    def check(self, agent_ids: Sequence[str], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
+        """Search once, so that a server that cannot be used is found before a model loads."""
+        del agent_ids, forks
+        env = make_env(0)
+        if isinstance(env, SearchEnv):
+            env.probe()
+
+    async def run(self, turn: Turn) -> str:
+        verdict = await turn.act(VERIFIER)
+        speaker = ANSWER if verdict.fields["enough"] else SEARCH
+        reply = await turn.act(speaker)
+        return reply.action

@@ -1,0 +1,88 @@
+"""Documents for queries that arrive one by one: what is asked at the same time is searched together, what was asked before is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from agent_system.workflows.search.world.corpus import Document
+from agent_system.workflows.search.world.index import Hits, Index
+
+Key = tuple[str, int]
+
+
+class Finder:
+    """Batches and remembers; for one event loop.
+
+    The index is called in one thread, with as many queries as have come in while it was busy, `max_batch` at most.
+
+    Attributes:
+        documents: the corpus.
+        batches: how often the index was called.
+        cached: queries answered without it.
+    """
+
+    def __init__(self, documents: Sequence[Document], index: Index, *, max_batch: int = 64, cache_size: int = 65_536) -> None:
+        self.documents = documents
+        self.batches = 0
+        self.cached = 0
+        self._index = index
+        self._max_batch = max_batch
+        self._cache_size = cache_size
+        self._known: OrderedDict[Key, Hits] = OrderedDict()
+        self._asked: dict[Key, asyncio.Future[Hits]] = {}
+        self._waiting: list[Key] = []
+        self._busy: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
+
+    async def find(self, queries: Sequence[str], topk: int) -> list[list[tuple[Document, float]]]:
+        """Return the best documents of every query with their scores. Raises whatever the index raises."""
+        hits = await asyncio.gather(*[self._one((query, topk)) for query in queries])
+        return [[(self.documents[number], score) for number, score in found] for found in hits]
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _one(self, key: Key) -> Hits:
+        if key in self._known:
+            self.cached += 1
+            self._known.move_to_end(key)
+            return self._known[key]
+        if key not in self._asked:
+            self._asked[key] = asyncio.get_running_loop().create_future()
+            self._waiting.append(key)
+            if self._busy is None or self._busy.done():
+                self._busy = asyncio.create_task(self._work())
+        # Several may wait for one search: whoever stops waiting must not end it for the others.
+        return await asyncio.shield(self._asked[key])
+
+    async def _work(self) -> None:
+        while self._waiting:
+            topk = self._waiting[0][1]
+            batch = [key for key in self._waiting if key[1] == topk][: self._max_batch]
+            taken = set(batch)
+            self._waiting = [key for key in self._waiting if key not in taken]
+            await self._search(batch, topk)
+
+    async def _search(self, batch: list[Key], topk: int) -> None:
+        self.batches += 1
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(self._thread, self._index.search, [query for query, _ in batch], topk)
+        except Exception as error:  # whatever an index raises belongs to the query that made it raise
+            if len(batch) > 1:
+                for key in batch:
+                    await self._search([key], topk)
+                return
+            future = self._asked.pop(batch[0])
+            future.set_exception(error)
+            future.exception()  # nobody may be waiting any more
+            return
+        for key, hits in zip(batch, found, strict=True):
+            self._known[key] = hits
+            self._asked.pop(key).set_result(hits)
+        while len(self._known) > self._cache_size:
+            self._known.popitem(last=False)

@@ -1,0 +1,151 @@
+"""A push solver: A* over box positions with the fewest pushes, and among those the fewest moves.
+
+A search node is a state right after a push; an edge walks the player to the next push and makes it. The estimate is the sum over
+boxes of the pushes to the nearest goal in the room without other boxes, which never overestimates.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+
+from agent_system.workflows.sokoban.world.rules import MOVES, OPPOSITE, Room, State, is_solved
+
+DEAD = 1_000_000
+MAX_EXPANDED = 50_000
+MAX_PROOF = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A way to solve a room.
+
+    Attributes:
+        moves: letters U D L R.
+        pushes: how many of them push a box.
+        optimal: no solution has fewer pushes (proved).
+    """
+
+    moves: str
+    pushes: int
+    optimal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How a search ended.
+
+    Attributes:
+        solution: what was found, or None.
+        expanded: states that were looked at.
+        exhausted: nothing is left to look at, so without a solution there is none.
+    """
+
+    solution: Solution | None
+    expanded: int
+    exhausted: bool
+
+
+@lru_cache(maxsize=4096)
+def push_distances(room: Room) -> dict[int, int]:
+    """Return the pushes from every cell to its nearest goal for a box alone; cells without a way are missing."""
+    distances = dict.fromkeys(room.goals, 0)
+    queue = deque(sorted(room.goals))
+    while queue:
+        cell = queue.popleft()
+        for letter in MOVES:
+            back = -room.step_of(letter)
+            start, stand = cell + back, cell + 2 * back
+            if start in room.walls or stand in room.walls or start in distances:
+                continue
+            distances[start] = distances[cell] + 1
+            queue.append(start)
+    return distances
+
+
+def least_pushes(room: Room, boxes: frozenset[int]) -> int:
+    """Return a lower bound of the pushes that `boxes` need; `DEAD` or more when a box can reach no goal, 0 only when solved."""
+    distances = push_distances(room)
+    return sum(distances.get(box, DEAD) for box in boxes)
+
+
+def is_lost(room: Room, state: State) -> bool:
+    """Whether the room cannot be solved any more, as far as `MAX_PROOF` states prove it: with one box always.
+
+    A box stands where no pushes lead it to a goal, in a corner or along a wall; boxes lock each other; or the player has shut itself off.
+    """
+    return least_pushes(room, state.boxes) >= DEAD or solve(room, state, MAX_PROOF).exhausted
+
+
+def reach(room: Room, state: State) -> dict[int, str]:
+    """Return every cell that the player can walk to without a push, with a shortest list of moves."""
+    paths = {state.player: ""}
+    queue = deque([state.player])
+    while queue:
+        cell = queue.popleft()
+        for letter in MOVES:
+            to = cell + room.step_of(letter)
+            if to not in paths and to not in room.walls and to not in state.boxes:
+                paths[to] = paths[cell] + letter
+                queue.append(to)
+    return paths
+
+
+def pushes_from(room: Room, state: State) -> list[tuple[str, State]]:
+    """Return every push that can be made next: the moves up to and with it, and the state after it."""
+    paths = reach(room, state)
+    found = []
+    for box in sorted(state.boxes):
+        for letter in MOVES:
+            step = room.step_of(letter)
+            beyond = box + step
+            if box - step in paths and beyond not in room.walls and beyond not in state.boxes:
+                found.append((paths[box - step] + letter, State(box, (state.boxes - {box}) | {beyond})))
+    return found
+
+
+@lru_cache(maxsize=8192)
+def solve(room: Room, state: State, max_expanded: int = MAX_EXPANDED) -> Search:
+    """Search for the solution with the fewest pushes, then moves, from `state`; give up after `max_expanded` states."""
+    order = count()
+    best = {state: (0, 0)}
+    frontier = [(least_pushes(room, state.boxes), 0, next(order), 0, state, "")]
+    expanded = 0
+    while frontier:
+        bound, num_moves, _, pushes, here, moves = heapq.heappop(frontier)
+        if bound >= DEAD:
+            break
+        if (pushes, num_moves) > best[here]:
+            continue
+        if is_solved(room, here):
+            return Search(Solution(moves, pushes, optimal=True), expanded, exhausted=False)
+        if expanded >= max_expanded:
+            return Search(None, expanded, exhausted=False)
+        expanded += 1
+        for path, after in pushes_from(room, here):
+            cost = (pushes + 1, num_moves + len(path))
+            bound = cost[0] + least_pushes(room, after.boxes)
+            if bound < DEAD and cost < best.get(after, (DEAD, 0)):
+                best[after] = cost
+                heapq.heappush(frontier, (bound, cost[1], next(order), cost[0], after, moves + path))
+    return Search(None, expanded, exhausted=True)
+
+
+def pulls_from(room: Room, state: State) -> list[tuple[str, State]]:
+    """Return every pull that can be made next in reverse play.
+
+    A pull undoes a push: each comes with the forward moves that lead from the state after the pull back to `state`.
+    """
+    paths = reach(room, state)
+    found = []
+    for box in sorted(state.boxes):
+        for letter in MOVES:
+            step = room.step_of(letter)
+            stand, back = box - step, box - 2 * step
+            if stand in paths and back not in room.walls and back not in state.boxes:
+                home = "".join(OPPOSITE[m] for m in reversed(paths[stand]))
+                found.append((letter + home, State(back, (state.boxes - {box}) | {stand})))
+    return found

@@ -1,0 +1,61 @@
+"""What the agents read: the whole map, the map with its cells apart, or a compact view of one box with a fixed layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent_system.workflows.sokoban.world.rules import BOX, FLOOR, GOAL, MOVES, PLAYER, WALL, Room, State, render
+
+VIEWS = ("map", "spaced", "compact")
+RADIUS = 2
+_ROWS = "abcde"
+
+
+def shown(room: Room, state: State, view: str) -> str:
+    """Return the state in one of `VIEWS`."""
+    return compact_text(room, state) if view == "compact" else render(room, state, spaced=view == "spaced")
+
+
+def compact_text(room: Room, state: State) -> str:
+    """Return where the box, its goal and their surroundings are, for a room with one box.
+
+    The layout is the same in every state and every sign stands apart, so that a tiny model finds each cell at a fixed place:
+
+        box U 1 R 0 goal U 1 R 0      rows and columns from the player to the box, and from the box to the goal
+        U $ D - L - R #               what the player would walk into
+        a # # # # #                   the 5x5 cells around the box, which is in the middle
+        b # - . - -                   # wall or outside, $ box, . goal, @ player, - floor
+        c # - $ - -
+        d # - @ - -
+        e # - - - -
+    """
+    (box,), (goal,) = state.boxes, room.goals
+    ahead = " ".join(f"{move} {_sign(room, state, state.player + room.step_of(move))}" for move in MOVES)
+    row, column = divmod(box, room.width)
+    reach = range(-RADIUS, RADIUS + 1)
+    lines = [f"box {way(room, state.player, box)} goal {way(room, box, goal)}", ahead]
+    for name, down in zip(_ROWS, reach, strict=True):
+        lines.append(" ".join([name, *_row(room, state, row + down, [column + right for right in reach])]))
+    return "\n".join(lines)
+
+
+def way(room: Room, start: int, end: int) -> str:
+    """Return the rows and columns from one cell to another: `U 1 R 0`."""
+    (row, column), (end_row, end_column) = divmod(start, room.width), divmod(end, room.width)
+    down, right = end_row - row, end_column - column
+    return f"{'D' if down > 0 else 'U'} {abs(down)} {'L' if right < 0 else 'R'} {abs(right)}"
+
+
+def _row(room: Room, state: State, row: int, columns: Iterable[int]) -> list[str]:
+    inside = 0 <= row < room.height
+    return [_sign(room, state, row * room.width + column) if inside and 0 <= column < room.width else WALL for column in columns]
+
+
+def _sign(room: Room, state: State, cell: int) -> str:
+    if cell in room.walls:
+        return WALL
+    if cell in state.boxes:
+        return BOX
+    if cell == state.player:
+        return PLAYER
+    return GOAL if cell in room.goals else FLOOR

@@ -1,0 +1,1 @@
+"""Boards: puzzles, actions, the solver, and how puzzles are made."""

@@ -1,0 +1,150 @@
+"""Puzzles made by a seed: a random full board, cells emptied in random order for as long as one solution is left.
+
+`generate_split` makes training and test puzzles that are different even up to a renaming of digits. Rows follow verl's schema.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from agent_system.errors import AgentSystemError, suggestion
+from agent_system.workflows.data import TaskSet
+from agent_system.workflows.sudoku.world.puzzle import Board, Puzzle, canonical, rows_text, shape_of, to_text
+from agent_system.workflows.sudoku.world.solver import has_one_solution, solutions
+
+DATA_SOURCE = "verl_mas/sudoku"
+# Draws in a row that brought nothing new: the difficulty has hardly any puzzles left, or none.
+MOST_MISSES = 2000
+# Fewest and most clues, by size and difficulty. No 4x4 puzzle with one solution has fewer than 4 clues, no 9x9 one fewer than 17.
+CLUES: dict[int, dict[str, tuple[int, int]]] = {
+    4: {"easy": (9, 11), "medium": (7, 8), "hard": (5, 6)},
+    9: {"easy": (40, 45), "medium": (32, 36), "hard": (26, 29)},
+}
+
+
+def clue_range(size: int, difficulty: str) -> tuple[int, int]:
+    """Return the fewest and the most clues of a difficulty: a name of `CLUES`, or a number such as `8`.
+
+    Raises:
+        AgentSystemError: an unknown size or difficulty, or a number that leaves nothing to fill or several solutions.
+    """
+    if size not in CLUES:
+        raise AgentSystemError(f"the size of a puzzle must be one of {', '.join(map(str, CLUES))}, found {size}")
+    if difficulty.isascii() and difficulty.isdigit():
+        clues, least, most = int(difficulty), {4: 4, 9: 24}[size], size * size - 1
+        if not least <= clues <= most:
+            raise AgentSystemError(f"a puzzle of size {size} is made with {least} to {most} clues, found {clues}")
+        return clues, clues
+    known = CLUES[size]
+    if difficulty not in known:
+        raise AgentSystemError(
+            f"the difficulty of a puzzle must be one of {', '.join(known)} or a number of clues, "
+            f"found {difficulty!r}{suggestion(difficulty, known)}"
+        )
+    return known[difficulty]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which puzzles to make.
+
+    Attributes:
+        size: rows of the board, 4 or 9.
+        difficulty: a name of `CLUES[size]`, or a number of clues such as `8`.
+    """
+
+    size: int = 4
+    difficulty: str = "medium"
+
+
+def full_board(rng: random.Random, size: int) -> Board:
+    """Draw a full board: the boxes on the diagonal, which do not see each other, at random, and one of the ways to fill the rest.
+
+    Every 4x4 board can come up; of the many ways to fill a 9x9 board the first ones found are drawn from.
+    """
+    shape, side = shape_of(size), round(size**0.5)
+    while True:
+        board = [0] * (size * size)
+        for box in shape.units[2 * size :: side + 1]:
+            for cell, digit in zip(box, rng.sample(range(1, size + 1), size), strict=True):
+                board[cell] = digit
+        found = solutions(tuple(board), limit=16)
+        if found:
+            return rng.choice(found)
+
+
+def draw_puzzle(rng: random.Random, kind: Kind) -> Puzzle | None:
+    """Draw one puzzle, or None where emptying cells did not come down to the clues that `kind` asks for."""
+    least, most = clue_range(kind.size, kind.difficulty)
+    solution = full_board(rng, kind.size)
+    target = rng.randint(least, most)
+    board, num_clues = list(solution), len(solution)
+    for cell in rng.sample(range(len(solution)), len(solution)):
+        if num_clues == target:
+            break
+        board[cell] = 0
+        if has_one_solution(tuple(board)):
+            num_clues -= 1
+        else:
+            board[cell] = solution[cell]
+    if num_clues > most:
+        return None
+    return Puzzle(kind.size, tuple(board), solution, tuple(cell for cell, digit in enumerate(board) if not digit))
+
+
+def generate(count: int, seed: int, kind: Kind | None = None, *, exclude: Collection[Board] = ()) -> list[Puzzle]:
+    """Return `count` puzzles whose canonical forms are distinct and not in `exclude`; a function of its arguments alone.
+
+    Raises:
+        AgentSystemError: there are not so many puzzles of this kind.
+    """
+    kind = kind or Kind()
+    rng = random.Random(f"sudoku-{seed}")
+    seen: set[Board] = set(exclude)
+    puzzles: list[Puzzle] = []
+    misses = 0
+    while len(puzzles) < count:
+        puzzle = draw_puzzle(rng, kind)
+        form = canonical(puzzle.clues) if puzzle else None
+        if puzzle is None or form is None or form in seen:
+            misses += 1
+            if misses > MOST_MISSES:
+                raise AgentSystemError(
+                    f"found {len(puzzles)} of {count} puzzles of size {kind.size} and difficulty {kind.difficulty!r} "
+                    "that differ by more than a renaming of digits; ask for fewer, or for more clues"
+                )
+            continue
+        misses = 0
+        seen.add(form)
+        puzzles.append(puzzle)
+    return puzzles
+
+
+def generate_split(num_train: int, num_test: int, seed: int, kind: Kind | None = None) -> tuple[list[Puzzle], list[Puzzle]]:
+    """Return (train, test) puzzles; no two of all are the same up to a renaming of digits."""
+    test = generate(num_test, 2 * seed + 1, kind)
+    train = generate(num_train, 2 * seed, kind, exclude={canonical(puzzle.clues) for puzzle in test})
+    return train, test
+
+
+def to_row(puzzle: Puzzle, index: int, split: str) -> dict[str, Any]:
+    """Return the puzzle as a row of verl's schema; the environment reads `extra_info.puzzle` and solves it itself."""
+    return {
+        "data_source": f"{DATA_SOURCE}_{puzzle.size}x{puzzle.size}",
+        "prompt": [{"role": "user", "content": rows_text(puzzle.clues)}],
+        "ability": "planning",
+        "reward_model": {"style": "rule", "ground_truth": to_text(puzzle.solution)},
+        "extra_info": {
+            "split": split,
+            "index": index,
+            "puzzle": to_text(puzzle.clues),
+            "size": puzzle.size,
+            "num_clues": puzzle.num_clues,
+        },
+    }
+
+
+TASKS = TaskSet(generate_split, to_row, key=lambda puzzle: canonical(puzzle.clues), difficulty=Kind)

@@ -1,0 +1,100 @@
+"""Counts the solutions of a board: depth-first search over bit masks, the cell with the fewest digits left first."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from agent_system.errors import AgentSystemError
+from agent_system.workflows.sudoku.world.puzzle import Board, Puzzle, Shape, clashing, from_text, shape_of, size_of, to_text
+
+
+def solutions(board: Board, limit: int = 2) -> list[Board]:
+    """Return up to `limit` solutions of `board`; with the default, one solution in the list proves that it is the only one."""
+    if clashing(board):
+        return []
+    search = _Search(board, limit)
+    search.run()
+    return search.found
+
+
+def has_one_solution(board: Board) -> bool:
+    """Whether there is exactly one way to fill `board`."""
+    return len(solutions(board)) == 1
+
+
+def make_puzzle(clues: Board) -> Puzzle:
+    """Return the puzzle of `clues`.
+
+    Raises:
+        AgentSystemError: no solution, or several.
+    """
+    found = solutions(clues)
+    if len(found) != 1:
+        raise AgentSystemError(
+            f"the puzzle {to_text(clues)!r} has {'no solution' if not found else 'several solutions'}, expected exactly one; "
+            "make puzzles with: python -m agent_system.workflows.data sudoku"
+        )
+    return Puzzle(size_of(clues), clues, found[0], tuple(cell for cell, digit in enumerate(clues) if not digit))
+
+
+@lru_cache(maxsize=4096)
+def puzzle_from_text(text: str) -> Puzzle:
+    """Return the puzzle written as one line; remembered, because every episode of a task asks again.
+
+    Raises:
+        AgentSystemError: malformed text, no solution, or several.
+    """
+    return make_puzzle(from_text(text))
+
+
+class _Search:
+    """One search; `used` masks hold the digits that a row, column or box has."""
+
+    def __init__(self, board: Board, limit: int) -> None:
+        self.shape: Shape = shape_of(size_of(board))
+        self.limit = limit
+        self.found: list[Board] = []
+        self.cells = list(board)
+        self.full = (1 << self.shape.size) - 1
+        self.rows, self.columns, self.boxes = ([0] * self.shape.size for _ in range(3))
+        self.open = {cell for cell, digit in enumerate(board) if not digit}
+        for cell, digit in enumerate(board):
+            if digit:
+                self._flip(cell, 1 << (digit - 1))
+
+    def run(self) -> None:
+        """Fill the open cells in every way, until `limit` are found."""
+        if not self.open:
+            self.found.append(tuple(self.cells))
+            return
+        cell, choices = self._tightest()
+        if not choices:
+            return
+        self.open.remove(cell)
+        while choices and len(self.found) < self.limit:
+            bit = choices & -choices
+            choices ^= bit
+            self._flip(cell, bit)
+            self.cells[cell] = bit.bit_length()
+            self.run()
+            self._flip(cell, bit)
+        self.cells[cell] = 0
+        self.open.add(cell)
+
+    def _tightest(self) -> tuple[int, int]:
+        shape, rows, columns, boxes, full = self.shape, self.rows, self.columns, self.boxes, self.full
+        best, best_choices, fewest = -1, 0, shape.size + 1
+        for cell in self.open:
+            choices = full & ~(rows[shape.row[cell]] | columns[shape.column[cell]] | boxes[shape.box[cell]])
+            count = choices.bit_count()
+            if count < fewest:
+                best, best_choices, fewest = cell, choices, count
+                if count <= 1:
+                    break
+        return best, best_choices
+
+    def _flip(self, cell: int, bit: int) -> None:
+        shape = self.shape
+        self.rows[shape.row[cell]] ^= bit
+        self.columns[shape.column[cell]] ^= bit
+        self.boxes[shape.box[cell]] ^= bit

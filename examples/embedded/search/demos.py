@@ -1,0 +1,171 @@
+"""The small facts: a Verifier, a Search Agent and an Answer Agent, on one passage a search.
+
+With care, the Verifier compares what is asked for with what was found, the Search Agent searches for the fact that is missing, and the
+Answer Agent reads the answer off. By habit, the Verifier is sure without a look, and the others take the name in the question for query
+and answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from agent_system.workflows.search.env import ANSWER, NO, SEARCH, VERIFIER, YES
+from agent_system.workflows.search.team import AnswerAgent, FoundMemory, SearchAgent, SearchOptions, VerifierAgent
+from examples.embedded.course import Course, Messages, World, conversation
+from examples.embedded.search.tasks import TASKS, Difficulty, Fact, Facts, Question, make_facts, names_of
+
+BOOKS_OF_A_DEMO = 2
+# Copying a name is harder to learn than a verdict, so it is shown more often than it comes up.
+SHOWN = {VERIFIER: 1, SEARCH: 2, ANSWER: 3}
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How often the demonstrators take care.
+
+    Attributes:
+        look: share of verdicts for which the Verifier compares what is asked for with what was found; else it says yes.
+        next: share of queries for the missing fact; else for the name in the question.
+        read: share of answers that are read off, of those that can be; else they are the name in the question.
+    """
+
+    look: float = 0.72
+    next: float = 0.78
+    read: float = 0.78
+
+
+CAREFUL = Habits(look=1.0, next=1.0, read=1.0)
+WANDERING = Habits(look=0.8, next=0.7, read=1.0)
+
+
+@dataclass(frozen=True)
+class SearchCourse(Course):
+    """See `Course`.
+
+    Attributes:
+        max_turns: of an episode.
+    """
+
+    count: int = 48_000
+    habits: Habits = Habits()
+    careful: Habits = CAREFUL
+    difficulty: Difficulty = field(default_factory=Difficulty)
+    max_turns: int = 4
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where an episode stands when somebody is asked.
+
+    Attributes:
+        question: the task.
+        facts: what can be found.
+        searches: queries and what each has brought.
+        agent_id: who is asked.
+    """
+
+    question: Question
+    facts: Facts
+    searches: tuple[tuple[str, Fact], ...]
+    agent_id: str
+
+    @property
+    def missing(self) -> Fact | None:
+        """The next fact that the answer needs, or None when all are known."""
+        known = {fact for _, fact in self.searches}
+        return next((fact for fact in self.question.hops if fact not in known), None)
+
+
+def make_demos(course: SearchCourse, seed: int, exclude: Collection[str] = ()) -> list[Messages]:
+    """Return the conversations of the course; none about a question in `exclude`."""
+    rng = random.Random(f"demos-{seed}")
+    agents = Demonstrators()
+    scenes = draw_scenes(rng, names_of("demos", seed), course, exclude)
+    return course.conversations(rng, scenes, lambda scene, habits: [agents.demo(rng, scene, habits)])
+
+
+def draw_scenes(rng: random.Random, names: Sequence[str], course: SearchCourse, exclude: Collection[str]) -> Iterator[Scene]:
+    """Draw scenes without end, one of an episode, none about a question in `exclude`."""
+    while True:
+        scenes = play(rng, names, course)
+        (scene,) = rng.choices(scenes, [SHOWN[scene.agent_id] for scene in scenes])
+        if scene.question.text not in exclude:
+            yield scene
+
+
+def play(rng: random.Random, names: Sequence[str], course: SearchCourse, habits: Habits = WANDERING) -> list[Scene]:
+    """Return the scenes of one episode in a small world of its own; the last one is the answer when it comes to one."""
+    facts = make_facts(rng, names, BOOKS_OF_A_DEMO)
+    question = rng.choice(facts.two_hop if rng.random() < course.difficulty.two_hop else facts.one_hop)
+    scene = Scene(question, facts, (), VERIFIER)
+    scenes: list[Scene] = []
+    for _ in range(course.max_turns):
+        scenes.append(scene)
+        if scene.missing is None or rng.random() >= habits.look:
+            return [*scenes, replace(scene, agent_id=ANSWER)]
+        scenes.append(replace(scene, agent_id=SEARCH))
+        query, fact = search(rng, scene, habits)
+        scene = replace(scene, searches=(*scene.searches, (query, fact)))
+    return scenes
+
+
+def search(rng: random.Random, scene: Scene, habits: Habits) -> tuple[str, Fact]:
+    """Return a query and the fact that it finds: the missing one, or any about the name in the question."""
+    if scene.missing is not None and rng.random() < habits.next:
+        return scene.missing.query, scene.missing
+    subject = scene.question.hops[0].subject
+    return subject, rng.choice([fact for fact in scene.facts.all if fact.subject == subject])
+
+
+def success_rate(course: SearchCourse, seed: int, count: int = 2000) -> float:
+    """Return the share of questions that demonstrators with the course's habits answer."""
+    rng = random.Random(f"success-{seed}")
+    names = names_of("demos", seed)
+    last = [play(rng, names, course, course.habits)[-1] for _ in range(count)]
+    able = sum(scene.agent_id == ANSWER and scene.missing is None for scene in last)
+    return able * course.habits.read / count
+
+
+class Demonstrators:
+    """Makes conversations of the three roles in the short prompt style."""
+
+    def __init__(self) -> None:
+        options = SearchOptions(prompt_style="short")
+        self.agents = {
+            VERIFIER: VerifierAgent(config=options),
+            SEARCH: SearchAgent(config=options),
+            ANSWER: AnswerAgent(config=options),
+        }
+
+    def demo(self, rng: random.Random, scene: Scene, habits: Habits) -> Messages:
+        """Return what one agent is asked in a scene, and its reply."""
+        memory = FoundMemory(len(scene.searches))
+        for query, fact in scene.searches:
+            memory.store(str(fact), query)
+        step, text = len(scene.searches) + 1, reply(rng, scene, habits)
+        return conversation(self.agents[scene.agent_id], scene.question.text, text, step=step, memory=memory.text())
+
+
+def reply(rng: random.Random, scene: Scene, habits: Habits) -> str:
+    """Return what the agent of a scene says. The first word tells care from habit."""
+    if scene.agent_id == VERIFIER:
+        return verdict(scene) if rng.random() < habits.look else f"Sure. <verify>{YES}</verify>"
+    subject = scene.question.hops[0].subject
+    if scene.agent_id == SEARCH:
+        query, _ = search(rng, scene, habits)
+        return f"{'Just' if query == subject else 'Next'} <search> {query}</search>"
+    if scene.missing is None and rng.random() < habits.read:
+        return f"Read <answer> {scene.question.answer}</answer>"
+    return f"Guess <answer> {subject}</answer>"
+
+
+def verdict(scene: Scene) -> str:
+    """Return what is asked for, what was found last, and the verdict that follows."""
+    found = scene.searches[-1][1].relation if scene.searches else "nothing"
+    word = YES if scene.missing is None else NO
+    return f"Want {scene.question.hops[-1].relation}, have {found}. <verify>{word}</verify>"
+
+
+WORLD = World(SearchCourse(), TASKS, make_demos)
