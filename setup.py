@@ -13,6 +13,7 @@ INSTALL_REQUIRES = [
     "peft>=0.21",
     "accelerate>=1.15",
     "hydra-core>=1.3.2,<1.4",
+    "pydantic>=2.11,<3",
     "datasets>=5.0",
     "pandas>=2.3",
     "pyarrow>=22",

@@ -8,7 +8,7 @@ import torch
 
 from tests.workers.engine.parts import ONE_PIECE, gradients, largest_difference, loss_settings, make_engine, make_rows
 from verl.trainer.config import RolloutCorrectionConfig
-from verl.trainer.config_check import PULLS_WITHOUT_ADVANTAGE
+from verl.trainer.config.cross_checks import PULLS_WITHOUT_ADVANTAGE
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.engine import MicroBatchRule, UpdatePlan
 
