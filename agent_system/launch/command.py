@@ -1,0 +1,35 @@
+"""The command `verl-mas`: each of its commands is a module that `python -m` runs as well.
+
+verl-mas train agent.orchestra_type=math ...
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+# Command -> its module, the arguments that it is given before the user's, and what it does.
+COMMANDS = {
+    "train": ("verl.trainer.main_ppo", (), "train a team: key=value ..."),
+    "eval": ("verl.trainer.main_ppo", ("trainer.val_only=true",), "evaluate the last checkpoint of an experiment: key=value ..."),
+    "check": ("verl.trainer.config.check_keys", (), "whether keys exist and their values are right, in a second: key=value ..."),
+    "sft": ("verl.trainer.sft_trainer", (), "supervised fine-tuning: key=value ..."),
+    "export": ("verl.model_merger", (), "write a checkpoint's policies for transformers and peft: --checkpoint DIR --out DIR"),
+    "serve": ("agent_system.serve", (), "ask a trained team: CHECKPOINT [QUESTION]"),
+}
+
+
+def main() -> None:
+    """Run the command that is named first; a name that there is none of ends with the list of them and status 2."""
+    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
+        asked_for_help = sys.argv[1:2] in (["-h"], ["--help"])
+        stream = sys.stdout if asked_for_help else sys.stderr
+        stream.write("usage: verl-mas COMMAND ...\n\n" + "".join(f"  {name:8}{does}\n" for name, (_, _, does) in COMMANDS.items()))
+        sys.exit(0 if asked_for_help else 2)
+    module, first, _ = COMMANDS[sys.argv[1]]
+    sys.argv[1:] = [*first, *sys.argv[2:]]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
