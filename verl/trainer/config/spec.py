@@ -83,7 +83,7 @@ class Key:
         from pydantic import ValidationError
 
         name = name or self.name
-        if self.off is not None and value == self.off and not isinstance(value, bool):
+        if type(value) is int and value == self.off:
             return value
         if typed is not None and isinstance(value, bool) and str in (self.type, *get_args(self.type)):
             value = str(value)
