@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from agent_system.errors import AgentSystemError, suggestion
 
 T = TypeVar("T")
-_SCALARS = (bool, int, float, str)
+_SCALARS = {bool, int, float, str, NoneType}
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,22 @@ def build_options(cls: type[T], values: Mapping[str, Any] | None, where: str) ->
         if name not in valid:
             listed = ", ".join(sorted(valid)) or "none (it takes no options)"
             raise AgentSystemError(f"{where}.{name} is not an option{suggestion(name, valid)}; valid: {listed}")
-        expected = hints[name]
-        if expected is float and type(value) is int:
-            values[name] = float(value)
-        elif expected in _SCALARS and type(value) is not expected:
-            raise AgentSystemError(f"{where}.{name} must be {expected.__name__}, found {value!r} ({type(value).__name__})")
+        kind = hints[name]
+        if {*(get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind])} <= _SCALARS:
+            values[name] = _validated(value, kind, f"{where}.{name}")
     try:
         return cls(**values)
     except TypeError as error:
         raise AgentSystemError(f"{where}: {error}") from error
+
+
+def _validated(value: Any, kind: Any, name: str) -> Any:
+    """Return `value` as the type has it: an integer becomes a float where that is declared. Raise AgentSystemError for another type."""
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        expected = kind.__name__ if isinstance(kind, type) else kind
+        raise AgentSystemError(f"{name} must be {expected}, found {value!r} ({type(value).__name__})") from error
 
 
 def check_choice(name: str, value: str, known: Collection[str]) -> None:

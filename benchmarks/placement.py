@@ -24,9 +24,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize
-from omegaconf import OmegaConf
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system import AgentRegistry, BaseAgent, BaseEnv, BaseOrchestra, EnvRegistry, Observation, OrchestraRegistry, Outcome, Task, Turn
@@ -36,7 +33,7 @@ from recipe.runs import overrides_of, read_metrics
 from verl.models.loader import without_progress_bars
 from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.trainer import main_ppo
-from verl.trainer.config.entry import free_form_overrides, register_config
+from verl.trainer.config.entry import compose_config
 
 MEMORY = "perf/cpu_memory_used_gb"
 MEMBERS = ("Member A", "Member B", "Member C", "Member D")
@@ -126,9 +123,7 @@ def shared_settings(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def train(overrides: list[str]) -> None:
     """What `python -m verl.trainer.main_ppo` does with these overrides."""
-    with initialize(version_base=None, config_path=None):
-        config = OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(overrides)))
-    main_ppo.run(config)
+    main_ppo.run(compose_config(overrides))
 
 
 def apart(call: Callable[..., object], *args: object) -> None:

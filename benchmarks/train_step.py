@@ -180,10 +180,7 @@ def _kib(path: Path, name: str) -> int:
 
 def make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
     """A run on tiny random models in `folder`: every agent answers once an episode."""
-    from hydra import compose, initialize
-    from omegaconf import OmegaConf
-
-    from verl.trainer.config.entry import free_form_overrides, register_config
+    from verl.trainer.config.entry import compose_config
 
     problems, _ = generate_split(args.tasks * 2, 8, 0)
     size = TinyModelSize(hidden_size=args.hidden, intermediate_size=3 * args.hidden)
@@ -208,10 +205,7 @@ def make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
         "trainer.val_before_train": False,
     }
     overrides = [f"{name}={value}" for name, value in base.items()] + args.overrides
-    with initialize(version_base=None, config_path=None):
-        config = OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(overrides)))
-    assert isinstance(config, RunConfig)
-    return config
+    return compose_config(overrides)
 
 
 def measure(config: RunConfig) -> Duel:

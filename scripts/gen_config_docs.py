@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from verl.trainer.config.verl_keys import VerlKey
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from verl.trainer.config import RunConfig  # noqa: E402
+from verl.trainer.config.effect import condition_text  # noqa: E402
+from verl.trainer.config.spec import Key, keys, type_text  # noqa: E402
+from verl.trainer.config.verl_keys import VERL_KEYS, VerlKey  # noqa: E402
+
 DOC = ROOT / "docs" / "config.md"
 MAP = ROOT / "docs" / "upstream_map.md"
 VERL_KEYS_HEADER = "| verl 0.9 | here | |\n|---|---|---|\n"
 HEADER = """# Configuration keys
 
 Written by `python scripts/gen_config_docs.py` from `verl/trainer/config`; change the declaration there, not this file.
-Every key is set on the command line as `key=value` (Hydra); an unknown key is an error.
+Every key is set on the command line as `key=value` (Hydra). An unknown key, a value that is not allowed and a changed key without
+effect are errors: one line that names the key, before anything starts. Numbers are finite in float32 and int64.
 """
 
 
@@ -32,15 +36,26 @@ def section_of(name: str) -> str:
     return ".".join(parts[:2])
 
 
-def render(rows: list[tuple[str, str, Any, str]]) -> str:
-    """The Markdown page of `describe(RunConfig)`: one table a section, in the order of declaration."""
+def render(declared: Iterable[Key]) -> str:
+    """Return the Markdown page of `keys(RunConfig)`: one table a section, in the order of declaration."""
     pages = [HEADER]
-    for section, members in groupby(rows, key=lambda row: section_of(row[0])):
-        pages.append(f"\n## `{section}`\n\n| key | type | default | meaning |\n|---|---|---|---|\n")
-        for name, kind, default, meaning in members:
-            cells = (f"`{name}`", f"`{kind.replace('typing.', '')}`", f"`{default!r}`", meaning)
+    for section, members in groupby(declared, key=lambda key: section_of(key.name)):
+        pages.append(f"\n## `{section}`\n\n| key | type | default | allowed | has an effect with | meaning |\n|---|---|---|---|---|---|\n")
+        for key in members:
+            cells = (f"`{key.name}`", f"`{type_text(key.type)}`", f"`{key.default!r}`", allowed(key), effect(key), key.meaning)
             pages.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     return "".join(pages)
+
+
+def allowed(key: Key) -> str:
+    """Return the range or the choices of a key in words."""
+    return key.range or ("" if callable(key.choices) else ", ".join(key.choices))
+
+
+def effect(key: Key) -> str:
+    """Return the conditions of a key in words: in code where they can be set as they stand."""
+    found = [condition_text(condition, key.name) for condition in key.effect]
+    return "; ".join(f"`{text}`" if re.fullmatch(r"[\w.]+=\w+", text) else text for text in found)
 
 
 def render_verl_keys(entries: Sequence[VerlKey]) -> str:
@@ -54,15 +69,10 @@ def render_verl_keys(entries: Sequence[VerlKey]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or with `--check` compare only; returns the exit status (1: a page is out of date)."""
-    sys.path.insert(0, str(ROOT))
-    from verl.trainer.config import RunConfig
-    from verl.trainer.config.spec import describe
-    from verl.trainer.config.verl_keys import VERL_KEYS
-
     old = {path: path.read_text(encoding="utf-8") if path.is_file() else "" for path in (DOC, MAP)}
     table = render_verl_keys(VERL_KEYS)
     new = {
-        DOC: render(describe(RunConfig)),
+        DOC: render(keys(RunConfig).values()),
         MAP: re.sub(re.escape(VERL_KEYS_HEADER) + r"(\|.*\n)*", lambda _: table, old[MAP]),
     }
     if "--check" in arguments:

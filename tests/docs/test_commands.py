@@ -15,10 +15,9 @@ from tests.docs.pages import blocks, code_spans, commands, first_column, pages
 from tests.docs.test_readme import KEY, environment
 from tests.house.source import ROOT
 from verl.trainer.config import ApiConfig, RunConfig
-from verl.trainer.config.presets import expand_presets
+from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.main_ppo import check_team
 from verl.trainer.run_parts import resolve_defaults
-from verl.trainer.settings_check import check_settings
 
 SERVER = "python -m agent_system.workflows.search.world.server"
 CODE_SETS = "python examples/data_preprocess/code_sets.py"
@@ -72,10 +71,7 @@ def test_every_command_is_run_by_some_test() -> None:
 
 def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
     """The keys that a script of `examples/` gives to the trainer, and the config that they make."""
-    from hydra import compose, initialize
-    from omegaconf import OmegaConf
-
-    from verl.trainer.config.entry import free_form_overrides, register_config
+    from verl.trainer.config.entry import compose_config
 
     for name in ("examples", "scripts", ".venv/bin", "embedded", "data/gsm8k", "data/search_r1", "data/apps"):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
@@ -90,8 +86,7 @@ def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
             (tmp_path / folder / f"{split}.parquet").touch()
     subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=60)
     overrides = (tmp_path / "asked").read_text().split("\0")[:-1]
-    with initialize(version_base=None, config_path=None):
-        return overrides, OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(expand_presets(overrides))))
+    return overrides, compose_config(overrides)
 
 
 @pytest.mark.parametrize("command", having(SCRIPT))
@@ -121,15 +116,11 @@ def overrides_in_prose() -> list[list[str]]:
 
 
 def test_overrides_in_prose_are_taken_from_the_command_line() -> None:
-    from hydra import compose, initialize
-    from omegaconf import OmegaConf
-
-    from verl.trainer.config.entry import free_form_overrides, register_config
+    from verl.trainer.config.entry import compose_config
 
     assert len(overrides_in_prose()) > 60
-    with initialize(version_base=None, config_path=None):
-        for overrides in overrides_in_prose():
-            OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(expand_presets(overrides))))
+    for overrides in overrides_in_prose():
+        compose_config(overrides)
 
 
 def test_commands_stand_in_bash_blocks_where_they_are_run() -> None:

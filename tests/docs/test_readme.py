@@ -15,9 +15,9 @@ from tests.docs.pages import anchors, blocks, code_spans, first_column, links, p
 from tests.house.source import ROOT
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import FREE_FORM
-from verl.trainer.config.spec import describe
+from verl.trainer.config.spec import keys
 
-KEYS = {name for name, *_ in describe(RunConfig)}
+KEYS = {*keys(RunConfig)}
 KEY = re.compile(r"(?<![\w./])(?:data|actor_rollout_ref|critic|algorithm|reward|agent|env|rollout|sandbox|trainer|ray_init)\.[\w.]*\w")
 # Dotted names that look like keys and are none: files, and methods of the agent side.
 NOT_KEYS = {"data.pt", "env.step", "env.py"}

@@ -143,14 +143,10 @@ def overrides(tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def compose(overrides: Callable[..., list[str]]) -> Callable[..., Any]:
     """The `RunConfig` of `overrides`, as the command line makes it."""
-    from hydra import compose, initialize
-    from omegaconf import OmegaConf
-
-    from verl.trainer.config.entry import free_form_overrides, register_config
+    from verl.trainer.config.entry import compose_config
 
     def build(changes: Mapping[str, Any] | None = None) -> Any:
-        with initialize(version_base=None, config_path=None):
-            return OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(overrides(changes))))
+        return compose_config(overrides(changes))
 
     return build
 

@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize
-from omegaconf import OmegaConf
 
 from agent_system.registry import EnvRegistry
-from verl.trainer.config.entry import free_form_overrides, register_config
-from verl.trainer.config_check import ConfigError
+from verl.trainer.config.entry import compose_config
+from verl.trainer.config.spec import ConfigError
 from verl.trainer.main_ppo import CheckedRun, build_collector, check_run
 from verl.utils.dataset import DatasetError
 
@@ -24,8 +22,7 @@ def check(overrides: Callable[..., list[str]]) -> Check:
     """Compose and check a config with changes; returns (config, what it stands for)."""
 
     def go(changes: Mapping[str, Any] | None = None) -> tuple[Any, CheckedRun]:
-        with initialize(version_base=None, config_path=None):
-            config = OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(overrides(changes))))
+        config = compose_config(overrides(changes))
         return config, check_run(config)
 
     return go
@@ -47,7 +44,7 @@ def test_arguments_of_the_chat_template_reach_every_agent(check: Check) -> None:
 
 
 def test_an_argument_of_the_chat_template_that_the_run_sets_is_refused(check: Check) -> None:
-    with pytest.raises(ConfigError, match=r"data\.apply_chat_template_kwargs\.tokenize is set by the run"):
+    with pytest.raises(ConfigError, match=r"data\.apply_chat_template_kwargs\.tokenize=true: tokenize is set by the run"):
         check({"data.apply_chat_template_kwargs.tokenize": "true"})
 
 

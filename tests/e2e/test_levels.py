@@ -189,7 +189,7 @@ def test_teams_of_adapters_that_cannot_be_are_one_line_before_anything_expensive
     assert "'Asker' and 'Verifier Agent' claim adapter 'one' but differ in model.lora_rank (4 and 8)" in said
     assert "has no effect; it needs an agent with agent.specialization=lora" in refused({"actor_rollout_ref.model.lora_rank": 8})
     said = refused({"agent.specialization": "[lora,full]", own: "[null,8]"})
-    assert "model.lora_rank gives agent 'Verifier Agent' 8, which has no effect" in said
+    assert "model.lora_rank=8 has no effect for agent 'Verifier Agent'" in said
     assert "model.lora_rank=0" in refused(lora | {"actor_rollout_ref.model.lora_rank": 0})
     assert "target_modules=3" in refused(lora | {"actor_rollout_ref.model.target_modules": 3})
 

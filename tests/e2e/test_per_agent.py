@@ -9,8 +9,7 @@ import pytest
 
 from tests.e2e.conftest import Run, read_metrics, weights
 from verl.protocol.generate import SamplingParams
-from verl.trainer.config_check import ConfigError
-from verl.trainer.config_effect import IneffectiveKeyError
+from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
 
 OWN = "algorithm.per_agent"
 MIXED: dict[str, Any] = {
@@ -119,7 +118,7 @@ def test_texts_that_end_a_reply_may_be_others_in_validation(
     [
         ("rollout.val_kwargs.temperature", "[null,0.5]", "val_kwargs.temperature=0.5 has no effect for agent 'Verifier Agent'"),
         ("actor.kl_loss_coef", "[0.1,null]", "actor.kl_loss_coef=0.1 has no effect for agent 'Asker'"),
-        ("model.lora_rank", "[4,null]", "model.lora_rank gives agent 'Asker' 4, which has no effect"),
+        ("model.lora_rank", "[4,null]", "model.lora_rank=4 has no effect for agent 'Asker'"),
     ],
 )
 def test_a_key_of_an_agent_that_nothing_reads_is_refused(train: Run, key: str, values: str, message: str) -> None:

@@ -48,14 +48,11 @@ def arguments_of(block: str) -> list[str]:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_settings_for_a_real_model_turn_thinking_off_and_leave_time_for_long_replies(name: str) -> None:
-    from hydra import compose, initialize
-
-    from verl.trainer.config.entry import free_form_overrides, register_config
+    from verl.trainer.config.entry import compose_config
 
     script, common = ((ROOT / "examples" / file).read_text(encoding="utf-8") for file in (f"run_{name}.sh", "common.sh"))
     real = arguments_of(common.split("real_model() {", 1)[1]) + arguments_of(script.split("  real_model\n", 1)[1])
-    with initialize(version_base=None, config_path=None):
-        config = compose(register_config(), overrides=free_form_overrides(real))
+    config = compose_config(real)
     assert config.data.apply_chat_template_kwargs == {"enable_thinking": False}
     assert (config.rollout.call_timeout_s, config.rollout.episode_timeout_s) == (1800, 3600)
     assert config.data.max_response_length == 1024

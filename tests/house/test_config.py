@@ -8,10 +8,10 @@ from typing import Any
 
 from tests.house.source import ROOT, modules, tree
 from verl.trainer.config import RunConfig
-from verl.trainer.config.spec import describe
+from verl.trainer.config.spec import keys
 
 PASS_THROUGH = ("asdict", "vars")
-LEAVES = [name.rpartition(".")[2] for name, *_ in describe(RunConfig)]
+LEAVES = [name.rpartition(".")[2] for name in keys(RunConfig)]
 
 
 def section_class(section: str) -> str:
@@ -88,12 +88,12 @@ def is_read(name: str, by: dict[str, Reads]) -> bool:
 
 def test_every_key_is_read_somewhere() -> None:
     by = readers()
-    unread = [name for name, *_ in describe(RunConfig) if not is_read(name, by)]
+    unread = [name for name in keys(RunConfig) if not is_read(name, by)]
     assert not unread, f"read nowhere, so setting them does nothing: {unread}; read them or remove them"
 
 
 def test_every_key_says_what_it_means() -> None:
-    assert [name for name, _, _, meaning in describe(RunConfig) if len(meaning) < 4] == []
+    assert [name for name, key in keys(RunConfig).items() if len(key.meaning) < 4] == []
 
 
 def test_the_page_of_the_configuration_is_up_to_date() -> None:

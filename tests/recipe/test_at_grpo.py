@@ -15,12 +15,10 @@ from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
 from verl.trainer.config import RunConfig
+from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.config.presets import describe_preset
-from verl.trainer.config_check import check_config
-from verl.trainer.config_effect import check_effect
 from verl.trainer.main_ppo import check_team, resolve_defaults
-from verl.trainer.placement import Placement, build_placement
-from verl.trainer.ppo.tree_check import check_sampling
+from verl.trainer.placement import Placement
 
 WORLDS = {"plan_path": "Plan-Path", "sudoku": "Sudoku", "sokoban": "Sokoban"}
 SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "data.val_max_samples=4", "env.max_steps=2"]
@@ -77,11 +75,7 @@ def checked(script: list[str], tmp_path: Path, *variables: str) -> tuple[RunConf
     describe_preset(config)
     resolve_defaults(config)
     check_team(config)
-    placement = build_placement(config.agent, config.actor_rollout_ref)
-    check_config(config, placement)
-    check_sampling(config)
-    check_effect(config, placement)
-    return config, placement
+    return config, check_settings(config)
 
 
 def test_the_plot_has_a_panel_for_each_task(tmp_path: Path) -> None:

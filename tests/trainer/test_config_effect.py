@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import RunConfig
-from verl.trainer.config_effect import MODEL_NEEDS, RUN_NEEDS, IneffectiveKeyError, check_effect
-from verl.trainer.placement import build_placement
+from verl.trainer.config.cross_checks import check_untrained
+from verl.trainer.config.effect import Scope, check_effect, unmet
+from verl.trainer.config.spec import IneffectiveKeyError, keys
+from verl.trainer.placement import Placement, build_placement
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, compute_grpo_outcome_advantage
-from verl.trainer.untrained_check import check_untrained
 
 
 def another(value: Any) -> Any:
@@ -37,11 +38,11 @@ def test_the_defaults_are_silent(config: RunConfig) -> None:
     check(config)
 
 
-RUN_KEYS = sorted({key for need in RUN_NEEDS for key in need.keys if not need.holds(RunConfig())})
-MODEL_KEYS = sorted({f"actor_rollout_ref.{k}" for need in MODEL_NEEDS for k in need.keys if not need.holds(RunConfig().actor_rollout_ref)})
+SCOPE = Scope(RunConfig(), Placement((), ()))
+IDLE = [name for name, key in keys(RunConfig).items() if unmet(key, SCOPE)]
 
 
-@pytest.mark.parametrize("key", [*RUN_KEYS, *MODEL_KEYS])
+@pytest.mark.parametrize("key", IDLE)
 def test_a_changed_key_without_effect_is_named_with_what_it_needs(config: RunConfig, key: str) -> None:
     change(config, key)
     with pytest.raises(IneffectiveKeyError, match=rf"{key}=.* has no effect.*; it needs \w+"):
@@ -78,7 +79,7 @@ def test_a_users_estimator_may_read_any_key(config: RunConfig, monkeypatch: pyte
 def test_keys_of_groups_need_an_estimator_that_has_some(config: RunConfig, estimator: str, key: str, value: Any) -> None:
     config.algorithm.adv_estimator = estimator
     setattr(config.algorithm, key, value)
-    with pytest.raises(IneffectiveKeyError, match=rf"algorithm\.{key}=.* has no effect; it needs an estimator that compares groups"):
+    with pytest.raises(IneffectiveKeyError, match=rf"algorithm\.{key}=.* has no effect; it needs algorithm\.adv_estimator=.*grpo.*rloo"):
         check(config)
     config.algorithm.per_agent = {"solver_agent": {"adv_estimator": "grpo"}}
     check(config)

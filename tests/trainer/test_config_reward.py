@@ -9,12 +9,14 @@ import pytest
 
 from agent_system.reward.penalties import overlong
 from verl.trainer.config import RunConfig
-from verl.trainer.config_check import ConfigError, check_config
+from verl.trainer.config.cross_checks import check_settings
+from verl.trainer.config.spec import ConfigError
 from verl.trainer.main_ppo import resolve_defaults, reward_settings
 from verl.trainer.placement import build_placement
 
 
-def check(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
+def make(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
+    """A run with these keys, before it is checked."""
     config = RunConfig()
     config.actor_rollout_ref.model.path = str(tiny_model_dir)
     config.data.train_files = "tasks.jsonl"
@@ -22,7 +24,6 @@ def check(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
         *sections, name = key.split(".")
         setattr(reduce(getattr, sections, config), name, value)
     resolve_defaults(config)
-    check_config(config, build_placement(config.agent, config.actor_rollout_ref))
     return config
 
 
@@ -57,13 +58,13 @@ def check(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
 )
 def test_a_value_that_cannot_be_used_is_named(tiny_model_dir: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as error:
-        check(tiny_model_dir, changes)
+        check_settings(make(tiny_model_dir, changes))
     assert words in str(error.value)
 
 
 def test_an_overlong_buffer_without_a_length_follows_each_agents_own_limit(tiny_model_dir: Path) -> None:
     limits = {"data.max_response_length": 2048, "agent.agent_specific_parameters": {"rollout": {"response_length": [None, 100]}}}
-    config = check(tiny_model_dir, {"reward.overlong_buffer.enable": True, **limits})
+    config = make(tiny_model_dir, {"reward.overlong_buffer.enable": True, **limits})
     buffer = reward_settings(config, build_placement(config.agent, config.actor_rollout_ref)).overlong_buffer
     assert overlong(np.array([0, 80, 90, 100]), np.full(4, 100), buffer).tolist() == [0.0, 0.0, 0.5, 1.0]
 
@@ -85,7 +86,7 @@ def test_every_key_reaches_the_agent_side(tiny_model_dir: Path) -> None:
         "reward.overlong_buffer.len": 3,
         "reward.overlong_buffer.penalty_factor": 0.9,
     }
-    config = check(tiny_model_dir, changes)
+    config = make(tiny_model_dir, changes)
     config.actor_rollout_ref.actor.use_invalid_action_penalty = True
     config.actor_rollout_ref.actor.invalid_action_penalty_coef = 0.2
     settings = reward_settings(config, build_placement(config.agent, config.actor_rollout_ref))

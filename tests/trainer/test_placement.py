@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RunConfig
+from verl.trainer.config.spec import ConfigError
 from verl.trainer.given_models import stay_as_given
 from verl.trainer.placement import PlacementError, build_placement, slug
 from verl.trainer.run_parts import resolve_defaults
@@ -72,7 +73,7 @@ def test_agents_on_one_policy_may_differ_in_a_request_but_not_in_training() -> N
     ],
 )
 def test_teams_that_cannot_be_placed_are_refused(changes: dict, message: str) -> None:
-    with pytest.raises(PlacementError, match=message):
+    with pytest.raises(ConfigError, match=message):
         build_placement(team(**changes), ActorRolloutRefConfig())
 
 
@@ -181,7 +182,7 @@ def test_adapters_that_cannot_be_placed_are_refused(changes: dict, own: dict, me
 
 
 def test_a_rank_that_is_no_number_is_refused() -> None:
-    with pytest.raises(PlacementError, match="lora_rank: 'many' is str, expected int"):
+    with pytest.raises(ConfigError, match=r"lora_rank=many \(agent 'A'\): expected int, at least 1"):
         own = {"model": {"lora_rank": ["many", 1, 1, 1]}}
         build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())
 
@@ -189,21 +190,21 @@ def test_a_rank_that_is_no_number_is_refused() -> None:
 @pytest.mark.parametrize(
     ("section", "key", "value", "expected"),
     [
-        ("actor", "clip_ratio_low", "x", r"'x' is str, expected Optional\[float\]"),
-        ("rollout", "response_length", True, r"True is bool, expected Optional\[int\]"),
-        ("model", "tokenizer_path", True, r"True is bool, expected Optional\[str\]"),
-        ("model", "tokenizer_path", ["a"], r"\['a'\] is list, expected Optional\[str\]"),
+        ("actor", "clip_ratio_low", "x", r"x \(agent 'A'\): expected float or null"),
+        ("rollout", "response_length", True, r"True \(agent 'A'\): expected int or null"),
+        ("model", "tokenizer_path", True, r"True \(agent 'A'\): expected str or null"),
+        ("model", "tokenizer_path", ["a"], r"\['a'\] \(agent 'A'\): expected str or null"),
     ],
 )
 def test_a_value_of_another_type_for_an_optional_key_is_refused(section: str, key: str, value: Any, expected: str) -> None:
     own = {section: {key: [value, None, None, None]}}
-    with pytest.raises(PlacementError, match=f"agent.agent_specific_parameters.{section}.{key}: {expected}"):
+    with pytest.raises(ConfigError, match=f"agent.agent_specific_parameters.{section}.{key}={expected}"):
         build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())
 
 
 def test_elements_of_a_list_are_checked_too() -> None:
     own = {"actor": {"optim": {"betas": [["a", "b"], None, None, None]}}}
-    with pytest.raises(PlacementError, match=r"actor.optim.betas: \['a', 'b'\] is list, expected list\[float\]"):
+    with pytest.raises(ConfigError, match=r"actor.optim.betas=\['a', 'b'\] .*: expected list\[float\]"):
         build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import RunConfig, apply_preset
-from verl.trainer.config.entry import free_form_overrides, register_config
+from verl.trainer.config.entry import compose_config
 from verl.trainer.config.presets import ACTOR, PRESETS, PresetError, describe_preset, expand_presets
 
 ROOT = Path(__file__).parents[2]
@@ -17,11 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 def resolved(*overrides: str) -> Any:
     """The config that the command line makes of `overrides`."""
-    from hydra import compose, initialize
-    from omegaconf import OmegaConf
-
-    with initialize(version_base=None, config_path=None):
-        return OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides(expand_presets(overrides))))
+    return compose_config(overrides)
 
 
 def test_dapo_sets_what_the_paper_says() -> None:

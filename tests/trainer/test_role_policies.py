@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import RunConfig
-from verl.trainer.config_check import ConfigError
+from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement import Placement, build_placement
 from verl.trainer.role_policies import set_apart, speakers
 

@@ -5,19 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize
-from omegaconf import OmegaConf
 
 from agent_system import AgentSystemError, BaseEnv, EnvRegistry
-from verl.trainer.agent_overrides import PlacementError
 from verl.trainer.config import RunConfig, apply_preset
-from verl.trainer.config.entry import free_form_overrides, register_config
+from verl.trainer.config.cross_checks import candidates_of, check_settings
+from verl.trainer.config.entry import compose_config
 from verl.trainer.config.run import TREE_SELECTIONS
-from verl.trainer.config_check import ConfigError, check_config
-from verl.trainer.config_effect import IneffectiveKeyError, check_effect
+from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
 from verl.trainer.main_ppo import check_team, resolve_defaults
-from verl.trainer.placement import build_placement
-from verl.trainer.ppo.tree_check import candidates_of, check_sampling
 
 
 def check(tiny_model_dir: Path, changes: dict[str, Any], preset: str | None = "at_grpo") -> RunConfig:
@@ -30,10 +25,7 @@ def check(tiny_model_dir: Path, changes: dict[str, Any], preset: str | None = "a
         *sections, name = key.split(".")
         setattr(reduce(getattr, sections, config), name, value)
     resolve_defaults(config)
-    placement = build_placement(config.agent, config.actor_rollout_ref)
-    check_config(config, placement)
-    check_sampling(config)
-    check_effect(config, placement)
+    check_settings(config)
     return config
 
 
@@ -57,14 +49,14 @@ def test_the_preset_fits_every_estimator_with_a_group_baseline(tiny_model_dir: P
         ({"algorithm.statistics_over": "trajectories"}, "averaged first by algorithm.statistics_over=trajectories"),
         ({"algorithm.group_by": ["uid"]}, "groups ['uid']"),
         ({"rollout.sampling": "parallel"}, "holds one sample a group with rollout.sampling=parallel"),
-        ({"rollout.tree.k_per_agent": {"solver_agent": 0}}, "rollout.tree.k_per_agent.solver_agent=0: expected 1 candidate or more"),
+        ({"rollout.tree.k_per_agent": {"solver_agent": 0}}, "rollout.tree.k_per_agent.solver_agent=0: expected at least 1"),
         ({"rollout.tree.k_per_agent": {"solver_agent": 1}}, "holds one sample a group with rollout.tree.k_per_agent.solver_agent=1"),
         ({"rollout.tree.k_per_agent": {"Solver Agent": 8, "solver_agent": 8}}, "names agent 'Solver Agent' twice"),
         ({"rollout.tree.k_per_agent": {"solver": 8}}, "rollout.tree.k_per_agent: no agent 'solver'; did you mean 'solver_agent'?"),
     ],
 )
 def test_what_makes_no_sense_is_named(tiny_model_dir: Path, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises((ConfigError, PlacementError)) as error:
+    with pytest.raises(ConfigError) as error:
         check(tiny_model_dir, changes)
     assert words in str(error.value)
 
@@ -82,9 +74,7 @@ def test_agents_have_candidates_of_their_own_under_their_names(tiny_model_dir: P
 
 @pytest.mark.parametrize("given", ["rollout.tree.k_per_agent={Solver Agent: 8}", "rollout.tree.k_per_agent.solver_agent=8"])
 def test_the_command_line_gives_an_agent_candidates_of_its_own(given: str) -> None:
-    with initialize(version_base=None, config_path=None):
-        config = OmegaConf.to_object(compose(register_config(), overrides=free_form_overrides([given])))
-    assert candidates_of(config) == {"Solver Agent": 8}
+    assert candidates_of(compose_config([given])) == {"Solver Agent": 8}
 
 
 @pytest.mark.parametrize(

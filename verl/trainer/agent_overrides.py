@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 from verl.trainer.config import ActorRolloutRefConfig
+from verl.trainer.config.spec import ConfigError, with_values
+
+WHERE = "agent.agent_specific_parameters"
 
 
-class PlacementError(ValueError):
+class PlacementError(ConfigError):
     """A team that cannot be placed as configured."""
 
 
 def config_of(
     index: int, names: Sequence[str], model: str, overrides: Mapping[str, Any], base: ActorRolloutRefConfig
-) -> ActorRolloutRefConfig:
-    """`base` with one agent's model and its own values.
+) -> tuple[ActorRolloutRefConfig, frozenset[str]]:
+    """`base` with one agent's model and its own values, and the dotted names of the keys of which it has one.
 
     Args:
         index: of the agent in `names`.
@@ -26,68 +29,37 @@ def config_of(
         overrides: a tree of keys with a list of values, one for each agent; None keeps the common value.
         base: everything under `actor_rollout_ref`; it is not changed.
 
-    Raises:
-        PlacementError: an unknown key, a list of the wrong length, or a value of the wrong type.
+    Raises ConfigError for an unknown key, a list of the wrong length, or a value that the key cannot have.
     """
-    config = copy.deepcopy(base)
-    config.model.path = model
-    for path, values in _leaves(overrides, base):
-        dotted = ".".join(path)
-        if dotted == "model.path":
-            raise PlacementError("agent.agent_specific_parameters.model.path: models are placed by agent.model_ids; name them there")
-        if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(names):
-            raise PlacementError(
-                f"agent.agent_specific_parameters.{dotted}={values!r}: expected a list of {len(names)} values, "
-                f"one for each of {list(names)}"
-            )
-        section: Any = config
-        for part in path[:-1]:
-            section = getattr(section, part)
-        if values[index] is not None:
-            setattr(section, path[-1], _checked(dotted, values[index], section, path[-1]))
-    return config
+    own = _own(index, names, overrides, base, WHERE)
+    if "path" in own.get("model", {}):
+        raise PlacementError(f"{WHERE}.model.path: models are placed by agent.model_ids; name them there")
+    config = deepcopy(with_values(base, own, WHERE, who=f" (agent '{names[index]}')"))
+    return replace(config, model=replace(config.model, path=model)), frozenset(_leaves(own))
 
 
-def own_keys(index: int, overrides: Mapping[str, Any], base: ActorRolloutRefConfig) -> frozenset[str]:
-    """The keys, dotted, of which an agent has a value of its own; `overrides` as `config_of` accepts them."""
-    return frozenset(".".join(path) for path, values in _leaves(overrides, base) if values[index] is not None)
-
-
-def _leaves(tree: Mapping[str, Any], section: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Walk overrides along the config's own tree: (path, list of values) at every key that is not a section."""
+def _own(index: int, names: Sequence[str], tree: Mapping[str, Any], section: Any, where: str) -> dict[str, Any]:
+    """The tree with one agent's values in the place of the lists, without those that are None."""
+    found: dict[str, Any] = {}
     known = {f.name for f in fields(section)}
     for name, value in tree.items():
-        here = (*path, name)
+        here = f"{where}.{name}"
         if name not in known:
-            raise PlacementError(
-                f"agent.agent_specific_parameters.{'.'.join(here)}: no such key under actor_rollout_ref; known there: {sorted(known)}"
-            )
-        child = getattr(section, name)
-        if is_dataclass(child):
+            raise PlacementError(f"{here}: no such key under actor_rollout_ref; known there: {sorted(known)}")
+        if is_dataclass(getattr(section, name)):
             if not isinstance(value, Mapping):
-                raise PlacementError(f"agent.agent_specific_parameters.{'.'.join(here)} is a section; set one of its keys")
-            yield from _leaves(value, child, here)
-        else:
-            yield here, value
+                raise PlacementError(f"{here} is a section; set one of its keys")
+            found[name] = _own(index, names, value, getattr(section, name), here)
+        elif not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(names):
+            raise PlacementError(f"{here}={value!r}: expected a list of {len(names)} values, one for each of {list(names)}")
+        elif value[index] is not None or here == f"{WHERE}.model.path":
+            found[name] = value[index]
+    return found
 
 
-def _checked(dotted: str, value: Any, section: Any, name: str) -> Any:
-    """`value` if it has the type of the key `name` of `section`; integers pass for floats. Raises PlacementError naming both."""
-    hint = get_type_hints(type(section))[name]
-    if not _fits(value, hint):
-        expected = str(hint).replace("typing.", "") if get_args(hint) else hint.__name__
-        raise PlacementError(f"agent.agent_specific_parameters.{dotted}: {value!r} is {type(value).__name__}, expected {expected}")
-    return float(value) if hint is float else value
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if hint is Any:
-        return True
-    parts = get_args(hint)
-    if get_origin(hint) is list:
-        return isinstance(value, list) and all(_fits(item, parts[0]) for item in value)
-    if get_origin(hint) is dict:
-        return isinstance(value, Mapping)
-    if parts:  # Optional
-        return any(_fits(value, part) for part in parts)
-    return type(value) is hint or (hint is float and type(value) is int)
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The dotted names of a tree; a key whose value is itself a mapping would count as a section, of which there is none here."""
+    out: list[str] = []
+    for name, value in tree.items():
+        out += _leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [f"{prefix}{name}"]
+    return out

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from agent_system.registry import load_plugins
-from verl.trainer.settings_check import check_command_line, check_settings
+from verl.trainer.config.cross_checks import api_key, candidates_of, check_command_line, check_settings, warn_of_warmup
 
 if __name__ == "__main__":
     check_command_line(sys.argv[1:], load_plugins)  # what follows imports torch
@@ -44,27 +44,22 @@ from verl.models.loader import ModelPathError, stop_token_ids
 from verl.protocol.generate import EngineGoneError, RolloutError, SamplingParams
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.trainer.config import RolloutConfig, RunConfig, SandboxConfig
-from verl.trainer.config.entry import explain, fail, free_form_overrides, mistakes_in_one_line, register_config, save_config
-from verl.trainer.config.presets import PresetError, describe_preset, expand_presets
-from verl.trainer.config_check import ConfigError
+from verl.trainer.config.entry import explain, fail, mistakes_in_one_line, prepared, register_config, save_config
+from verl.trainer.config.presets import describe_preset
+from verl.trainer.config.spec import ConfigError
 from verl.trainer.given_models import check_saved_models, fingerprints, stay_as_given
-from verl.trainer.lora_check import adapter_sizes
-from verl.trainer.placement import Placement, PlacementError
+from verl.trainer.model_checks import adapter_sizes, check_critic, check_vllm
+from verl.trainer.placement import Placement
 from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
 from verl.trainer.ppo.critic import critic_agents, critic_signature
-from verl.trainer.ppo.critic_check import check_critic
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.pools import assign_devices
 from verl.trainer.ppo.ray_trainer import METRICS_FILE, NoSamplesError, RayPPOTrainer
-from verl.trainer.ppo.signal_check import warn_of_warmup
 from verl.trainer.ppo.team import TeamError, TeamWorkers
-from verl.trainer.ppo.tree_check import candidates_of
 from verl.trainer.ppo.validation import rows_before_after
 from verl.trainer.role_policies import set_apart, speakers
 from verl.trainer.run_parts import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run, table_row
-from verl.trainer.untrained_check import api_key
-from verl.trainer.vllm_check import check_vllm
 from verl.utils.checkpoint import CheckpointError as ShardError
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
 from verl.utils.disk import DiskError, writing
@@ -75,7 +70,7 @@ logger = logging.getLogger(__name__)
 # What a user can mend, and what the machine refuses (a full disk, a time limit): one line. A bug keeps its traceback, an OSError too.
 USER_ERRORS = (
     AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, DiskError, EngineGoneError, ModelPathError,
-    NoSamplesError, PlacementError, PresetError, ShardError, TeamError, TimeoutError, TooManyFailuresError, WorkerDiedError,
+    NoSamplesError, ShardError, TeamError, TimeoutError, TooManyFailuresError, WorkerDiedError,
 )  # fmt: skip
 
 
@@ -405,7 +400,7 @@ def cli() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     given = sys.argv[1:]
     with mistakes_in_one_line(given):
-        sys.argv[1:] = free_form_overrides(expand_presets(given))
+        sys.argv[1:] = prepared(given)
         main()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.models.path import absolute_model_path
-from verl.trainer.agent_overrides import PlacementError, config_of, own_keys
+from verl.trainer.agent_overrides import WHERE, PlacementError, config_of
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ApiConfig
 from verl.trainer.untrained import api_agents, frozen_agents
 from verl.utils.names import did_you_mean, slug, value_at
@@ -27,8 +27,18 @@ OF_THE_BASE = (
 )  # fmt: skip
 
 
+class Row:
+    """What rows of the table have in common: keys under `actor_rollout_ref`, of which those in `own_keys` are the agent's own."""
+
+    own_keys: frozenset[str]
+
+    def key(self, name: str) -> str:
+        """Where the agent's value of a key under `actor_rollout_ref` is set: there, or among its own, which go before."""
+        return f"{WHERE}.{name}" if name in self.own_keys else f"actor_rollout_ref.{name}"
+
+
 @dataclass(frozen=True)
-class AgentPlacement:
+class AgentPlacement(Row):
     """One row of the table; `config` has the agent's own overrides applied, of the keys in `own_keys`, `adapter` is None where the policy
     is a whole model.
 
@@ -43,18 +53,15 @@ class AgentPlacement:
     frozen: bool = False
     own_keys: frozenset[str] = frozenset()
 
-    def key(self, name: str) -> str:
-        """Where the agent's value of a key under `actor_rollout_ref` is set: there, or among its own, which go before."""
-        return f"agent.agent_specific_parameters.{name}" if name in self.own_keys else f"actor_rollout_ref.{name}"
-
 
 @dataclass(frozen=True)
-class ApiPlacement:
+class ApiPlacement(Row):
     """An agent without a policy; of `config` only the sampling is read."""
 
     agent_id: str
     api: ApiConfig
     config: ActorRolloutRefConfig
+    own_keys: frozenset[str] = frozenset()
 
     @property
     def policy_id(self) -> str:
@@ -139,19 +146,17 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     _check_slugs(names)
     frozen, api = frozen_agents(agent), api_agents(agent)
     models, levels = _model_paths(agent, base, api), _levels(agent, api)
-    configs = [config_of(i, names, models[i], agent.agent_specific_parameters, base) for i in range(len(names))]
+    own = [config_of(i, names, models[i], agent.agent_specific_parameters, base) for i in range(len(names))]
     adapters = _adapters(agent, levels, models, frozen)
     here = [i for i, name in enumerate(names) if name not in api]
     keys = _sharing([(names[i], models[i], levels[i]) for i in here], frozen)
     wg_ids = _worker_group_ids(keys, {a for a in adapters if a is not None})
     rows = tuple(
-        AgentPlacement(
-            names[i], adapters[i] or wg, wg, configs[i], adapters[i], names[i] in frozen, own_keys(i, agent.agent_specific_parameters, base)
-        )
+        AgentPlacement(names[i], adapters[i] or wg, wg, own[i][0], adapters[i], names[i] in frozen, own[i][1])
         for i, wg in zip(here, wg_ids, strict=True)
     )
     groups = tuple(_group(wg_id, [r for r in rows if r.wg_id == wg_id]) for wg_id in dict.fromkeys(wg_ids))
-    return Placement(rows, groups, tuple(ApiPlacement(n, api[n], c) for n, c in zip(names, configs, strict=True) if n in api))
+    return Placement(rows, groups, tuple(ApiPlacement(n, api[n], *o) for n, o in zip(names, own, strict=True) if n in api))
 
 
 def _group(wg_id: str, members: Sequence[AgentPlacement]) -> WorkerGroupSpec:

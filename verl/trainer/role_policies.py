@@ -14,7 +14,7 @@ from pathlib import Path
 from zlib import crc32
 
 from verl.trainer.config import RunConfig, TrainedModelConfig
-from verl.trainer.config_check import ConfigError
+from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement import AgentPlacement, Placement, slug
 from verl.utils.names import did_you_mean
 

@@ -60,11 +60,16 @@ def max_model_len(config: RunConfig, placement: Placement, group: WorkerGroupSpe
 
 def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
     """The tokenizer of a worker group's model. Raises ModelPathError when there is none, or the model lacks some of its tokens."""
-    from verl.models.loader import check_vocabulary, load_tokenizer
+    from verl.models.loader import ModelPathError, check_vocabulary, load_tokenizer
 
     model = group.config.model
     source = model.tokenizer_path or group.model_path
-    tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)
+    try:
+        tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)
+    except ModelPathError as error:
+        if model.tokenizer_path is None:
+            raise
+        raise ModelPathError(f"model.tokenizer_path={source}: {error}") from error
     check_vocabulary(tokenizer, source, group.model_path, trust_remote_code=model.trust_remote_code)
     return tokenizer
 

@@ -11,11 +11,12 @@ import torch
 from verl.models.loader import load_tokenizer
 from verl.protocol import DataProto
 from verl.trainer.config import AgentConfig, RunConfig
-from verl.trainer.config_check import ConfigError
+from verl.trainer.config.cross_checks import check_critic_keys
+from verl.trainer.config.spec import ConfigError
+from verl.trainer.model_checks import check_critic
 from verl.trainer.placement import Placement, build_placement
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est
 from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows, critic_signature, needs_values, value_metrics
-from verl.trainer.ppo.critic_check import check_critic
 
 
 def make_run(model: Path, sharing: bool = False, **algorithm: Any) -> tuple[RunConfig, Placement]:
@@ -110,6 +111,7 @@ def test_metrics_of_values_are_those_of_the_rows_that_have_some() -> None:
 def refuse(config: RunConfig, placement: Placement, words: str) -> None:
     tokenizers = {g.wg_id: load_tokenizer(g.model_path) for g in placement.groups}
     with pytest.raises(ConfigError, match=words):
+        check_critic_keys(config, placement)
         check_critic(config, placement, tokenizers)
 
 

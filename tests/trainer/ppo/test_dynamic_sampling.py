@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.algorithm import MGRPOConfig
-from verl.trainer.config_check import ConfigError
+from verl.trainer.config.cross_checks import check_filter_groups, check_values
+from verl.trainer.config.spec import ConfigError
 from verl.trainer.ppo.advantage import compute_advantage, group_keys
 from verl.trainer.ppo.core_algos import group_index
 from verl.trainer.ppo.dynamic_sampling import _dropped_shares, draw_until_full, signal_rows
 from verl.trainer.ppo.greedy_baseline import reward_baselines
 from verl.trainer.ppo.per_agent import group_fields
-from verl.trainer.ppo.sampling_check import check_filter_groups
 from verl.utils.dataset import TaskLoader
 
 Row = tuple[str, int, str, float]  # task, episode, agent, reward
@@ -269,6 +269,7 @@ def test_what_contradicts_the_filter_is_refused_by_both_names(changes: dict[str,
         section, _, leaf = key.rpartition(".")
         setattr(config.algorithm.filter_groups if section else config.algorithm, leaf, value)
     with pytest.raises(ConfigError) as refused:
+        check_values(config)
         check_filter_groups(config)
     assert [word for word in words if word not in str(refused.value)] == []
 

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from verl.trainer.config import AlgorithmConfig
+from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.algorithm import MGRPOConfig
-from verl.trainer.ppo.per_agent import agent_config, check_per_agent, estimators_in_use, split_by_settings
+from verl.trainer.config.cross_checks import check_settings
+from verl.trainer.config.spec import ConfigError
+from verl.trainer.ppo.per_agent import agent_config, estimators_in_use, split_by_settings
 
 TEAM = ["Solver Agent", "Verifier Agent"]
 
@@ -13,7 +15,6 @@ TEAM = ["Solver Agent", "Verifier Agent"]
 def test_an_agent_is_found_by_name_or_slug_and_keeps_the_rest_of_the_runs_settings() -> None:
     for name in ("Solver Agent", "solver_agent"):
         config = AlgorithmConfig(gamma=0.5, per_agent={name: {"adv_estimator": "rloo", "lam": 0, "gigpo": {"mode": "mean_std_norm"}}})
-        check_per_agent(config, TEAM)
         solver, verifier = (agent_config(config, agent) for agent in TEAM)
         assert (solver.adv_estimator, solver.gamma, solver.lam, solver.gigpo.mode) == ("rloo", 0.5, 0.0, "mean_std_norm")
         assert isinstance(solver.lam, float)
@@ -33,15 +34,15 @@ def test_agents_with_equal_settings_stay_in_one_part() -> None:
     [
         ({"solver_agnt": {}}, "algorithm.per_agent.solver_agnt: no such agent; did you mean 'solver_agent'"),
         ({"solver_agent": {"adv_estimatr": "rloo"}}, "per_agent.solver_agent.adv_estimatr: .* did you mean 'adv_estimator'"),
-        ({"solver_agent": {"use_kl_in_reward": True}}, "use_kl_in_reward: not a key that an agent has for itself"),
-        ({"solver_agent": {"adv_estimator": "rlo"}}, "solver_agent.adv_estimator='rlo'; did you mean 'rloo'"),
-        ({"solver_agent": {"gamma": "high"}}, "gamma='high': expected float"),
-        ({"solver_agent": {"gamma": 1.5}}, "gamma=1.5: expected a number from 0 to 1"),
+        ({"solver_agent": {"use_kl_in_reward": True}}, "use_kl_in_reward: no such key"),
+        ({"solver_agent": {"adv_estimator": "rlo"}}, "solver_agent.adv_estimator='rlo': expected one of .*; did you mean 'rloo'"),
+        ({"solver_agent": {"gamma": "high"}}, "gamma=high: expected float, at least 0 and at most 1"),
+        ({"solver_agent": {"gamma": 1.5}}, "solver_agent.gamma=1.5: expected at least 0 and at most 1"),
         ({"solver_agent": {"norm_adv_by_std_in_grpo": 1}}, "norm_adv_by_std_in_grpo=1: expected bool"),
-        ({"solver_agent": {"group_by": "uid"}}, "group_by='uid': expected a list"),
+        ({"solver_agent": {"group_by": "uid"}}, "group_by=uid: expected list"),
         ({"solver_agent": {"gigpo": {"modes": 1}}}, "solver_agent.gigpo.modes"),
-        ({"solver_agent": {"gigpo": 1}}, "expected keys of algorithm.gigpo"),
-        ({"solver_agent": "rloo"}, "expected keys"),
+        ({"solver_agent": {"gigpo": 1}}, "solver_agent.gigpo=1: expected keys such as"),
+        ({"solver_agent": "rloo"}, r"algorithm.per_agent.solver_agent=rloo: expected dict"),
         ({"solver_agent": {"lam": 0.5}, "Solver Agent": {"lam": 0.5}}, "'Solver Agent' twice"),
         ({"solver_agent": {"call_weighting": "call"}}, "call_weighting='call': expected one of sample, trajectory"),
         (
@@ -59,13 +60,16 @@ def test_agents_with_equal_settings_stay_in_one_part() -> None:
         ({"solver_agent": {"adv_estimator": "m_grpo"}}, "m_grpo.main_agent=None: expected one of"),
     ],
 )
-def test_what_cannot_take_effect_is_named(per_agent: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_per_agent(AlgorithmConfig(per_agent=per_agent), TEAM)
+def test_what_cannot_take_effect_is_named(config: RunConfig, per_agent: dict, message: str) -> None:
+    config.algorithm = AlgorithmConfig(per_agent=per_agent)
+    with pytest.raises(ConfigError, match=message):
+        check_settings(config)
 
 
-def test_the_runs_own_settings_are_looked_at_as_well() -> None:
-    with pytest.raises(ValueError, match=r"algorithm\.statistics_over='rows'"):
-        check_per_agent(AlgorithmConfig(statistics_over="rows"), TEAM)
-    with pytest.raises(ValueError, match=r"algorithm\.m_grpo\.sub_calls=0"):
-        check_per_agent(AlgorithmConfig(adv_estimator="m_grpo", m_grpo=MGRPOConfig(main_agent=TEAM[0], sub_calls=0)), TEAM)
+def test_the_runs_own_settings_are_looked_at_as_well(config: RunConfig) -> None:
+    config.algorithm = AlgorithmConfig(statistics_over="rows")
+    with pytest.raises(ConfigError, match=r"algorithm\.statistics_over='rows'"):
+        check_settings(config)
+    config.algorithm = AlgorithmConfig(adv_estimator="m_grpo", m_grpo=MGRPOConfig(main_agent=TEAM[0], sub_calls=0))
+    with pytest.raises(ConfigError, match=r"algorithm\.m_grpo\.sub_calls=0"):
+        check_settings(config)

@@ -54,10 +54,11 @@ def compute_probe(token_level_rewards, response_mask, values):
 """
 KNOWN = """
 import sys
-from verl.trainer.config_effect import RUN_NEEDS, UNGROUPED
+from verl.trainer.config.effect import condition_text, readers
+from verl.trainer.config import algorithm
 from verl.trainer.ppo.registry import ADV_ESTIMATOR_REGISTRY, ESTIMATORS, estimator_needs
-print("probe" in ESTIMATORS.names(), estimator_needs("probe", "values"), "probe" in UNGROUPED)
-print([need.text for need in RUN_NEEDS if "algorithm.lam" in need.keys], "torch" in sys.modules)
+print("probe" in ESTIMATORS.names(), estimator_needs("probe", "values"), "probe" not in readers("algorithm.group_by"))
+print(condition_text(algorithm.READ, "algorithm.lam"), "torch" in sys.modules)
 import verl.trainer.ppo.core_algos
 print("probe" in ADV_ESTIMATOR_REGISTRY)
 """
@@ -66,7 +67,7 @@ print("probe" in ADV_ESTIMATOR_REGISTRY)
 def test_a_file_in_the_folder_is_registered_and_its_keys_are_checked(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "verl", tmp_path / "verl", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "verl/trainer/ppo/core_algos/estimators/probe.py").write_text(PROBE)
-    assert answers(KNOWN, tmp_path) == ["True True True", "['algorithm.adv_estimator of gae, probe'] False", "True"]
+    assert answers(KNOWN, tmp_path) == ["True True True", "algorithm.adv_estimator=gae or probe False", "True"]
 
 
 @pytest.mark.parametrize("kind", [ESTIMATORS, POLICY_LOSSES], ids=["estimators", "losses"])
@@ -118,5 +119,5 @@ def test_parameters_are_those_that_can_be_given_by_name() -> None:
 
 
 def test_the_checks_of_settings_import_no_torch() -> None:
-    code = "import verl.trainer.settings_check, sys; print({'torch', 'tensordict', 'transformers', 'ray', 'pandas'} & {*sys.modules})"
+    code = "import verl.trainer.config.cross_checks, sys; print({'torch', 'tensordict', 'transformers', 'ray', 'pandas'} & {*sys.modules})"
     assert answers(code) == ["set()"]

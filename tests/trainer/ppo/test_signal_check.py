@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import RunConfig
-from verl.trainer.config_check import ConfigError
+from verl.trainer.config.cross_checks import check_signal, warn_of_warmup
+from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement import build_placement
-from verl.trainer.ppo.signal_check import check_signal, warn_of_warmup
 
 ONE = {"env.rollout.n": 1, "data.val_files": "tasks.jsonl"}
 

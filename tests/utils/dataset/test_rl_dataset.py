@@ -54,7 +54,7 @@ def test_a_row_must_fit_every_prompt_that_is_made_of_it(tmp_path, word_tokenizer
     measures = [PromptMeasure("agent 'A'", 10, lambda rows: words(rows, 0)), PromptMeasure("agent 'B'", 12, lambda rows: words(rows, 6))]
     dataset = RLHFDataset(file, word_tokenizer, DataConfig(max_prompt_length=1000), measures=measures)
     assert [r["index"] for r in dataset] == [0, 1]
-    with pytest.raises(DatasetError, match=r"demo:3: prompt of 11 tokens for agent 'A' is over data.max_prompt_length=10"):
+    with pytest.raises(DatasetError, match=r"demo:3: prompt of 11 tokens for agent 'A' is over rollout.prompt_length=10"):
         RLHFDataset(file, word_tokenizer, DataConfig(filter_overlong_prompts=False), measures=measures)
 
 

@@ -56,6 +56,7 @@ from types import MappingProxyType
 from typing import Any
 
 from verl.trainer.config.run import RunConfig
+from verl.trainer.config.spec import ConfigError
 from verl.utils.names import did_you_mean
 
 ACTOR = "actor_rollout_ref.actor"
@@ -102,7 +103,7 @@ SPEAKS_FOR = {
 }
 
 
-class PresetError(ValueError):
+class PresetError(ConfigError):
     """A preset that does not exist, or one that was named but not applied; the message says what to do."""
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from inspect import Parameter, Signature
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
+from verl.trainer.config.names import IS_LEVELS
 from verl.trainer.config.spec import key
+
+CORRECTION = "algorithm.rollout_correction"
+WEIGHTS = f"{CORRECTION}.rollout_is=token,sequence"
 
 # verl's arguments of the named combinations, and the keys they set.
 _ARGUMENTS = {"threshold": "rollout_is_threshold", "is_threshold": "rollout_is_threshold", "rs_threshold": "rollout_rs_threshold"}
@@ -36,23 +40,34 @@ def _named(arguments: dict[str, Any], **keys: Any) -> Any:
 class RolloutCorrectionConfig:
     """`algorithm.rollout_correction`; verl's combinations are class methods: `RolloutCorrectionConfig.decoupled_token_is(2.0)`."""
 
-    rollout_is: Optional[str] = key(None, "importance weights old/sampler: null | token | sequence")
-    rollout_is_threshold: Any = key(2.0, 'upper bound of a weight (TIS), or "lower_upper" outside which it is 0 (IcePop)')
-    rollout_is_batch_normalize: bool = key(False, "scale the weights of a policy's batch to a mean of 1")
+    rollout_is: Optional[str] = key(
+        None,
+        "importance weights old/sampler, of each token or of the reply",
+        choices=IS_LEVELS,
+        effect=f"{CORRECTION}.bypass_mode=false or {CORRECTION}.loss_type=reinforce (the clip of ppo_clip takes the place of the weights)",
+    )
+    rollout_is_threshold: Any = key(
+        2.0, 'upper bound of a weight (TIS), or "lower_upper" outside which it is 0 (IcePop)', type=Union[float, str], effect=WEIGHTS
+    )
+    rollout_is_batch_normalize: bool = key(False, "scale the weights of a policy's batch to a mean of 1", effect=WEIGHTS)
     rollout_rs: Optional[str] = key(
         None, "rejection, comma-separated: token_k1, seq_sum_k1, seq_mean_k3, seq_max_k2, ...; null rejects nothing"
     )
     rollout_rs_threshold: Any = key(
-        None, 'one bound a mode, comma-separated; "lower_upper" of sampler/trainer, exp(-x), for k1; an upper bound for k2 and k3'
+        None,
+        'one bound a mode, comma-separated; "lower_upper" of sampler/trainer, exp(-x), for k1; an upper bound for k2 and k3',
+        type=Optional[Union[float, str]],
+        effect=f"{CORRECTION}.rollout_rs!=null",
     )
     m2po_tau: Optional[float] = key(
         None,
         "M2PO: of the tokens that the update drives from the sampler (A > 0, r > 1 or A < 0, r < 1), mask the worst until the mean of "
         "(log pi_old - log sampler)^2 of the others is at most this, once a step; with bypass_mode before each update, of the policy as it "
         "then is; null is off",
+        gt=0,
     )
     bypass_mode: bool = key(False, "take the sampler's log-probs as the old ones")
-    loss_type: str = key("ppo_clip", "loss in bypass mode: ppo_clip | reinforce")
+    loss_type: str = key("ppo_clip", "loss in bypass mode", choices=("ppo_clip", "reinforce"), effect=f"{CORRECTION}.bypass_mode=true")
 
     @property
     def corrects_batch(self) -> bool:

@@ -1,35 +1,218 @@
-"""How a configuration key is declared: its type (the annotation), its default and its meaning in one place."""
+"""How a configuration key is declared, and how its value is validated.
+
+A key is one field of a dataclass: type, default, meaning, range, choices and the keys that it depends on stand at the field.
+OmegaConf reads the type, pydantic validates the value, and docs/config.md is generated from the declaration.
+
+    lr: float = key(1e-6, "peak learning rate of AdamW", ge=0)
+    view: str = key("own", "what the critic reads", choices=("own", "joint"))
+    temperature: float = key(1.0, "weights exp(reward / temperature)", gt=0, effect="rollout.tree.select=softmax")
+"""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import field, fields, is_dataclass
-from typing import Any, get_type_hints
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache, cached_property
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from verl.utils.names import did_you_mean
+
+T = TypeVar("T")
+# Numbers end up in float32 and int64, where larger ones overflow and positive smaller ones become 0.
+LARGEST, SMALLEST, LARGEST_INT = 3.4e38, 1.2e-38, 2**63 - 1
+# Seconds: poll(2) counts milliseconds in 32 bits.
+LONGEST_S = 2_000_000
 
 
-def key(default: Any, meaning: str) -> Any:
-    """Declare a key of a config dataclass; `meaning` ends up in docs/config.md."""
-    if isinstance(default, (list, dict)) or is_dataclass(default):
-        return field(default_factory=lambda: copy.deepcopy(default), metadata={"meaning": meaning})
-    return field(default=default, metadata={"meaning": meaning})
+class ConfigError(ValueError):
+    """A key whose value cannot be used; the message names the key, the value and what is expected."""
 
 
-def section(cls: type) -> Any:
-    """Declare a sub-section that is itself a config dataclass."""
-    return field(default_factory=cls)
+class IneffectiveKeyError(ConfigError):
+    """A changed key that nothing reads under the other keys of the run; the message names both."""
 
 
-def describe(cls: type, prefix: str = "") -> list[tuple[str, str, Any, str]]:
-    """All keys under `cls` as rows (dotted key, type, default, meaning)."""
-    rows: list[tuple[str, str, Any, str]] = []
-    hints = get_type_hints(cls)
-    instance = cls()
+@dataclass(frozen=True)
+class Key:
+    """One declared key.
+
+    Attributes:
+        meaning: one line.
+        ge, gt, le, lt: bounds of a number, or of each number in a list or a mapping.
+        off: a number outside the bounds that is allowed as well, such as -1 for no limit.
+        choices: the values that are allowed, of a list for each item; a function where plug-ins may register more.
+        type: type of the value, where the annotation that OmegaConf needs is wider (`Any`).
+        check: returns a value of the right type and range, or raises ValueError saying what is expected.
+        secret: messages do not show the value.
+        effect: conditions that must all hold for the key to have an effect, see `verl.trainer.config.effect`; `{}` is the key's section.
+        name: with all sections, filled in by `keys` as `default` is.
+    """
+
+    meaning: str
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    off: int | None = None
+    choices: Sequence[str] | Callable[[], Sequence[str]] = ()
+    type: Any = None
+    check: Callable[[Any], Any] | None = None
+    secret: bool = False
+    effect: tuple[str, ...] = ()
+    name: str = ""
+    default: Any = None
+
+    @property
+    def range(self) -> str:
+        """The bounds in words; empty without any."""
+        return self._range(0)
+
+    def validate(self, value: Any, *, name: str = "", who: str = "", typed: str | None = None) -> Any:
+        """Return `value` in the declared type: an integer becomes a float where that is declared.
+
+        Args:
+            value: of the key.
+            name: of the key in messages; its own by default.
+            who: follows the value in messages, such as ` (agent 'Solver')`.
+            typed: the value as typed on a command line, where `yes` is a boolean and 7 a string; what plug-ins may register is allowed.
+
+        Raises ConfigError naming the key, the value and what is expected.
+        """
+        from pydantic import ValidationError
+
+        name = name or self.name
+        if type(value) is int and value == self.off:
+            return value
+        if typed is not None and isinstance(value, bool) and str in (self.type, *get_args(self.type)):
+            value = str(value)
+        shown = name if self.secret else f"{name}={value if typed is None else typed}"
+        try:
+            value = self._adapter.validate_python(value, strict=typed is None)
+            value = value if self.check is None else self.check(value)
+        except ValidationError as error:
+            found = error.errors(include_url=False)[0]
+            if typed is None and found["loc"] and isinstance(value, Mapping):
+                shown = f"{name}.{found['loc'][0]}={found['input']}"
+            raise ConfigError(f"{shown}{who}: expected {self._expected(found, isinstance(value, Mapping))}") from error
+        except ValueError as error:
+            raise ConfigError(f"{shown}{who}: {error}") from error
+        known = self.choices if not callable(self.choices) else self.choices() if typed is None else ()
+        for item in (value if isinstance(value, list) else [value]) if known and value is not None else ():
+            if item not in known:
+                raise ConfigError(f"{name}={item!r}{who}: expected one of {', '.join(known)}{did_you_mean(item, known)}")
+        return value
+
+    @cached_property
+    def _adapter(self) -> Any:
+        from pydantic import ConfigDict, TypeAdapter
+
+        return TypeAdapter(self._bounded(self.type), config=ConfigDict(coerce_numbers_to_str=True))
+
+    def _bounded(self, kind: Any) -> Any:
+        """The type with the bounds at its numbers."""
+        from pydantic import Field
+
+        if kind is int:
+            low = -LARGEST_INT if self.ge is None else self.ge
+            return Annotated[int, Field(ge=low, gt=self.gt, le=LARGEST_INT if self.le is None else self.le, lt=self.lt)]
+        if kind is float:
+            low = SMALLEST if self.gt == 0 else -LARGEST if self.ge is None else self.ge
+            return Annotated[float, Field(ge=low, gt=self.gt, le=LARGEST if self.le is None else self.le, lt=self.lt)]
+        origin, parts = get_origin(kind), tuple(self._bounded(part) for part in get_args(kind))
+        return kind if not parts else Union[parts] if origin is Union else origin[parts]
+
+    def _range(self, value: float) -> str:
+        """The bounds in words, with those that `value` is beyond: of float32 and int64."""
+        low = f"above {self.gt:g}" if self.gt is not None else f"at least {self.ge:g}" if self.ge is not None else ""
+        high = f"less than {self.lt:g}" if self.lt is not None else f"at most {self.le:.10g}" if self.le is not None else ""
+        largest = LARGEST if isinstance(value, float) else LARGEST_INT
+        if 0 < value < SMALLEST:
+            low = f"at least {SMALLEST:g} (float32)"
+        if not high and not value <= largest:
+            high = f"at most {largest}" if math.isfinite(value) else "finite" if low else "a finite number"
+        if not low and value < -largest:
+            low = f"at least {-largest}" if math.isfinite(value) else "a finite number"
+        text = " and ".join(filter(None, (low, high)))
+        return f"{self.off} or {text}" if self.off is not None else text
+
+    def _expected(self, error: Mapping[str, Any], in_mapping: bool) -> str:
+        """What is expected instead of the value that pydantic refuses, or of an item of it."""
+        if error["type"].startswith(("greater", "less")) and isinstance(error["input"], (int, float)):
+            return self._range(error["input"])
+        kind = get_args(self.type)[1] if in_mapping and error["loc"] else self.type
+        return ", ".join(filter(None, (type_text(kind), self.range)))
+
+
+def key(default: Any, meaning: str, *, effect: str | tuple[str, ...] = (), **rule: Any) -> Any:
+    """Declare a key of a config dataclass; `rule` are attributes of `Key`."""
+    metadata = {"key": Key(meaning, effect=(effect,) if isinstance(effect, str) else effect, **rule)}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def section(cls: type, effect: str | None = None) -> Any:
+    """Declare a sub-section that is itself a config dataclass; `effect` goes before the conditions of all its keys."""
+    return field(default_factory=cls, metadata={"effect": effect})
+
+
+def texts(value: Any) -> Any:
+    """Refuse empty strings; a `check` of keys that are names or files."""
+    if not all(item is None or item for item in ([value] if isinstance(value, str) else value or ())):
+        raise ValueError("expected no empty text")
+    return value
+
+
+@cache
+def keys(cls: type) -> Mapping[str, Key]:
+    """All keys under a config dataclass, by their dotted names, in the order of declaration."""
+    return dict(_keys(cls, "", ()))
+
+
+def _keys(cls: type, prefix: str, effect: tuple[str, ...]) -> Iterator[tuple[str, Key]]:
+    hints, instance = get_type_hints(cls), cls()
     for f in fields(cls):
-        name = f"{prefix}{f.name}"
-        value = getattr(instance, f.name)
-        if is_dataclass(value) and "meaning" not in f.metadata:
-            rows += describe(type(value), name + ".")
+        name, value = f"{prefix}{f.name}", getattr(instance, f.name)
+        if is_dataclass(value):
+            own = f.metadata["effect"]
+            yield from _keys(type(value), f"{name}.", (*effect, own) if own else effect)
         else:
-            hint = hints[f.name]
-            rows.append((name, getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint), value, f.metadata["meaning"]))
-    return rows
+            declared = f.metadata["key"]
+            own = (*effect, *(condition.replace("{}", prefix.rstrip(".")) for condition in declared.effect))
+            yield name, replace(declared, name=name, default=value, effect=own, type=declared.type or hints[f.name])
+
+
+def with_values(config: T, values: Mapping[str, Any], where: str, allowed: Iterable[str] = (), who: str = "") -> T:
+    """A copy of a config dataclass with `values` (name -> value, or -> a mapping for a section) in place of its own.
+
+    Args:
+        config: is left as it is.
+        values: a tree of keys.
+        where: what stands before the names in messages, such as `algorithm.per_agent.solver`.
+        allowed: the names that may be given, all by default.
+        who: as `Key.validate` has it.
+
+    Raises ConfigError naming an unknown key, or a value that cannot be used.
+    """
+    known = list(allowed) or [f.name for f in fields(config)]  # type: ignore[arg-type]
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"{where}.{name}: no such key{did_you_mean(name, known)}; known: {', '.join(sorted(known))}")
+        old = getattr(config, name)
+        if not is_dataclass(old):
+            changes[name] = keys(type(config))[name].validate(value, name=f"{where}.{name}", who=who)  # type: ignore[arg-type]
+        elif isinstance(value, Mapping):
+            changes[name] = with_values(old, value, f"{where}.{name}", who=who)
+        else:
+            raise ConfigError(f"{where}.{name}={value}{who}: expected keys such as {where}.{name}.{fields(old)[0].name}")
+    return replace(config, **changes)  # type: ignore[type-var]
+
+
+def type_text(kind: Any) -> str:
+    """A type in words: `int`, `list[str]`, `float or null`."""
+    if get_origin(kind) is Union:
+        return " or ".join("null" if part is type(None) else type_text(part) for part in get_args(kind))
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "").replace("Optional", "")

@@ -104,7 +104,7 @@ class TaskLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken. Raises DatasetError when the data or its order is another."""
         mine = self.state_dict()
-        for name, fix in (("size", "data.train_files"), ("seed", "data.seed"), ("shuffle", "data.shuffle")):
+        for name, fix in (("size", "data.train_files and data.train_max_samples"), ("seed", "data.seed"), ("shuffle", "data.shuffle")):
             if state[name] != mine[name]:
                 raise DatasetError(f"the checkpoint's data had {name}={state[name]!r}, this run has {mine[name]!r}: restore {fix}")
         self.epoch, self.position = int(state["epoch"]), int(state["position"])

@@ -74,12 +74,13 @@ class RLHFDataset(Dataset[Row]):
             row.update(index=index, task_id=f"{row['data_source']}:{index}")
         if not rows:
             raise DatasetError(f"no rows in {', '.join(self.data_files)}")
-        kept = rows if tokenizer is None else self._fitting(rows, measures or [own_messages(tokenizer, config)], config)
+        measures = [] if tokenizer is None else measures or [own_messages(tokenizer, config)]
+        kept = self._fitting(rows, measures, config)
         self.num_overlong = len(rows) - len(kept)
         if not kept:
             raise DatasetError(
                 f"all {len(rows)} prompts of {', '.join(self.data_files)}, with the agents' own words around them, are longer than "
-                f"data.max_prompt_length={config.max_prompt_length}; raise it"
+                f"{_limit(min(measure.limit for measure in measures), config)}; raise it"
             )
         if self.num_overlong:
             logger.warning(
@@ -123,10 +124,16 @@ class RLHFDataset(Dataset[Row]):
             if not config.filter_overlong_prompts and lengths[longest] > measure.limit:
                 raise DatasetError(
                     f"task {rows[longest]['task_id']}: prompt of {lengths[longest]} tokens for {measure.name} is over "
-                    f"data.max_prompt_length={measure.limit}; raise it, or set data.filter_overlong_prompts=true"
+                    f"{_limit(measure.limit, config)}; raise it, or set data.filter_overlong_prompts=true"
                 )
             fits = [fit and length <= measure.limit for fit, length in zip(fits, lengths, strict=True)]
         return [row for row, fit in zip(rows, fits, strict=True) if fit]
+
+
+def _limit(tokens: int, config: DataConfig) -> str:
+    """The key that sets a longest prompt, with its value."""
+    own = tokens != config.max_prompt_length
+    return f"{'rollout.prompt_length' if own else 'data.max_prompt_length'}={tokens}"
 
 
 def own_messages(tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> PromptMeasure:

@@ -242,7 +242,7 @@ def test_what_cannot_be_copied_and_what_copies_otherwise_are_named(start):
         ({"env_id": "x", "random_seats": ["a"]}, "random_seats has no effect"),
         ({"env_id": "x", "reward_scale": float("nan")}, "reward_scale must be a finite number"),
         ({"env_id": "x", "illegal_penalty": -0.1}, "illegal_penalty must be a finite number, 0 or more"),
-        ({"env_id": "x", "success_return": "high"}, "success_return must be a finite number"),
+        ({"env_id": "x", "success_return": "high"}, r"success_return must be float \| None, found 'high'"),
         ({"env_id": "x", "illegal": 1.0}, "env.params.illegal is not an option; did you mean 'illegal_penalty'"),
     ],
 )

@@ -1,10 +1,13 @@
 """Values of estimators' own keys that cannot be used."""
 
+from dataclasses import replace
+
 import pytest
 
-from verl.trainer.config import AlgorithmConfig
+from verl.trainer.config import RunConfig
 from verl.trainer.config.algorithm import GAEConfig, GiGPOConfig, RAEConfig
-from verl.trainer.ppo.estimator_keys import check_estimator_keys
+from verl.trainer.config.cross_checks import check_settings
+from verl.trainer.config.spec import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -13,20 +16,19 @@ from verl.trainer.ppo.estimator_keys import check_estimator_keys
         ({"gae": GAEConfig(level="word")}, r"algorithm\.gae\.level='word': expected one of token, turn"),
         ({"gigpo": GiGPOConfig(mode="std")}, r"algorithm\.gigpo\.mode='std': expected one of mean_norm, mean_std_norm"),
         ({"gigpo": GiGPOConfig(step_advantage_w=float("nan"))}, r"algorithm\.gigpo\.step_advantage_w=nan: expected a finite number"),
-        ({"gigpo": GiGPOConfig(similarity_thresh=1.5)}, r"algorithm\.gigpo\.similarity_thresh=1\.5"),
+        ({"gigpo": GiGPOConfig(similarity_thresh=1.5)}, r"algorithm\.gigpo\.similarity_thresh=1\.5: expected above 0 and at most 1"),
         ({"rae": RAEConfig(decay=1.0)}, r"algorithm\.rae\.decay=1\.0: expected at least 0 and less than 1"),
         ({"rae": RAEConfig(order="first")}, r"algorithm\.rae\.order='first': expected one of subtract_first, update_first"),
         ({"adv_estimator": "gdpo"}, r"gdpo needs algorithm\.gdpo_reward_keys"),
-        ({"gdpo_reward_keys": ["a"], "gdpo_reward_weights": [1.0, 2.0]}, "2 entries for 1 gdpo_reward_keys"),
-        ({"gdpo_reward_keys": ["a"], "gdpo_reward_weights": [float("inf")]}, r"gdpo_reward_weights=\[inf\]: expected finite numbers"),
+        ({"gdpo_reward_keys": ["reward"], "gdpo_reward_weights": [1.0, 2.0]}, "2 entries for 1 gdpo_reward_keys"),
+        ({"gdpo_reward_keys": ["reward"], "gdpo_reward_weights": [float("inf")]}, r"gdpo_reward_weights=\[inf\]: expected .*finite"),
+        (
+            {"per_agent": {"solver_agent": {"rae": {"decay": -1}}}},
+            r"^algorithm\.per_agent\.solver_agent\.rae\.decay=-1: expected at least 0",
+        ),
     ],
 )
-def test_each_is_named(keys: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_estimator_keys(AlgorithmConfig(**keys))
-
-
-def test_defaults_can_be_used_and_the_place_is_told() -> None:
-    check_estimator_keys(AlgorithmConfig())
-    with pytest.raises(ValueError, match=r"^algorithm\.per_agent\.critic\.rae\.decay=-1"):
-        check_estimator_keys(AlgorithmConfig(rae=RAEConfig(decay=-1)), "algorithm.per_agent.critic")
+def test_each_is_named(config: RunConfig, keys: dict, message: str) -> None:
+    config.algorithm = replace(config.algorithm, **keys)
+    with pytest.raises(ConfigError, match=message):
+        check_settings(config)

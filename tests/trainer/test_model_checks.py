@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import patches
-from verl.trainer import vllm_check
+from verl.trainer import model_checks
 from verl.trainer.config import RunConfig
-from verl.trainer.config_check import ConfigError
+from verl.trainer.config.spec import ConfigError
+from verl.trainer.model_checks import check_vllm
 from verl.trainer.placement import build_placement
 from verl.trainer.run_parts import max_model_len
-from verl.trainer.vllm_check import check_vllm
 
 
 def check(model: Path, device: str = "cpu", devices: int = 1, dtype: str = "auto", rollout: Any = None, **model_keys: object) -> None:
@@ -33,7 +33,7 @@ def check(model: Path, device: str = "cpu", devices: int = 1, dtype: str = "auto
 
 def test_a_model_that_can_be_served_is_silent(wide_heads_model_dir: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(wide_heads_model_dir)
-    monkeypatch.setattr(vllm_check, "is_installed", lambda package: False)
+    monkeypatch.setattr(model_checks, "is_installed", lambda package: False)
     check(tiny_model_dir, "cuda")
 
 
@@ -46,7 +46,7 @@ def test_heads_and_ranks_that_vllm_has_not_are_named(wide_heads_model_dir: Path,
 
 def test_adapters_in_fp32_are_refused_on_a_gpu(wide_heads_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(wide_heads_model_dir, dtype="fp32")
-    monkeypatch.setattr(vllm_check, "is_installed", lambda package: False)
+    monkeypatch.setattr(model_checks, "is_installed", lambda package: False)
     check(wide_heads_model_dir, "cuda", dtype="bf16")
     with pytest.raises(ConfigError, match=r"worker group .*rollout\.dtype=fp32: vLLM on a GPU serves adapters in 16 bits alone; use bf16"):
         check(wide_heads_model_dir, "cuda", dtype="fp32")
@@ -77,7 +77,7 @@ def test_a_model_that_cannot_be_split_is_named(wide_heads_model_dir: Path) -> No
 def test_limits_of_a_step_that_do_not_fit_are_named(
     wide_heads_model_dir: Path, monkeypatch: pytest.MonkeyPatch, device: str, keys: dict[str, Any], said: str | None
 ) -> None:
-    monkeypatch.setattr(vllm_check, "is_installed", lambda package: False)
+    monkeypatch.setattr(model_checks, "is_installed", lambda package: False)
     lengths = {"prompt_length": 500, "response_length": 200}
     with nullcontext() if said is None else pytest.raises(ConfigError, match=rf"worker group .*: actor_rollout_ref\.rollout\..*{said}"):
         check(wide_heads_model_dir, device, rollout=lengths | keys)

