@@ -12,6 +12,9 @@ OF_THE_RUN = ("messages", "model", "n", "stream")
 
 
 def _address(url: str) -> str:
+    """Return a URL that chat/completions can follow; an empty one is told to be missing by who reads it."""
+    if not url:
+        return url
     try:
         parts = urlsplit(url)
         port_is_a_number = parts.port is None or parts.port >= 0
