@@ -22,6 +22,7 @@ from verl.trainer.ppo.tree_check import check_sampling
 from verl.trainer.role_policies import speakers
 from verl.trainer.run_parts import resolve_defaults
 from verl.trainer.untrained_check import check_untrained
+from verl.workers.weight_transfer import transfer_exists
 
 
 def check_settings(config: RunConfig) -> Placement:
@@ -44,6 +45,12 @@ def check_settings(config: RunConfig) -> Placement:
     check_signal(config, placement)
     check_lora_keys(config, placement)
     check_engine_spans(config.trainer, placement)
+    for name in {group.config.rollout.weight_transfer for group in placement.groups}:
+        if not transfer_exists(name):
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.weight_transfer={name!r}: expected object_store, shared_memory or module.Class of a "
+                "WeightTransfer that can be imported"
+            )
     return placement
 
 

@@ -14,7 +14,7 @@ from verl.utils.names import value_at
 
 # What is read of the keys of an agent whose replies train nothing: how it is served, and for one behind an API what goes into a request.
 SERVED = ("model.path", "model.tokenizer_path", "model.trust_remote_code", "rollout.")
-NOT_SERVED = ("rollout.log_prob_", "rollout.update_bucket_mb", "rollout.free_cache_engine")
+NOT_SERVED = ("rollout.log_prob_", "rollout.update_bucket_mb", "rollout.weight_transfer", "rollout.free_cache_engine")
 # On the base of adapters that learn, it also has what all on the base must agree in.
 SERVED_BY_A_BASE = (*SERVED, *OF_THE_BASE)
 NOT_SERVED_BY_A_BASE = ("rollout.log_prob_",)

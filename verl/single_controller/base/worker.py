@@ -38,19 +38,6 @@ def _node_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def hand_over(value: Any) -> Any:
-    """What a worker returns instead of a large value that is meant for another worker.
-
-    On Ray a reference to it, which whoever called passes on as an argument: the other worker then gets the value from this node's object
-    store, without the caller in between, and for as long as this worker lives. With the local controller the value itself.
-    """
-    if os.environ.get("WG_BACKEND") != "ray":
-        return value
-    import ray
-
-    return ray.put(value)
-
-
 class WorkerHelper:
     """What a process knows of its node, for a process group of one's own."""
 

@@ -27,7 +27,7 @@ from verl.protocol.generate import RolloutError
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.vllm import arguments, engine, process
 from verl.workers.rollout.vllm.executor import BlockExecutor
-from verl.workers.rollout.vllm.spool import PREFIX, Spool
+from verl.workers.weight_transfer.shared_memory import PREFIX, Spool
 
 Call = tuple[str, dict[str, Any]]
 
