@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verl.trainer.config.verl_keys import VerlKey
+    from verl.compat.keys import VerlKey
 
 ROOT = Path(__file__).resolve().parents[1]
 DOC = ROOT / "docs" / "config.md"
@@ -55,9 +55,9 @@ def render_verl_keys(entries: Sequence[VerlKey]) -> str:
 def main(arguments: list[str]) -> int:
     """Write the pages, or with `--check` compare only; returns the exit status (1: a page is out of date)."""
     sys.path.insert(0, str(ROOT))
+    from verl.compat.keys import VERL_KEYS
     from verl.trainer.config import RunConfig
     from verl.trainer.config.spec import describe
-    from verl.trainer.config.verl_keys import VERL_KEYS
 
     old = {path: path.read_text(encoding="utf-8") if path.is_file() else "" for path in (DOC, MAP)}
     table = render_verl_keys(VERL_KEYS)

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from verl import DataProto
 from verl.protocol import BatchData, DataProtoFuture, allgather_dict_tensors
 from verl.single_controller.base import ClassWithInitArgs, ResourcePool, Worker
-from verl.single_controller.base.decorator import Dispatch, Execute, register
+from verl.single_controller.base.decorator import Dispatch, Execute, get_predefined_dispatch_fn, register
 from verl.single_controller.base.worker import WorkerHelper, find_free_port
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, func_generator
@@ -86,9 +86,9 @@ def test_batches_and_tensordicts_are_cut_and_joined_alike() -> None:
 
 def test_methods_of_a_group_can_be_made_by_hand() -> None:
     group = LocalWorkerGroup(class_with_init=ClassWithInitArgs(Doubler), timeout_s=60)
-    names = group._bind_worker_method(Doubler, func_generator)
-    assert {"double", "double_later", "first"} <= set(names)
-    assert group.double(batch()).batch["out"].tolist() == [0, 2, 4, 6]
+    functions = get_predefined_dispatch_fn(Dispatch.DP_COMPUTE_PROTO)
+    double = func_generator(group, "double", **functions, execute_fn=group.execute_all_async, blocking=True)
+    assert double(batch()).batch["out"].tolist() == [0, 2, 4, 6]
     group.shutdown()
 
 
@@ -108,7 +108,7 @@ def test_a_group_takes_verls_keywords_and_running_actors_need_no_class(cluster: 
     assert begin <= group.master_port < begin + 50
     assert group.gather() == [[[10.0, 11.0], [[0, 0], [1, 1]], [[0, 0, 1, 1]]]] * 2
 
-    group._bind_worker_method(Doubler, func_generator)
+    assert {"double", "double_later", "first"} <= set(group._bind_worker_method(Doubler, func_generator))
     assert group.double(batch()).batch["out"].tolist() == [0, 2, 104, 106]
     assert group.double(batch(3, auto_padding=True)).batch["out"].tolist() == [0, 2, 104]
     later = group.double_later(batch())

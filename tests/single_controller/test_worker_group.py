@@ -15,7 +15,7 @@ import torch
 
 from verl import DataProto
 from verl.protocol import DataProtoFuture
-from verl.single_controller import ClassWithInitArgs, Worker, WorkerDiedError, WorkerGroup
+from verl.single_controller.base import ClassWithInitArgs, Worker, WorkerDiedError, WorkerGroup
 from verl.single_controller.base.decorator import Dispatch, Execute, make_nd_compute_dataproto_dispatch_fn, register
 from verl.single_controller.base.worker_group import ArgumentLostError
 from verl.single_controller.local import LocalResourcePool, LocalWorkerGroup

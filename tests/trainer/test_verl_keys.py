@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from verl.compat.keys import VERL_KEYS, VerlKey, find_verl_key
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import explain
 from verl.trainer.config.spec import describe
-from verl.trainer.config.verl_keys import VERL_KEYS, VerlKey, find_verl_key
 
 OURS = {name for name, *_ in describe(RunConfig)}
 SECTIONS = {name.rsplit(".", depth)[0] for name in OURS for depth in range(1, name.count(".") + 1)}

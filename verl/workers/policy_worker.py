@@ -10,7 +10,7 @@ import torch
 from verl.models.loader import resolve_dtype
 from verl.models.lora import lora_spec
 from verl.protocol import DataProto
-from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.dispatch import Dispatch, register
 from verl.trainer.config import ActorRolloutRefConfig
 from verl.utils.memory import peak_memory
 from verl.workers.engine import AdapterPlan, FSDPEngine, UpdatePlan, update_policy

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from verl.protocol.generate import EngineGoneError
-from verl.single_controller.base.worker_group import ArgumentLostError, WorkerDiedError
+from verl.single_controller.worker_group import ArgumentLostError, WorkerDiedError
 from verl.trainer.ppo.weight_sync import send_weights
 from verl.workers.weight_transfer.base import WeightBucket
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
-from verl.single_controller.base import WorkerGroup
-from verl.single_controller.base.worker_group import registered_methods
+from verl.single_controller.dispatch import registered_methods
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config import ActorRolloutRefConfig, RolloutConfig
 from verl.workers.rollout import server
 from verl.workers.rollout.client import SLACK, ReplicaClient, replica_client, start_engines

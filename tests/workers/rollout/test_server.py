@@ -14,10 +14,10 @@ import ray
 from tests.workers.rollout.conftest import request, tiny_model
 from verl.models.loader import ModelPathError
 from verl.protocol.generate import Generation, RolloutClient, RolloutError
-from verl.single_controller.base import ClassWithInitArgs
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.start import start_private_cluster
+from verl.single_controller.worker_group import ClassWithInitArgs
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.client import WorkerGroupClient
 from verl.workers.rollout.server import RolloutWorker

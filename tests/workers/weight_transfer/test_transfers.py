@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from verl.protocol.generate import RolloutError
-from verl.single_controller.base import ClassWithInitArgs
 from verl.single_controller.local import LocalWorkerGroup
+from verl.single_controller.worker_group import ClassWithInitArgs
 from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.trainer.ppo.weight_sync import send_weights
 from verl.workers.policy_worker import BUCKETS, PolicyWorker

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from verl.protocol.generate import EngineGoneError
-from verl.single_controller.base import WorkerGroup
-from verl.single_controller.base.worker_group import ArgumentLostError, WorkerDiedError
+from verl.single_controller.worker_group import ArgumentLostError, WorkerDiedError, WorkerGroup
 from verl.workers.weight_transfer.base import WeightBucket
 
 

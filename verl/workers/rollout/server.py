@@ -15,8 +15,8 @@ import torch
 from verl.models.loader import load_causal_lm, resolve_dtype
 from verl.models.lora import lora_spec
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError
-from verl.single_controller.base import Worker
-from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.dispatch import Dispatch, register
+from verl.single_controller.worker import Worker
 from verl.trainer.config import ActorRolloutRefConfig
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.weight_transfer.base import ReceivedWeights, build_transfer

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from verl.single_controller.base.decorator import MAGIC_ATTR
-from verl.single_controller.base.worker import Worker
-from verl.single_controller.ray.actor_class import RayClassWithInitArgs
+from verl.compat.actor_class import RayClassWithInitArgs
+from verl.compat.controller import Worker
 
 
 def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs]) -> type:
@@ -67,14 +66,10 @@ def _delegate(key: str, name: str, method: Callable[..., Any]) -> Callable[..., 
         async def call_async(self: Any, *args: Any, **kwargs: Any) -> Any:
             return await getattr(getattr(self, key), name)(*args, **kwargs)
 
-        chosen: Callable[..., Any] = call_async
-    else:
+        return call_async
 
-        @wraps(method)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return getattr(getattr(self, key), name)(*args, **kwargs)
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(getattr(self, key), name)(*args, **kwargs)
 
-        chosen = call
-    if hasattr(method, MAGIC_ATTR):
-        setattr(chosen, MAGIC_ATTR, getattr(method, MAGIC_ATTR))
-    return chosen
+    return call

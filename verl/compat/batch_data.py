@@ -7,9 +7,10 @@ from typing import Any
 
 from tensordict import TensorDict
 
+from verl.compat.future import DataProtoFuture, concat_parts
+from verl.compat.tensordicts import chunk_tensordict
 from verl.protocol.data_proto import DataProto
-from verl.protocol.future import DataProtoFuture, PendingResults, concat_parts
-from verl.protocol.tensordicts import chunk_tensordict
+from verl.single_controller.worker_group import PendingResults
 
 
 class BatchData:

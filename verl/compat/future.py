@@ -7,30 +7,9 @@ from typing import Any
 
 from tensordict import TensorDict
 
+from verl.compat.tensordicts import concat_tensordict
 from verl.protocol.data_proto import DataProto
-from verl.protocol.tensordicts import concat_tensordict
-
-
-class PendingResults(list):
-    """The unfinished calls of one method on several workers, a list of the backend's futures with one `get`.
-
-    Backends subclass it. `ray.get` accepts the list of the Ray backend as well.
-    """
-
-    def get(self, timeout: float | None = None) -> list[Any]:
-        """Wait for all calls and return their results in rank order.
-
-        Raises TimeoutError after `timeout` seconds (default: the worker group's limit), else what a worker raised.
-        """
-        raise NotImplementedError
-
-    async def wait(self) -> list[Any]:
-        """As `get` with the group's limit, on an event loop."""
-        raise NotImplementedError
-
-    def subset(self, ranks: Sequence[int]) -> PendingResults:
-        """Return the calls at these positions."""
-        raise NotImplementedError
+from verl.single_controller.worker_group import PendingResults
 
 
 class DataProtoFuture:
