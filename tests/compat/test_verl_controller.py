@@ -12,7 +12,14 @@ from tensordict import TensorDict
 from verl import DataProto
 from verl.protocol import BatchData, DataProtoFuture, allgather_dict_tensors
 from verl.single_controller.base import ClassWithInitArgs, ResourcePool, Worker
-from verl.single_controller.base.decorator import Dispatch, Execute, get_predefined_dispatch_fn, register
+from verl.single_controller.base.decorator import (
+    Dispatch,
+    Execute,
+    _check_dispatch_mode,
+    _check_execute_mode,
+    get_predefined_dispatch_fn,
+    register,
+)
 from verl.single_controller.base.worker import WorkerHelper, find_free_port
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, func_generator
@@ -53,6 +60,14 @@ def test_a_pool_is_called_for_its_processes() -> None:
 def test_modes_are_listed_in_the_order_they_came() -> None:
     assert Execute.names() == ["ALL", "RANK_ZERO"] and Execute.values() == [Execute.ALL, Execute.RANK_ZERO]
     assert Dispatch.names()[:3] == ["RANK_ZERO", "ONE_TO_ALL", "ALL_TO_ALL"] and Dispatch.values() == list(Dispatch)
+
+
+def test_the_checks_that_verls_tests_import_are_at_their_path() -> None:
+    _check_dispatch_mode(Dispatch.ALL_TO_ALL)
+    _check_execute_mode(Execute.ALL)
+    for check in (_check_dispatch_mode, _check_execute_mode):
+        with pytest.raises(AssertionError):
+            check("ALL_TO_ALL")
 
 
 def test_a_worker_says_what_its_environment_tells_it() -> None:

@@ -14,7 +14,7 @@ ENTRY_POINTS = (TRAINS, SERVES)
 VERLS_PATHS = (
     "verl.protocol", "verl.protocol.data_proto", "verl.single_controller", "verl.single_controller.base",
     "verl.single_controller.base.decorator", "verl.single_controller.base.worker", "verl.single_controller.base.worker_group",
-    "verl.single_controller.ray", "verl.single_controller.ray.base", "verl.trainer.config.entry", "verl.trainer.ppo.ray_trainer",
+    "verl.single_controller.ray.base", "verl.trainer.config.entry",
 )  # fmt: skip
 HEAVY = ("ray", "vllm", "hydra", "omegaconf", "wandb", "pandas", "datasets", "math_verify", "peft", "tensorboard", "sglang")
 

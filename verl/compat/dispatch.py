@@ -13,7 +13,7 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from verl.compat.batch_data import BatchData
+from verl.compat.future import BatchData
 from verl.compat.padding import PADDING_SIZE_KEY
 from verl.protocol.data_proto import DataProto
 from verl.single_controller.dispatch import Dispatched

@@ -13,8 +13,7 @@ from verl.protocol.generate import GenerateRequest, Generation, RolloutClient, R
 
 if TYPE_CHECKING:
     from verl.compat.batch import DataProtoItem
-    from verl.compat.batch_data import BatchData
-    from verl.compat.future import DataProtoFuture
+    from verl.compat.future import BatchData, DataProtoFuture
     from verl.compat.reshape import (
         all_gather_data_proto,
         allgather_dict_tensors,
@@ -52,8 +51,7 @@ _ON_DEMAND = {
     "verl.protocol.data_proto": "DataProto",
     "verl.protocol.serialization": ("deserialize_single_tensor deserialize_tensordict serialize_single_tensor serialize_tensordict"),
     "verl.compat.batch": "DataProtoItem",
-    "verl.compat.batch_data": "BatchData",
-    "verl.compat.future": "DataProtoFuture",
+    "verl.compat.future": "BatchData DataProtoFuture",
     "verl.compat.reshape": (
         "all_gather_data_proto allgather_dict_tensors collate_fn fold_batch_dim pad_dataproto_to_divisor unfold_batch_dim unpad_dataproto"
     ),

@@ -4,6 +4,6 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    from verl.compat import ray as verls
+    import verl.single_controller.ray.base as verls
 
     return getattr(verls, name)
