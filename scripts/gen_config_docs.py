@@ -14,10 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from verl.compat.keys import VERL_KEYS, VerlKey  # noqa: E402
 from verl.trainer.config import RunConfig  # noqa: E402
 from verl.trainer.config.effect import condition_text  # noqa: E402
 from verl.trainer.config.spec import Key, keys, type_text  # noqa: E402
-from verl.trainer.config.verl_keys import VERL_KEYS, VerlKey  # noqa: E402
 
 DOC = ROOT / "docs" / "config.md"
 MAP = ROOT / "docs" / "upstream_map.md"

@@ -12,7 +12,14 @@ from tensordict import TensorDict
 from verl import DataProto
 from verl.protocol import BatchData, DataProtoFuture, allgather_dict_tensors
 from verl.single_controller.base import ClassWithInitArgs, ResourcePool, Worker
-from verl.single_controller.base.decorator import Dispatch, Execute, register
+from verl.single_controller.base.decorator import (
+    Dispatch,
+    Execute,
+    _check_dispatch_mode,
+    _check_execute_mode,
+    get_predefined_dispatch_fn,
+    register,
+)
 from verl.single_controller.base.worker import WorkerHelper, find_free_port
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, func_generator
@@ -55,6 +62,14 @@ def test_modes_are_listed_in_the_order_they_came() -> None:
     assert Dispatch.names()[:3] == ["RANK_ZERO", "ONE_TO_ALL", "ALL_TO_ALL"] and Dispatch.values() == list(Dispatch)
 
 
+def test_the_checks_that_verls_tests_import_are_at_their_path() -> None:
+    _check_dispatch_mode(Dispatch.ALL_TO_ALL)
+    _check_execute_mode(Execute.ALL)
+    for check in (_check_dispatch_mode, _check_execute_mode):
+        with pytest.raises(AssertionError):
+            check("ALL_TO_ALL")
+
+
 def test_a_worker_says_what_its_environment_tells_it() -> None:
     assert Worker.env_keys()[:2] == ["WORLD_SIZE", "RANK"] and "CUDA_VISIBLE_DEVICES" in Worker.env_keys()
     assert issubclass(Worker, WorkerHelper)
@@ -86,9 +101,9 @@ def test_batches_and_tensordicts_are_cut_and_joined_alike() -> None:
 
 def test_methods_of_a_group_can_be_made_by_hand() -> None:
     group = LocalWorkerGroup(class_with_init=ClassWithInitArgs(Doubler), timeout_s=60)
-    names = group._bind_worker_method(Doubler, func_generator)
-    assert {"double", "double_later", "first"} <= set(names)
-    assert group.double(batch()).batch["out"].tolist() == [0, 2, 4, 6]
+    functions = get_predefined_dispatch_fn(Dispatch.DP_COMPUTE_PROTO)
+    double = func_generator(group, "double", **functions, execute_fn=group.execute_all_async, blocking=True)
+    assert double(batch()).batch["out"].tolist() == [0, 2, 4, 6]
     group.shutdown()
 
 
@@ -108,7 +123,7 @@ def test_a_group_takes_verls_keywords_and_running_actors_need_no_class(cluster: 
     assert begin <= group.master_port < begin + 50
     assert group.gather() == [[[10.0, 11.0], [[0, 0], [1, 1]], [[0, 0, 1, 1]]]] * 2
 
-    group._bind_worker_method(Doubler, func_generator)
+    assert {"double", "double_later", "first"} <= set(group._bind_worker_method(Doubler, func_generator))
     assert group.double(batch()).batch["out"].tolist() == [0, 2, 104, 106]
     assert group.double(batch(3, auto_padding=True)).batch["out"].tolist() == [0, 2, 104]
     later = group.double_later(batch())

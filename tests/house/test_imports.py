@@ -12,6 +12,12 @@ from tests.house.source import ROOT, imports, modules, tree
 
 TRAINS, SERVES = "verl.trainer.main_ppo", "agent_system.serve"
 ENTRY_POINTS = (TRAINS, SERVES)
+# Where names of verl are to be found that only code written for verl uses.
+VERLS_PATHS = (
+    "verl.protocol", "verl.protocol.data_proto", "verl.single_controller", "verl.single_controller.base",
+    "verl.single_controller.base.decorator", "verl.single_controller.base.worker", "verl.single_controller.base.worker_group",
+    "verl.single_controller.ray.base", "verl.trainer.config.entry",
+)  # fmt: skip
 HEAVY = ("ray", "vllm", "hydra", "omegaconf", "wandb", "pandas", "datasets", "math_verify", "peft", "tensorboard", "sglang")
 
 
@@ -39,6 +45,11 @@ def test_agent_system_knows_nothing_of_verl_but_the_protocol() -> None:
         if within(target, "verl") and not within(target, "verl.protocol")
     ]
     assert not wrong, f"agent_system may import verl.protocol only: {wrong}"
+
+
+def test_what_only_verls_users_need_is_known_to_verls_import_paths_alone() -> None:
+    users = {module for module in modules() for target, _ in imports(module) if within(target, "verl.compat")}
+    assert {module for module in users if not within(module, "verl.compat")} == set(VERLS_PATHS)
 
 
 def test_nothing_imports_an_entry_point_but_another_one() -> None:

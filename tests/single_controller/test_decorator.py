@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 
 from verl import DataProto
-from verl.protocol.future import concat_parts
-from verl.protocol.tensordicts import chunk_tensordict
+from verl.compat.future import concat_parts
+from verl.compat.tensordicts import chunk_tensordict
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import (
     DISPATCH_MODE_FN_REGISTRY,

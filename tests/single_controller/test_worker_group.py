@@ -14,8 +14,7 @@ import torch
 
 from verl import DataProto
 from verl.protocol import DataProtoFuture
-from verl.single_controller import ClassWithInitArgs, Worker, WorkerDiedError, WorkerGroup
-from verl.single_controller.base import hand_over
+from verl.single_controller.base import ClassWithInitArgs, Worker, WorkerDiedError, WorkerGroup
 from verl.single_controller.base.decorator import Dispatch, Execute, make_nd_compute_dataproto_dispatch_fn, register
 from verl.single_controller.base.worker_group import ArgumentLostError
 from verl.single_controller.local import LocalResourcePool, LocalWorkerGroup
@@ -27,6 +26,7 @@ from verl.single_controller.ray import (
     merge_resource_pool,
     split_resource_pool,
 )
+from verl.workers.weight_transfer.object_store import put
 
 
 class Adder(Worker):
@@ -94,7 +94,7 @@ class Adder(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def give(self, rows: int) -> tuple[Any, int]:
         """A large value for another worker, and its rows for whoever passes it on."""
-        return hand_over(torch.arange(float(rows)).numpy()), rows
+        return put(torch.arange(float(rows)).numpy()), rows
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take(self, value: Any) -> float:

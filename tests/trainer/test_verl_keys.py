@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from verl.compat.keys import VERL_KEYS, VerlKey, find_verl_key
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import compose_config
 from verl.trainer.config.spec import ConfigError, keys
-from verl.trainer.config.verl_keys import VERL_KEYS, VerlKey, find_verl_key
 
 OURS = {*keys(RunConfig)}
 SECTIONS = {name.rsplit(".", depth)[0] for name in OURS for depth in range(1, name.count(".") + 1)}

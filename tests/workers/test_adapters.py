@@ -37,7 +37,7 @@ async def sync(policy: PolicyWorker, rollout: RolloutWorker, version: int) -> No
         bucket = policy.next_weights(True, name)
         while bucket is not None:
             following = policy.next_weights(False, name)
-            await rollout.update_weights(bucket.tensors, version, following is None, name)
+            await rollout.update_weights(bucket.handle, bucket.shapes, version, following is None, name)
             bucket = following
 
 

@@ -146,7 +146,7 @@ def test_a_batch_of_padding_alone_changes_nothing(tiny_model_dir: Path) -> None:
 def all_buckets(worker: PolicyWorker) -> list[dict[str, torch.Tensor]]:
     found, bucket = [], worker.next_weights(True)
     while bucket is not None:
-        found.append({name: deserialize_single_tensor(value) for name, value in bucket.tensors.items()})
+        found.append({name: deserialize_single_tensor(value) for name, value in bucket.handle.items()})
         assert bucket.n_bytes == sum(tensor.nbytes for tensor in found[-1].values())
         bucket = worker.next_weights(False)
     return found

@@ -1,16 +1,28 @@
 """The words that the parts of the house share: `DataProto` for batches, `generate` for engines.
 
-What needs torch is imported on demand: a configuration is read, and an environment played, without waiting for it.
+What needs torch is imported on demand: a configuration is read, and an environment played, without waiting for it. Of the names, those of
+`verl.compat` are for code written for verl.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from verl.protocol.config import PADDING_SIZE_KEY as _padding_size_key
-from verl.protocol.config import DataProtoConfig
+from verl.compat.padding import PADDING_SIZE_KEY as _padding_size_key
+from verl.compat.padding import DataProtoConfig
 from verl.protocol.generate import GenerateRequest, Generation, RolloutClient, RolloutError, SamplingParams, StopReason
 
 if TYPE_CHECKING:
+    from verl.compat.batch import DataProtoItem
+    from verl.compat.future import BatchData, DataProtoFuture
+    from verl.compat.reshape import (
+        all_gather_data_proto,
+        allgather_dict_tensors,
+        collate_fn,
+        fold_batch_dim,
+        pad_dataproto_to_divisor,
+        unfold_batch_dim,
+        unpad_dataproto,
+    )
     from verl.protocol.arrays import (
         deep_equal,
         list_of_dict_to_dict_of_list,
@@ -18,11 +30,7 @@ if TYPE_CHECKING:
         union_tensor_dict,
         union_two_dict,
     )
-    from verl.protocol.batch_data import BatchData
-    from verl.protocol.data_proto import DataProto, DataProtoItem
-    from verl.protocol.future import DataProtoFuture
-    from verl.protocol.padding import pad_dataproto_to_divisor, unpad_dataproto
-    from verl.protocol.reshape import all_gather_data_proto, allgather_dict_tensors, collate_fn, fold_batch_dim, unfold_batch_dim
+    from verl.protocol.data_proto import DataProto
     from verl.protocol.serialization import (
         deserialize_single_tensor,
         deserialize_tensordict,
@@ -39,13 +47,14 @@ __all__ = [
     "union_tensor_dict", "union_two_dict", "unpad_dataproto",
 ]  # fmt: skip
 _ON_DEMAND = {
-    "arrays": "deep_equal list_of_dict_to_dict_of_list union_numpy_dict union_tensor_dict union_two_dict",
-    "batch_data": "BatchData",
-    "data_proto": "DataProto DataProtoItem",
-    "future": "DataProtoFuture",
-    "padding": "pad_dataproto_to_divisor unpad_dataproto",
-    "reshape": "all_gather_data_proto allgather_dict_tensors collate_fn fold_batch_dim unfold_batch_dim",
-    "serialization": "deserialize_single_tensor deserialize_tensordict serialize_single_tensor serialize_tensordict",
+    "verl.protocol.arrays": "deep_equal list_of_dict_to_dict_of_list union_numpy_dict union_tensor_dict union_two_dict",
+    "verl.protocol.data_proto": "DataProto",
+    "verl.protocol.serialization": ("deserialize_single_tensor deserialize_tensordict serialize_single_tensor serialize_tensordict"),
+    "verl.compat.batch": "DataProtoItem",
+    "verl.compat.future": "BatchData DataProtoFuture",
+    "verl.compat.reshape": (
+        "all_gather_data_proto allgather_dict_tensors collate_fn fold_batch_dim pad_dataproto_to_divisor unfold_batch_dim unpad_dataproto"
+    ),
 }
 _MODULE = {name: module for module, names in _ON_DEMAND.items() for name in names.split()}
 
@@ -53,7 +62,7 @@ _MODULE = {name: module for module, names in _ON_DEMAND.items() for name in name
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"module 'verl.protocol' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"verl.protocol.{_MODULE[name]}"), name)
+    value = globals()[name] = getattr(import_module(_MODULE[name]), name)
     return value
 
 

@@ -1,5 +1,12 @@
-"""One driver, many workers: the trainer calls a method of a worker group and every worker runs its share."""
+"""One driver, many workers: the trainer calls a method of a worker group and every worker runs its share.
 
-from verl.single_controller.base import ClassWithInitArgs, ResourcePool, Worker, WorkerDiedError, WorkerGroup
+The names of the package itself are verl's.
+"""
 
-__all__ = ["ClassWithInitArgs", "ResourcePool", "Worker", "WorkerDiedError", "WorkerGroup"]
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    from verl.compat import controller as verls
+
+    return getattr(verls, name)

@@ -42,7 +42,7 @@ from agent_system.sandbox import Limits, SandboxSettings, close_shared, configur
 from agent_system.task import task_from_row
 from verl.models.loader import ModelPathError, stop_token_ids
 from verl.protocol.generate import EngineGoneError, RolloutError, SamplingParams
-from verl.single_controller.base.worker_group import WorkerDiedError
+from verl.single_controller.worker_group import WorkerDiedError
 from verl.trainer.config import RolloutConfig, RunConfig, SandboxConfig
 from verl.trainer.config.entry import explain, fail, mistakes_in_one_line, prepared, register_config, save_config
 from verl.trainer.config.presets import describe_preset

@@ -23,7 +23,7 @@ OF_THE_BASE = (
     "model.path", "model.tokenizer_path", "model.trust_remote_code", "model.enable_gradient_checkpointing", "model.use_remove_padding",
     "model.attn_implementation", "actor.fsdp_config", "rollout.name", "rollout.max_num_seqs", "rollout.dtype", "rollout.free_cache_engine",
     "rollout.num_threads", "rollout.update_bucket_mb", "rollout.gpu_memory_utilization", "rollout.enforce_eager",
-    "rollout.tensor_model_parallel_size", "rollout.max_num_batched_tokens", "rollout.enable_chunked_prefill",
+    "rollout.tensor_model_parallel_size", "rollout.max_num_batched_tokens", "rollout.enable_chunked_prefill", "rollout.weight_transfer",
 )  # fmt: skip
 
 

@@ -11,7 +11,10 @@ from verl.trainer.placement import Placement
 from verl.trainer.ppo.checkpointing import CheckpointError
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.team import TeamWorkers
+from verl.trainer.ppo.weight_sync import load_weights
 from verl.trainer.saved_run import SavedRun
+from verl.workers.weight_transfer.base import send_bucket
+from verl.workers.weight_transfer.object_store import ObjectStore
 
 # One question at a time: what agents of one team say at once.
 SLOTS = 8
@@ -31,7 +34,7 @@ def serving_team(config: RunConfig, placement: Placement, controller: Controller
     groups = []
     for spec in placement.groups:
         own = copy.deepcopy(spec.config)
-        own.rollout.name, own.rollout.tensor_model_parallel_size = "hf", 1
+        own.rollout.name, own.rollout.tensor_model_parallel_size, own.rollout.weight_transfer = "hf", 1, "object_store"
         own.rollout.max_num_seqs = min(own.rollout.max_num_seqs, SLOTS)
         groups.append(replace(spec, config=own, trained=False))
     return TeamWorkers(config, replace(placement, groups=tuple(groups)), controller)
@@ -39,16 +42,12 @@ def serving_team(config: RunConfig, placement: Placement, controller: Controller
 
 def serve_weights(saved: SavedRun, team: TeamWorkers) -> None:
     """Give every engine what was trained, piece by piece. Raises CheckpointError when it cannot be read."""
+    transfer = ObjectStore()
     for spec in saved.placement.groups:
         dtype = resolve_dtype(spec.config.rollout.dtype, team.controller.device)
         limit = spec.config.rollout.update_bucket_mb << 20
         for adapter in (spec.adapters or (None,)) if spec.trained else ():
             pieces = saved.weights(spec, adapter, limit)
-            piece = next(pieces, None)
-            if piece is None:
+            buckets = (send_bucket(transfer, {name: value.to(dtype) for name, value in piece.items()}) for piece in pieces)
+            if not load_weights(team.rollouts[spec.wg_id], buckets, saved.step, adapter):
                 raise CheckpointError(f"{saved.folder} has no weights of policy '{adapter or spec.wg_id}'")
-            while piece is not None:
-                following = next(pieces, None)
-                bucket = {name: value.to(dtype) for name, value in piece.items()}
-                team.rollouts[spec.wg_id].update_weights(bucket, saved.step, following is None, adapter)
-                piece = following

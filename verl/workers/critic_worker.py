@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl.models.value_model import VALUE_MODEL
 from verl.protocol import DataProto
-from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.dispatch import Dispatch, register
 from verl.trainer.config import CriticConfig
 from verl.workers.engine import FSDPEngine, MicroBatchRule, StepPlan, update_values
 from verl.workers.engine_worker import EngineWorker, rows_of

@@ -9,8 +9,8 @@ import torch
 
 from verl.models.loader import tokenizer_to_save
 from verl.protocol import DataProto
-from verl.single_controller.base import Worker
-from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.dispatch import Dispatch, register
+from verl.single_controller.worker import Worker
 from verl.trainer.config import TrainedModelConfig
 from verl.workers.engine import FSDPEngine, MicroBatchRule, init_mesh
 from verl.workers.engine.state import load_engine, save_engine

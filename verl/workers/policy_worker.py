@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,26 +10,15 @@ import torch
 from verl.models.loader import resolve_dtype
 from verl.models.lora import lora_spec
 from verl.protocol import DataProto
-from verl.protocol.serialization import serialize_single_tensor
-from verl.single_controller.base import hand_over
-from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.dispatch import Dispatch, register
 from verl.trainer.config import ActorRolloutRefConfig
 from verl.utils.memory import peak_memory
 from verl.workers.engine import AdapterPlan, FSDPEngine, UpdatePlan, update_policy
 from verl.workers.engine_worker import EngineWorker, rows_of
+from verl.workers.weight_transfer.base import WeightBucket, build_transfer, send_bucket
 
-
-@dataclass(frozen=True)
-class WeightBucket:
-    """Parameters on their way to an engine.
-
-    Attributes:
-        tensors: by name, each as `serialize_single_tensor` gives it; on Ray a reference to that (`hand_over`).
-        n_bytes: of all of them.
-    """
-
-    tensors: Any
-    n_bytes: int
+# Buckets that may exist at a time: one is loaded, one waits for that, one is gathered.
+BUCKETS = 3
 
 
 class PolicyWorker(EngineWorker):
@@ -63,6 +51,8 @@ class PolicyWorker(EngineWorker):
         self._use_reference = use_reference
         self._reference: FSDPEngine | None = None
         self._buckets: Iterator[dict[str, torch.Tensor]] | None = None
+        self._transfer = build_transfer(config.rollout.weight_transfer)
+        self._sent: list[Any] = []
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -155,15 +145,30 @@ class PolicyWorker(EngineWorker):
             adapter: whose parameters, by their names in PEFT's files; None for those of the model.
         """
         if restart or self._buckets is None:
+            self._release_all_but(0)
             self._buckets = self._weight_buckets(adapter)
-        bucket = next(self._buckets, None)
-        if bucket is None or self.rank != 0:
+        tensors = next(self._buckets, None)
+        if tensors is None or self.rank != 0:
             return None
-        tensors = {name: serialize_single_tensor(value) for name, value in bucket.items()}
-        return WeightBucket(hand_over(tensors), sum(value.nbytes for value in bucket.values()))
+        self._release_all_but(BUCKETS - 1)
+        to_all = self._transfer.direct and adapter is None
+        engines = self.world_size // self.config.rollout.tensor_model_parallel_size
+        bucket = send_bucket(self._transfer, tensors, self.world_size if to_all else engines)
+        self._sent.append(bucket.handle)
+        return bucket
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def free_weights(self) -> None:
+        """Free what is left of an update: the engines have loaded it."""
+        self._release_all_but(0)
+
+    def _release_all_but(self, count: int) -> None:
+        while len(self._sent) > count:
+            self._transfer.release(self._sent.pop(0))
 
     def _weight_buckets(self, adapter: str | None) -> Iterator[dict[str, torch.Tensor]]:
         dtype, limit = resolve_dtype(self.config.rollout.dtype, self._device), self.config.rollout.update_bucket_mb << 20
+        device = self._device if self._transfer.on_device else "cpu"
         bucket: dict[str, torch.Tensor] = {}
         room = limit
         for name, value in self.engine.weights(adapter):
@@ -171,7 +176,7 @@ class PolicyWorker(EngineWorker):
             if bucket and size > room:
                 yield bucket
                 bucket, room = {}, limit
-            bucket[name] = value.to("cpu", dtype, copy=True) if self.rank == 0 else torch.empty(0)
+            bucket[name] = value.to(device, dtype, copy=True) if self.rank == 0 else torch.empty(0)
             room -= size
         if bucket:
             yield bucket

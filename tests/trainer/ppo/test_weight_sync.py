@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from verl.protocol.generate import EngineGoneError
-from verl.single_controller.base.worker_group import ArgumentLostError, WorkerDiedError
+from verl.single_controller.worker_group import ArgumentLostError, WorkerDiedError
 from verl.trainer.ppo.weight_sync import send_weights
-from verl.workers.policy_worker import WeightBucket
+from verl.workers.weight_transfer.base import WeightBucket
 
 
 class Pending:
@@ -30,8 +30,11 @@ class Policy:
         if self.dead:
             raise WorkerDiedError("worker policy:0 died while it ran next_weights: out of memory")
         if restart:
-            self.left = iter([WeightBucket(f"{adapter}{i}", 10 + i) for i in range(self.sizes[adapter])])
+            self.left = iter([WeightBucket(f"{adapter}{i}", {"w": (1,)}, 10 + i) for i in range(self.sizes[adapter])])
         return [next(self.left, None), None]
+
+    def free_weights(self) -> None:
+        self.left = iter(())
 
     def execute_all_async(self, method: str, *args: Any) -> Pending:
         return Pending(getattr(self, method)(*args))
@@ -44,12 +47,13 @@ class Engine:
         self.got: list[tuple[Any, ...]] = []
         self.fails, self.policy, self.awake = fails or {}, policy, 0
 
-    def update_weights(self, tensors: Any, version: int, final: bool, adapter: str | None) -> None:
-        if tensors in self.fails:
+    def update_weights(self, handle: Any, shapes: Any, version: int, final: bool, adapter: str | None) -> None:
+        assert shapes == {"w": (1,)}
+        if handle in self.fails:
             if self.policy is not None:
                 self.policy.dead = True
-            raise self.fails.pop(tensors)
-        self.got.append((tensors, version, final, adapter))
+            raise self.fails.pop(handle)
+        self.got.append((handle, version, final, adapter))
 
     def wake(self) -> None:
         self.awake += 1

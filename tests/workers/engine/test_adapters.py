@@ -10,7 +10,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from tests.workers.engine.parts import ADAPTERS, ONE_PIECE, make_adapter_engine, make_engine, make_rows, train_adapter
 from verl.models.loader import load_tokenizer
-from verl.single_controller.base.worker import find_free_port
+from verl.single_controller.worker import find_free_port
 from verl.trainer.config import FSDPConfig
 from verl.utils.checkpoint import CheckpointError
 from verl.workers.engine import FSDPEngine

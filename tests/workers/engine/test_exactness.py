@@ -21,7 +21,7 @@ from tests.workers.engine.parts import (
     settings_of,
     value_gradients,
 )
-from verl.single_controller.base.worker import find_free_port
+from verl.single_controller.worker import find_free_port
 from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
 from verl.workers.engine import MicroBatchRule
 from verl.workers.engine.state import load_engine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from verl.single_controller.base.worker import find_free_port
+from verl.single_controller.worker import find_free_port
 
 ROOT = Path(__file__).parents[3]
 

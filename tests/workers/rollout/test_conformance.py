@@ -21,6 +21,7 @@ from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.server import build_engine
 from verl.workers.rollout.vllm.engine import VLLMEngine
 from verl.workers.rollout.vllm.process import named_shared_memory
+from verl.workers.weight_transfer.base import ReceivedWeights, build_transfer, send_bucket
 
 # vLLM on a CPU has kernels for heads of 32 channels and more.
 HEAD_DIM = 32
@@ -234,6 +235,18 @@ async def test_new_base_weights_come_in_buckets_and_change_the_rows_of_every_ada
     replies = await flight
     assert largest_gap(peft_model(base=1), requests, replies) < 1e-5
     assert [reply.version for reply in replies] == [5, 1, 1, 1]
+
+
+async def test_weights_on_their_way_reach_the_model_by_every_transfer(engine: RolloutEngine) -> None:
+    for seed, way in enumerate(("object_store", "shared_memory"), 1):
+        sender, receiver, new = build_transfer(way), build_transfer(way), list(base_weights(seed).items())
+        for part in (new[:4], new[4:]):
+            bucket = send_bucket(sender, dict(part), receivers=2)
+            weights = ReceivedWeights(receiver, bucket.handle, bucket.shapes)
+            engine.update_weights(weights, version=seed, final=part[-1] is new[-1])
+            sender.release(bucket.handle)
+        replies = await all_of(engine, [ask(None)])
+        assert replies[0].version == seed and largest_gap(peft_model(base=seed), [ask(None)], replies) < 1e-5
 
 
 async def test_stale_keys_would_be_noticed(engine: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

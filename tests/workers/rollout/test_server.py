@@ -14,12 +14,14 @@ import ray
 from tests.workers.rollout.conftest import request, tiny_model
 from verl.models.loader import ModelPathError
 from verl.protocol.generate import Generation, RolloutClient, RolloutError
-from verl.single_controller.base import ClassWithInitArgs
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.single_controller.worker_group import ClassWithInitArgs
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.client import WorkerGroupClient
 from verl.workers.rollout.server import RolloutWorker
+from verl.workers.weight_transfer.base import send_bucket
+from verl.workers.weight_transfer.object_store import ObjectStore
 
 REQUESTS = [request(5 + 7 * i, 4 + 3 * i, seed=i, n=1 + i % 2) for i in range(10)]
 
@@ -98,8 +100,9 @@ async def test_new_weights_arrive_in_buckets_and_carry_their_version(local):
     before = await serve_all(local, REQUESTS[:1])
     tensors = dict(tiny_model(seed=1).named_parameters())
     names = sorted(tensors)
-    local.update_weights({name: tensors[name].detach() for name in names[:5]}, 3, False)
-    local.update_weights({name: tensors[name].detach() for name in names[5:]}, 3, True)
+    for part in (names[:5], names[5:]):
+        bucket = send_bucket(ObjectStore(), {name: tensors[name].detach() for name in part})
+        local.update_weights(bucket.handle, bucket.shapes, 3, part[-1] == names[-1])
     after = await serve_all(local, REQUESTS[:1])
     assert after[0][0].version == 3 and after[0][0].token_ids != before[0][0].token_ids
 

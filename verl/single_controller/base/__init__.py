@@ -1,6 +1,3 @@
-"""What every controller backend shares: workers, worker groups, resource pools and dispatch modes."""
+"""verl's import path."""
 
-from verl.single_controller.base.worker import Worker, hand_over
-from verl.single_controller.base.worker_group import ClassWithInitArgs, ResourcePool, WorkerDiedError, WorkerGroup
-
-__all__ = ["ClassWithInitArgs", "ResourcePool", "Worker", "WorkerDiedError", "WorkerGroup", "hand_over"]
+from verl.compat.controller import ClassWithInitArgs, ResourcePool, Worker, WorkerDiedError, WorkerGroup  # noqa: F401

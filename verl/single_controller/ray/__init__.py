@@ -1,20 +1,9 @@
-"""The Ray backend: every worker an actor, placed by placement groups, on one node or many."""
+"""The Ray backend: every worker an actor, placed by placement groups, on one node or many. The names of the package itself are verl's."""
 
-from verl.single_controller.ray.base import (
-    RayClassWithInitArgs,
-    RayResourcePool,
-    RayWorkerGroup,
-    ResourcePoolManager,
-    SubRayResourcePool,
-    create_colocated_worker_cls,
-    create_colocated_worker_cls_fused,
-    create_colocated_worker_raw_cls,
-    merge_resource_pool,
-    split_resource_pool,
-)
+from typing import Any
 
-__all__ = [
-    "RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup", "ResourcePoolManager", "SubRayResourcePool",
-    "create_colocated_worker_cls", "create_colocated_worker_cls_fused", "create_colocated_worker_raw_cls", "merge_resource_pool",
-    "split_resource_pool",
-]  # fmt: skip
+
+def __getattr__(name: str) -> Any:
+    import verl.single_controller.ray.base as verls
+
+    return getattr(verls, name)

@@ -9,7 +9,7 @@ import ray
 from ray.actor import ActorClass
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from verl.single_controller.base.worker_group import ClassWithInitArgs
+from verl.single_controller.worker_group import ClassWithInitArgs
 
 
 class RayClassWithInitArgs(ClassWithInitArgs):
@@ -21,7 +21,6 @@ class RayClassWithInitArgs(ClassWithInitArgs):
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cls, *args, **kwargs)
         self._options: dict[str, Any] = {}
-        self._additional_resource: dict[str, float] = {}
 
     @property
     def worker_class(self) -> type:
@@ -32,19 +31,9 @@ class RayClassWithInitArgs(ClassWithInitArgs):
         assert inspect.isclass(self.cls), f"cls must be a class or a ray actor class, got {type(self.cls).__name__}"
         return self.cls
 
-    def set_additional_resource(self, additional_resource: dict[str, float]) -> None:
-        """Ask Ray for custom resources for every worker."""
-        self._additional_resource = dict(additional_resource)
-
     def update_options(self, options: dict[str, Any]) -> None:
         """Set options of the actor, such as `max_concurrency`, `runtime_env` or `lifetime`."""
         self._options.update(options)
-
-    def __call__(  # type: ignore[override]
-        self, placement_group: Any, placement_group_bundle_idx: int, use_gpu: bool = True, num_gpus: float = 1, *, device_name: str = "cuda"
-    ) -> Any:
-        """Start one actor, without a name or a rank of its own, in a bundle; `RayWorkerGroup` uses `create`."""
-        return self.create(placement_group, placement_group_bundle_idx, None, {}, num_gpus if use_gpu and device_name != "cpu" else 0)
 
     def create(self, placement_group: Any, bundle: int, name: str | None, env_vars: dict[str, str], num_gpus: float) -> Any:
         """Start one actor in a bundle and return its handle; the caller's `env_vars` options are kept below `env_vars`."""
@@ -60,6 +49,4 @@ class RayClassWithInitArgs(ClassWithInitArgs):
             options["name"] = name
         if num_gpus:
             options["num_gpus"] = num_gpus
-        if self._additional_resource:
-            options["resources"] = self._additional_resource
         return actor_class.options(**options).remote(*self.args, **self.kwargs)

@@ -1,22 +1,22 @@
-"""Everything of the Ray backend under verl's import path."""
+"""verl's import path."""
 
-from verl.single_controller.base import ClassWithInitArgs, ResourcePool, Worker, WorkerGroup
-from verl.single_controller.ray.actor_class import RayClassWithInitArgs
-from verl.single_controller.ray.colocated import (
+from verl.compat.colocated import (
+    RayClassWithInitArgs,
     create_colocated_worker_cls,
     create_colocated_worker_cls_fused,
     create_colocated_worker_raw_cls,
 )
-from verl.single_controller.ray.func_generator import func_generator
-from verl.single_controller.ray.resource_pool import (
+from verl.compat.controller import ResourcePool, Worker
+from verl.compat.resource_pools import (
     RayResourcePool,
+    ResourcePoolManager,
     SubRayResourcePool,
     merge_resource_pool,
-    sort_placement_group_by_node_ip,
     split_resource_pool,
 )
-from verl.single_controller.ray.resource_pool_manager import ResourcePoolManager
-from verl.single_controller.ray.worker_group import RayWorkerGroup
+from verl.compat.worker_group import RayWorkerGroup, func_generator
+from verl.single_controller.ray.resource_pool import sort_placement_group_by_node_ip
+from verl.single_controller.worker_group import ClassWithInitArgs, WorkerGroup
 
 __all__ = [
     "ClassWithInitArgs", "RayClassWithInitArgs", "RayResourcePool", "RayWorkerGroup", "ResourcePool", "ResourcePoolManager",

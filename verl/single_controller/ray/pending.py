@@ -10,8 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
-from verl.protocol.future import PendingResults
-from verl.single_controller.base.worker_group import ArgumentLostError, WorkerDiedError
+from verl.single_controller.worker_group import ArgumentLostError, PendingResults, WorkerDiedError
 
 # How long a rank's error waits for the death of another rank: a peer that dies in a collective is often heard of first through the
 # lost connection of those who live.

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from verl.single_controller.base.worker_group import ResourcePool
+from verl.single_controller.worker_group import ResourcePool
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +35,7 @@ class RayResourcePool(ResourcePool):
     Args:
         process_on_nodes: processes per node.
         use_gpu: reserve a GPU a process.
-        name_prefix: start of the placement groups' names.
         max_colocate_count: worker groups that may share a GPU.
-        detached: placement groups outlive this driver.
-        accelerator_type: custom resource that names the kind of GPU.
         cpus_per_process: CPUs a bundle reserves; workers themselves ask for none, so colocation never waits for CPUs.
         timeout_s: limit of the wait for the resources, in seconds.
     """
@@ -47,19 +44,15 @@ class RayResourcePool(ResourcePool):
         self,
         process_on_nodes: list[int] | None = None,
         use_gpu: bool = True,
-        name_prefix: str | None = None,
-        max_colocate_count: int = 10,
-        detached: bool = False,
-        accelerator_type: str | None = None,
         *,
+        max_colocate_count: int = 10,
         cpus_per_process: float = 1.0,
         timeout_s: float = 300.0,
     ) -> None:
         super().__init__(process_on_nodes, max_colocate_count)
         self.use_gpu = use_gpu
-        self.name_prefix = name_prefix or uuid.uuid4().hex[:6]
-        self.detached = detached
-        self.accelerator_type = accelerator_type
+        self.name_prefix = uuid.uuid4().hex[:6]
+        self.lifetime: str | None = None  # of the placement groups: that of this driver
         self.cpus_per_process = cpus_per_process
         self.timeout_s = timeout_s
         self.pgs: list[PlacementGroup] | None = None
@@ -67,26 +60,18 @@ class RayResourcePool(ResourcePool):
 
     def bundle(self) -> dict[str, float]:
         """Return the resources that one process reserves."""
-        bundle: dict[str, float] = {"CPU": self.cpus_per_process}
-        if self.use_gpu:
-            bundle["GPU"] = 1
-            if self.accelerator_type is not None:
-                bundle[self.accelerator_type] = 1e-4
-        return bundle
+        return {"CPU": self.cpus_per_process} | ({"GPU": 1.0} if self.use_gpu else {})
 
-    def get_placement_groups(
-        self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str | None = None
-    ) -> list[PlacementGroup]:
+    def get_placement_groups(self, strategy: str = "STRICT_PACK") -> list[PlacementGroup]:
         """Return the placement groups, made on the first call.
 
         Raises TimeoutError saying what was asked for and what the cluster has, when the resources do not come in time.
         """
         if self.pgs is not None:
             return self.pgs
-        prefix = name or f"{self.name_prefix}verl_group_{'_'.join(map(str, self.store))}:"
-        lifetime = "detached" if self.detached else None
+        prefix = f"{self.name_prefix}verl_group_{'_'.join(map(str, self.store))}:"
         groups = [
-            placement_group([self.bundle()] * size, strategy=strategy, name=f"{prefix}{i}", lifetime=lifetime)
+            placement_group([self.bundle()] * size, strategy=strategy, name=f"{prefix}{i}", lifetime=self.lifetime)
             for i, size in enumerate(self.store)
         ]
         try:
@@ -102,18 +87,10 @@ class RayResourcePool(ResourcePool):
         self.pgs = sort_placement_group_by_node_ip(groups)
         return self.pgs
 
-    def get_placement_group(self) -> PlacementGroup:
-        """Return the placement group of the first node."""
-        return self.get_placement_groups()[0]
-
     def slots(self, strategy: str = "STRICT_PACK") -> list[Slot]:
         """Return where every rank runs."""
         groups = self.get_placement_groups(strategy)
         return [Slot(group, i, i, group.bundle_count) for group in groups for i in range(group.bundle_count)]
-
-    def split(self, split_size: int | list[int]) -> list[SubRayResourcePool]:
-        """Cut the pool into parts; see `split_resource_pool`."""
-        return split_resource_pool(self, split_size)
 
     def acquire(self, user: object) -> None:
         """Note that a worker group uses the pool."""
@@ -137,14 +114,7 @@ class SubRayResourcePool(RayResourcePool):
     """Consecutive ranks of another pool, in the same placement groups."""
 
     def __init__(self, parent: RayResourcePool, start_bundle_index: int, subgroup_world_size: int) -> None:
-        super().__init__(
-            use_gpu=parent.use_gpu,
-            name_prefix=parent.name_prefix,
-            max_colocate_count=parent.max_colocate_count,
-            detached=parent.detached,
-            cpus_per_process=parent.cpus_per_process,
-            timeout_s=parent.timeout_s,
-        )
+        super().__init__(use_gpu=parent.use_gpu, max_colocate_count=parent.max_colocate_count)
         self.parent = parent
         self.start_bundle_index = start_bundle_index
         self.subgroup_world_size = subgroup_world_size
@@ -154,11 +124,9 @@ class SubRayResourcePool(RayResourcePool):
         """Processes of this part."""
         return self.subgroup_world_size
 
-    def get_placement_groups(
-        self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str | None = None
-    ) -> list[PlacementGroup]:
+    def get_placement_groups(self, strategy: str = "STRICT_PACK") -> list[PlacementGroup]:
         """Return the parent's placement groups."""
-        return self.parent.get_placement_groups(strategy, name, device_name)
+        return self.parent.get_placement_groups(strategy)
 
     def slots(self, strategy: str = "STRICT_PACK") -> list[Slot]:
         """Return where every rank runs; local ranks count from 0 within this part."""
@@ -175,59 +143,6 @@ class SubRayResourcePool(RayResourcePool):
 
     def shutdown(self) -> None:
         """Do nothing: the placement groups are the parent's."""
-
-
-class _MergedRayResourcePool(RayResourcePool):
-    def __init__(self, parts: list[RayResourcePool]) -> None:
-        first = parts[0]
-        super().__init__([size for part in parts for size in part.store], first.use_gpu, first.name_prefix, first.max_colocate_count)
-        self.parts = parts
-
-    @property
-    def world_size(self) -> int:
-        return sum(part.world_size for part in self.parts)
-
-    def get_placement_groups(
-        self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str | None = None
-    ) -> list[PlacementGroup]:
-        return [group for part in self.parts for group in part.get_placement_groups(strategy)]
-
-    def slots(self, strategy: str = "STRICT_PACK") -> list[Slot]:
-        return [slot for part in self.parts for slot in part.slots(strategy)]
-
-    def acquire(self, user: object) -> None:
-        for part in self.parts:
-            part.acquire(user)
-
-    def release(self, user: object) -> None:
-        for part in self.parts:
-            part.release(user)
-
-    def shutdown(self) -> None:
-        for part in self.parts:
-            part.shutdown()
-
-
-def split_resource_pool(resource_pool: RayResourcePool, split_size: int | list[int]) -> list[SubRayResourcePool]:
-    """Cut a pool into parts of `split_size` ranks, or of the sizes of a list.
-
-    Raises AssertionError when the sizes do not add up to the pool.
-    """
-    total = resource_pool.world_size
-    if isinstance(split_size, int):
-        assert total % split_size == 0, f"split_size must be a divisor of world_size, got {split_size} and {total}"
-        split_size = [split_size] * (total // split_size)
-    assert sum(split_size) == total, f"split sizes must add up to world_size {total}, got {split_size}"
-    starts = [sum(split_size[:i]) for i in range(len(split_size))]
-    return [SubRayResourcePool(resource_pool, start, size) for start, size in zip(starts, split_size, strict=True)]
-
-
-def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResourcePool:
-    """Return a pool that spans both, in their placement groups. Raises AssertionError when they differ in kind."""
-    for attribute in ("use_gpu", "max_colocate_count", "detached", "accelerator_type"):
-        left, right = getattr(rp1, attribute), getattr(rp2, attribute)
-        assert left == right, f"both pools must agree on {attribute}, got {left} and {right}"
-    return _MergedRayResourcePool([rp1, rp2])
 
 
 def _renumbered(slots: list[Slot]) -> list[Slot]:

@@ -25,12 +25,13 @@ from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES, estimator_needs
 from verl.trainer.role_policies import speakers
 from verl.trainer.untrained import by_agent, trained_agents
 from verl.utils.names import did_you_mean, slug, value_at
+from verl.workers.weight_transfer import transfer_exists
 
 logger = logging.getLogger(__name__)
 
 # What is read of the own keys of an agent whose replies train nothing: how it is served, and of one behind an API what is in a request.
 SERVED = ("model.path", "model.tokenizer_path", "model.trust_remote_code", "rollout.")
-NOT_SERVED = ("rollout.log_prob_", "rollout.update_bucket_mb", "rollout.free_cache_engine")
+NOT_SERVED = ("rollout.log_prob_", "rollout.update_bucket_mb", "rollout.weight_transfer", "rollout.free_cache_engine")
 # On the base of adapters that learn, it also has what all on the base must agree in.
 SERVED_BY_A_BASE = (*SERVED, *OF_THE_BASE)
 NOT_SERVED_BY_A_BASE = ("rollout.log_prob_",)
@@ -233,6 +234,11 @@ def _check_models(config: RunConfig, placement: Placement) -> None:
         check_skipping(config, agent)
         if agent in placement.trained:
             _check_attention(agent.config.model, lambda name, agent=agent: _shown(agent, name))  # type: ignore[misc]
+        if not transfer_exists(agent.config.rollout.weight_transfer):
+            raise ConfigError(
+                f"{_shown(agent, 'rollout.weight_transfer')}: expected object_store, shared_memory or module.Class of a WeightTransfer "
+                "that can be imported"
+            )
 
 
 def _check_mini_batch(size: int, shown: str, tasks: int) -> None:

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from verl.compat.keys import find_verl_key
 from verl.trainer.config.presets import PRESETS, expand_presets
 from verl.trainer.config.run import RunConfig
 from verl.trainer.config.spec import ConfigError, keys, type_text
-from verl.trainer.config.verl_keys import find_verl_key
 
 CONFIG_NAME = "ppo_trainer"
 KEYS = keys(RunConfig)

@@ -216,6 +216,9 @@ class RolloutConfig:
     free_cache_engine: bool = key(True, "give the key-value cache back while the policies are updated")
     num_threads: int = key(0, "CPU threads of the engine's process; 0 shares the cores among the worker groups", ge=0, le=1024)
     update_bucket_mb: int = key(256, "weights travel to the engine in buckets of this size", ge=1)
+    weight_transfer: str = key(
+        "object_store", "how weights travel to the engine: object_store | shared_memory (one node) | module.Class of your own"
+    )
     log_prob_use_dynamic_bsz: bool = key(True, "old log-probs: micro-batches by token budget instead of by rows", effect=SCORED)
     log_prob_max_token_len_per_gpu: int = key(
         32768, "old log-probs: token budget of one micro-batch", ge=1, effect=(SCORED, "{}.log_prob_use_dynamic_bsz=true")

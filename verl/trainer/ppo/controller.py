@@ -7,12 +7,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
-from verl.single_controller.base import WorkerGroup
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.pools import Devices
 
 if TYPE_CHECKING:
-    from verl.single_controller.ray import RayResourcePool
+    from verl.single_controller.ray.resource_pool import RayResourcePool
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +106,8 @@ class LocalController:
 
     def spawn(self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
         """Build the worker here."""
-        from verl.single_controller.base import ClassWithInitArgs
         from verl.single_controller.local import LocalResourcePool, LocalWorkerGroup
+        from verl.single_controller.worker_group import ClassWithInitArgs
 
         return LocalWorkerGroup(LocalResourcePool([devices.ranks]), ClassWithInitArgs(cls, **kwargs), timeout_s=self.timeout_s)
 
@@ -161,7 +161,8 @@ class RayController:
         """Start the actors on their part of the pool, colocated with all others there."""
         import ray
 
-        from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
+        from verl.single_controller.ray.actor_class import RayClassWithInitArgs
+        from verl.single_controller.ray.worker_group import RayWorkerGroup
 
         init = RayClassWithInitArgs(ray.remote(cls), **kwargs)
         init.update_options({"max_concurrency": max_concurrency} if max_concurrency > 1 else {})
@@ -175,7 +176,7 @@ class RayController:
         )
 
     def _pool(self, devices: Devices) -> RayResourcePool:
-        from verl.single_controller.ray import RayResourcePool, SubRayResourcePool
+        from verl.single_controller.ray.resource_pool import RayResourcePool, SubRayResourcePool
 
         if self.pool is None:
             trainer = self.config.trainer

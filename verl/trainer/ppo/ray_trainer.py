@@ -42,7 +42,7 @@ from verl.utils.timer import Timer
 from verl.utils.tracking import Tracking
 
 if TYPE_CHECKING:
-    from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup, ResourcePoolManager
+    from verl.single_controller.ray.base import RayClassWithInitArgs, RayWorkerGroup, ResourcePoolManager
 
 logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
@@ -55,9 +55,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("RayClassWithInitArgs", "RayWorkerGroup", "ResourcePoolManager"):  # on demand: the local controller needs no Ray
-        from verl.single_controller import ray
+        from verl.single_controller.ray import base
 
-        return getattr(ray, name)
+        return getattr(base, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -18,8 +18,7 @@ import torch
 from verl.models.loader import ModelPathError
 from verl.protocol import DataProto, RolloutClient
 from verl.protocol.generate import EngineGoneError, EngineSetupError
-from verl.single_controller.base import WorkerGroup
-from verl.single_controller.base.worker_group import WorkerDiedError
+from verl.single_controller.worker_group import WorkerDiedError, WorkerGroup
 from verl.trainer.config import RunConfig
 from verl.trainer.given_models import fingerprints, stay_as_given
 from verl.trainer.placement import Placement

@@ -7,7 +7,7 @@ from enum import Enum
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from verl.single_controller.base import Worker
+from verl.single_controller.worker import Worker
 from verl.trainer.config import RunConfig
 from verl.trainer.placement import Placement
 from verl.trainer.ppo.critic import need_critic as need_critic

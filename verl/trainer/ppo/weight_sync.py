@@ -6,15 +6,14 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from verl.protocol.generate import EngineGoneError
-from verl.single_controller.base import WorkerGroup
-from verl.single_controller.base.worker_group import ArgumentLostError, WorkerDiedError
-from verl.workers.policy_worker import WeightBucket
+from verl.single_controller.worker_group import ArgumentLostError, WorkerDiedError, WorkerGroup
+from verl.workers.weight_transfer.base import WeightBucket
 
 
 def send_weights(policy: WorkerGroup, engine: WorkerGroup, adapters: Collection[str], version: int) -> int:
     """Send the weights of the adapters, or with none those of the model; replies sampled from then on carry `version`.
 
-    On Ray the tensors go from worker to worker; of each policy at most three buckets exist at a time.
+    Tensors go from worker to worker, as `rollout.weight_transfer` says; of each policy at most three buckets exist at a time.
 
     Returns the bytes sent.
 
@@ -22,30 +21,43 @@ def send_weights(policy: WorkerGroup, engine: WorkerGroup, adapters: Collection[
         EngineGoneError: the engine is dead.
         WorkerDiedError: a policy worker is.
     """
-    n_bytes = sum(_send(policy, engine, adapter, version) for adapter in adapters or (None,))
+    n_bytes = 0
+    for adapter in adapters or (None,):
+        try:
+            n_bytes += load_weights(engine, _gathered(policy, adapter), version, adapter)
+        except ArgumentLostError:
+            policy.next_weights(False, adapter)  # says who died, and of what
+            raise
+    policy.free_weights()
     with gone_when_dead():
         engine.wake()
     return n_bytes
 
 
-def _send(policy: WorkerGroup, engine: WorkerGroup, adapter: str | None, version: int) -> int:
-    """One policy's weights. While a bucket is sent, the one after the next is gathered."""
-    n_bytes = 0
-    bucket: WeightBucket | None = policy.next_weights(True, adapter)[0]
-    coming = policy.execute_all_async("next_weights", False, adapter)
+def load_weights(engine: WorkerGroup, buckets: Iterator[WeightBucket], version: int, adapter: str | None) -> int:
+    """Let an engine load all buckets of one policy, the last one said to be it; returns their bytes.
+
+    Raises:
+        EngineGoneError: the engine is dead.
+        ArgumentLostError: the sender is, with a bucket.
+    """
+    n_bytes, bucket = 0, next(buckets, None)
     while bucket is not None:
-        following = coming.get()[0]
-        if following is not None:
-            coming = policy.execute_all_async("next_weights", False, adapter)
-        try:
-            with gone_when_dead():
-                engine.update_weights(bucket.tensors, version, following is None, adapter)
-        except ArgumentLostError:
-            policy.next_weights(False, adapter)  # says who died, and of what
-            raise
+        following = next(buckets, None)
+        with gone_when_dead():
+            engine.update_weights(bucket.handle, bucket.shapes, version, following is None, adapter)
         n_bytes += bucket.n_bytes
         bucket = following
     return n_bytes
+
+
+def _gathered(policy: WorkerGroup, adapter: str | None) -> Iterator[WeightBucket]:
+    """One policy's weights. When a bucket is handed out, the next one is being gathered."""
+    bucket: WeightBucket | None = policy.next_weights(True, adapter)[0]
+    while bucket is not None:
+        coming = policy.execute_all_async("next_weights", False, adapter)
+        yield bucket
+        bucket = coming.get()[0]
 
 
 @contextmanager

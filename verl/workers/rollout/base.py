@@ -56,7 +56,8 @@ class RolloutEngine(Protocol):
     ) -> None:
         """Copy tensors into the weights in place; no token is sampled between the first bucket and the `final` one.
 
-        With `adapter` they are that adapter's, under the names of PEFT's files, and only its own requests may have to wait.
+        Tensors that are still on their way (`ReceivedWeights`) are received by the process that has the model. With `adapter` they are that
+        adapter's, under the names of PEFT's files, and only its own requests may have to wait.
         Raises `RolloutError` for unknown names, wrong shapes, or names still missing at the final bucket.
         """
         ...

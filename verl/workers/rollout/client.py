@@ -14,8 +14,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutClient, RolloutError
-from verl.single_controller.base import WorkerGroup
-from verl.single_controller.base.worker_group import WorkerDiedError
+from verl.single_controller.worker_group import WorkerDiedError, WorkerGroup
 
 POLL_S = 20.0
 # Open requests that a replica may have more than another before an episode leaves it, and episodes whose replica is remembered.

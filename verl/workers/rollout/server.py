@@ -15,11 +15,11 @@ import torch
 from verl.models.loader import load_causal_lm, resolve_dtype
 from verl.models.lora import lora_spec
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError
-from verl.protocol.serialization import SerializedTensor, deserialize_single_tensor
-from verl.single_controller.base import Worker
-from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.dispatch import Dispatch, register
+from verl.single_controller.worker import Worker
 from verl.trainer.config import ActorRolloutRefConfig
 from verl.workers.rollout.base import RolloutEngine
+from verl.workers.weight_transfer.base import ReceivedWeights, build_transfer
 
 T = TypeVar("T")
 
@@ -127,6 +127,7 @@ class RolloutWorker(Worker):
         self._config, self._max_model_len, self._device, self._seed = config, max_model_len, device, seed
         self._num_threads = num_threads
         self._engine: RolloutEngine | None = None
+        self._transfer = build_transfer(config.rollout.weight_transfer)
         self._sessions: dict[str, _Session] = {}
 
     @property
@@ -159,14 +160,14 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
     async def update_weights(
-        self, bucket: Mapping[str, torch.Tensor | SerializedTensor], version: int, final: bool, adapter: str | None = None
+        self, handle: Any, shapes: Mapping[str, tuple[int, ...]], version: int, final: bool, adapter: str | None = None
     ) -> None:
-        """Copy one bucket into the weights, or into those of an adapter, in place; the final one ends the update.
+        """Copy one `WeightBucket` into the weights, or into those of an adapter, in place; the final one ends the update.
 
         Raises `RolloutError` for tensors that do not fit.
         """
-        tensors = {name: value if isinstance(value, torch.Tensor) else deserialize_single_tensor(value) for name, value in bucket.items()}
-        self._ready().update_weights(tensors, adapter=adapter, version=version, final=final)
+        weights = ReceivedWeights(self._transfer, handle, shapes)
+        self._ready().update_weights(weights, adapter=adapter, version=version, final=final)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from verl.protocol.generate import RolloutError
+from verl.workers.weight_transfer.base import ReceivedWeights
 
 
 def _some(names: set[str]) -> str:
@@ -14,14 +15,19 @@ def _some(names: set[str]) -> str:
     return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def check_bucket(named_tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]], what: str = "weight update") -> None:
-    """Raise `RolloutError` for names that `shapes` has not, and for tensors of another shape."""
-    unknown = set(named_tensors) - set(shapes)
+def shapes_of(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, Sequence[int]]:
+    """Return the shapes of tensors, by name, without receiving those that have not arrived yet."""
+    return tensors.shapes if isinstance(tensors, ReceivedWeights) else {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def check_bucket(found: Mapping[str, Sequence[int]], shapes: Mapping[str, Sequence[int]], what: str = "weight update") -> None:
+    """Raise `RolloutError` for names that `shapes` has not, and for other shapes than it has."""
+    unknown = set(found) - set(shapes)
     if unknown:
         raise RolloutError(f"{what} has unknown names: {_some(unknown)}; the model has {_some(set(shapes))}")
-    for name, tensor in named_tensors.items():
-        if tuple(tensor.shape) != tuple(shapes[name]):
-            raise RolloutError(f"{what} of {name} has shape {tuple(tensor.shape)}, expected {tuple(shapes[name])}")
+    for name, shape in found.items():
+        if tuple(shape) != tuple(shapes[name]):
+            raise RolloutError(f"{what} of {name} has shape {tuple(shape)}, expected {tuple(shapes[name])}")
 
 
 def check_complete(missing: set[str], what: str = "weight update") -> None:
@@ -59,7 +65,7 @@ class AdapterInbox:
         if name not in self._shapes:
             raise RolloutError(f"there is no adapter {name!r} to update; the engine has {sorted(self._shapes) or 'none'}")
         what, received = f"update of adapter {name!r}", self._received[name]
-        check_bucket(tensors, self._shapes[name], what)
+        check_bucket(shapes_of(tensors), self._shapes[name], what)
         for key, value in tensors.items():
             if not bool(torch.isfinite(value).all()):
                 raise RolloutError(f"{what}: {key} is not finite, and would reach the rows of other adapters")
@@ -88,12 +94,12 @@ class WeightNames:
         self._first = {id(parameter): name for name, parameter in reversed(self._parameters.items())}
         self._received: set[str] = set()
 
-    def check(self, named_tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Note one bucket and return it with the first name of every parameter. Raises `RolloutError` as `check_bucket` does."""
-        check_bucket(named_tensors, self._shapes)
-        bucket = {self._first[id(self._parameters[name])]: tensor for name, tensor in named_tensors.items()}
-        self._received |= set(bucket)
-        return bucket
+    def check(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+        """Note one bucket and return the first name of each of its parameters. Raises `RolloutError` as `check_bucket` does."""
+        check_bucket(shapes, self._shapes)
+        names = {name: self._first[id(self._parameters[name])] for name in shapes}
+        self._received |= set(names.values())
+        return names
 
     def check_complete(self) -> None:
         """Begin anew with the next bucket. Raises `RolloutError` when parameters never came; they may still come."""
@@ -115,10 +121,10 @@ class WeightLoader:
         Raises `RolloutError` for unknown names and wrong shapes (nothing of the bucket is then copied), and at the final bucket
         when parameters never came (the update then stays open).
         """
-        bucket = self._names.check(named_tensors)
+        names = self._names.check(shapes_of(named_tensors))
         with torch.no_grad():
-            for name, tensor in bucket.items():
-                self._parameters[name].copy_(tensor)
+            for name, tensor in named_tensors.items():
+                self._parameters[names[name]].copy_(tensor)
         self.open = self.open or bool(named_tensors)
         if final:
             self._names.check_complete()

@@ -26,7 +26,9 @@ from verl.models.lora import LoraSpec
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.vllm import arguments, engine, process
-from verl.workers.rollout.vllm.spool import PREFIX, Spool
+from verl.workers.rollout.vllm.executor import BlockExecutor
+from verl.workers.weight_transfer.base import ReceivedWeights, send_bucket, transfer_name
+from verl.workers.weight_transfer.shared_memory import PREFIX, SharedMemory, Spool
 
 Call = tuple[str, dict[str, Any]]
 
@@ -74,7 +76,6 @@ def test_arguments_on_a_gpu(wide_heads_model_dir: Path) -> None:
 
 
 def test_arguments_of_an_engine_over_two_devices(wide_heads_model_dir: Path) -> None:
-    from verl.workers.rollout.vllm.executor import BlockExecutor  # the only part that imports vllm
 
     one, two = (made("cpu", {}, wide_heads_model_dir, max_num_seqs=8, tensor_model_parallel_size=n) for n in (1, 2))
     assert (one["tensor_parallel_size"], one["distributed_executor_backend"]) == (1, "uni")
@@ -395,6 +396,25 @@ def test_a_sleeping_engine_takes_weights_first_and_then_the_cache(on_gpu: Callab
     sleeper.update_weights(all_weights(wide_heads_model_dir), version=4)
     assert recorder.names() == [*update, "resume_generation"]
     sleeper.close()
+
+
+def test_weights_that_reach_the_processes_of_the_model_are_not_received_here(
+    on_gpu: Callable[..., Any], wide_heads_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, recorder = on_gpu()
+    told: list[Any] = []
+
+    async def collective_rpc(method: str, args: Any = ()) -> None:
+        told.extend(args)
+
+    monkeypatch.setattr(recorder, "collective_rpc", collective_rpc, raising=False)
+    sender, receiver, tensors = SharedMemory(), SharedMemory(), all_weights(wide_heads_model_dir)
+    bucket = send_bucket(sender, tensors)
+    monkeypatch.setattr(receiver, "receive", lambda handle: pytest.fail("the model is elsewhere"))
+    made.update_weights(ReceivedWeights(receiver, bucket.handle, bucket.shapes), version=1)
+    assert told[:2] == [transfer_name(sender), bucket.handle] and set(told[2]) == set(tensors) and Path(bucket.handle).exists()
+    sender.release(bucket.handle)
+    made.close()
 
 
 def test_the_base_of_adapters_is_kept_while_the_engine_sleeps(on_gpu: Callable[..., Any]) -> None:

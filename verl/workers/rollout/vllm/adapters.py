@@ -15,8 +15,8 @@ import torch
 
 from verl.models.lora import LoraSpec, lora_targets
 from verl.workers.rollout.adapters import adapter_shapes
-from verl.workers.rollout.vllm.spool import Spool
 from verl.workers.rollout.weights import AdapterInbox
+from verl.workers.weight_transfer.shared_memory import Spool
 
 
 class AdapterFolders:

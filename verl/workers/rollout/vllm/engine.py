@@ -2,7 +2,7 @@
 
 The model lives in a process that vLLM starts, with `rollout.tensor_model_parallel_size` above 1 in one for each device below that; they
 talk over Unix sockets and shared memory. `AsyncLLM`, their client, runs on a thread here, so the engine can be used from any event loop.
-Weights go over as files in shared memory (`Spool`), which every process of the model reads.
+Weights go over as files in shared memory, or as their `WeightTransfer` brings them to the processes of the model.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from verl.workers.rollout.vllm.adapters import AdapterFolders
 from verl.workers.rollout.vllm.arguments import engine_arguments, visible_gpus
 from verl.workers.rollout.vllm.loop import LoopThread
 from verl.workers.rollout.vllm.process import EngineLog, engine_environment, environment, named_shared_memory
-from verl.workers.rollout.vllm.spool import Spool
-from verl.workers.rollout.weights import WeightNames
+from verl.workers.rollout.weights import WeightNames, shapes_of
+from verl.workers.weight_transfer.base import ReceivedWeights, transfer_name
+from verl.workers.weight_transfer.shared_memory import SharedMemory, Spool
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -221,18 +222,15 @@ class VLLMEngine:
             self._no_weights = False
 
     def _update_model(self, tensors: Mapping[str, torch.Tensor], version: int, final: bool) -> None:
-        bucket = self._weights.check(tensors)
+        names = self._weights.check(shapes_of(tensors))
         if not self._updating:
             self._wake_weights()
             self._control(self._llm.pause_generation(mode="keep", clear_cache=True))
             self._control(self._llm.collective_rpc("verl_start_update"))
             self._updating = True
-        if bucket:
-            path = self._spool.write(bucket)
-            try:
-                self._control(self._llm.collective_rpc("verl_load_bucket", args=(str(path),)))
-            finally:
-                path.unlink(missing_ok=True)
+        if names:
+            with self._on_their_way(tensors) as (transfer, handle):
+                self._control(self._llm.collective_rpc("verl_load_bucket", args=(transfer, handle, names)))
         if not final:
             return
         self._weights.check_complete()
@@ -243,6 +241,19 @@ class VLLMEngine:
         self._stats.weight_updates += 1
         if not (self._paused or self._no_cache):
             self._control(self._llm.resume_generation())
+
+    @contextmanager
+    def _on_their_way(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Any]]:
+        """The transfer by which the processes of the model receive the tensors, and its handle."""
+        if isinstance(tensors, ReceivedWeights) and tensors.transfer.direct:
+            yield transfer_name(tensors.transfer), tensors.handle
+            return
+        transfer = SharedMemory(self._spool)
+        handle = transfer.send(tensors, 1)
+        try:
+            yield transfer_name(transfer), handle
+        finally:
+            transfer.release(handle)
 
     def _update_adapter(self, name: str, tensors: Mapping[str, torch.Tensor], version: int, final: bool) -> None:
         request = self._adapters.take(name, tensors, final)

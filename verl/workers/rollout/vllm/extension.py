@@ -5,11 +5,15 @@ vLLM imports this module in the engine's process, before it loads the model; the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from verl.workers.rollout.vllm.process import end_with_parent, unname_semaphores, unname_shared_memory
+from verl.workers.weight_transfer.base import build_transfer
 
 end_with_parent()
+receiver = cache(build_transfer)
 
 
 class EngineExtension:
@@ -37,13 +41,13 @@ class EngineExtension:
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(self.model_runner.get_model())
 
-    def verl_load_bucket(self, path: str) -> None:
-        """Load one file of named tensors; vLLM fuses and shards them as it does those of a checkpoint."""
-        from safetensors.torch import load_file
+    def verl_load_bucket(self, transfer: str, handle: Any, names: Mapping[str, str]) -> None:
+        """Receive one bucket and load it under the model's names; vLLM fuses and shards the tensors as it does those of a checkpoint."""
         from vllm.config import set_current_vllm_config
 
+        received = receiver(transfer).receive(handle)
         with set_current_vllm_config(self.vllm_config):
-            self.model_runner.get_model().load_weights(list(load_file(path).items()))
+            self.model_runner.get_model().load_weights([(names[name], tensor) for name, tensor in received.items()])
 
     def verl_finish_update(self) -> None:
         """Put the new weights in use, and forget adapters' derived state; their files are read again."""

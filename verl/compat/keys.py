@@ -135,7 +135,7 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed(f"{ROLLOUT}.cudagraph_capture_sizes", f"{ROLLOUT}.enforce_eager", note="vLLM's own sizes, or no graphs"),
     _renamed(f"{ROLLOUT}.layered_summon", f"{ROLLOUT}.update_bucket_mb", note="weights always travel in buckets"),
     _renamed(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", f"{ROLLOUT}.update_bucket_mb"),
-    _renamed(f"{ROLLOUT}.checkpoint_engine", f"{ROLLOUT}.update_bucket_mb", note="weights travel from worker to worker, in buckets"),
+    _renamed(f"{ROLLOUT}.checkpoint_engine", f"{ROLLOUT}.weight_transfer", note="weights travel from worker to worker, in buckets"),
     _renamed(f"{ROLLOUT}.do_sample", f"{ROLLOUT}.temperature", note="training episodes are always sampled"),
     _renamed(f"{ROLLOUT}.multi_turn", "agent.orchestra_type", "env.max_steps", note=_TOOLS),
     _renamed(f"{ROLLOUT}.agent", "agent.orchestra_type", "rollout.max_concurrent_episodes", note=_TOOLS),

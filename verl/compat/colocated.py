@@ -1,4 +1,4 @@
-"""Several worker classes in one process."""
+"""verl's actor class, and several worker classes in one process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,24 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from verl.single_controller.base.decorator import MAGIC_ATTR
-from verl.single_controller.base.worker import Worker
-from verl.single_controller.ray.actor_class import RayClassWithInitArgs
+from verl.compat.controller import Worker
+from verl.single_controller.ray.actor_class import RayClassWithInitArgs as ActorClass
+
+
+class RayClassWithInitArgs(ActorClass):
+    """A worker class with its constructor arguments and actor options; calling it starts one actor."""
+
+    fused_worker_used = False
+
+    def set_additional_resource(self, additional_resource: dict[str, float]) -> None:
+        """Ask Ray for custom resources for every worker."""
+        self.update_options({"resources": dict(additional_resource)})
+
+    def __call__(  # type: ignore[override]
+        self, placement_group: Any, placement_group_bundle_idx: int, use_gpu: bool = True, num_gpus: float = 1, *, device_name: str = "cuda"
+    ) -> Any:
+        """Start one actor, without a name or a rank of its own, in a bundle; `RayWorkerGroup` uses `create`."""
+        return self.create(placement_group, placement_group_bundle_idx, None, {}, num_gpus if use_gpu and device_name != "cpu" else 0)
 
 
 def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs]) -> type:
@@ -67,14 +82,10 @@ def _delegate(key: str, name: str, method: Callable[..., Any]) -> Callable[..., 
         async def call_async(self: Any, *args: Any, **kwargs: Any) -> Any:
             return await getattr(getattr(self, key), name)(*args, **kwargs)
 
-        chosen: Callable[..., Any] = call_async
-    else:
+        return call_async
 
-        @wraps(method)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return getattr(getattr(self, key), name)(*args, **kwargs)
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(getattr(self, key), name)(*args, **kwargs)
 
-        chosen = call
-    if hasattr(method, MAGIC_ATTR):
-        setattr(chosen, MAGIC_ATTR, getattr(method, MAGIC_ATTR))
-    return chosen
+    return call

@@ -1,14 +1,18 @@
-"""Folding, unfolding, collating and gathering batches."""
+"""Padding, folding, unfolding, collating and gathering batches."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
-from verl.protocol.data_proto import DataProto, DataProtoItem
+from verl.compat.batch import DataProtoItem
+from verl.protocol.data_proto import DataProto
+
+logger = logging.getLogger(__name__)
 
 
 def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
@@ -82,3 +86,24 @@ def all_gather_data_proto(data: DataProto, process_group: Any) -> None:
     merged = DataProto.concat([DataProto(part.batch, part.non_tensor_batch) for part in parts])
     data.batch = merged.batch if device is None or merged.batch is None else merged.batch.to(device)
     data.non_tensor_batch = merged.non_tensor_batch
+
+
+def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
+    """Append rows from the start of the batch, over and over, until `size_divisor` divides it.
+
+    Returns:
+        the padded batch (the same object when nothing was missing) and the number of rows appended.
+    """
+    assert isinstance(data, DataProto), f"data must be a DataProto, got {type(data).__name__}"
+    if len(data) == 0:
+        logger.warning("padding a DataProto with no item, no changed made")
+        return data, 0
+    pad_size = -len(data) % size_divisor
+    if pad_size == 0:
+        return data, 0
+    return data.select_idxs([i % len(data) for i in range(len(data) + pad_size)]), pad_size
+
+
+def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
+    """Drop the last `pad_size` rows."""
+    return data if pad_size == 0 else data[:-pad_size]  # type: ignore[return-value]

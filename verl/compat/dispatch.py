@@ -1,4 +1,4 @@
-"""How the arguments of one call spread over the workers, and how their results come together.
+"""verl's ways to spread the arguments of one call over the workers, and to bring their results together.
 
 A dispatch function maps (worker_group, *args, **kwargs) to the same arguments as lists with one entry a worker; a collect
 function maps (worker_group, results in rank order) to what the caller receives.
@@ -13,12 +13,11 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from verl.protocol.batch_data import BatchData
-from verl.protocol.config import PADDING_SIZE_KEY
+from verl.compat.future import BatchData
+from verl.compat.padding import PADDING_SIZE_KEY
 from verl.protocol.data_proto import DataProto
-from verl.protocol.future import PendingResults
-
-Dispatched = tuple[Any, dict[str, Any]]
+from verl.single_controller.dispatch import Dispatched
+from verl.single_controller.worker_group import PendingResults
 
 
 def _chunk(value: Any, chunks: int) -> list[Any]:
@@ -56,12 +55,6 @@ def split_arguments_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) ->
     if length is not None:
         split_kwargs[PADDING_SIZE_KEY] = padding
     return split_args, split_kwargs
-
-
-def dispatch_one_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Give every worker the same arguments."""
-    size = worker_group.world_size
-    return tuple([arg] * size for arg in args), {key: [value] * size for key, value in kwargs.items()}
 
 
 def dispatch_all_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
@@ -150,13 +143,13 @@ def collect_nd_compute_dataproto(collect_mask: list[bool], worker_group: Any, ou
 
 def dispatch_lazy_compute_data_proto(mesh_name: str, worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
     """Spread over a mesh that the workers have described with `_register_dispatch_collect_info`."""
-    mapping = worker_group.dispatch_info(mesh_name)
+    mapping = _of_mesh(worker_group, "_query_dispatch_info", mesh_name)
     return dispatch_nd_compute_dataproto(mapping, max(mapping) + 1, worker_group, *args, **kwargs)
 
 
 def collect_lazy_compute_data_proto(mesh_name: str, worker_group: Any, output: Any) -> Any:
     """Concatenate the batches of the workers that collect in a mesh."""
-    return collect_nd_compute_dataproto(worker_group.collect_info(mesh_name), worker_group, output)
+    return collect_nd_compute_dataproto(_of_mesh(worker_group, "_query_collect_info", mesh_name), worker_group, output)
 
 
 def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> dict[str, Callable[..., Any]]:
@@ -165,3 +158,11 @@ def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> dict[str, Callable[
         "dispatch_fn": partial(dispatch_lazy_compute_data_proto, mesh_name),
         "collect_fn": partial(collect_lazy_compute_data_proto, mesh_name),
     }
+
+
+def _of_mesh(worker_group: Any, query: str, mesh_name: str) -> list[Any]:
+    """What every worker has registered of a mesh, asked once a group."""
+    known = vars(worker_group).setdefault("_of_meshes", {})
+    if (query, mesh_name) not in known:
+        known[query, mesh_name] = worker_group.execute_all_sync(query, mesh_name)
+    return list(known[query, mesh_name])

@@ -1,4 +1,4 @@
-"""A worker group of one worker that lives in the caller's process."""
+"""The local backend: one worker in the caller's process, no Ray; for debugging and for machines without it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from verl.protocol.data_proto import DataProto
-from verl.protocol.future import PendingResults
-from verl.single_controller.base.worker import Worker, find_free_port
-from verl.single_controller.base.worker_group import DEFAULT_TIMEOUT_S, ClassWithInitArgs, ResourcePool, WorkerGroup
+from verl.single_controller.worker import Worker, find_free_port
+from verl.single_controller.worker_group import DEFAULT_TIMEOUT_S, ClassWithInitArgs, PendingResults, ResourcePool, WorkerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -25,17 +24,13 @@ END_TIMEOUT_S = 10.0
 class LocalResourcePool(ResourcePool):
     """One process: this one. Raises ValueError when asked for more."""
 
-    def __init__(self, process_on_nodes: Sequence[int] = (1,), use_gpu: bool = False, max_colocate_count: int = 10) -> None:
-        super().__init__(list(process_on_nodes), max_colocate_count)
-        self.use_gpu = use_gpu
+    def __init__(self, process_on_nodes: Sequence[int] = (1,)) -> None:
+        super().__init__(list(process_on_nodes))
         if self.world_size != 1:
             raise ValueError(
                 f"the local controller runs one process a worker group, got process_on_nodes={list(process_on_nodes)}; "
                 "set one GPU on one node, or use the ray controller"
             )
-
-    def shutdown(self) -> None:
-        """Nothing is held."""
 
 
 class LocalPendingResults(PendingResults):

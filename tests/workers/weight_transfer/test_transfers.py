@@ -1,0 +1,93 @@
+"""Every way of sending weights delivers the same bits, lets go of what was loaded, and is found by its name."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from verl.protocol.generate import RolloutError
+from verl.single_controller.local import LocalWorkerGroup
+from verl.single_controller.worker_group import ClassWithInitArgs
+from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, ModelConfig, RolloutConfig
+from verl.trainer.ppo.weight_sync import send_weights
+from verl.workers.policy_worker import BUCKETS, PolicyWorker
+from verl.workers.rollout.server import RolloutWorker
+from verl.workers.weight_transfer import transfer_exists
+from verl.workers.weight_transfer.base import ReceivedWeights, build_transfer, send_bucket, transfer_name
+from verl.workers.weight_transfer.shared_memory import SharedMemory
+
+NAMES = ("object_store", "shared_memory")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_arrive_with_the_same_bits_in_the_order_of_sending(name: str) -> None:
+    base = torch.randn(6)
+    sent = [
+        {"a": base, "part": base[:3], "turned": base.view(2, 3).T},
+        {"half": torch.randn(5, 2).bfloat16(), "none": torch.empty(0, 4), "one": torch.tensor(float("nan"))},
+    ]
+    sender, receiver = build_transfer(name), build_transfer(name)
+    buckets = [send_bucket(sender, tensors) for tensors in sent]
+    for tensors, bucket in zip(sent, buckets, strict=True):
+        found = ReceivedWeights(receiver, bucket.handle, bucket.shapes)
+        assert found.shapes == {key: tuple(value.shape) for key, value in tensors.items()} and len(found) == len(tensors)
+        assert bucket.n_bytes == sum(value.nbytes for value in tensors.values())
+        for key, value in tensors.items():
+            assert found[key].dtype == value.dtype and torch.equal(found[key].nan_to_num(7), value.nan_to_num(7))
+        sender.release(bucket.handle)
+
+
+def test_a_file_is_removed_when_it_was_loaded_and_missed_on_another_node() -> None:
+    transfer = SharedMemory()
+    path = transfer.send({"a": torch.ones(3)}, 2)
+    kept = transfer.receive(path)
+    transfer.release(path)
+    assert not Path(path).exists() and kept["a"].tolist() == [1, 1, 1], "mapped before it was removed"
+    with pytest.raises(RolloutError, match=r"on another node; use rollout\.weight_transfer=object_store"):
+        transfer.receive(path)
+
+
+def test_names_are_found_without_importing_what_they_name() -> None:
+    assert all(transfer_exists(name) for name in NAMES) and transfer_exists(transfer_name(SharedMemory()))
+    assert not any(transfer_exists(name) for name in ("", "base", "carrier_pigeon", "no_such.Module", "verl.utils.names.Pigeon", "a b"))
+    for name in NAMES:
+        assert type(build_transfer(transfer_name(build_transfer(name)))) is type(build_transfer(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_update_holds_few_buckets_and_leaves_none(name: str, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ActorRolloutRefConfig(
+        model=ModelConfig(path=str(tiny_model_dir)),
+        actor=ActorConfig(),
+        rollout=RolloutConfig(max_num_seqs=8, update_bucket_mb=0, weight_transfer=name),
+    )
+    common = {"config": config, "seed": 0, "device": "cpu", "num_threads": 1}
+    policy = LocalWorkerGroup(class_with_init=ClassWithInitArgs(PolicyWorker, use_reference=False, **common))
+    engine = LocalWorkerGroup(class_with_init=ClassWithInitArgs(RolloutWorker, max_model_len=64, **common))
+    policy.init_model()
+    engine.init_model()
+    transfer, held, most = policy.worker._transfer, 0, []
+    send, release = transfer.send, transfer.release
+
+    def noted_send(tensors: Mapping[str, torch.Tensor], receivers: int) -> Any:
+        nonlocal held
+        held += 1
+        most.append(held)
+        return send(tensors, receivers)
+
+    def noted_release(handle: Any) -> None:
+        nonlocal held
+        held -= 1
+        release(handle)
+
+    monkeypatch.setattr(transfer, "send", noted_send)
+    monkeypatch.setattr(transfer, "release", noted_release)
+    n_bytes = send_weights(policy, engine, (), 3)
+    parameters = dict(policy.worker.engine.model.named_parameters())
+    assert n_bytes == sum(value.numel() * 4 for value in parameters.values())
+    assert len(most) == len(parameters) and max(most) == BUCKETS and held == 0
+    assert engine.stats()[0]["version"] == 3
+    policy.shutdown()
+    engine.shutdown()

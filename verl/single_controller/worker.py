@@ -1,0 +1,54 @@
+"""The base class of everything that runs in a worker process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+
+def find_free_port(host: str = "", port_range: Sequence[int] | None = None) -> int:
+    """Return a TCP port that is free on this machine now, the first one of `[begin, end)` when a range is given.
+
+    Raises RuntimeError when the range has none.
+    """
+    for port in (0,) if port_range is None else range(*port_range):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            try:
+                listener.bind((host, port))
+            except OSError:
+                if port_range is None:
+                    raise
+                continue
+            return int(listener.getsockname()[1])
+    raise RuntimeError(f"no free port in the range {port_range}; give a wider one")
+
+
+class Worker:
+    """One rank of a worker group.
+
+    The controller sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT before a worker starts, so
+    `torch.distributed.init_process_group` works without arguments. LOCAL_RANK is the index of this worker's device among those
+    it sees: with Ray and GPUs every process sees one, and it is 0. Outside a controller a worker is rank 0 of 1.
+    """
+
+    def __init__(self) -> None:
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
+
+    @property
+    def rank(self) -> int:
+        """Position in the worker group, from 0."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers of the group."""
+        return self._world_size
+
+    def get_cuda_visible_devices(self) -> str:
+        """Return CUDA_VISIBLE_DEVICES of this process, or "not set"."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+
+    def close(self) -> None:
+        """End what the worker has started outside this process. A group in this process calls it; elsewhere the process itself is ended."""

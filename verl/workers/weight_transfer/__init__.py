@@ -1,0 +1,18 @@
+"""How new weights get to an engine: `base.py` has the protocol, every other file one way, named in `rollout.weight_transfer`.
+
+Without torch, so that a name can be looked up before it is imported.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+
+def transfer_exists(name: str) -> bool:
+    """Return whether `name` is a file here or `module.Class` of a module that can be imported."""
+    module, _, cls = name.rpartition(".")
+    if not module:
+        return name.isidentifier() and name != "base" and find_spec(f"{__name__}.{name}") is not None
+    try:
+        return hasattr(import_module(module), cls)
+    except ImportError:
+        return False

@@ -1,0 +1,103 @@
+"""The protocol of weight transfer: what a way to send weights from a policy's worker to an engine has to offer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any, ClassVar
+
+import torch
+
+
+class WeightTransfer(ABC):
+    """One way for tensors to get from the process that has them to the processes that load them into a model.
+
+    The sender and every receiver make an object of their own. The handle that `send` returns travels with the request to load the bucket
+    (as an argument of a worker's method, so a Ray object reference arrives as its value), and every receiver calls `receive` for every
+    bucket, in the order of sending.
+
+    Attributes:
+        direct: an engine that has processes of its own (`vllm`) lets these receive the weights of a model; otherwise the rollout worker
+            receives them and passes them on in shared memory. The tensors of an adapter are always received by the rollout worker.
+        on_device: `send` gets tensors on the trainer's device; otherwise in CPU memory.
+    """
+
+    direct: ClassVar[bool] = False
+    on_device: ClassVar[bool] = False
+
+    @abstractmethod
+    def send(self, tensors: Mapping[str, torch.Tensor], receivers: int) -> Any:
+        """Send one bucket to so many processes, without waiting for them, and return its handle."""
+
+    @abstractmethod
+    def receive(self, handle: Any) -> Mapping[str, torch.Tensor]:
+        """Return the tensors of a bucket, on any device."""
+
+    def release(self, handle: Any) -> None:  # noqa: B027
+        """Free what the sender holds of a bucket: all receivers have loaded it, or never will."""
+
+
+@dataclass(frozen=True)
+class WeightBucket:
+    """Named tensors that were sent.
+
+    Attributes:
+        handle: for the receivers.
+        shapes: of the tensors, by name.
+        n_bytes: of all of them.
+    """
+
+    handle: Any
+    shapes: Mapping[str, tuple[int, ...]]
+    n_bytes: int
+
+
+def send_bucket(transfer: WeightTransfer, tensors: Mapping[str, torch.Tensor], receivers: int = 1) -> WeightBucket:
+    """Send tensors by a transfer and return what the engine is told about them."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return WeightBucket(transfer.send(tensors, receivers), shapes, sum(tensor.nbytes for tensor in tensors.values()))
+
+
+class ReceivedWeights(Mapping[str, torch.Tensor]):
+    """The tensors of one bucket, by name; the first one that is read receives them all.
+
+    Args:
+        transfer: of the receiver.
+        handle: of the bucket.
+        shapes: of the tensors, by name.
+    """
+
+    def __init__(self, transfer: WeightTransfer, handle: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.transfer, self.handle, self.shapes = transfer, handle, shapes
+
+    @cached_property
+    def _tensors(self) -> Mapping[str, torch.Tensor]:
+        return self.transfer.receive(self.handle)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def build_transfer(name: str) -> WeightTransfer:
+    """Make the transfer of that name: `shared_memory` is the class `SharedMemory` of the file here, `module.Class` any other.
+
+    Raises ModuleNotFoundError or AttributeError when there is none.
+    """
+    module, _, of_module = name.rpartition(".")
+    cls = of_module if module else name.title().replace("_", "")
+    transfer: WeightTransfer = getattr(import_module(module or f"{__package__}.{name}"), cls)()
+    return transfer
+
+
+def transfer_name(transfer: WeightTransfer) -> str:
+    """Return the name by which another process makes a transfer of the same class."""
+    return f"{type(transfer).__module__}.{type(transfer).__qualname__}"

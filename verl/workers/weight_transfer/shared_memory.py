@@ -1,0 +1,105 @@
+"""Weights as files in shared memory that every process of this node maps: bytes are written once and sent never. Reaches one node."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from verl.protocol.generate import RolloutError
+from verl.workers.weight_transfer.base import WeightTransfer
+
+SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "verl-mas"
+_OWNED = re.compile(rf"{PREFIX}-(\d+)-[0-9a-f]+")
+
+
+class SharedMemory(WeightTransfer):
+    """The handle is the path of a safetensors file.
+
+    Args:
+        spool: where files are written; made with the first bucket when None.
+    """
+
+    direct = True
+
+    def __init__(self, spool: Spool | None = None) -> None:
+        self._spool = spool
+
+    def send(self, tensors: Mapping[str, torch.Tensor], receivers: int) -> str:
+        """Write the tensors."""
+        self._spool = self._spool or Spool(sum(tensor.nbytes for tensor in tensors.values()))
+        return str(self._spool.write(tensors))
+
+    def receive(self, handle: str) -> dict[str, torch.Tensor]:
+        """Map the file. Raises `RolloutError` where it is not on this node."""
+        if not Path(handle).exists():
+            raise RolloutError(f"no weights at {handle}: the sender is on another node; use rollout.weight_transfer=object_store")
+        return load_file(handle)
+
+    def release(self, handle: str) -> None:
+        """Remove the file; who has mapped it keeps it."""
+        Path(handle).unlink(missing_ok=True)
+
+
+class Spool:
+    """A folder of this process alone, in shared memory where there is room for `size` bytes at a time, else among the temporary files.
+
+    It is removed with `close`, with this object, or, after a process that was killed, by the next spool on the node.
+    """
+
+    def __init__(self, size: int) -> None:
+        places = [place for place in (SHARED_MEMORY, Path(tempfile.gettempdir())) if place.is_dir()]
+        for place in places:
+            _remove_orphans(place)
+        roomy = [place for place in places if shutil.disk_usage(place).free > 2 * size]
+        self.folder = _own_folder((roomy or places[-1:])[0])
+        self._folders = [self.folder]
+        self.close = weakref.finalize(self, _remove, self._folders)
+
+    @cached_property
+    def scratch(self) -> Path:
+        """Another folder, among the temporary files: for sockets and the temporary files of other processes."""
+        self._folders.append(_own_folder(Path(tempfile.gettempdir())))
+        return self._folders[-1]
+
+    def write(self, tensors: Mapping[str, torch.Tensor], name: str = "") -> Path:
+        """Write tensors as one safetensors file and return its path; `name` is random when there is none."""
+        path = self.folder / (name or f"{uuid.uuid4().hex}.safetensors")
+        path.parent.mkdir(exist_ok=True)
+        seen: set[int] = set()
+        own = {}
+        for key, value in tensors.items():
+            value = value.detach().cpu().contiguous()
+            own[key] = value.clone() if value.untyped_storage().data_ptr() in seen else value  # a file has no shared tensors
+            seen.add(value.untyped_storage().data_ptr())
+        save_file(own, path)
+        return path
+
+
+def _own_folder(place: Path) -> Path:
+    folder = place / f"{PREFIX}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _remove(folders: list[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_orphans(place: Path) -> None:
+    """Folders whose process is gone."""
+    for folder in place.glob(f"{PREFIX}-*"):
+        match = _OWNED.fullmatch(folder.name)
+        if match and not Path(f"/proc/{match[1]}").exists() and folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
