@@ -187,7 +187,8 @@ def test_teams_of_adapters_that_cannot_be_are_one_line_before_anything_expensive
     assert f"{targets}=['']" in refused(lora | {targets: "[null,['']]"})
     said = refused(lora | {"agent.adapter_ids": "[one,one]", own: "[4,8]"})
     assert "'Asker' and 'Verifier Agent' claim adapter 'one' but differ in model.lora_rank (4 and 8)" in said
-    assert "has no effect for agent 'Asker'; it needs an agent with agent.specialization=lora" in refused({"actor_rollout_ref.model.lora_rank": 8})
+    said = refused({"actor_rollout_ref.model.lora_rank": 8})
+    assert "has no effect for agent 'Asker'; it needs an agent with agent.specialization=lora" in said
     said = refused({"agent.specialization": "[lora,full]", own: "[null,8]"})
     assert "model.lora_rank=8 has no effect for agent 'Verifier Agent'" in said
     assert "model.lora_rank=0" in refused(lora | {"actor_rollout_ref.model.lora_rank": 0})
