@@ -34,6 +34,11 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
         (tmp_path / "trajectories").mkdir()
 
 
+def test_a_folder_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(DiskError, match="/proc/nowhere could not be written: No such file or directory"), writing(Path("/proc/nowhere")):
+        Path("/proc/nowhere").mkdir()
+
+
 @pytest.mark.parametrize(
     "error", [ConnectionResetError(errno.ECONNRESET, "reset"), FileNotFoundError(errno.ENOENT, "none"), OSError("bug")]
 )

@@ -108,8 +108,8 @@ def test_each_adapter_has_its_own_learning_rate_clip_and_schedule(tiny_model_dir
 def test_only_the_adapter_travels(tiny_model_dir: Path) -> None:
     policy, _ = make_workers(tiny_model_dir)
     bucket = policy.next_weights(True, "narrow")
-    assert bucket is not None and len(bucket.tensors) == 28
-    assert all(".lora_A." in name or ".lora_B." in name for name in bucket.tensors)
+    assert bucket is not None and len(bucket.shapes) == 28
+    assert all(".lora_A." in name or ".lora_B." in name for name in bucket.shapes)
     assert policy.next_weights(False, "narrow") is None
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
-    errno.ELOOP,
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
 
 
@@ -29,7 +28,9 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (*FULL, *REFUSED):
+        # A file that is not there is a bug, but for the one that was to be made: some file systems refuse a new one so.
+        cannot_be_made = error.errno == errno.ENOENT and error.filename and Path(error.filename) in (path, *path.parents)
+        if error.errno not in (*FULL, *REFUSED) and not cannot_be_made:
             raise
         fix = "free space there" if error.errno in FULL else "make it writable"
         raise DiskError(

@@ -26,7 +26,6 @@ from verl.models.lora import LoraSpec
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.vllm import arguments, engine, process
-from verl.workers.rollout.vllm.executor import BlockExecutor
 from verl.workers.weight_transfer.base import ReceivedWeights, send_bucket, transfer_name
 from verl.workers.weight_transfer.shared_memory import PREFIX, SharedMemory, Spool
 
@@ -76,6 +75,8 @@ def test_arguments_on_a_gpu(wide_heads_model_dir: Path) -> None:
 
 
 def test_arguments_of_an_engine_over_two_devices(wide_heads_model_dir: Path) -> None:
+    from verl.workers.rollout.vllm.executor import BlockExecutor
+
 
     one, two = (made("cpu", {}, wide_heads_model_dir, max_num_seqs=8, tensor_model_parallel_size=n) for n in (1, 2))
     assert (one["tensor_parallel_size"], one["distributed_executor_backend"]) == (1, "uni")
