@@ -77,7 +77,6 @@ def test_arguments_on_a_gpu(wide_heads_model_dir: Path) -> None:
 def test_arguments_of_an_engine_over_two_devices(wide_heads_model_dir: Path) -> None:
     from verl.workers.rollout.vllm.executor import BlockExecutor
 
-
     one, two = (made("cpu", {}, wide_heads_model_dir, max_num_seqs=8, tensor_model_parallel_size=n) for n in (1, 2))
     assert (one["tensor_parallel_size"], one["distributed_executor_backend"]) == (1, "uni")
     assert two["tensor_parallel_size"] == 2
