@@ -14,7 +14,7 @@ DOC = ROOT / "docs" / "algorithms.md"
 FACTS = ("Keys", "Use when", "Fails when")
 # What it says in its own words: where it comes from, and how it is computed (in a code span or an indented block).
 IN_THE_TEXT = {
-    "a source": r"arXiv \d{4}\.\d{5}|https?://|no paper",
+    "a source": r"arXiv \d{4}\.\d{5}|https?://|No paper: ",
     "a formula": r"`[^`\n]*[-+*/<>=(][^`\n]*`|^ {4}.*[-+*/<>=]",
 }
 HEADER = """# Algorithms
@@ -26,11 +26,13 @@ an estimator for the team and `algorithm.per_agent.<agent>.adv_estimator` for on
 `actor_rollout_ref.actor.policy_loss.loss_mode` picks the loss. [docs/upstream_map.md](upstream_map.md) says where results differ from
 verl's on purpose. A function of your own joins under a name given to `@register_adv_est` or `@register_policy_loss`
 ([docs/workflows.md](workflows.md)). One that joins the package is a file in `verl/trainer/ppo/core_algos/estimators/` or `policy_losses/`
-with its test, and a run of this script: the decorator says which keys it reads and what else the trainer must know of it
-(`EstimatorTraits` and `LossTraits` in `verl/trainer/ppo/registry.py`).
+with its test, and a run of this script and of `scripts/gen_config_docs.py`: the decorator says which keys it reads and what else
+the trainer must know of it (`EstimatorTraits` and `LossTraits` in `verl/trainer/ppo/registry.py`). A method without a paper says
+`No paper: ` and whose it is.
 
-Common to all estimators: a group of one has advantage 0 (`algorithm.singleton=raw`: its score), a group of equal scores exactly 0; rows
-without an unmasked token are in no statistic; the order of rows changes nothing; whitening never crosses policies.
+Common to all estimators that compare a reply with its group: a group of one has advantage 0 (`algorithm.singleton=raw`: its score), a
+group of equal scores exactly 0. Common to all: rows without an unmasked token are in no statistic; the order of rows changes nothing;
+whitening never crosses policies.
 """
 REWARDS = """Mixing, team scope, shaping, propagation and penalties happen before a batch exists, in `agent_system/reward/`:
 [docs/training.md](training.md#rewards) has their formulas and keys.
@@ -55,7 +57,7 @@ def facts(text: str, where: str) -> tuple[list[str], dict[str, str]]:
             about.append(starts[0].rstrip())
         told |= {name: " ".join(text.split()) for name, text in zip(starts[1::2], starts[2::2], strict=True)}
     missing = [name for name in FACTS if name not in told]
-    missing += [name for name, pattern in IN_THE_TEXT.items() if not re.search(pattern, "\n\n".join(about), re.MULTILINE | re.IGNORECASE)]
+    missing += [name for name, pattern in IN_THE_TEXT.items() if not re.search(pattern, "\n\n".join(about), re.MULTILINE)]
     if missing:
         raise ValueError(f"{where}: the docstring says nothing under {missing}")
     return about, told

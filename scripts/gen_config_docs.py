@@ -76,7 +76,9 @@ def main(arguments: list[str]) -> int:
         MAP: re.sub(re.escape(VERL_KEYS_HEADER) + r"(\|.*\n)*", lambda _: table, old[MAP]),
     }
     if "--check" in arguments:
-        return int(new != old or table not in new[MAP])
+        stale = [path for path in new if new[path] != old[path] or (path == MAP and table not in new[MAP])]
+        sys.stderr.write("".join(f"{path.relative_to(ROOT)} is out of date; run: python scripts/gen_config_docs.py\n" for path in stale))
+        return int(bool(stale))
     for path, text in new.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -287,10 +287,8 @@ class Command:
 
 
 @pytest.fixture
-def command(
-    overrides: Callable[..., list[str]], user_package: Path, tmp_path: Path, forked_python: str
-) -> Iterator[Callable[..., Command]]:
-    """Start the command, or a script that ends in it, with a fault in step 2; on a cluster of another process it is forked."""
+def command(overrides: Callable[..., list[str]], user_package: Path, tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Start the real command, or a script that ends in it, with a fault in step 2."""
     (user_package / "faults_package.py").write_text(FAULTS)
     path = os.pathsep.join([str(user_package), str(ROOT)])
     started: list[Command] = []
@@ -298,8 +296,6 @@ def command(
     def go(
         fault: str, changes: Mapping[str, Any] | None = None, cluster_pid: int = 0, program: Sequence[str] = TRAINER, **variables: str
     ) -> Command:
-        if cluster_pid:
-            program = (forked_python, *TRAINER[1:])
         ray = {"trainer.controller": "ray", "agent.model_sharing": True, "trainer.save_hf_model": False}
         (user_package / "fault").write_text(fault)
         environment = {"PYTHONPATH": path, "CLUSTER_PID": str(cluster_pid)} | TOKEN | variables
@@ -399,7 +395,7 @@ def test_a_foreign_cluster_outlives_a_stopped_run_and_the_one_that_goes_on_altho
     command: Callable[..., Command], faults: Callable[..., Any], cluster: subprocess.Popen[str], address: str, tmp_path: Path
 ) -> None:
     five = {"trainer.save_freq": -1, "trainer.save_hf_model": True, "trainer.total_training_steps": 5}
-    run = command("update:ctrl_c", five | {"ray_init.address": address}, cluster.pid)
+    run = command("update:ctrl_c", five | {"ray_init.address": address})
     assert run.end() == (130, [])
     assert run.left(10) == []
     assert our_actors(cluster) == []
@@ -444,7 +440,7 @@ def test_a_disk_that_fills_up_under_a_worker_keeps_the_last_checkpoint(
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: faults\nVersion: 1.0\n")
     (installed / "entry_points.txt").write_text("[verl_mas.plugins]\nfaults = faults_package:HarmfulWorld\n")
     changes = {"agent.plugins": "[]", "actor_rollout_ref.actor.policy_loss.loss_mode": "harmful_loss"}
-    run = command("loss:full_disk", changes | {"ray_init.address": address}, cluster.pid)
+    run = command("loss:full_disk", changes | {"ray_init.address": address})
     status, errors = run.end()
     assert status == 1
     assert len(errors) == 1

@@ -117,7 +117,7 @@ def test_a_metric_that_is_not_one_number_is_named(tmp_path: Path, value: Any) ->
 
 
 def test_an_unknown_backend_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'swanlab'; expected any of console, jsonl"):
+    with pytest.raises(ValueError, match="'swanlab'; expected any of jsonl, tensorboard"):
         Tracking("p", "e", ["jsonl", "swanlab"], run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -14,6 +14,7 @@ from verl.trainer.config.model import ActorRolloutRefConfig
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.sandbox import SandboxConfig
 from verl.trainer.config.spec import LONGEST_S, key, section, texts
+from verl.utils.tracking.backend import BACKENDS
 
 # Arguments of a tokenizer's apply_chat_template, and of its template, that the run gives itself or that no run may have.
 TEMPLATE_ARGUMENTS = (
@@ -172,7 +173,11 @@ class TrainerConfig:
     save_hf_model: bool = key(True, "write a Hugging Face copy of every policy into a checkpoint")
     critic_warmup: int = key(0, "first steps that update the critic only", ge=0, effect=CRITIC)
     balance_batch: bool = key(True, "give every rank about the same number of tokens")
-    logger: list[str] = key(["console", "jsonl"], "console | jsonl | tensorboard | wandb")
+    logger: list[str] = key(
+        ["console", "jsonl"],
+        "where metrics go: console (a line a step), jsonl (`metrics.jsonl`), tensorboard (`tensorboard/`), wandb (also offline)",
+        choices=tuple(BACKENDS),
+    )
     log_trajectories: int = key(-1, "training episodes a step written to trajectories/; -1 writes all, 0 none, of validation too", ge=-1)
     controller: str = key("ray", "ray | local (one process, for debugging)", choices=("ray", "local"))
     device: str = key("auto", "where models are; auto takes GPUs where there are some", choices=("auto", "cpu", "cuda"))

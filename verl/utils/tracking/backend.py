@@ -1,4 +1,4 @@
-"""What a tracking backend is, which there are, and the check that they can run."""
+"""What a tracking backend is, and the check that those of a run can start."""
 
 import importlib.util
 import netrc
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Optional, Protocol
 from urllib.parse import urlsplit
 
-BACKENDS: dict[str, Optional[str]] = {"console": "rich", "jsonl": None, "tensorboard": "tensorboard", "wandb": "wandb"}
-"""Backend name to the package it needs."""
+# Module of this package that holds a `Backend` class named `<Name>Backend` -> the package that it needs. They open in this order: the
+# console last, so that its bar is not up when another one fails.
+BACKENDS: dict[str, Optional[str]] = {"jsonl": None, "tensorboard": "tensorboard", "wandb": "wandb", "console": "rich"}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """`Tracking`: one `log` call a step, sent to every backend of the run."""
 
+import importlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from numbers import Real
@@ -9,21 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, Union
 
-from verl.utils.tracking.backend import Backend, RunInfo, check_backends
-from verl.utils.tracking.console import ConsoleBackend
-from verl.utils.tracking.jsonl import JsonlBackend
-from verl.utils.tracking.tensorboard import TensorboardBackend
-from verl.utils.tracking.wandb import WandbBackend
+from verl.utils.tracking.backend import BACKENDS, Backend, RunInfo, check_backends
 
 logger = logging.getLogger(__name__)
 
-FACTORIES: dict[str, Callable[[RunInfo], Backend]] = {
-    "jsonl": JsonlBackend,
-    "tensorboard": TensorboardBackend,
-    "wandb": WandbBackend,
-    "console": ConsoleBackend,
-}
-"""In the order they open: the console last, so that its bar is not up when another one fails."""
+
+def open_backend(name: str, run: RunInfo) -> Backend:
+    """Return the backend of a name in `BACKENDS`, opened for a run."""
+    module = importlib.import_module(f"verl.utils.tracking.{name}")
+    return getattr(module, f"{name.capitalize()}Backend")(run)
 
 
 def to_number(name: str, value: Any) -> float:
@@ -38,7 +33,7 @@ def to_number(name: str, value: Any) -> float:
 
 
 class Tracking:
-    """Sends metrics to `default_backend`: a name or several of console, jsonl, tensorboard, wandb.
+    """Sends metrics to `default_backend`: a name of `BACKENDS`, or several.
 
     Files go under `run_dir` (default `outputs/<project>/<experiment>`). The backends open at `start`, or at the first `log`:
     until then `resume` may say where an earlier run continues. Raises ValueError for an unknown backend and
@@ -58,7 +53,7 @@ class Tracking:
     ) -> None:
         names = [default_backend] if isinstance(default_backend, str) else list(default_backend)
         check_backends(names)
-        self._names = sorted(names, key=list(FACTORIES).index)
+        self._names = sorted(names, key=list(BACKENDS).index)
         self._run = RunInfo(
             project_name=project_name,
             experiment_name=experiment_name,
@@ -85,7 +80,7 @@ class Tracking:
         with ExitStack() as on_failure:
             on_failure.callback(self.finish)
             for name in self._names:
-                self.backends[name] = FACTORIES[name](self._run)
+                self.backends[name] = open_backend(name, self._run)
             on_failure.pop_all()
         self._started = True
 
