@@ -108,7 +108,8 @@ def run(task_sets: Mapping[str, TaskSet], argv: Sequence[str] | None = None) -> 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the tasks of a built-in workflow."""
     names = sorted(path.parent.parent.name for path in Path(__file__).parent.glob("*/world/generate.py"))
-    run({name: importlib.import_module(f"agent_system.workflows.{name}.world.generate").TASKS for name in names}, argv)
+    modules = {name: importlib.import_module(f"agent_system.workflows.{name}.world.generate") for name in names}
+    run({name: module.TASKS for name, module in modules.items() if hasattr(module, "TASKS")}, argv)
 
 
 if __name__ == "__main__":
