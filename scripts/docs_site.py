@@ -21,8 +21,11 @@ API = {
         "agent_system.memory", "agent_system.registry", "agent_system.testing",
     ],
     "Batches and engines": ["verl.protocol.data_proto", "verl.protocol.generate"],
-    "Credit and losses": ["verl.trainer.ppo.core_algos.registry", "verl.trainer.ppo.core_algos.grouping"],
-    "Workers": ["verl.single_controller.base.worker", "verl.single_controller.base.worker_group", "verl.single_controller.base.decorator"],
+    "Credit and losses": ["verl.trainer.ppo.registry", "verl.trainer.ppo.core_algos.grouping"],
+    "Workers": [
+        "verl.single_controller.worker", "verl.single_controller.worker_group", "verl.single_controller.dispatch",
+        "verl.workers.weight_transfer.base",
+    ],
 }  # fmt: skip
 FOLDERS = ("docs", "agent_system", "recipe", "examples", "benchmarks", "patches")
 GUIDE = ("workflows", "training", "algorithms", "architecture", "engines", "sandbox", "config")

@@ -30,9 +30,7 @@ empty=0
 run_tests() {
     "$python" -m pytest "$@" || { status=$? && ((status == 5 && ++empty < 2)) || return "$status"; }
 }
-# One process more than cores, up to four: tests also wait, for processes that start and for limits that pass.
-workers=$("$python" -c 'import os; print(min(len(os.sched_getaffinity(0)) + 1, 4))')
-parallel=(-n "$workers" --dist loadgroup --no-loadscope-reorder --timing=without)
+parallel=(-n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder --timing=without)
 
 if [[ $mode == fuzz ]]; then
     check "pytest of properties" run_tests "${parallel[@]}" -m hypothesis --hypothesis-profile fuzz --timeout 0 "$@"
