@@ -22,14 +22,29 @@ FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000"))
 hypothesis.settings.register_profile("fuzz", max_examples=FUZZ_EXAMPLES, derandomize=False, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("fixed")
 
-# Whole runs, scripts, recipes, commands of the docs, vLLM, Ray, hostile programs. Every other test ends in 5 s.
+# Whole runs, scripts, recipes, commands of the docs, vLLM, Ray, hostile programs, servers, graders and judges in processes of their own.
 INTEGRATION = (
+    "tests/agent_system/rollout/test_endpoint.py",
     "tests/agent_system/sandbox/",
+    "tests/agent_system/workflows/code/test_env.py",
+    "tests/agent_system/workflows/code/test_prepare.py",
+    "tests/agent_system/workflows/code/test_runs.py",
+    "tests/agent_system/workflows/math/test_grader_pool.py",
+    "tests/agent_system/workflows/search/test_client.py",
+    "tests/agent_system/workflows/search/test_routing.py",
+    "tests/agent_system/workflows/search/test_server.py",
+    "tests/agent_system/workflows/test_programs.py",
+    "tests/benchmarks/test_controller.py",
     "tests/benchmarks/test_last_lines.py",
     "tests/docs/test_commands.py",
+    "tests/docs/test_site.py",
     "tests/e2e/",
     "tests/examples/",
+    "tests/patches/",
     "tests/recipe/",
+    "tests/single_controller/test_worker_group.py",
+    "tests/trainer/ppo/test_registry.py",
+    "tests/trainer/test_check_keys.py",
     "tests/workers/rollout/test_conformance.py",
     "tests/workers/rollout/vllm/",
 )
