@@ -25,8 +25,6 @@ from tests.house.source import ROOT
 from verl.trainer.ppo.checkpointing import CheckpointError
 from verl.trainer.ppo.interrupt import StoppedAtOnce
 
-pytestmark = pytest.mark.timeout(900)  # beside other tests that start Ray a run may take minutes
-
 FAULTS = '''
 """my_flow in a world, and with an estimator, that do harm in step 2: the file `fault` beside this one holds <phase>:<fault>."""
 
@@ -264,7 +262,7 @@ class Command:
             command, cwd=ROOT, env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
 
-    def end(self, within_s: float = 400) -> tuple[int, list[str]]:
+    def end(self, within_s: float = 180) -> tuple[int, list[str]]:
         """Exit status, and the errors on stderr: a line each, with its indented causes."""
         _, said = self.process.communicate(timeout=within_s)
         assert "Traceback" not in said, said
@@ -349,6 +347,7 @@ def our_actors(cluster: subprocess.Popen[str], within_s: float = 20.0) -> list[s
 
 @pytest.mark.ray
 @pytest.mark.spread
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
 def test_ctrl_c_under_a_script_checkpoints_and_leaves_no_process(
     command: Callable[..., Command], tmp_path: Path, tiny_model_dir: Path
@@ -365,6 +364,7 @@ def test_ctrl_c_under_a_script_checkpoints_and_leaves_no_process(
 
 @pytest.mark.ray
 @pytest.mark.spread
+@pytest.mark.timeout(900)
 def test_sigterm_in_the_update_and_a_second_run_without_ray_end_as_one_uninterrupted_run(
     command: Callable[..., Command], faults: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -390,6 +390,7 @@ def test_a_killed_driver_leaves_no_process(command: Callable[..., Command], tmp_
 
 @pytest.mark.ray
 @on_the_cluster
+@pytest.mark.timeout(900)
 def test_a_foreign_cluster_outlives_a_stopped_run_and_the_one_that_goes_on_although_its_engine_dies_once(
     command: Callable[..., Command], faults: Callable[..., Any], cluster: subprocess.Popen[str], address: str, tmp_path: Path
 ) -> None:
