@@ -27,7 +27,7 @@ API = {
         "verl.workers.weight_transfer.base",
     ],
 }  # fmt: skip
-FOLDERS = ("docs", "agent_system", "recipe", "examples", "benchmarks", "patches")
+FOLDERS = ("docs", "agent_system/workflows", "recipe", "examples", "benchmarks", "patches")
 GUIDE = ("workflows", "training", "algorithms", "architecture", "engines", "sandbox", "config")
 MORE = ("features", "upstream_map", "testing", "contributing")
 LINK = re.compile(r"\]\(([^)#\s]+)")

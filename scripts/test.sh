@@ -2,7 +2,7 @@
 # Sets up, then checks; further arguments go to pytest.
 #
 #   bash scripts/test.sh         what CI runs: lint, format, types, all tests
-#   bash scripts/test.sh fast    lint, format, and the tests that are no integration tests (tests/conftest.py): under two minutes, without vLLM
+#   bash scripts/test.sh fast    lint, format, and the tests that are no integration tests (tests/conftest.py): two minutes, without vLLM
 #   bash scripts/test.sh fuzz    property tests with new random examples, and many of them; FUZZ_EXAMPLES (2000) says how many
 #
 # A failing check does not hide the next one; the last line names those that failed. Types are checked beside the tests and reported after
