@@ -20,6 +20,7 @@ from rich.console import Console
 from agent_system.conversation import Conversation, questions, show
 from agent_system.registry import EnvRegistry
 from agent_system.sandbox import close_shared
+from verl.trainer.checkpoint.saved_run import SavedRun
 from verl.trainer.config.cross_checks import check_untrained
 from verl.trainer.main_ppo import (
     USER_ERRORS,
@@ -32,7 +33,6 @@ from verl.trainer.main_ppo import (
 )
 from verl.trainer.ppo.controller import build_controller, resolve_device
 from verl.trainer.run_parts import load_group_tokenizer, resolve_defaults
-from verl.trainer.saved_run import SavedRun
 from verl.trainer.serving import for_serving, serve_weights, serving_team
 
 

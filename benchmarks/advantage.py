@@ -26,7 +26,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
-from verl.trainer.ppo.advantage import compute_advantage
+from verl.trainer.ppo.credit.advantage import compute_advantage
 
 EPISODES, AGENTS = 8, 2
 KEYS: dict[str, list[str]] = {

@@ -39,7 +39,7 @@ from verl.models.loader import load_causal_lm, without_progress_bars
 from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
-from verl.trainer.placement import build_placement
+from verl.trainer.placement.table import build_placement
 from verl.trainer.ppo.batching import split_batch_by_wg_ids, trim_padding
 
 logger = logging.getLogger("train_step")

@@ -100,7 +100,9 @@ def render() -> str:
     """The whole page."""
     from agent_system.reward import mixing, penalties, propagation, shaping
     from verl.trainer.config import presets
-    from verl.trainer.ppo import core_algos, dynamic_sampling, estimator_inputs
+    from verl.trainer.ppo import core_algos
+    from verl.trainer.ppo.collect import dynamic_sampling
+    from verl.trainer.ppo.credit import estimator_inputs
 
     losses = {
         "Aggregation": core_algos.agg_loss,

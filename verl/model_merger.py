@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 
 from verl.models.loader import ModelPathError
-from verl.trainer.export import ExportError, export
-from verl.trainer.placement import PlacementError
-from verl.trainer.ppo.checkpointing import CheckpointError
+from verl.trainer.checkpoint.export import ExportError, export
+from verl.trainer.checkpoint.store import CheckpointError
+from verl.trainer.placement.table import PlacementError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

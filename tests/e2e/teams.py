@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from verl.protocol.generate import GenerateRequest, Generation, SamplingParams
-from verl.trainer.placement import AgentPlacement
+from verl.trainer.placement.table import AgentPlacement
 from verl.trainer.ppo.team import TeamWorkers
 
 ASKER, VERIFIER = "Asker", "Verifier Agent"

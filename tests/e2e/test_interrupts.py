@@ -22,7 +22,7 @@ import pytest
 from agent_system.rollout.collector import TooManyFailuresError
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.house.source import ROOT
-from verl.trainer.ppo.checkpointing import CheckpointError
+from verl.trainer.checkpoint.store import CheckpointError
 from verl.trainer.ppo.interrupt import StoppedAtOnce
 
 FAULTS = '''

@@ -14,7 +14,7 @@ from safetensors.torch import load
 from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.teams import ADAPTER, KL, LEVELS, asked_at_the_end, changes_of, load_exported, log_probs, policies
 from tests.e2e.test_training import without_clock
-from verl.trainer.export import export
+from verl.trainer.checkpoint.export import export
 from verl.utils.names import slug
 
 pytestmark = pytest.mark.spread

@@ -11,7 +11,7 @@ import torch
 from tests.docs.pages import pages
 from tests.e2e.conftest import Run, read_metrics, weights
 from verl.protocol import DataProto
-from verl.trainer.ppo.credit import CreditAssigner
+from verl.trainer.ppo.credit.step_credit import CreditAssigner
 
 ONE_STEP = {"trainer.total_training_steps": 1, "trainer.save_freq": 1}
 

@@ -18,7 +18,7 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.config.presets import describe_preset
 from verl.trainer.main_ppo import check_team, resolve_defaults
-from verl.trainer.placement import Placement
+from verl.trainer.placement.table import Placement
 
 WORLDS = {"plan_path": "Plan-Path", "sudoku": "Sudoku", "sokoban": "Sokoban"}
 SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "data.val_max_samples=4", "env.max_steps=2"]

@@ -12,7 +12,7 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.main_ppo import resolve_defaults, reward_settings
-from verl.trainer.placement import build_placement
+from verl.trainer.placement.table import build_placement
 
 
 def make(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:

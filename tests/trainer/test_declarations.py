@@ -18,7 +18,7 @@ from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, AlgorithmCon
 from verl.trainer.config.cross_checks import check_command_line
 from verl.trainer.config.effect import FACTS, Scope, holds
 from verl.trainer.config.spec import LARGEST_INT, ConfigError, Key, keys
-from verl.trainer.placement import Placement, build_placement
+from verl.trainer.placement.table import Placement, build_placement
 from verl.trainer.ppo.per_agent import PER_AGENT_KEYS, agent_config
 from verl.utils.names import value_at
 

@@ -12,7 +12,7 @@ from verl.trainer import model_checks
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.model_checks import check_vllm
-from verl.trainer.placement import build_placement
+from verl.trainer.placement.table import build_placement
 from verl.trainer.run_parts import max_model_len
 
 

@@ -43,22 +43,22 @@ from agent_system.task import task_from_row
 from verl.models.loader import ModelPathError, stop_token_ids
 from verl.protocol.generate import EngineGoneError, RolloutError, SamplingParams
 from verl.single_controller.worker_group import WorkerDiedError
+from verl.trainer.checkpoint.given_models import check_saved_models, fingerprints, stay_as_given
+from verl.trainer.checkpoint.store import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.config import RolloutConfig, RunConfig, SandboxConfig
 from verl.trainer.config.entry import explain, fail, mistakes_in_one_line, prepared, register_config, save_config
 from verl.trainer.config.presets import describe_preset
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.given_models import check_saved_models, fingerprints, stay_as_given
 from verl.trainer.model_checks import adapter_sizes, check_critic, check_vllm
-from verl.trainer.placement import Placement
-from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
+from verl.trainer.placement.pools import assign_devices
+from verl.trainer.placement.role_policies import set_apart, speakers
+from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.controller import ControllerError, build_controller, resolve_device
 from verl.trainer.ppo.critic import critic_agents, critic_signature
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
-from verl.trainer.ppo.pools import assign_devices
 from verl.trainer.ppo.ray_trainer import METRICS_FILE, NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.team import TeamError, TeamWorkers
 from verl.trainer.ppo.validation import rows_before_after
-from verl.trainer.role_policies import set_apart, speakers
 from verl.trainer.run_parts import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run, table_row
 from verl.utils.checkpoint import CheckpointError as ShardError
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader

@@ -17,7 +17,7 @@ from verl.models.value_model import check_value_model
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement import Placement, WorkerGroupSpec
+from verl.trainer.placement.table import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents, critic_config
 from verl.utils.names import value_at
 from verl.workers.rollout.vllm.arguments import PACKAGES, VERSIONS, check_adapters, check_batching, check_heads, check_split

@@ -8,7 +8,7 @@ from typing import Any
 
 from verl.models.path import absolute_model_path
 from verl.trainer.config import RolloutConfig, RunConfig, TrainerConfig
-from verl.trainer.placement import AgentPlacement, Placement, WorkerGroupSpec
+from verl.trainer.placement.table import AgentPlacement, Placement, WorkerGroupSpec
 
 # Enough that no slot of an engine waits for an environment, few enough that a call does not use up its time limit in the queue.
 EPISODES_PER_SLOT = 4

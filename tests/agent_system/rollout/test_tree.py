@@ -385,7 +385,7 @@ async def advantages_of(result: Any) -> tuple[Any, Any]:
     import torch
 
     from verl.trainer.config import RunConfig, apply_preset
-    from verl.trainer.ppo.advantage import compute_advantage
+    from verl.trainer.ppo.credit.advantage import compute_advantage
 
     config = RunConfig()
     apply_preset(config, "at_grpo")

@@ -11,7 +11,7 @@ import pytest
 from verl.trainer.config import RolloutCorrectionConfig, RunConfig
 from verl.trainer.config.cross_checks import check_rollout_correction, check_settings
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement import build_placement
+from verl.trainer.placement.table import build_placement
 
 
 def check(model: Path, **keys: Any) -> None:

@@ -14,7 +14,7 @@ from verl.trainer.config import AgentConfig, RunConfig
 from verl.trainer.config.cross_checks import check_critic_keys
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.model_checks import check_critic
-from verl.trainer.placement import Placement, build_placement
+from verl.trainer.placement.table import Placement, build_placement
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est
 from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows, critic_signature, needs_values, value_metrics
 

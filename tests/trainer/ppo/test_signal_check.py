@@ -11,7 +11,7 @@ import pytest
 from verl.trainer.config import RunConfig
 from verl.trainer.config.cross_checks import check_signal, warn_of_warmup
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement import build_placement
+from verl.trainer.placement.table import build_placement
 
 ONE = {"env.rollout.n": 1, "data.val_files": "tasks.jsonl"}
 

@@ -16,14 +16,14 @@ from verl.trainer.config import ApiConfig, RunConfig, TrainedModelConfig, Traine
 from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.effect import check_effect
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, keys
-from verl.trainer.placement import OF_THE_BASE, AgentPlacement, ApiPlacement, Placement, build_placement
+from verl.trainer.placement.pools import assign_devices, check_engine_spans
+from verl.trainer.placement.role_policies import speakers
+from verl.trainer.placement.table import OF_THE_BASE, AgentPlacement, ApiPlacement, Placement, build_placement
+from verl.trainer.placement.untrained import by_agent, trained_agents
 from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
 from verl.trainer.ppo.critic import critic_agents, needs_values, reads_values
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields, own_keys
-from verl.trainer.ppo.pools import assign_devices, check_engine_spans
 from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES, estimator_needs, estimator_takes
-from verl.trainer.role_policies import speakers
-from verl.trainer.untrained import by_agent, trained_agents
 from verl.utils.names import did_you_mean, slug, value_at
 from verl.workers.weight_transfer import transfer_exists
 

@@ -22,9 +22,9 @@ from verl.trainer.config.critic import CRITIC
 from verl.trainer.config.model import ADAPTER, AVERAGES, SCORED
 from verl.trainer.config.model import READ as IN_THE_LOSS
 from verl.trainer.config.spec import IneffectiveKeyError, Key, keys
-from verl.trainer.placement import AgentPlacement, ApiPlacement, Placement
+from verl.trainer.placement.table import AgentPlacement, ApiPlacement, Placement
+from verl.trainer.ppo.credit.passes import scores_policies
 from verl.trainer.ppo.critic import need_critic
-from verl.trainer.ppo.passes import scores_policies
 from verl.trainer.ppo.per_agent import agent_config
 from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES
 from verl.utils.names import value_at

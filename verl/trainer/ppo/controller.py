@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config import RunConfig
-from verl.trainer.ppo.pools import Devices
+from verl.trainer.placement.pools import Devices
 
 if TYPE_CHECKING:
     from verl.single_controller.ray.resource_pool import RayResourcePool

@@ -10,7 +10,7 @@ import numpy as np
 
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.config.spec import with_values
-from verl.trainer.placement import slug
+from verl.trainer.placement.table import slug
 from verl.trainer.ppo.registry import ESTIMATORS, estimator_takes
 from verl.utils.names import own_key
 

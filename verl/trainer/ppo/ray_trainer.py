@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from verl.protocol import DataProto
+from verl.trainer.checkpoint.given_models import fingerprints, stay_as_given
+from verl.trainer.checkpoint.store import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import save_config
-from verl.trainer.given_models import fingerprints, stay_as_given
-from verl.trainer.placement import Placement
-from verl.trainer.ppo.advantage import compute_advantage, compute_response_mask
-from verl.trainer.ppo.checkpointing import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
+from verl.trainer.placement.learners import is_on_policy
+from verl.trainer.placement.table import Placement
+from verl.trainer.ppo.collect.protocol import Collector, Episode
+from verl.trainer.ppo.collect.step_samples import collect_step
 from verl.trainer.ppo.core_algos import AdvantageEstimator
-from verl.trainer.ppo.credit import CreditAssigner
+from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
+from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.critic import critic_signature, need_critic, value_metrics
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
-from verl.trainer.ppo.learners import is_on_policy
 from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
 from verl.trainer.ppo.reward import apply_kl_penalty
-from verl.trainer.ppo.rollout_protocol import Collector, Episode
-from verl.trainer.ppo.step_samples import collect_step
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.timeline import Span, append_spans, overlap_seconds, seconds_by_group
 from verl.trainer.ppo.utils import Role, WorkerType, need_reference_policy, refuse_verl_arguments

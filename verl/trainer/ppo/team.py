@@ -19,9 +19,11 @@ from verl.models.loader import ModelPathError
 from verl.protocol import DataProto, RolloutClient
 from verl.protocol.generate import EngineGoneError, EngineSetupError
 from verl.single_controller.worker_group import WorkerDiedError, WorkerGroup
+from verl.trainer.checkpoint.given_models import fingerprints, stay_as_given
 from verl.trainer.config import RunConfig
-from verl.trainer.given_models import fingerprints, stay_as_given
-from verl.trainer.placement import Placement
+from verl.trainer.placement.learners import Learner, group_learners, in_turn, policy_learners
+from verl.trainer.placement.pools import assign_devices, processes_per_device
+from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.batching import (
     SubBatch,
     balance_order,
@@ -35,9 +37,7 @@ from verl.trainer.ppo.batching import (
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.core_algos.rollout_correction import over_policies
 from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
-from verl.trainer.ppo.learners import Learner, group_learners, in_turn, policy_learners
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
-from verl.trainer.ppo.pools import assign_devices, processes_per_device
 from verl.trainer.ppo.timeline import Timeline
 from verl.trainer.ppo.weight_sync import gone_when_dead, send_weights
 from verl.trainer.run_parts import max_model_len

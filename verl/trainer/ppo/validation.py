@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from verl.trainer.ppo.collect.protocol import CollectResult, Episode
 from verl.trainer.ppo.metric_utils import process_validation_metrics
-from verl.trainer.ppo.rollout_protocol import CollectResult, Episode
 from verl.utils.accuracy import Estimate, estimate_avg, estimate_pass
 from verl.utils.console import AccuracyRow
 

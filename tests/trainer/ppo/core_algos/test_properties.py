@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.config.algorithm import GAEConfig, GiGPOConfig, MGRPOConfig
-from verl.trainer.ppo.advantage import compute_advantage, group_numbers
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, group_index
+from verl.trainer.ppo.credit.advantage import compute_advantage, group_numbers
 
 WIDTH = 3
 TASKS = ("1", "11", "1 1", "", " ", "None", "1.0", "a_b", "a|b", "a,b", "('a', 'b')", "A")

@@ -9,9 +9,9 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.config.algorithm import MGRPOConfig
-from verl.trainer.ppo.advantage import compute_advantage
 from verl.trainer.ppo.core_algos import compute_m_grpo_outcome_advantage
 from verl.trainer.ppo.core_algos.estimators.m_grpo import aligned_calls
+from verl.trainer.ppo.credit.advantage import compute_advantage
 
 
 def text(values: list[str]) -> np.ndarray:

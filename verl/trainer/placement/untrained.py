@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from verl.trainer.agent_overrides import PlacementError
 from verl.trainer.config import AgentConfig, ApiConfig
 from verl.trainer.config.spec import with_values
+from verl.trainer.placement.agent_overrides import PlacementError
 from verl.utils.names import did_you_mean, slug
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from verl.trainer.checkpoint.given_models import stay_as_given
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RunConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.given_models import stay_as_given
-from verl.trainer.placement import PlacementError, build_placement, slug
+from verl.trainer.placement.table import PlacementError, build_placement, slug
 from verl.trainer.run_parts import resolve_defaults
 
 TEAM = ["Solver Agent", "Verifier Agent", "Critic"]

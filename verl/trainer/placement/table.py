@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from verl.models.path import absolute_model_path
-from verl.trainer.agent_overrides import WHERE, PlacementError, config_of
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ApiConfig
-from verl.trainer.untrained import api_agents, frozen_agents
+from verl.trainer.placement.agent_overrides import WHERE, PlacementError, config_of
+from verl.trainer.placement.untrained import api_agents, frozen_agents
 from verl.utils.names import did_you_mean, slug, value_at
 
 LEVELS = ("prompt", "lora", "full")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
-from verl.trainer.ppo.dynamic_sampling import draw_until_full
-from verl.trainer.ppo.greedy_baseline import needs_baselines, reward_baselines
+from verl.trainer.placement.untrained import trained_agents
+from verl.trainer.ppo.collect.dynamic_sampling import draw_until_full
+from verl.trainer.ppo.collect.greedy_baseline import needs_baselines, reward_baselines
+from verl.trainer.ppo.collect.protocol import Collector, CollectResult, Episode
 from verl.trainer.ppo.per_agent import estimators_in_use
-from verl.trainer.ppo.rollout_protocol import Collector, CollectResult, Episode
-from verl.trainer.untrained import trained_agents
 from verl.utils.dataset import TaskLoader
 
 

@@ -10,7 +10,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, KLCtrlConfig, RolloutCorrectionConfig, RunConfig
-from verl.trainer.ppo.credit import CreditAssigner
+from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics
 from verl.utils.timer import Timer
 

@@ -11,7 +11,7 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import compute_pf_ppo_reweight_data, group_index
 from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
-from verl.trainer.ppo.estimator_inputs import FIXES, EstimatorInputs
+from verl.trainer.ppo.credit.estimator_inputs import FIXES, EstimatorInputs
 from verl.trainer.ppo.per_agent import averages_trajectories, group_fields, split_by_settings
 from verl.trainer.ppo.registry import ESTIMATORS, AdvantageEstimator, plain_name
 from verl.utils.names import own_key

@@ -11,7 +11,7 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, KLCtrlConfig
 from verl.trainer.ppo.core_algos import get_kl_controller
-from verl.trainer.ppo.kl_in_reward import KLInReward
+from verl.trainer.ppo.credit.kl_in_reward import KLInReward
 
 ADAPTIVE = AlgorithmConfig(kl_ctrl=KLCtrlConfig(type="adaptive", kl_coef=0.1, horizon=10, target_kl=1.0))
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from verl.trainer.agent_overrides import PlacementError
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RunConfig, TrainerConfig
-from verl.trainer.placement import Placement, build_placement
+from verl.trainer.placement.agent_overrides import PlacementError
+from verl.trainer.placement.pools import Devices, assign_devices, check_engine_spans, processes_per_device
+from verl.trainer.placement.table import Placement, build_placement
 from verl.trainer.ppo.controller import ControllerError, LocalController
-from verl.trainer.ppo.pools import Devices, assign_devices, check_engine_spans, processes_per_device
 
 
 def trainer(devices: int, **keys: Any) -> TrainerConfig:

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from verl.protocol import DataProto
+from verl.trainer.checkpoint.store import CheckpointStore
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.reward import PropagationConfig
-from verl.trainer.ppo.adaptive_theta import ACCURACY, AdaptiveTheta
-from verl.trainer.ppo.checkpointing import CheckpointStore
-from verl.trainer.ppo.credit import CreditAssigner
+from verl.trainer.ppo.credit.adaptive_theta import ACCURACY, AdaptiveTheta
+from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.validation import ValidationResult
 from verl.utils.timer import Timer

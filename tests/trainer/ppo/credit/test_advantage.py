@@ -9,8 +9,8 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
-from verl.trainer.ppo.advantage import compute_advantage, group_numbers
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, register_adv_est
+from verl.trainer.ppo.credit.advantage import compute_advantage, group_numbers
 from verl.trainer.ppo.registry import ESTIMATORS
 from verl.trainer.ppo.reward import place_on_last_token
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from verl.trainer.config import RunConfig
-from verl.trainer.placement import AgentPlacement, Placement
+from verl.trainer.placement.table import AgentPlacement, Placement
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from verl.trainer.placement import WorkerGroupSpec, slug
+from verl.trainer.placement.table import WorkerGroupSpec, slug
 
 if TYPE_CHECKING:
-    from verl.trainer.saved_run import SavedRun
+    from verl.trainer.checkpoint.saved_run import SavedRun
 
 OF_THE_TEAM = ("val-core/*", "val/episode/success_rate", "episode/success_rate", "episode/team_reward/mean")
 OF_AN_AGENT = ("reward/mean", "valid_rate", "response_length/mean")

@@ -18,10 +18,10 @@ from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.algorithm import MGRPOConfig
 from verl.trainer.config.cross_checks import check_filter_groups, check_values
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.ppo.advantage import compute_advantage, group_keys
+from verl.trainer.ppo.collect.dynamic_sampling import _dropped_shares, draw_until_full, signal_rows
+from verl.trainer.ppo.collect.greedy_baseline import reward_baselines
 from verl.trainer.ppo.core_algos import group_index
-from verl.trainer.ppo.dynamic_sampling import _dropped_shares, draw_until_full, signal_rows
-from verl.trainer.ppo.greedy_baseline import reward_baselines
+from verl.trainer.ppo.credit.advantage import compute_advantage, group_keys
 from verl.trainer.ppo.per_agent import group_fields
 from verl.utils.dataset import TaskLoader
 

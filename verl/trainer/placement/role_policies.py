@@ -15,7 +15,7 @@ from zlib import crc32
 
 from verl.trainer.config import RunConfig, TrainedModelConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement import AgentPlacement, Placement, slug
+from verl.trainer.placement.table import AgentPlacement, Placement, slug
 from verl.utils.names import did_you_mean
 
 # What an evaluation reads of an agent's own keys and agents on one policy may differ in.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verl.trainer.agent_overrides import PlacementError
 from verl.trainer.config import TrainerConfig
-from verl.trainer.placement import Placement
+from verl.trainer.placement.agent_overrides import PlacementError
+from verl.trainer.placement.table import Placement
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 from verl.models.fingerprint import model_fingerprint
 from verl.models.loader import CAUSAL_LM, DTYPES, ModelLoader
 from verl.models.value_model import VALUE_MODEL
+from verl.trainer.checkpoint.store import CheckpointError
 from verl.trainer.config import FSDPConfig, RunConfig, TrainedModelConfig
-from verl.trainer.placement import Placement, WorkerGroupSpec
-from verl.trainer.ppo.checkpointing import CheckpointError
+from verl.trainer.placement.table import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents, critic_config
 from verl.utils.checkpoint import CheckpointError as ShardError
 from verl.utils.checkpoint import read_meta

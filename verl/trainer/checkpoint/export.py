@@ -10,9 +10,9 @@ import torch
 
 from verl.models.loader import build_causal_lm, tokenizer_to_save, without_progress_bars
 from verl.models.lora import lora_spec, peft_config, write_adapter
-from verl.trainer.model_card import policy_card, team_card
-from verl.trainer.placement import WorkerGroupSpec
-from verl.trainer.saved_run import SavedRun
+from verl.trainer.checkpoint.model_card import policy_card, team_card
+from verl.trainer.checkpoint.saved_run import SavedRun
+from verl.trainer.placement.table import WorkerGroupSpec
 from verl.workers.engine.state import HF_FOLDER
 
 PIECE_BYTES = 1 << 30

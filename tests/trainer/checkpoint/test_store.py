@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from verl.trainer.checkpoint.store import CheckpointError, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, TrainerConfig
-from verl.trainer.placement import Placement, build_placement
-from verl.trainer.ppo.checkpointing import CheckpointError, CheckpointStore, find_checkpoint, read_state
+from verl.trainer.placement.table import Placement, build_placement
 
 PLACEMENT = build_placement(AgentConfig(agent_ids=["A"], model_ids=["org/a"]), ActorRolloutRefConfig())
 STATE = {"placement": PLACEMENT.signature()}

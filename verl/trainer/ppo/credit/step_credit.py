@@ -10,8 +10,6 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
-from verl.trainer.ppo.adaptive_theta import AdaptiveTheta
-from verl.trainer.ppo.advantage import compute_advantage
 from verl.trainer.ppo.core_algos.rollout_correction import (
     apply_bypass_mode,
     compute_rollout_correction_and_add_to_batch,
@@ -19,8 +17,10 @@ from verl.trainer.ppo.core_algos.rollout_correction import (
     sampler_gap_metrics,
     staleness_metrics,
 )
-from verl.trainer.ppo.kl_in_reward import KLInReward
-from verl.trainer.ppo.passes import needs_old_log_probs, needs_squares
+from verl.trainer.ppo.credit.adaptive_theta import AdaptiveTheta
+from verl.trainer.ppo.credit.advantage import compute_advantage
+from verl.trainer.ppo.credit.kl_in_reward import KLInReward
+from verl.trainer.ppo.credit.passes import needs_old_log_probs, needs_squares
 from verl.trainer.ppo.reward import place_on_last_token
 from verl.trainer.ppo.team import TeamWorkers
 from verl.utils.timer import Timer

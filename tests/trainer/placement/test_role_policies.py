@@ -7,8 +7,8 @@ import pytest
 
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement import Placement, build_placement
-from verl.trainer.role_policies import set_apart, speakers
+from verl.trainer.placement.role_policies import set_apart, speakers
+from verl.trainer.placement.table import Placement, build_placement
 
 TEAM = ["Tool Agent", "Executor Agent", "Critic"]
 SWAP = {"Tool Agent": "executor_agent", "Executor Agent": "tool_agent"}
