@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from verl.models.loader import ModelPathError
 from verl.trainer.checkpoint.export import ExportError, export
-from verl.trainer.checkpoint.store import CheckpointError
 from verl.trainer.placement.table import PlacementError
+from verl.utils.checkpoint import CheckpointError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

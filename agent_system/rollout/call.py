@@ -12,13 +12,13 @@ from agent_system.projection import Projection, strip_thinking
 from agent_system.record import Sample
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import Prompt, PromptBuilder
-from agent_system.rollout.remote import MessageBuilder, RemoteBinding, Spoken
+from agent_system.rollout.remote import MessageBuilder, RemoteBinding, RemoteGeneration
 from verl.protocol.generate import GREEDY_SUFFIX, Generation, RolloutError, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """An agent at the table: its role, its policy (or the server that speaks for it) and its prompts."""
+class AgentRuntime:
+    """An agent of a run: its role, its policy or server, and its prompt builder."""
 
     agent: BaseAgent
     binding: AgentBinding | RemoteBinding
@@ -26,8 +26,8 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Which episode to play.
+class EpisodeSpec:
+    """What identifies one episode of a collection.
 
     Attributes:
         task: the dataset row.
@@ -86,8 +86,8 @@ class Call:
     """An agent is asked.
 
     Attributes:
-        plan: the episode.
-        agent_id, seat: who is asked.
+        spec: the episode.
+        agent_id, runtime: who is asked.
         turn, number: which call it is.
         place: reserved in the team context.
         seen: what the environment showed the agent.
@@ -96,9 +96,9 @@ class Call:
         seed: of the request.
     """
 
-    plan: Plan
+    spec: EpisodeSpec
     agent_id: str
-    seat: Seat
+    runtime: AgentRuntime
     turn: int
     number: int
     place: int
@@ -109,12 +109,12 @@ class Call:
 
     def read(self, generation: Generation) -> Reply:
         """Decode and project one reply."""
-        text = self.seat.binding.text_of(generation)
-        return Reply(generation, text, self.seat.agent.project(text))
+        text = self.runtime.binding.text_of(generation)
+        return Reply(generation, text, self.runtime.agent.project(text))
 
     def sample(self, reply: Reply, order: int, candidate: int = 0) -> Sample:
         """The trainable row of a reply, without rewards."""
-        binding, said = self.seat.binding, reply.projection
+        binding, said = self.runtime.binding, reply.projection
         return Sample(
             self.agent_id,
             binding.policy_id,
@@ -132,7 +132,7 @@ class Call:
             self.prompt.dropped,
             binding.pad_token_id,
             self.seed,
-            self.plan.sampling_of(binding).max_tokens,
+            self.spec.sampling_of(binding).max_tokens,
             str(self.seen.info.get("anchor", self.seen.text)),
             heard=self.heard,
             order=order,
@@ -145,11 +145,11 @@ class Call:
         Raises:
             RolloutError: no reply within `limit` seconds, none that is whole, or not what was asked for.
         """
-        binding = self.seat.binding
-        request_id = f"{self.plan.traj_uid}/{self.turn}.{self.number}"
+        binding = self.runtime.binding
+        request_id = f"{self.spec.traj_uid}/{self.turn}.{self.number}"
         try:
             async with asyncio.timeout(limit) as clock:
-                replies = await binding.replies(self.prompt, self.plan.sampling_of(binding), n, self.seed, request_id)
+                replies = await binding.replies(self.prompt, self.spec.sampling_of(binding), n, self.seed, request_id)
         except TimeoutError as error:
             if not clock.expired():
                 raise
@@ -158,7 +158,7 @@ class Call:
             ) from error
         if len(replies) != n:
             raise RolloutError(f"asked the engine of {binding.policy_id} for {n} {'reply' if n == 1 else 'replies'}, got {len(replies)}")
-        whole = [None if r.stop_reason == "abort" or not (r.token_ids or isinstance(r, Spoken)) else r for r in replies]
+        whole = [None if r.stop_reason == "abort" or not (r.token_ids or isinstance(r, RemoteGeneration)) else r for r in replies]
         if all(reply is None for reply in whole):
             raise RolloutError(f"the engine of {binding.policy_id} returned an aborted or empty reply for {binding.agent_id}")
         for reply in whole:

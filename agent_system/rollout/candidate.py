@@ -34,8 +34,8 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """A call, its candidates that could be scored, and the chosen one."""
+class CandidateSet:
+    """A call, its scored candidates, and the chosen one."""
 
     call: Call
     candidates: Sequence[Candidate]

@@ -22,15 +22,15 @@ from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
 from agent_system.reward import RewardSettings, assign_rewards
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
-from agent_system.rollout.call import Plan, Seat
+from agent_system.rollout.call import AgentRuntime, EpisodeSpec
 from agent_system.rollout.env_caller import EnvCaller
 from agent_system.rollout.metrics import collect_metrics
 from agent_system.rollout.prompt import PromptBuilder
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
-from agent_system.rollout.runner import Episode
+from agent_system.rollout.runner import EpisodeRunner
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
-from agent_system.rollout.ties import TieWatch
+from agent_system.rollout.tied_candidates import TiedCandidateMonitor
 from agent_system.rollout.tokens import Encoder
 from agent_system.rollout.transcript import joint_prompts
 from agent_system.rollout.tree import check_tree_env
@@ -88,7 +88,7 @@ class Collector:
         bindings: Mapping[str, AgentBinding | RemoteBinding],
         settings: CollectorSettings,
     ) -> None:
-        """Seat the agents.
+        """Bind the agents to their policies and the environment to its options.
 
         Raises:
             AgentSystemError: an agent of the orchestra has no binding, candidates cannot be tried in this environment, or the
@@ -106,8 +106,8 @@ class Collector:
         self.orchestra = orchestra
         self.env = env
         self.settings = settings
-        self._ties = TieWatch(env.cls)
-        self.seats = _seats(agents, bindings)
+        self._tied_candidates = TiedCandidateMonitor(env.cls)
+        self.runtimes = _runtimes(agents, bindings)
 
     @classmethod
     def from_names(
@@ -135,7 +135,7 @@ class Collector:
         """Tokens of an agent's first prompt of every task: its templates around the task, nobody has spoken, nothing is remembered."""
         memory = self.orchestra.memory_class(self.settings.history_length)
         variables = [{"env_prompt": task.prompt, "step": 1} for task in tasks]
-        prompts = self.seats[agent_id].prompts
+        prompts = self.runtimes[agent_id].prompts
         return prompts.first_lengths(variables, memory) if isinstance(prompts, PromptBuilder) else [0] * len(tasks)
 
     async def collect(
@@ -160,12 +160,12 @@ class Collector:
             AgentSystemError: a local reward outside `reward.propagation.local_range`.
         """
         with _rare_garbage_collection():
-            played = await self._play(_plans(tasks, n, step, validate, greedy, attempt))
+            played = await self._play(_specs(tasks, n, step, validate, greedy, attempt))
             settings = self.settings.reward
             if validate:
                 return self._result(played, settings.without_penalties(), 0)
             result = self._result(played, settings, self.settings.joint_prompt_length)
-            self._ties.look(result.episodes)
+            self._tied_candidates.look(result.episodes)
             return result
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
@@ -176,32 +176,32 @@ class Collector:
         records, metrics = assign_rewards(played, settings)
         prompts = None
         if joint_prompt_length:
-            local = [seat.binding for seat in self.seats.values() if isinstance(seat.binding, AgentBinding)]
+            local = [runtime.binding for runtime in self.runtimes.values() if isinstance(runtime.binding, AgentBinding)]
             tokenizers = {binding.wg_id: binding.tokenizer for binding in local}
             prompts = joint_prompts(records, tokenizers, joint_prompt_length)
-        metrics = collect_metrics(records, list(self.seats), self._branching()) | metrics
+        metrics = collect_metrics(records, list(self.runtimes), self._branching()) | metrics
         return CollectResult(build_batch(records, prompts), records, metrics)
 
     def _branching(self) -> list[str]:
         """The agents whose calls have several candidates."""
         tree = self.settings.tree
-        return [name for name, seat in self.seats.items() if tree is not None and tree.candidates(name, seat.binding.trained) > 1]
+        return [name for name, runtime in self.runtimes.items() if tree is not None and tree.candidates(name, runtime.binding.trained) > 1]
 
-    async def _play(self, plans: Sequence[Plan]) -> list[EpisodeRecord]:
-        records: list[EpisodeRecord | None] = [None] * len(plans)
+    async def _play(self, specs: Sequence[EpisodeSpec]) -> list[EpisodeRecord]:
+        records: list[EpisodeRecord | None] = [None] * len(specs)
         causes: Counter[str] = Counter()
         left_out: Counter[str] = Counter()
-        allowed = self.settings.max_failure_rate * len(plans)
-        running: dict[asyncio.Task[None], tuple[int, Episode]] = {}
+        allowed = self.settings.max_failure_rate * len(specs)
+        running: dict[asyncio.Task[None], tuple[int, EpisodeRunner]] = {}
         finished: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
-        queue = iter(enumerate(plans))
+        queue = iter(enumerate(specs))
         with DaemonExecutor(self.settings.env_threads) as threads:
             try:
-                for _ in range(len(plans)):
+                for _ in range(len(specs)):
                     while len(running) < self.settings.max_concurrent_episodes and (following := next(queue, None)) is not None:
-                        index, plan = following
-                        episode = Episode(plan, self.orchestra, self.seats, EnvCaller(self._env(plan), threads), self.settings)
-                        task = asyncio.create_task(episode.run(), name=plan.traj_uid)
+                        index, spec = following
+                        episode = EpisodeRunner(spec, self.orchestra, self.runtimes, EnvCaller(self._env(spec), threads), self.settings)
+                        task = asyncio.create_task(episode.run(), name=spec.traj_uid)
                         running[task] = (index, episode)
                         task.add_done_callback(finished.put_nowait)
                     task = await finished.get()
@@ -215,35 +215,35 @@ class Collector:
                         causes[cause] += 1
                         logger.warning("episode %s left out: %s", task.get_name(), cause)
                         if causes.total() > allowed:
-                            raise TooManyFailuresError(_grouped(causes, len(plans), "episodes", self.settings.max_failure_rate))
+                            raise TooManyFailuresError(_grouped(causes, len(specs), "episodes", self.settings.max_failure_rate))
             finally:
                 await _cancel(running)
-                for seat in self.seats.values():
-                    if isinstance(seat.binding, RemoteBinding):
-                        await seat.binding.endpoint.close()
+                for runtime in self.runtimes.values():
+                    if isinstance(runtime.binding, RemoteBinding):
+                        await runtime.binding.endpoint.close()
         whole = [r for r in records if r is not None]
         tried = left_out.total() + sum(len(r.samples) for r in whole if not r.failed)
         if left_out.total() > self.settings.max_failure_rate * tried:
             raise TooManyFailuresError(_grouped(left_out, tried, "candidates", self.settings.max_failure_rate))
         return whole
 
-    def _env(self, plan: Plan) -> BaseEnv:
-        return self.env.make(stable_seed(self.settings.seed, plan.step, plan.validate, plan.world_uid))
+    def _env(self, spec: EpisodeSpec) -> BaseEnv:
+        return self.env.make(stable_seed(self.settings.seed, spec.step, spec.validate, spec.world_uid))
 
 
-def _seats(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBinding | RemoteBinding]) -> dict[str, Seat]:
-    seats: dict[str, Seat] = {}
+def _runtimes(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBinding | RemoteBinding]) -> dict[str, AgentRuntime]:
+    runtimes: dict[str, AgentRuntime] = {}
     encoders: dict[int, Encoder] = {}
     for name, agent in agents.items():
         binding = bindings[name]
         if isinstance(binding, RemoteBinding):
-            seats[name] = Seat(agent, binding, MessageBuilder(agent))
+            runtimes[name] = AgentRuntime(agent, binding, MessageBuilder(agent))
             continue
         tokenizer = binding.tokenizer
         encoder = encoders.get(id(tokenizer)) or encoders.setdefault(id(tokenizer), Encoder(tokenizer))
         builder = PromptBuilder(agent, tokenizer, binding.max_prompt_length, binding.template_kwargs, encoder)
-        seats[name] = Seat(agent, binding, builder)
-    return seats
+        runtimes[name] = AgentRuntime(agent, binding, builder)
+    return runtimes
 
 
 @contextmanager
@@ -260,17 +260,17 @@ def _rare_garbage_collection() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _plans(tasks: Sequence[Task], n: int, step: int, validate: bool, greedy: bool, attempt: int) -> list[Plan]:
+def _specs(tasks: Sequence[Task], n: int, step: int, validate: bool, greedy: bool, attempt: int) -> list[EpisodeSpec]:
     if n < 1:
         raise AgentSystemError(f"the number of episodes per task must be at least 1, found {n}")
     seen: Counter[str] = Counter()
     prefix = f"{'val' if validate else 'step'}{step}{f'.{attempt}' if attempt else ''}"
-    plans = []
+    specs = []
     for task in tasks:
         uid = f"{prefix}/{task.task_id}/{seen[task.task_id]}{GREEDY_SUFFIX if greedy else ''}"
         seen[task.task_id] += 1
-        plans += [Plan(task, uid, index, step, validate, greedy) for index in range(n)]
-    return plans
+        specs += [EpisodeSpec(task, uid, index, step, validate, greedy) for index in range(n)]
+    return specs
 
 
 def _raise_if_engine_gone(task: asyncio.Task[None]) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from agent_system.record import EpisodeRecord, Sample
-from agent_system.rollout.remote import Spoken
-from agent_system.rollout.ties import candidates_of, tied, tied_shares
+from agent_system.rollout.remote import RemoteGeneration
+from agent_system.rollout.tied_candidates import candidates_of, tied, tied_shares
 from agent_system.sandbox import shared_failures
 
 # What the reward of a sample is made of, each a metric of its own.
@@ -59,7 +59,7 @@ def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str],
 def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]:
     response = np.array([s.response_tokens for s in samples])
     prompt = np.array([s.prompt_tokens for s in samples])
-    retries = [s.generation.retries for s in samples if isinstance(s.generation, Spoken)]
+    retries = [s.generation.retries for s in samples if isinstance(s.generation, RemoteGeneration)]
     invalid = sum(not s.valid for s in samples)
     reward = np.array([s.reward for s in samples])
     return {

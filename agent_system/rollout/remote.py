@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Spoken(Generation):
+class RemoteGeneration(Generation):
     """A reply of which there are no tokens; the counts are the server's own.
 
     Attributes:
@@ -62,11 +62,11 @@ class RemoteBinding:
         errors = [answer for answer in found if isinstance(answer, BaseException)]
         if errors and (len(errors) == n or not all(isinstance(error, RolloutError) for error in errors)):
             raise errors[0]
-        return [_spoken(answer, sampling.stop) for answer in found]
+        return [_generation(answer, sampling.stop) for answer in found]
 
     def text_of(self, generation: Generation) -> str:
         """The reply."""
-        assert isinstance(generation, Spoken)
+        assert isinstance(generation, RemoteGeneration)
         return generation.text
 
 
@@ -83,11 +83,11 @@ class MessageBuilder:
         return Prompt("\n\n".join(f"{m['role']}: {m['content']}" for m in messages), (), messages=tuple(messages))
 
 
-def _spoken(answer: Answer | BaseException, stop: Sequence[str]) -> Spoken:
+def _generation(answer: Answer | BaseException, stop: Sequence[str]) -> RemoteGeneration:
     """A reply that ends with the first text of `stop`; servers that know such texts would leave them out, so they are not told."""
     if isinstance(answer, BaseException):
-        return Spoken((), (), "abort")
+        return RemoteGeneration((), (), "abort")
     ends = [at + len(end) for end in stop if (at := answer.text.find(end)) >= 0]
     if ends:
         answer = replace(answer, text=answer.text[: min(ends)], stop_reason="stop")
-    return Spoken((), (), answer.stop_reason, 0, answer.text, answer.prompt_tokens, answer.reply_tokens, answer.retries)
+    return RemoteGeneration((), (), answer.stop_reason, 0, answer.text, answer.prompt_tokens, answer.reply_tokens, answer.retries)

@@ -14,42 +14,42 @@ from agent_system.errors import AgentSystemError, suggestion
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
-from agent_system.rollout.block import Block
-from agent_system.rollout.call import Call, Plan, Reply, Seat
-from agent_system.rollout.candidate import Tried
+from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
+from agent_system.rollout.candidate import CandidateSet
 from agent_system.rollout.env_caller import EnvCaller
+from agent_system.rollout.episode_tasks import EpisodeTasks
 from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import Ledger
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
-from agent_system.rollout.speakers import Speakers
+from agent_system.rollout.simultaneous import SimultaneousCalls
 from agent_system.rollout.tree import Tree
 from agent_system.turn import Turn, TurnOver
 
 
-class Episode:
+class EpisodeRunner:
     """A running episode. `run` plays it; `record` says what became of it, also after a failure."""
 
     def __init__(
-        self, plan: Plan, orchestra: BaseOrchestra, seats: Mapping[str, Seat], env: EnvCaller, settings: CollectorSettings
+        self, spec: EpisodeSpec, orchestra: BaseOrchestra, runtimes: Mapping[str, AgentRuntime], env: EnvCaller, settings: CollectorSettings
     ) -> None:
-        self.plan = plan
+        self.spec = spec
         self.waiting_for = "the environment's reset"
         self._orchestra = orchestra
-        self._seats = seats
+        self._runtimes = runtimes
         self._env = env
         self._settings = settings
         self._samples: list[Sample] = []
-        self._ledger = Ledger(type(env.env).__name__, self._seat)
+        self._ledger = Ledger(type(env.env).__name__, self._runtime_of)
         self._info: dict[str, Any] = {}
         self._callers: dict[int, str] = {}
         self._over = False
-        self._speakers = Speakers()
+        self._tasks = EpisodeTasks()
         self._answer = ""
         self._given = 0  # replies so far, of each call one
         self._turn: Turn | None = None
         self._forks = Forks()
-        grows = settings.tree is not None and not (plan.validate or plan.greedy)
+        grows = settings.tree is not None and not (spec.validate or spec.greedy)
         self._tree = Tree(settings.tree, settings.reward.alpha, self._forks) if grows else None
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ class Episode:
         finally:
             self._over = True
             try:
-                await self._speakers.silence(self.plan.traj_uid)
+                await self._tasks.cancel_others(self.spec.traj_uid)
             finally:
                 await self._forks.end(self._env)
 
@@ -79,16 +79,16 @@ class Episode:
 
     def record(self, failure: str | None = None) -> EpisodeRecord:
         """Return what happened, every reward where it arrived; `assign_rewards` makes the rewards of samples from it."""
-        ledger, task = self._ledger, self.plan.task
+        ledger, task = self._ledger, self.spec.task
         samples = [ledger.credit(s) for s in sorted(self._samples, key=lambda s: (s.turn, s.call, s.candidate))]
         return EpisodeRecord(
-            self.plan.uid, self.plan.traj_uid, task.task_id, task.data_source, self.plan.index,
+            self.spec.uid, self.spec.traj_uid, task.task_id, task.data_source, self.spec.index,
             tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, tuple(ledger.turns),
             self.left_out.total(), self._answer,
         )  # fmt: skip
 
     async def _play(self) -> None:
-        observation = await self._env.observation("reset", self.plan.task)
+        observation = await self._env.observation("reset", self.spec.task)
         memory = self._orchestra.memory_class(self._settings.history_length)
         for step in range(1, self._settings.max_steps + 1):
             self._callers = {}
@@ -142,41 +142,41 @@ class Episode:
             raise TurnOver(f"{agent_id} was called while the environment ended the episode in turn {turn.step}")
         if turn is not self._turn:
             raise AgentSystemError(f"{agent_id} was called after turn {turn.step}; with rollout.sampling=tree a turn must await its calls")
-        block = tree.block(turn, lambda block: self._speakers.start(self._commit(block)))
-        place = block.enter()
+        calls = tree.enter(turn, lambda calls: self._tasks.start(self._commit(calls)))
+        place = calls.enter()
         try:
             call = await self._ask(turn, agent_id, variables)
-            k = tree.settings.candidates(agent_id, call.seat.binding.trained)
+            k = tree.settings.candidates(agent_id, call.runtime.binding.trained)
             replies = await call.generate(k, self._settings.call_timeout_s)
             self.waiting_for = f"the environment's reaction to the candidates of {agent_id} (turn {turn.step}, call {call.number})"
-            tried = await tree.grow(call, replies, self._env)
+            candidate_set = await tree.grow(call, replies, self._env)
         except Exception:
-            await block.settle(place, None)
+            await calls.settle(place, None)
             raise
         except BaseException:
-            block.leave()
+            calls.leave()
             raise
-        await block.settle(place, tried)
-        return tried.winner.reply.projection
+        await calls.settle(place, candidate_set)
+        return candidate_set.winner.reply.projection
 
-    async def _commit(self, block: Block) -> None:
-        """Go on with the chosen candidates of a block: adopt the fork of one, apply the actions of several in call order."""
-        chosen = block.take()
-        for tried in chosen:
-            self._refuse_late(tried.call)
-            self._keep(tried, block.turn)
+    async def _commit(self, calls: SimultaneousCalls) -> None:
+        """Go on with the chosen candidates of simultaneous calls: adopt the fork of one, apply the actions of several in call order."""
+        chosen = calls.take()
+        for candidate_set in chosen:
+            self._refuse_late(candidate_set.call)
+            self._keep(candidate_set, calls.turn)
         if len(chosen) == 1:
             winner = chosen[0].winner
             self._env = self._forks.adopt(winner.env, self._env)
-            self._pay(chosen[0].call, winner.outcome, block.turn)
+            self._pay(chosen[0].call, winner.outcome, calls.turn)
         await self._forks.prune()
-        for tried in chosen if len(chosen) > 1 and self._env.has_act else ():
-            if not block.turn.done:
-                self._pay(tried.call, await self._act(tried.call, tried.winner.reply), block.turn)
+        for candidate_set in chosen if len(chosen) > 1 and self._env.has_act else ():
+            if not calls.turn.done:
+                self._pay(candidate_set.call, await self._act(candidate_set.call, candidate_set.winner.reply), calls.turn)
 
-    def _keep(self, tried: Tried, turn: Turn) -> None:
-        call, chosen = tried.call, tried.winner
-        for c in tried.candidates:
+    def _keep(self, candidate_set: CandidateSet, turn: Turn) -> None:
+        call, chosen = candidate_set.call, candidate_set.winner
+        for c in candidate_set.candidates:
             sample = call.sample(c.reply, self._given, c.number)
             self._samples.append(replace(sample, committed=c is chosen, fork_reward=c.team, local_reward=c.local))
         self._given += 1
@@ -194,32 +194,32 @@ class Episode:
 
     async def _ask(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Call:
         """Take a number and build the prompt."""
-        self._speakers.enter()
-        seat = self._seat(agent_id)
+        self._tasks.enter()
+        runtime = self._runtime_of(agent_id)
         number = len(self._callers)
         self._callers[number] = agent_id
         place = turn.reserve()
         entries, heard = turn.entries, self._given
         seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
-        prompt = seat.prompts.build(_variables(seen, turn.step, variables), entries, turn.memory)
+        prompt = runtime.prompts.build(_variables(seen, turn.step, variables), entries, turn.memory)
         await asyncio.sleep(0)  # calls started together build their prompts before any of them is answered
-        p = self.plan
-        seed = stable_seed(self._settings.seed, p.step, p.validate, p.uid, p.index, agent_id, turn.step, number, 0)
+        spec = self.spec
+        seed = stable_seed(self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, turn.step, number, 0)
         self.waiting_for = f"the reply of {agent_id} (turn {turn.step}, call {number})"
-        return Call(p, agent_id, seat, turn.step, number, place, seen, prompt, heard, seed)
+        return Call(spec, agent_id, runtime, turn.step, number, place, seen, prompt, heard, seed)
 
     def _refuse_late(self, call: Call) -> None:
         if self._over:
             raise TurnOver(f"{call.agent_id} answered after the episode had ended")
 
-    def _seat(self, agent_id: str) -> Seat:
-        seat = self._seats.get(agent_id)
-        if seat is None:
+    def _runtime_of(self, agent_id: str) -> AgentRuntime:
+        runtime = self._runtimes.get(agent_id)
+        if runtime is None:
             raise AgentSystemError(
-                f"no agent {agent_id!r} in this run{suggestion(agent_id, self._seats)}; agents: {', '.join(self._seats)} "
+                f"no agent {agent_id!r} in this run{suggestion(agent_id, self._runtimes)}; agents: {', '.join(self._runtimes)} "
                 "(turn.act and Outcome.local name agents, BaseOrchestra.agents lists them)"
             )
-        return seat
+        return runtime
 
 
 def _variables(seen: Observation, step: int, variables: Mapping[str, Any]) -> dict[str, Any]:

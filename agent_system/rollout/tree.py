@@ -3,8 +3,9 @@
 K may differ by agent; it is 1 for agents that do not learn, unless `rollout.tree.k_per_agent` says otherwise.
 
 A candidate's reward is `alpha * team + local` of what its own fork was paid by `act`, and by `score` where the environment has one.
-Calls that run at the same time form a block: the candidates of all of them are tried on forks of the state before the block, and nobody
-goes on before all are chosen. A call alone commits its fork; of several, the chosen actions are applied to the environment in call order.
+Calls that run at the same time form one `SimultaneousCalls`: the candidates of all of them are tried on forks of the state before any of
+them, and none continues before all choices are made. A single call commits its fork; of several, the chosen actions are applied to the
+environment in call order.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.reward.mixing import mix
-from agent_system.rollout.block import Block
 from agent_system.rollout.call import Call
-from agent_system.rollout.candidate import Candidate, Tried, choose
+from agent_system.rollout.candidate import Candidate, CandidateSet, choose
 from agent_system.rollout.env_caller import EnvCaller
 from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import finite
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import TreeSettings
+from agent_system.rollout.simultaneous import SimultaneousCalls
 from agent_system.turn import Turn
 from verl.protocol.generate import Generation
 
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Tree:
-    """The blocks of one episode.
+    """The candidates of one episode's calls.
 
     Attributes:
         settings: the keys under `rollout.tree`.
@@ -44,24 +45,24 @@ class Tree:
         self.left_out: Counter[str] = Counter()
         self._alpha = alpha
         self._forks = forks
-        self._block: Block | None = None
+        self._open: SimultaneousCalls | None = None
 
     async def ready(self) -> None:
         """Wait while choices are being committed. Raises what made a commitment fail: the state is then unknown."""
-        while self._block is not None and self._block.settled:
-            await self._finish(self._block)
+        while self._open is not None and self._open.settled:
+            await self._finish(self._open)
 
     async def idle(self) -> None:
         """Wait until no call runs. Raises as `ready` does."""
-        while self._block is not None:
-            await self._finish(self._block)
+        while self._open is not None:
+            await self._finish(self._open)
 
-    def block(self, turn: Turn, start: Callable[[Block], asyncio.Task[None]]) -> Block:
-        """Return the block that a call starting now belongs to; `start` commits the choices of a new one."""
-        self._block = self._block or Block(turn, start)
-        return self._block
+    def enter(self, turn: Turn, start: Callable[[SimultaneousCalls], asyncio.Task[None]]) -> SimultaneousCalls:
+        """Return the simultaneous calls that a call starting now belongs to; `start` commits the choices of a new one."""
+        self._open = self._open or SimultaneousCalls(turn, start)
+        return self._open
 
-    async def grow(self, call: Call, replies: Sequence[Generation | None], world: EnvCaller) -> Tried:
+    async def grow(self, call: Call, replies: Sequence[Generation | None], world: EnvCaller) -> CandidateSet:
         """Try every reply on a fork of `world`, all at the same time, and choose one.
 
         Raises AgentSystemError with the first cause when none could be scored.
@@ -76,7 +77,7 @@ class Tree:
                 self.left_out[f"{type(result).__name__}: {result}"] += 1
                 logger.warning(
                     "candidate %d of %s in turn %d of %s left out: %s: %s",
-                    number, call.agent_id, call.turn, call.plan.traj_uid, type(result).__name__, result,
+                    number, call.agent_id, call.turn, call.spec.traj_uid, type(result).__name__, result,
                 )  # fmt: skip
             else:
                 candidates.append(result)
@@ -86,14 +87,14 @@ class Tree:
                 f"{type(causes[0]).__name__}: {causes[0]}"
             ) from causes[0]
         rewards = [mix(c.team, c.local, self._alpha) for c in candidates]
-        return Tried(call, candidates, candidates[choose(self.settings, rewards, stable_seed(call.seed, "choice"))])
+        return CandidateSet(call, candidates, candidates[choose(self.settings, rewards, stable_seed(call.seed, "choice"))])
 
-    async def _finish(self, block: Block) -> None:
-        await block.over()
-        if block.failure is not None:
-            raise block.failure
-        if self._block is block:
-            self._block = None
+    async def _finish(self, calls: SimultaneousCalls) -> None:
+        await calls.over()
+        if calls.failure is not None:
+            raise calls.failure
+        if self._open is calls:
+            self._open = None
 
     async def _try(self, call: Call, number: int, generation: Generation, world: EnvCaller) -> Candidate:
         env = await self._forks.make(world)

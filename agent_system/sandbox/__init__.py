@@ -1,6 +1,6 @@
 """Isolated execution of programs that a model wrote. See docs/sandbox.md."""
 
-from agent_system.sandbox.job import Call, Test
+from agent_system.sandbox.job import FunctionCall, Test
 from agent_system.sandbox.limits import Limits, SandboxError
 from agent_system.sandbox.result import Reason, RunResult
 from agent_system.sandbox.sandbox import Sandbox
@@ -8,7 +8,7 @@ from agent_system.sandbox.settings import SandboxSettings
 from agent_system.sandbox.shared import close_shared, configure, make_sandbox, shared_failures, shared_sandbox
 
 __all__ = [
-    "Call",
+    "FunctionCall",
     "Limits",
     "Reason",
     "RunResult",

@@ -18,7 +18,7 @@ MOST_ARGUMENT_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A test by a function call.
 
     Attributes:
@@ -35,7 +35,7 @@ class Call:
 
 
 # Text is what the program reads on stdin.
-Test = str | Call
+Test = str | FunctionCall
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Job:
         if self.compile_only:
             return {"mode": "compile"}, b""
         header: dict[str, Any] = {}
-        if isinstance(test, Call):
+        if isinstance(test, FunctionCall):
             header = {"mode": "call", "function": test.function, "args": list(test.args), "kwargs": dict(test.kwargs)}
             try:
                 size = len(json.dumps(header))
@@ -80,7 +80,7 @@ class Job:
                 return _refused(f"arguments of {test.function} are no JSON: {error}")
             if size > MOST_ARGUMENT_BYTES:
                 return _refused(f"arguments of more than {MOST_ARGUMENT_BYTES} bytes")
-        stdin = encode(test.stdin if isinstance(test, Call) else test)
+        stdin = encode(test.stdin if isinstance(test, FunctionCall) else test)
         return (header, stdin) if len(stdin) <= MOST_STDIN_BYTES else _refused(f"more than {MOST_STDIN_BYTES} bytes of stdin")
 
 

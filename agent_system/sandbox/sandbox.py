@@ -48,7 +48,7 @@ class Sandbox(ABC):
 
         Args:
             program: Python source.
-            tests: text for stdin, or a `Call`.
+            tests: text for stdin, or a `FunctionCall`.
             limits: of each run, instead of `sandbox.limits`.
 
         Returns:

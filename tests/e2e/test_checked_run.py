@@ -40,7 +40,7 @@ def test_episodes_in_flight_follow_the_slots_of_the_engines(check: Check, change
 def test_arguments_of_the_chat_template_reach_every_agent(check: Check) -> None:
     config, checked = check({"data.apply_chat_template_kwargs.enable_thinking": "false"})
     collector = build_collector(config, checked.placement, checked.tokenizers, dict.fromkeys(checked.tokenizers)).collector
-    assert [seat.prompts.template_kwargs for seat in collector.seats.values()] == [{"enable_thinking": False}] * 2
+    assert [runtime.prompts.template_kwargs for runtime in collector.runtimes.values()] == [{"enable_thinking": False}] * 2
 
 
 def test_an_argument_of_the_chat_template_that_the_run_sets_is_refused(check: Check) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Run, read_metrics, weights
-from verl.trainer.checkpoint.store import CheckpointError
+from verl.utils.checkpoint import CheckpointError
 
 GAE = {"algorithm.adv_estimator": "gae", "critic.optim.lr": 0.01, "trainer.total_training_steps": 3, "data.val_files": "[]"}
 JOINT = {"critic.view": "joint", "critic.joint_prompt_length": 128}

@@ -22,8 +22,8 @@ import pytest
 from agent_system.rollout.collector import TooManyFailuresError
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.house.source import ROOT
-from verl.trainer.checkpoint.store import CheckpointError
 from verl.trainer.ppo.interrupt import StoppedAtOnce
+from verl.utils.checkpoint import CheckpointError
 
 FAULTS = '''
 """my_flow in a world, and with an estimator, that do harm in step 2: the file `fault` beside this one holds <phase>:<fault>."""

@@ -83,9 +83,9 @@ def test_every_agent_samples_as_it_is_told_in_training_and_in_validation(compose
         }
     )
     run = check_run(config)
-    seats = build_collector(config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)).collector.seats
-    stop, ends = seats["Asker"].binding.sampling.stop_token_ids, (".", "</a>")
-    assert {name: (seat.binding.sampling, seat.binding.val_sampling) for name, seat in seats.items()} == {
+    runtimes = build_collector(config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)).collector.runtimes
+    stop, ends = runtimes["Asker"].binding.sampling.stop_token_ids, (".", "</a>")
+    assert {name: (runtime.binding.sampling, runtime.binding.val_sampling) for name, runtime in runtimes.items()} == {
         "Asker": (SamplingParams(4, 0.9, 1.0, 3, stop), SamplingParams(4, 0.6, 0.5, -1, stop)),
         "Verifier Agent": (SamplingParams(5, 0.8, 0.7, -1, stop, ends), SamplingParams(9, 0.0, 1.0, -1, stop, ends)),
     }
@@ -108,9 +108,9 @@ def test_texts_that_end_a_reply_may_be_others_in_validation(
     given = {f"{rollout}.stop": "['</a>']", "agent.agent_specific_parameters.rollout.val_kwargs.stop": own}
     config = compose(given if common is None else given | {f"{rollout}.val_kwargs.stop": common})
     run = check_run(config)
-    seats = build_collector(config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)).collector.seats.values()
-    assert [seat.binding.sampling.stop for seat in seats] == train
-    assert [seat.binding.val_sampling.stop for seat in seats] == val
+    runtimes = build_collector(config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)).collector.runtimes.values()
+    assert [runtime.binding.sampling.stop for runtime in runtimes] == train
+    assert [runtime.binding.val_sampling.stop for runtime in runtimes] == val
 
 
 @pytest.mark.parametrize(

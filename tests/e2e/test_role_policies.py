@@ -190,8 +190,11 @@ def test_a_policy_with_another_tokenizer_reads_and_writes_in_its_own_tokens(
     renumber_tokens(other_model_dir)
     limits = {"response_length": "[4,9]", "prompt_length": "[400,512]"}
     lengths = {f"agent.agent_specific_parameters.rollout.{key}": values for key, values in limits.items()}
-    seats = math(EVAL | SWAP | lengths | {"trainer.resume_mode": "disable"}).collector.collector.seats
-    assert {agent_id: seat.binding.max_prompt_length for agent_id, seat in seats.items()} == {"Solver Agent": 512, "Verifier Agent": 400}
+    runtimes = math(EVAL | SWAP | lengths | {"trainer.resume_mode": "disable"}).collector.collector.runtimes
+    assert {agent_id: runtime.binding.max_prompt_length for agent_id, runtime in runtimes.items()} == {
+        "Solver Agent": 512,
+        "Verifier Agent": 400,
+    }
     (result,) = results
     folders = {"Verifier Agent": tiny_model_dir, "Solver Agent": other_model_dir}  # who speaks with whose model
     tokenizers = {agent_id: AutoTokenizer.from_pretrained(folder) for agent_id, folder in folders.items()}

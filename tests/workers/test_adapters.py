@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.engine.parts import make_rows
+from tests.workers.engine.builders import make_rows
 from verl.protocol import DataProto
 from verl.protocol.generate import GenerateRequest, Generation, SamplingParams
 from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, ModelConfig, OptimConfig, RolloutConfig

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.engine.parts import make_rows
+from tests.workers.engine.builders import make_rows
 from verl.protocol import DataProto
 from verl.trainer.config import CriticConfig, ModelConfig, OptimConfig
 from verl.workers.critic_worker import CriticWorker

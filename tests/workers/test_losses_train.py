@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.engine.parts import loss_settings, make_rows
+from tests.workers.engine.builders import loss_settings, make_rows
 from verl.protocol import DataProto
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, OptimConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY

@@ -44,7 +44,7 @@ from verl.models.loader import ModelPathError, stop_token_ids
 from verl.protocol.generate import EngineGoneError, RolloutError, SamplingParams
 from verl.single_controller.worker_group import WorkerDiedError
 from verl.trainer.checkpoint.given_models import check_saved_models, fingerprints, stay_as_given
-from verl.trainer.checkpoint.store import CONFIG_FILE, CheckpointError, CheckpointStore, find_checkpoint, read_state
+from verl.trainer.checkpoint.store import CONFIG_FILE, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.config import RolloutConfig, RunConfig, SandboxConfig
 from verl.trainer.config.entry import explain, fail, mistakes_in_one_line, prepared, register_config, save_config
 from verl.trainer.config.presets import describe_preset
@@ -60,7 +60,7 @@ from verl.trainer.ppo.ray_trainer import METRICS_FILE, NoSamplesError, RayPPOTra
 from verl.trainer.ppo.team import TeamError, TeamWorkers
 from verl.trainer.ppo.validation import rows_before_after
 from verl.trainer.run_parts import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run, table_row
-from verl.utils.checkpoint import CheckpointError as ShardError
+from verl.utils.checkpoint import CheckpointError
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
 from verl.utils.disk import DiskError, writing
 from verl.utils.tracking import Tracking, check_backends
@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 # What a user can mend, and what the machine refuses (a full disk, a time limit): one line. A bug keeps its traceback, an OSError too.
 USER_ERRORS = (
     AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, DiskError, EngineGoneError, ModelPathError,
-    NoSamplesError, ShardError, TeamError, TimeoutError, TooManyFailuresError, WorkerDiedError,
+    NoSamplesError, TeamError, TimeoutError, TooManyFailuresError, WorkerDiedError,
 )  # fmt: skip
 
 
@@ -100,9 +100,9 @@ class TaskCollector:
     def measures(self) -> list[PromptMeasure]:
         """How long the first prompt of every agent is, and may be."""
         return [
-            PromptMeasure(f"agent '{name}'", seat.binding.max_prompt_length, partial(self._lengths, name))
-            for name, seat in self.collector.seats.items()
-            if isinstance(seat.binding, AgentBinding)
+            PromptMeasure(f"agent '{name}'", runtime.binding.max_prompt_length, partial(self._lengths, name))
+            for name, runtime in self.collector.runtimes.items()
+            if isinstance(runtime.binding, AgentBinding)
         ]
 
     def _lengths(self, agent_id: str, rows: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from verl.models.loader import resolve_dtype
 from verl.trainer.checkpoint.saved_run import SavedRun
-from verl.trainer.checkpoint.store import CheckpointError
 from verl.trainer.config import RunConfig
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.weight_sync import load_weights
+from verl.utils.checkpoint import CheckpointError
 from verl.workers.weight_transfer.base import send_bucket
 from verl.workers.weight_transfer.object_store import ObjectStore
 

@@ -22,8 +22,8 @@ _SHARDS = "shards"
 _FORMAT = 1
 
 
-class CheckpointError(OSError):
-    """A checkpoint that cannot be written or read; the message says what is still intact."""
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, found, read or used; the message says what is still intact."""
 
 
 def fsync_tree(folder: Path) -> None:

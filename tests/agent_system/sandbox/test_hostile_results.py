@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_system.sandbox import Call, Reason, RunResult
+from agent_system.sandbox import FunctionCall, Reason, RunResult
 from agent_system.sandbox.jail import program
 from agent_system.sandbox.job import Job
 from tests.agent_system.sandbox.arena import LIMITS, Arena
@@ -35,7 +35,7 @@ async def test_pickles_in_the_output_are_bytes(arena: Arena, tmp_path: Path) -> 
     mark.unlink()
     program = f"import os, sys\nfor fd in (1, 2, 3):\n    os.write(fd, {data!r})\ndef f():\n    return {data.decode('latin-1')!r}"
     assert (await arena.attack(program)).ok
-    (called,) = await arena.sandbox.run_tests(program, [Call("f")])
+    (called,) = await arena.sandbox.run_tests(program, [FunctionCall("f")])
     assert called.value is None or called.returned() == data.decode("latin-1")
     assert not mark.exists()
 
@@ -46,7 +46,7 @@ async def test_pickles_in_the_output_are_bytes(arena: Arena, tmp_path: Path) -> 
 async def test_formats_and_code_in_the_output_stay_text(text: str, arena: Arena) -> None:
     result = await arena.attack(f"print({text!r}, end='')\nraise ValueError({text!r})")
     assert result.stdout == text
-    (called,) = await arena.sandbox.run_tests(f"def f():\n    return {text!r}", [Call("f")])
+    (called,) = await arena.sandbox.run_tests(f"def f():\n    return {text!r}", [FunctionCall("f")])
     assert called.returned() == text
 
 
@@ -94,7 +94,7 @@ async def test_a_program_cannot_blame_the_sandbox(arena: Arena) -> None:
 async def test_leaving_early_is_seen(arena: Arena) -> None:
     result = await arena.attack("import os\nprint('half', end='', flush=True)\nos._exit(0)\nprint('rest')")
     assert (result.stdout, result.exit_code, result.ok, result.finished) == ("half", 0, True, False)
-    (called,) = await arena.sandbox.run_tests("import os\ndef f():\n    os._exit(0)", [Call("f")])
+    (called,) = await arena.sandbox.run_tests("import os\ndef f():\n    os._exit(0)", [FunctionCall("f")])
     assert (called.value, called.finished) == (None, False)
     assert (await arena.attack("print('all')\nexit()")).finished
 
@@ -128,7 +128,7 @@ async def test_output_that_is_no_text(arena: Arena) -> None:
     "value", ["float('nan')", "10 ** 5000", "[]", "object()", "lambda: 0", "{1, 2}", "range(3)", "(1, [2])", "{(1, 2): 3}"]
 )
 async def test_values_are_json_or_nothing(value: str, arena: Arena) -> None:
-    (result,) = await arena.sandbox.run_tests(f"def f():\n    return {value}", [Call("f")])
+    (result,) = await arena.sandbox.run_tests(f"def f():\n    return {value}", [FunctionCall("f")])
     plain = {"[]": [], "{1, 2}": [1, 2], "range(3)": [0, 1, 2], "(1, [2])": [1, [2]]}
     if value in plain:
         assert (result.reason, result.returned()) == ("ok", plain[value])
@@ -141,7 +141,7 @@ async def test_values_are_json_or_nothing(value: str, arena: Arena) -> None:
 
 async def test_a_value_that_is_nested_too_deep_is_refused(arena: Arena) -> None:
     program = "def f():\n    x = []\n    for _ in range(400):\n        x = [x]\n    return x"
-    (result,) = await arena.sandbox.run_tests(program, [Call("f")])
+    (result,) = await arena.sandbox.run_tests(program, [FunctionCall("f")])
     with pytest.raises(ValueError, match="nested more than 200"):
         result.returned()
 
@@ -200,7 +200,7 @@ async def test_random_numbers_differ_and_hashes_do_not(arena: Arena) -> None:
 
 
 def test_arguments_that_are_no_json_are_refused() -> None:
-    for test in (Call("f", [object()]), Call("f", [{1, 2}]), Call("f", ["x" * (3 << 20)])):
+    for test in (FunctionCall("f", [object()]), FunctionCall("f", [{1, 2}]), FunctionCall("f", ["x" * (3 << 20)])):
         refusal = Job("def f(x): return x", [test], LIMITS).message(test)
         assert isinstance(refusal, RunResult) and refusal.reason is Reason.REFUSED
 
@@ -208,7 +208,9 @@ def test_arguments_that_are_no_json_are_refused() -> None:
 async def test_what_is_too_large_is_refused_in_its_place(arena: Arena) -> None:
     big = await arena.sandbox.run("#" * (2 << 20))
     assert (big.reason, big.ok) == ("refused", False)
-    results = await arena.sandbox.run_tests("def f(*a): return len(a)", [Call("f", [1]), Call("f", [object()]), Call("f", [1, 2])])
+    results = await arena.sandbox.run_tests(
+        "def f(*a): return len(a)", [FunctionCall("f", [1]), FunctionCall("f", [object()]), FunctionCall("f", [1, 2])]
+    )
     assert [r.value or r.reason for r in results] == ["1", "refused", "2"]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agent_system.sandbox import Call, Limits, Sandbox, SandboxError, SandboxSettings, close_shared, configure, make_sandbox
+from agent_system.sandbox import FunctionCall, Limits, Sandbox, SandboxError, SandboxSettings, close_shared, configure, make_sandbox
 
 LIMITS = Limits(wall_s=2, output_kb=16)
 # The program that tries a server out ends by itself, however busy the machine.
@@ -93,7 +93,7 @@ async def test_runs_calls_and_compiling(sandbox: Sandbox, server: Server) -> Non
     body = server.bodies[0]
     assert (body["language"], body["run_timeout"], body["memory_limit_MB"], body["stdin"]) == ("python", 2, 512, "1")
     program = "print('noise', end='')\nclass S:\n    def f(self, x, *, y='\\n\"'):\n        return {x, 1}, y\n"
-    called, missing = await sandbox.run_tests(program, [Call("S.f", [1], {"y": "%s'\\"}), Call("g")])
+    called, missing = await sandbox.run_tests(program, [FunctionCall("S.f", [1], {"y": "%s'\\"}), FunctionCall("g")])
     assert (called.stdout, called.returned()) == ("noise", [[1], "%s'\\"])
     assert (missing.reason, missing.value) == ("error", None)
     assert (await sandbox.compile("def f(")).reason == "compile"

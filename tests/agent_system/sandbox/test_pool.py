@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent_system.sandbox import (
-    Call,
+    FunctionCall,
     Limits,
     Reason,
     RunResult,
@@ -159,7 +159,7 @@ async def test_a_run_that_cannot_be_confined_is_repeated_by_a_fresh_worker(pool:
 async def test_a_byte_order_mark_is_skipped_once_at_the_start_of_a_program(arena: Arena) -> None:
     assert (await arena.sandbox.run("\ufeffprint(1)")).stdout == "1\n"
     assert (await arena.sandbox.compile("\ufeff# \ufeff\nx = 1")).ok
-    assert (await arena.sandbox.run_tests("\ufeffdef f(x):\n    return x", [Call("f", [2])]))[0].returned() == 2
+    assert (await arena.sandbox.run_tests("\ufeffdef f(x):\n    return x", [FunctionCall("f", [2])]))[0].returned() == 2
     assert (await arena.sandbox.run("\ufeff\ufeffprint(1)")).reason == "compile"
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from verl.trainer.checkpoint.store import CheckpointError, CheckpointStore, find_checkpoint, read_state
+from verl.trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_state
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, TrainerConfig
 from verl.trainer.placement.table import Placement, build_placement
+from verl.utils.checkpoint import CheckpointError
 
 PLACEMENT = build_placement(AgentConfig(agent_ids=["A"], model_ids=["org/a"]), ActorRolloutRefConfig())
 STATE = {"placement": PLACEMENT.signature()}

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.workers.engine.parts import ADAPTERS, ONE_PIECE, make_adapter_engine, train_adapter
+from tests.workers.engine.builders import ADAPTERS, ONE_PIECE, make_adapter_engine, train_adapter
 from verl.workers.engine.state import save_engine
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.workers.engine.parts import gradients, make_engine, make_value_engine, settings_of, value_gradients
+from tests.workers.engine.builders import gradients, make_engine, make_value_engine, settings_of, value_gradients
 from verl.workers.engine import MicroBatchRule
 from verl.workers.engine.state import save_engine
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
-from tests.workers.engine.parts import ADAPTERS, ONE_PIECE, make_adapter_engine, make_engine, make_rows, train_adapter
+from tests.workers.engine.builders import ADAPTERS, ONE_PIECE, make_adapter_engine, make_engine, make_rows, train_adapter
 from verl.models.loader import load_tokenizer
 from verl.single_controller.worker import find_free_port
 from verl.trainer.config import FSDPConfig

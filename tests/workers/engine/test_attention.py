@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
-from tests.workers.engine.parts import ONE_PIECE, make_engine, make_rows
+from tests.workers.engine.builders import ONE_PIECE, make_engine, make_rows
 from verl.workers.engine import MicroBatchRule
 from verl.workers.engine.attention import check_packable, packed_attention, plan_packing
 

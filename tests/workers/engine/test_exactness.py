@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.engine.parts import (
+from tests.workers.engine.builders import (
     ONE_PIECE,
     PREPARED,
     full_loss,

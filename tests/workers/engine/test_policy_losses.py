@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.engine.parts import ONE_PIECE, gradients, largest_difference, loss_settings, make_engine, make_rows
+from tests.workers.engine.builders import ONE_PIECE, gradients, largest_difference, loss_settings, make_engine, make_rows
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.registry import POLICY_LOSSES

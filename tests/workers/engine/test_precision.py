@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.engine.parts import gradients, make_engine, make_rows
+from tests.workers.engine.builders import gradients, make_engine, make_rows
 from verl.trainer.config import FSDPConfig
 from verl.workers.engine import fsdp_engine, offload
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.engine.parts import ONE_PIECE, full_loss, make_engine, make_rows
+from tests.workers.engine.builders import ONE_PIECE, full_loss, make_engine, make_rows
 from verl.models.loader import load_tokenizer
 from verl.trainer.config import ActorConfig, OptimConfig
 from verl.utils.checkpoint import CheckpointError, stored_tensors

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.engine.parts import ONE_PIECE, largest_difference, make_rows, make_value_engine, save_value_model, value_gradients
+from tests.workers.engine.builders import ONE_PIECE, largest_difference, make_rows, make_value_engine, save_value_model, value_gradients
 from verl.models.loader import load_tokenizer
 from verl.trainer.config import CriticConfig, FSDPConfig, OptimConfig
 from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
@@ -104,7 +104,7 @@ def test_a_resumed_critic_equals_an_uninterrupted_one_and_opens_in_plain_transfo
 
 
 def test_a_policys_checkpoint_is_no_critics(tiny_model_dir: Path, tmp_path: Path) -> None:
-    from tests.workers.engine.parts import make_engine
+    from tests.workers.engine.builders import make_engine
 
     save_engine(make_engine(tiny_model_dir), tmp_path / "saved", None)
     with pytest.raises(CheckpointError, match=r"another model.*score"):

@@ -10,12 +10,10 @@ import torch
 from verl.models.fingerprint import model_fingerprint
 from verl.models.loader import CAUSAL_LM, DTYPES, ModelLoader
 from verl.models.value_model import VALUE_MODEL
-from verl.trainer.checkpoint.store import CheckpointError
 from verl.trainer.config import FSDPConfig, RunConfig, TrainedModelConfig
 from verl.trainer.placement.table import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents, critic_config
-from verl.utils.checkpoint import CheckpointError as ShardError
-from verl.utils.checkpoint import read_meta
+from verl.utils.checkpoint import CheckpointError, read_meta
 
 
 def fingerprints(specs: Iterable[WorkerGroupSpec]) -> dict[str, str]:
@@ -51,7 +49,7 @@ def check_saved_models(folder: Path, config: RunConfig, placement: Placement) ->
 def _check_saved(saved: Path, model: TrainedModelConfig, fsdp: FSDPConfig, loader: ModelLoader, key: str) -> None:
     try:
         parameters = dict(read_meta(saved)["model"])
-    except ShardError:
+    except CheckpointError:
         return  # the worker that reads it says what is wrong with it
     dtype = DTYPES[fsdp.model_dtype]
     found = {name: text.rpartition(" ") for name, text in parameters.items()}

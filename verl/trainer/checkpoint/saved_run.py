@@ -10,11 +10,11 @@ import torch
 
 from verl.models.lora import peft_names
 from verl.trainer.checkpoint.given_models import fingerprints, stay_as_given
-from verl.trainer.checkpoint.store import CONFIG_FILE, POINTER, STATE_FILE, CheckpointError, CheckpointStore, read_state
+from verl.trainer.checkpoint.store import CONFIG_FILE, POINTER, STATE_FILE, CheckpointStore, read_state
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import load_config
 from verl.trainer.placement.table import Placement, WorkerGroupSpec, build_placement
-from verl.utils.checkpoint import stored_tensors
+from verl.utils.checkpoint import CheckpointError, stored_tensors
 from verl.utils.tracking.jsonl import read_steps
 
 

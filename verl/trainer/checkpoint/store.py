@@ -12,15 +12,11 @@ from typing import Any
 
 from verl.trainer.config import TrainerConfig
 from verl.trainer.placement.table import Placement
-from verl.utils.checkpoint import fsync_tree
+from verl.utils.checkpoint import CheckpointError, fsync_tree
 
 POINTER = "latest_checkpointed_iteration.txt"
 STATE_FILE = "trainer_state.json"
 CONFIG_FILE = "config.yaml"
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, found or used."""
 
 
 @dataclass(frozen=True)

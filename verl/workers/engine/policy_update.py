@@ -10,7 +10,7 @@ import torch
 
 from verl.trainer.config import ActorConfig, RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import MiniBatch, agg_loss, find_preparation, get_policy_loss_fn, kl_penalty, masked_mean
-from verl.trainer.ppo.core_algos.policy_losses.parts import clip_range
+from verl.trainer.ppo.core_algos.policy_losses.common import clip_range
 from verl.trainer.ppo.core_algos.rollout_correction import SamplerGap, sampler_gap
 from verl.workers.engine.forward import INPUT_KEYS
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows

@@ -18,7 +18,7 @@ import json
 from textwrap import indent
 from typing import Any
 
-from agent_system.sandbox import Call, Reason, SandboxError, shared_sandbox
+from agent_system.sandbox import FunctionCall, Reason, SandboxError, shared_sandbox
 from agent_system.workflows.code.world.problem import Case
 
 # Sources that run in the sandbox, inside of functions, so that they take no names of a program. A program may end in the middle of a
@@ -231,7 +231,7 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
     calls: list[Any] = []
     count = 1
     while len(calls) < count:
-        result = (await shared_sandbox().run_tests(source, [Call("_record", [function, len(calls), most])]))[0]
+        result = (await shared_sandbox().run_tests(source, [FunctionCall("_record", [function, len(calls), most])]))[0]
         if result.reason is Reason.SANDBOX:
             raise SandboxError(f"a reference solution could not be run: {result.message}")
         if not result.ok:

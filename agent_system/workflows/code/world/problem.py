@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
-from agent_system.sandbox import Call, Test
+from agent_system.sandbox import FunctionCall, Test
 from agent_system.sandbox.result import parse_json
 
 
@@ -27,7 +27,7 @@ class Case:
 
     def test(self, function: str) -> Test:
         """What the sandbox is asked to run."""
-        return Call(function, self.given) if function else str(self.given)
+        return FunctionCall(function, self.given) if function else str(self.given)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from agent_system.sandbox import Call, Reason, RunResult, Test, shared_sandbox
+from agent_system.sandbox import FunctionCall, Reason, RunResult, Test, shared_sandbox
 from agent_system.workflows.code.world.assertions import ANSWER, ANSWER_NAME
 from agent_system.workflows.code.world.judge import as_json, in_order, is_as_finite, same_kind, same_output, same_python, same_value
 from agent_system.workflows.code.world.problem import Case, Problem
@@ -62,7 +62,7 @@ async def check_program(
     """
     exact = problem.python_values and truth is Truth.EXPECTED
     if problem.python_values:
-        tests: list[Test] = [Call(ANSWER_NAME, [problem.function, case.given, exact]) for case in cases]
+        tests: list[Test] = [FunctionCall(ANSWER_NAME, [problem.function, case.given, exact]) for case in cases]
         results = await shared_sandbox().run_tests(program + ANSWER, tests)
     else:
         results = await shared_sandbox().run_tests(program, [case.test(problem.function) for case in cases])
@@ -127,7 +127,7 @@ async def _put_in(problem: Problem, answers: Sequence[tuple[Case, Any]], others:
     """
 
     async def hold(*groups: Sequence[tuple[Case, Any]]) -> list[bool]:
-        calls = [Call("judge_answers", stdin=json.dumps([[case.given, answer[0]] for case, answer in group])) for group in groups]
+        calls = [FunctionCall("judge_answers", stdin=json.dumps([[case.given, answer[0]] for case, answer in group])) for group in groups]
         return [
             (said := _answer(result, "judge")) is not None and said[0] is True
             for result in await shared_sandbox().run_tests(problem.checker, calls)
@@ -147,11 +147,11 @@ async def _ask(problem: Problem, answers: Sequence[tuple[Case, Any]], truth: Tru
     """The special judge's verdicts; a judge that fails approves of nothing."""
     if not answers:
         return []
-    asked: list[Call] = []
+    asked: list[FunctionCall] = []
     if truth is not Truth.FOUND:
-        asked += [Call("judge", [case.given, case.expected, answer[0]]) for case, answer in answers]
+        asked += [FunctionCall("judge", [case.given, case.expected, answer[0]]) for case, answer in answers]
     if truth is not Truth.EXPECTED:
-        asked += [Call("judge", [case.given, answer[0], case.expected]) for case, answer in answers]
+        asked += [FunctionCall("judge", [case.given, answer[0], case.expected]) for case, answer in answers]
     results = await shared_sandbox().run_tests(problem.checker, asked)
     verdicts = [(said := _answer(result, "judge")) is not None and said[0] is True for result in results]
     return [all(verdicts[i :: len(answers)]) for i in range(len(answers))]

@@ -28,7 +28,7 @@ class Game:
     """
 
     def __init__(self, world: World, random_seats: Sequence[str]) -> None:
-        """Seat the team. Raises AgentSystemError for a random seat that does not exist, or when none is left for the team."""
+        """Give the team its seats. Raises AgentSystemError for a random seat that does not exist, or when none is left for the team."""
         unknown = [seat for seat in random_seats if seat not in world.seats]
         listed = ", ".join(world.seats)
         if unknown:

@@ -4,7 +4,7 @@ import pytest
 
 from agent_system import AgentSystemError, Task
 from agent_system.options import build_options
-from agent_system.sandbox import Call
+from agent_system.sandbox import FunctionCall
 from agent_system.workflows.code import CodeEnv, CodeEnvOptions, CodeOptions
 from agent_system.workflows.code.world.problem import Case, read_problem
 from agent_system.workflows.code.world.rows import make_row
@@ -16,7 +16,7 @@ def test_a_row_says_what_the_world_needs() -> None:
     assert row["prompt"][0]["content"] == "Solve it." and row["extra_info"]["level"] == "easy"
     problem = read_problem(Task("t", "", ground_truth=row["reward_model"]["ground_truth"], extra=row["extra_info"]))
     assert problem.cases == tuple(cases) and (problem.function, problem.reference, problem.checker) == ("solve", "R", "C")
-    assert problem.cases[0].test("solve") == Call("solve", [1, "a"]) and Case("1\n", "").test("") == "1\n"
+    assert problem.cases[0].test("solve") == FunctionCall("solve", [1, "a"]) and Case("1\n", "").test("") == "1\n"
 
 
 @pytest.mark.parametrize(

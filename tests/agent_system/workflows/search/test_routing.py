@@ -87,7 +87,7 @@ async def test_agents_that_do_not_depend_on_each_other_speak_at_the_same_time(ma
 
     collector = await asyncio.to_thread(make_collector, TEAM | {VERIFIER: verifier}, {"url": misbehaving.url})
     for name in (SEARCH, ANSWER):
-        collector.seats[name].binding.client._delay = _meeting(name, barrier, met)
+        collector.runtimes[name].binding.client._delay = _meeting(name, barrier, met)
     result = await collector.collect(tasks("known", "new"), 1, step=0)
     assert set(met) == {SEARCH, ANSWER}
     assert not any(e.failed for e in result.episodes)

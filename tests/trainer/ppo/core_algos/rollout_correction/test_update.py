@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.parts import ONE_PIECE, gradients, largest_difference, make_engine, make_rows
+from tests.workers.engine.builders import ONE_PIECE, gradients, largest_difference, make_engine, make_rows
 from verl.protocol import DataProto
 from verl.trainer.config import ActorConfig, RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, need_config, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.common import check_loss_inputs, need_config, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.policy_losses.preparation import (
     MiniBatch,
     find_preparation,

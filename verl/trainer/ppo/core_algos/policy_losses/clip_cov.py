@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from verl.trainer.ppo.core_algos.policy_losses.common import check_loss_inputs, clamped_log_ratio, clip_range, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.policy_losses.covariance import token_covariance
-from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clamped_log_ratio, clip_range, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, prepared_columns, register_preparation
 from verl.trainer.ppo.registry import register_policy_loss
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.parts import check_loss_inputs, clip_range, row_mean, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.common import check_loss_inputs, clip_range, row_mean, token_metrics, weighted_loss
 from verl.trainer.ppo.registry import register_policy_loss
 
 # Upper bound of the log of a sequence's ratio.

@@ -12,14 +12,14 @@ from agent_system.rollout.forks import CLOSE_TIMEOUT_S
 logger = logging.getLogger(__name__)
 
 
-class Speakers:
+class EpisodeTasks:
     """Tasks of one episode, those that an orchestra made for its calls included."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any] | None] = set()
 
     def enter(self) -> None:
-        """The running task makes a call."""
+        """Register the running task, which makes a call."""
         self._tasks.add(asyncio.current_task())
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -28,13 +28,13 @@ class Speakers:
         self._tasks.add(task)
         return task
 
-    async def silence(self, episode: str) -> None:
-        """Cancel all but the running task and wait for their ends; one that does not end is given up with a warning."""
+    async def cancel_others(self, episode: str) -> None:
+        """Cancel all but the running task and wait for them; tasks that ignore the cancellation are abandoned with a warning."""
         me = asyncio.current_task()
         while others := [task for task in self._tasks if task is not None and task is not me and not task.done()]:
             for task in others:
                 task.cancel()
-            _, deaf = await asyncio.wait(others, timeout=CLOSE_TIMEOUT_S)
-            if deaf:
-                logger.warning("%d calls of episode %s did not end when they were cancelled; given up", len(deaf), episode)
+            _, pending = await asyncio.wait(others, timeout=CLOSE_TIMEOUT_S)
+            if pending:
+                logger.warning("%d calls of episode %s did not end when they were cancelled; given up", len(pending), episode)
                 return

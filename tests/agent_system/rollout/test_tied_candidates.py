@@ -10,7 +10,7 @@ import pytest
 
 from agent_system import Outcome, Task
 from agent_system.rollout import TreeSettings
-from agent_system.rollout.ties import ENOUGH_CALLS
+from agent_system.rollout.tied_candidates import ENOUGH_CALLS
 
 from .test_tree import CALL, Adder, InTurn, Speaker
 

@@ -31,7 +31,7 @@ def tied(candidates: Sequence[Sample]) -> bool:
     return len({sample.mixed_reward for sample in candidates}) == 1
 
 
-class TieWatch:
+class TiedCandidateMonitor:
     """Says once that `step` pays, which no candidate gets, and once of each agent that its candidates (nearly) always tie.
 
     Ties count where actions differ. It looks at agents that learn, and at the first calls of a run only: later on an agent may do

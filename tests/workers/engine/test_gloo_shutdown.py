@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from verl.workers.engine.leave import THREAD_NAME, settle
+from verl.workers.engine.gloo_shutdown import THREAD_NAME, settle
 
 
 def write_thread(tasks: Path, number: int, name: str, state: str) -> None:
