@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from agent_system.errors import AgentSystemError, suggestion
+from agent_system.errors import AgentSystemError
 from agent_system.projection import Projection, Projector, raw_text
+from verl.utils.names import did_you_mean
 
 Message = dict[str, str]
 
@@ -82,7 +83,7 @@ class BaseAgent:
         except KeyError as error:
             name = str(error.args[0])
             raise AgentSystemError(
-                f"the prompt of {self.agent_id!r} uses {{{name}}}, which turn.act() did not pass{suggestion(name, variables)}; "
+                f"the prompt of {self.agent_id!r} uses {{{name}}}, which turn.act() did not pass{did_you_mean(name, variables)}; "
                 f"available: {', '.join(sorted(variables))}"
             ) from error
         except (ValueError, IndexError) as error:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import html
 import re
-from collections.abc import Iterable
 from urllib.parse import unquote, urlsplit
 
 
@@ -13,11 +11,8 @@ class AgentSystemError(ValueError):
     """A workflow, agent or environment is set up in a way that cannot run."""
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the name nearest to `name`, or an empty string."""
-    by_folded = {k.lower(): k for k in known}
-    near = difflib.get_close_matches(name.lower(), by_folded, n=1, cutoff=0.5)
-    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
+class SandboxError(AgentSystemError):
+    """The sandbox cannot be what was asked for; not: a program that failed, which is a result."""
 
 
 def masked(text: str, *secrets: str | None) -> str:
@@ -38,11 +33,6 @@ def _spellings(character: str) -> str:
     named = re.escape(html.escape(character)).replace("&", "&(?:amp;){0,4}")
     plus = r"|\+" if character == " " else ""
     return rf"(?i:{backslash}{{0,8}})(?:{re.escape(character)}|(?i:{json_code}|{percent}|{entity})|{named}{plus})"
-
-
-def without_password(url: str) -> str:
-    """A URL as it may be shown: `***` for the user and password that it may hold."""
-    return re.sub(r"(?<=//)[^/?#]*@", "***@", url, count=1)
 
 
 def password(url: str) -> str | None:

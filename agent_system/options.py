@@ -10,7 +10,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent_system.errors import AgentSystemError, suggestion
+from agent_system.errors import AgentSystemError
+from verl.utils.names import did_you_mean
 
 T = TypeVar("T")
 _SCALARS = {bool, int, float, str, NoneType}
@@ -40,7 +41,7 @@ def build_options(cls: type[T], values: Mapping[str, Any] | None, where: str) ->
     for name, value in values.items():
         if name not in valid:
             listed = ", ".join(sorted(valid)) or "none (it takes no options)"
-            raise AgentSystemError(f"{where}.{name} is not an option{suggestion(name, valid)}; valid: {listed}")
+            raise AgentSystemError(f"{where}.{name} is not an option{did_you_mean(name, valid)}; valid: {listed}")
         kind = hints[name]
         if {*(get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind])} <= _SCALARS:
             values[name] = _validated(value, kind, f"{where}.{name}")
@@ -62,7 +63,7 @@ def _validated(value: Any, kind: Any, name: str) -> Any:
 def check_choice(name: str, value: str, known: Collection[str]) -> None:
     """Raise AgentSystemError unless `value` of the option called `name` is one of `known`."""
     if value not in known:
-        raise AgentSystemError(f"{name} must be one of {', '.join(known)}, found {value!r}{suggestion(value, known)}")
+        raise AgentSystemError(f"{name} must be one of {', '.join(known)}, found {value!r}{did_you_mean(value, known)}")
 
 
 def check_floats(options: Any, where: str) -> None:

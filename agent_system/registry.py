@@ -16,8 +16,9 @@ from typing import Generic, TypeVar, cast
 
 from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv
-from agent_system.errors import AgentSystemError, suggestion
+from agent_system.errors import AgentSystemError
 from agent_system.orchestra import BaseOrchestra
+from verl.utils.names import did_you_mean
 
 PLUGIN_GROUP = "verl_mas.plugins"
 ANY = "*"
@@ -73,7 +74,7 @@ class Registry(Generic[T]):
                 return self._entries[place]
         known = sorted({*self.names(orchestra=orchestra), *(built_in_workflows() if orchestra is None else ())})
         elsewhere = sorted({str(s) for s, n in self._entries if n == name and s is not None})
-        hint = f" (it exists in the scope of orchestra {', '.join(elsewhere)})" if elsewhere else suggestion(name, known)
+        hint = f" (it exists in the scope of orchestra {', '.join(elsewhere)})" if elsewhere else did_you_mean(name, known)
         raise AgentSystemError(
             f"no {self.kind} named {name!r}{f' for orchestra {orchestra!r}' if orchestra else ''}{hint}; "
             f"known: {', '.join(known) or 'none'}. A module of your own must be imported first: agent.plugins=[your.module]"

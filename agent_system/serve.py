@@ -2,8 +2,7 @@
 
     python -m agent_system.serve CHECKPOINT "What is 3 + 4?"
 
-Without a question it is read from a pipe, or asked for. One of the two entry points that know both halves of the house: agents,
-orchestra and environment play as in a validation, against engines that hold the checkpoint's weights, in this process.
+Without a question it is read from a pipe, or asked for. See `agent_system.launch.serving`.
 """
 
 from __future__ import annotations
@@ -12,58 +11,14 @@ import argparse
 import asyncio
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 
 from rich.console import Console
 
-from agent_system.conversation import Conversation, questions, show
-from agent_system.registry import EnvRegistry
-from agent_system.sandbox import close_shared
-from verl.trainer.checkpoint.saved_run import SavedRun
-from verl.trainer.config.cross_checks import check_untrained
-from verl.trainer.main_ppo import (
-    USER_ERRORS,
-    build_collector,
-    check_endpoints,
-    check_team,
-    fail,
-    remote_bindings,
-    start_sandbox,
-)
-from verl.trainer.ppo.controller import build_controller, resolve_device
-from verl.trainer.run_parts import load_group_tokenizer, resolve_defaults
-from verl.trainer.serving import for_serving, serve_weights, serving_team
-
-
-@contextmanager
-def conversation(checkpoint: str, *, greedy: bool = False, device: str = "auto") -> Iterator[Conversation]:
-    """Load the team of a checkpoint and take its engines down again.
-
-    Raises one of `USER_ERRORS`: no checkpoint, a workflow that is not installed, an environment that takes no questions, a model that is
-    not there, or a server of `agent.api` that does not answer.
-    """
-    saved = SavedRun.open(checkpoint)
-    config, placement = for_serving(saved.config, device), saved.placement
-    resolve_device(device)
-    resolve_defaults(config)
-    check_team(config)
-    check_untrained(config, placement)
-    tokenizers = {group.wg_id: load_group_tokenizer(group) for group in placement.groups}
-    env = EnvRegistry.get(config.env.env_name)
-    Conversation(build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers)).collector, env)
-    check_endpoints(remote_bindings(config, placement).values())
-    with ExitStack() as started:
-        start_sandbox(config)
-        started.callback(close_shared)
-        controller = build_controller(config)
-        started.callback(controller.shutdown)
-        team = serving_team(config, placement, controller)
-        started.callback(team.shutdown)
-        team.start()
-        team.init_model(1)
-        serve_weights(saved, team)
-        yield Conversation(build_collector(config, placement, tokenizers, team.clients).collector, env, greedy)
+from agent_system.conversation import questions, show
+from agent_system.launch.checks import USER_ERRORS
+from agent_system.launch.serving import conversation
+from verl.trainer.config.entry import fail
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

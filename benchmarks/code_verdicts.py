@@ -31,9 +31,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agent_system.sandbox import Limits, SandboxSettings, close_shared, configure, shared_sandbox
+from agent_system.sandbox import close_shared, configure, shared_sandbox
 from agent_system.workflows.code.world.prepare import Preparation, solve
 from agent_system.workflows.code.world.problem import Problem
 from agent_system.workflows.code.world.runs import check_program
@@ -207,7 +209,9 @@ def main() -> None:
     logging.getLogger("asyncio").setLevel(logging.INFO)
     with (gzip.open if args.rows.suffix == ".gz" else open)(args.rows, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file if line.strip()]
-    configure(SandboxSettings(min_level="rlimits", workers=args.workers, max_timeouts=1, limits=Limits(cpu_s=CPU_S, wall_s=20 * CPU_S)))
+    configure(
+        SandboxConfig(min_level="rlimits", workers=args.workers, max_timeouts=1, limits=SandboxLimitsConfig(cpu_s=CPU_S, wall_s=20 * CPU_S))
+    )
     try:
         result = asyncio.run(measure(rows, args))
     finally:

@@ -27,12 +27,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system import AgentRegistry, BaseAgent, BaseEnv, BaseOrchestra, EnvRegistry, Observation, OrchestraRegistry, Outcome, Task, Turn
+from agent_system.launch import train as launch
 from agent_system.projection import Projection
 from examples.embedded.math.tasks import generate_split, to_row
 from recipe.runs import overrides_of, read_metrics
 from verl.models.loader import without_progress_bars
 from verl.models.tiny import TinyModelSize, make_tiny_model
-from verl.trainer import main_ppo
 from verl.trainer.config.entry import compose_config
 
 MEMORY = "perf/cpu_memory_used_gb"
@@ -123,7 +123,7 @@ def shared_settings(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def train(overrides: list[str]) -> None:
     """What `python -m verl.trainer.main_ppo` does with these overrides."""
-    main_ppo.run(compose_config(overrides))
+    launch.run(compose_config(overrides))
 
 
 def apart(call: Callable[..., object], *args: object) -> None:

@@ -29,9 +29,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from verl.trainer.config.sandbox import SandboxConfig
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agent_system.sandbox import SandboxSettings
 from agent_system.sandbox.local import LocalSandbox
 
 logger = logging.getLogger("sandbox")
@@ -124,7 +125,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    sandbox = LocalSandbox(SandboxSettings(level=args.level, min_level="rlimits", workers=args.workers))
+    sandbox = LocalSandbox(SandboxConfig(level=args.level, min_level="rlimits", workers=args.workers))
     try:
         found = asyncio.run(measure(args, sandbox))
     finally:

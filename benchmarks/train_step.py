@@ -210,21 +210,26 @@ def make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
 
 def measure(config: RunConfig) -> Duel:
     """Train as `main_ppo` does, with the duel as collector and tracker; returns it."""
-    from verl.trainer import main_ppo
+    from agent_system.launch.checks import build_datasets, check_team
+    from agent_system.launch.collector import build_collector
+    from verl.trainer.derived import load_group_tokenizer, resolve_defaults, run_dir_of
+    from verl.trainer.ppo.controller import build_controller
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+    from verl.trainer.ppo.team import TeamWorkers
 
-    main_ppo.resolve_defaults(config)
-    main_ppo.check_team(config)
+    resolve_defaults(config)
+    check_team(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
-    tokenizers = {group.wg_id: main_ppo.load_group_tokenizer(group) for group in placement.groups}
-    train, _ = main_ppo.build_datasets(config, next(iter(tokenizers.values())))
-    run_dir = main_ppo.run_dir_of(config)
-    controller = main_ppo.build_controller(config)
-    team = main_ppo.TeamWorkers(config, placement, controller)
+    tokenizers = {group.wg_id: load_group_tokenizer(group) for group in placement.groups}
+    train, _ = build_datasets(config, next(iter(tokenizers.values())))
+    run_dir = run_dir_of(config)
+    controller = build_controller(config)
+    team = TeamWorkers(config, placement, controller)
     try:
         team.start()
-        collector = main_ppo.build_collector(config, placement, tokenizers, team.clients)
+        collector = build_collector(config, placement, tokenizers, team.clients)
         duel = Duel(collector, BareTeam(Path(str(config.actor_rollout_ref.model.path)), len(placement.groups)))
-        main_ppo.RayPPOTrainer(config, placement, team, duel, train, None, duel, run_dir).fit()  # type: ignore[arg-type]
+        RayPPOTrainer(config, placement, team, duel, train, None, duel, run_dir).fit()  # type: ignore[arg-type]
         duel.peak_gib += peak_gib(*psutil.Process().children(recursive=True))
         return duel
     finally:

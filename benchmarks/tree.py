@@ -32,13 +32,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.run import TreeConfig
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
 from agent_system import BaseEnv, Projection, Task
-from agent_system.reward import RewardSettings
-from agent_system.rollout import AgentBinding, Collector, CollectorSettings, EnvFactory, TreeSettings
+from agent_system.rollout import AgentBinding, Collector, CollectorSettings, EnvFactory
 from agent_system.workflows import plan_path, sokoban, sudoku
 from agent_system.workflows.plan_path.team import PlanPathOrchestra
 from agent_system.workflows.plan_path.world.generate import generate
@@ -105,8 +107,8 @@ class Prompts:
         sampling = SamplingParams(self.args.tokens, stop_token_ids=(self.tokenizer.eos_token_id,))
         agents = {plan_path.TOOL: Tool(config=SHORT), plan_path.EXECUTOR: Executor(config=SHORT)}
         bindings = {name: AgentBinding(name, "policy", "wg", engine, self.tokenizer, sampling, sampling, 384) for name in agents}
-        tree = TreeSettings(k, self.args.select) if k > 1 else None
-        settings = CollectorSettings(max_steps=self.args.turns, max_failure_rate=0.0, reward=RewardSettings(team_scope="call"), tree=tree)
+        tree = TreeConfig(k=k, select=self.args.select) if k > 1 else None
+        settings = CollectorSettings(max_steps=self.args.turns, max_failure_rate=0.0, reward=RewardConfig(team_scope="call"), tree=tree)
         world = EnvFactory(plan_path.PlanPathEnv, plan_path.PlanPathEnvOptions(view="compact"))
         return Collector(PlanPathOrchestra(SHORT), agents, world, bindings, settings)
 

@@ -29,7 +29,7 @@ PRELOADED = (
     "ray",
     "torch",
     "transformers.models.qwen3.modeling_qwen3",
-    "verl.trainer.main_ppo",
+    "agent_system.launch.train",
     "verl.trainer.sft_trainer",
     "verl.workers.critic_worker",
     "verl.workers.policy_worker",

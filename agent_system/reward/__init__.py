@@ -2,6 +2,6 @@
 
 from agent_system.reward.assign import assign_rewards
 from agent_system.reward.mixing import mix
-from agent_system.reward.settings import OverlongBuffer, PropagationSettings, RewardSettings
+from verl.trainer.config.reward import OverlongBufferConfig, PropagationConfig, RewardConfig
 
-__all__ = ["OverlongBuffer", "PropagationSettings", "RewardSettings", "assign_rewards", "mix"]
+__all__ = ["OverlongBufferConfig", "PropagationConfig", "RewardConfig", "assign_rewards", "mix"]

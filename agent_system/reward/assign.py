@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +12,13 @@ from agent_system.reward.mixing import mix
 from agent_system.reward.penalties import invalid_action, overlong
 from agent_system.reward.propagation import Chains, propagate
 from agent_system.reward.scope import step_rewards, team_rewards
-from agent_system.reward.settings import RewardSettings
-from agent_system.reward.shaping import SHAPINGS, Places
+from agent_system.reward.shaping import SHAPING_FUNCTIONS, Places
+from verl.trainer.config.reward import RewardConfig
 
 
-def assign_rewards(records: Sequence[EpisodeRecord], settings: RewardSettings) -> tuple[list[EpisodeRecord], dict[str, float]]:
+def assign_rewards(
+    records: Sequence[EpisodeRecord], settings: RewardConfig, invalid_action_penalty: Mapping[str, float] | None = None
+) -> tuple[list[EpisodeRecord], dict[str, float]]:
     """Fill in every reward term of the samples of the episodes that did not fail.
 
     `reward = shaping(alpha * team + local) - invalid_penalty - overlong_penalty`, where `team` follows `team_scope` or, when there
@@ -25,7 +27,8 @@ def assign_rewards(records: Sequence[EpisodeRecord], settings: RewardSettings) -
 
     Args:
         records: all episodes of one collection.
-        settings: see `RewardSettings`.
+        settings: the keys under `reward`.
+        invalid_action_penalty: agent -> penalty of a reply that cannot be parsed; 0 for agents that are not listed.
 
     Returns:
         The episodes in the same order, and the metrics of propagation (`reward/propagation/*`).
@@ -40,11 +43,12 @@ def assign_rewards(records: Sequence[EpisodeRecord], settings: RewardSettings) -
     chains, places = _chains(played, samples, settings.team_scope), _places(played)
     credited = propagate(chains, settings.propagation)
     mixed = mix(credited.team, credited.local, settings.alpha)
-    invalid = invalid_action(*_validity(samples, settings))
+    coefficients = [(invalid_action_penalty or {}).get(s.agent_id, 0.0) for s in samples]
+    invalid = invalid_action(np.array([s.valid for s in samples], dtype=bool), np.array(coefficients, dtype=np.float64))
     too_long = overlong(
         np.array([len(s.generation.token_ids) for s in samples]), np.array([s.max_tokens for s in samples]), settings.overlong_buffer
     )
-    reward = SHAPINGS[settings.shaping](mixed, places, settings) - invalid - too_long
+    reward = SHAPING_FUNCTIONS[settings.shaping](mixed, places, settings) - invalid - too_long
     step = np.array([value for r in played for value in step_rewards(r, settings.alpha)], dtype=np.float64) - invalid - too_long
     columns = zip(credited.team.tolist(), step.tolist(), mixed.tolist(), invalid.tolist(), too_long.tolist(), reward.tolist(), strict=True)
     rewarded = iter([_with(s, *terms) for s, terms in zip(samples, columns, strict=True)])
@@ -79,8 +83,3 @@ def _hops(played: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
         calls = [(s.turn, s.call) for s in record.samples]
         hops.append(np.cumsum([before != call for before, call in zip([None, *calls], calls, strict=False)]))
     return np.concatenate(hops), np.concatenate([np.full(len(hop), hop[-1]) for hop in hops])
-
-
-def _validity(samples: Sequence[Sample], settings: RewardSettings) -> tuple[np.ndarray, np.ndarray]:
-    coefficients = [settings.invalid_action_penalty.get(s.agent_id, 0.0) for s in samples]
-    return np.array([s.valid for s in samples], dtype=bool), np.array(coefficients, dtype=np.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent_system.reward.settings import OverlongBuffer
+from verl.trainer.config.reward import OverlongBufferConfig
 
 
 def invalid_action(valid: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
@@ -19,7 +19,7 @@ def invalid_action(valid: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     return np.where(valid, 0.0, coefficients)
 
 
-def overlong(lengths: np.ndarray, limits: np.ndarray, buffer: OverlongBuffer) -> np.ndarray:
+def overlong(lengths: np.ndarray, limits: np.ndarray, buffer: OverlongBufferConfig) -> np.ndarray:
     """`factor * clip((length - (limit - len)) / len, 0, 1)`, `[calls]` (DAPO, arXiv 2503.14476, equation 13 with its sign turned).
 
     Keys: `reward.overlong_buffer.enable`, `reward.overlong_buffer.len`, `reward.overlong_buffer.penalty_factor`.

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agent_system.errors import AgentSystemError
-from agent_system.reward.settings import PropagationSettings
+from verl.trainer.config.reward import PropagationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Propagated:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def propagate(chains: Chains, settings: PropagationSettings) -> Propagated:
+def propagate(chains: Chains, settings: PropagationConfig) -> Propagated:
     """Credit every call. Raises AgentSystemError for a local reward outside `local_range`, naming the agent and the value."""
     if settings.mode == "none":
         return Propagated(chains.team, chains.local)
@@ -79,7 +79,7 @@ def propagate(chains: Chains, settings: PropagationSettings) -> Propagated:
     return _threshold(chains, local, settings)
 
 
-def scaled(chains: Chains, local_range: tuple[float, float]) -> np.ndarray:
+def scaled(chains: Chains, local_range: Sequence[float]) -> np.ndarray:
     """Local rewards as shares of `local_range`, 0..1; of a call that was given none, 0's share, or the nearest end of the range."""
     low, high = local_range
     outside = np.flatnonzero(chains.given & ((chains.local < low) | (chains.local > high)))
@@ -93,7 +93,7 @@ def scaled(chains: Chains, local_range: tuple[float, float]) -> np.ndarray:
     return np.clip((chains.local - low) / (high - low), 0.0, 1.0)
 
 
-def _threshold(chains: Chains, local: np.ndarray, settings: PropagationSettings) -> Propagated:
+def _threshold(chains: Chains, local: np.ndarray, settings: PropagationConfig) -> Propagated:
     theta = settings.theta
     if settings.theta_quantile is not None and chains.given.any():
         theta = float(np.quantile(local[chains.given], settings.theta_quantile))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent_system.reward.settings import RewardSettings
+from verl.trainer.config.reward import SHAPINGS, RewardConfig
 
 
 @dataclass(frozen=True)
@@ -40,40 +40,40 @@ class Places:
     hops: np.ndarray
 
 
-def default(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+def default(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
     """`r`."""
     return rewards
 
 
-def turn_weighted(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+def turn_weighted(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
     """`r * turn / turns`: later turns weigh more, linearly."""
     return rewards * at.turn / at.turns
 
 
-def discount(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+def discount(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
     """`r * gamma^(turns - turn)`: earlier turns weigh less, by `reward.shaping_gamma` a turn."""
     return rewards * settings.shaping_gamma ** (at.turns - at.turn)
 
 
-def hop_weighted(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+def hop_weighted(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
     """`r * hop / hops`: later calls weigh more, linearly."""
     return rewards * at.hop / at.hops
 
 
-def hop_discount(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+def hop_discount(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
     """`r * gamma^(hops - hop)`: earlier calls weigh less, by `reward.shaping_gamma` a call."""
     return rewards * settings.shaping_gamma ** (at.hops - at.hop)
 
 
-def binary(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+def binary(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
     """`1 if r > threshold else 0`, with `reward.shaping_threshold`."""
     return (rewards > settings.shaping_threshold).astype(np.float64)
 
 
-def normalized(rewards: np.ndarray, at: Places, settings: RewardSettings) -> np.ndarray:
+def normalized(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
     """`clip(r, -1, 1)`: no single reward dominates a group."""
     return np.clip(rewards, -1.0, 1.0)
 
 
-Shaping = Callable[[np.ndarray, Places, RewardSettings], np.ndarray]
-SHAPINGS: dict[str, Shaping] = {f.__name__: f for f in (default, turn_weighted, discount, hop_weighted, hop_discount, binary, normalized)}
+Shaping = Callable[[np.ndarray, Places, RewardConfig], np.ndarray]
+SHAPING_FUNCTIONS: dict[str, Shaping] = {name: globals()[name] for name in SHAPINGS}

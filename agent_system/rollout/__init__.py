@@ -3,7 +3,8 @@
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult, EnvFactory, TooManyFailuresError
-from agent_system.rollout.settings import CollectorSettings, TreeSettings
+from agent_system.rollout.settings import CollectorSettings
+from verl.trainer.config.run import TreeConfig
 
 __all__ = [
     "AgentBinding",
@@ -14,5 +15,5 @@ __all__ = [
     "EpisodeRecord",
     "Sample",
     "TooManyFailuresError",
-    "TreeSettings",
+    "TreeConfig",
 ]

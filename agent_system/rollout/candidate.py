@@ -10,7 +10,7 @@ from random import Random
 from agent_system.environment import Outcome
 from agent_system.rollout.call import Call, Reply
 from agent_system.rollout.env_caller import EnvCaller
-from agent_system.rollout.settings import TreeSettings
+from verl.trainer.config.run import TreeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class CandidateSet:
     winner: Candidate
 
 
-def choose(settings: TreeSettings, rewards: Sequence[float], seed: int) -> int:
+def choose(settings: TreeConfig, rewards: Sequence[float], seed: int) -> int:
     """Return which of the candidates is committed; `rewards` are theirs."""
     everyone = range(len(rewards))
     draw = Random(seed)

@@ -19,7 +19,7 @@ from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
 from agent_system.record import EpisodeRecord
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
-from agent_system.reward import RewardSettings, assign_rewards
+from agent_system.reward import assign_rewards
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import AgentRuntime, EpisodeSpec
@@ -161,31 +161,29 @@ class Collector:
         """
         with _rare_garbage_collection():
             played = await self._play(_specs(tasks, n, step, validate, greedy, attempt))
-            settings = self.settings.reward
             if validate:
-                return self._result(played, settings.without_penalties(), 0)
-            result = self._result(played, settings, self.settings.joint_prompt_length)
+                return self._result(played, self.settings.for_validation())
+            result = self._result(played, self.settings)
             self._tied_candidates.look(result.episodes)
             return result
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
         """Return several training collections as one: rows and episodes in their order, rewards and metrics over all of them."""
-        return self._result([e for result in results for e in result.episodes], self.settings.reward, self.settings.joint_prompt_length)
+        return self._result([e for result in results for e in result.episodes], self.settings)
 
-    def _result(self, played: Sequence[EpisodeRecord], settings: RewardSettings, joint_prompt_length: int) -> CollectResult:
-        records, metrics = assign_rewards(played, settings)
+    def _result(self, played: Sequence[EpisodeRecord], settings: CollectorSettings) -> CollectResult:
+        records, metrics = assign_rewards(played, settings.reward, settings.invalid_action_penalty)
         prompts = None
-        if joint_prompt_length:
+        if settings.joint_prompt_length:
             local = [runtime.binding for runtime in self.runtimes.values() if isinstance(runtime.binding, AgentBinding)]
             tokenizers = {binding.wg_id: binding.tokenizer for binding in local}
-            prompts = joint_prompts(records, tokenizers, joint_prompt_length)
+            prompts = joint_prompts(records, tokenizers, settings.joint_prompt_length)
         metrics = collect_metrics(records, list(self.runtimes), self._branching()) | metrics
         return CollectResult(build_batch(records, prompts), records, metrics)
 
     def _branching(self) -> list[str]:
         """The agents whose calls have several candidates."""
-        tree = self.settings.tree
-        return [name for name, runtime in self.runtimes.items() if tree is not None and tree.candidates(name, runtime.binding.trained) > 1]
+        return [name for name, runtime in self.runtimes.items() if self.settings.candidates(name, runtime.binding.trained) > 1]
 
     async def _play(self, specs: Sequence[EpisodeSpec]) -> list[EpisodeRecord]:
         records: list[EpisodeRecord | None] = [None] * len(specs)

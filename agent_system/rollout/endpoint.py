@@ -16,8 +16,9 @@ from typing import Any
 import aiohttp
 
 from agent_system.agent import Message
-from agent_system.errors import AgentSystemError, masked, password, printable_key, without_password
+from agent_system.errors import AgentSystemError, masked, password, printable_key
 from verl.protocol.generate import RolloutError, SamplingParams, StopReason
+from verl.utils.names import without_password
 
 logger = logging.getLogger(__name__)
 

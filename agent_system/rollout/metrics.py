@@ -17,7 +17,7 @@ from agent_system.sandbox import shared_failures
 REWARD_TERMS = ("local_reward", "team_reward", "step_reward", "mixed_reward", "invalid_penalty", "overlong_penalty")
 
 
-def metric_name(agent_id: str) -> str:
+def slug(agent_id: str) -> str:
     """Return the agent's name as it stands in metric names: `Solver Agent` -> `solver_agent`."""
     return re.sub(r"[^a-z0-9]+", "_", agent_id.lower()).strip("_")
 
@@ -48,7 +48,7 @@ def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str],
         for sample in episode.samples:
             by_agent[sample.agent_id].append(sample)
     for agent_id in agent_ids:
-        prefix = f"agent/{metric_name(agent_id)}"
+        prefix = f"agent/{slug(agent_id)}"
         samples = by_agent[agent_id]
         metrics[f"{prefix}/calls"] = float(sum(s.committed for s in samples))
         if samples:
@@ -90,7 +90,7 @@ def _tree_metrics(episodes: Sequence[EpisodeRecord], branching: Collection[str])
         "tree/candidates/mean": _mean([len(candidates) for candidates in calls.values()]),
         "tree/left_out": float(sum(e.left_out for e in episodes)),
         "tree/signal_rate": _mean([not tied(candidates) for candidates in calls.values()]),
-        **{f"agent/{metric_name(agent_id)}/tied_calls": share for agent_id, share in tied_shares(calls).items()},
+        **{f"agent/{slug(agent_id)}/tied_calls": share for agent_id, share in tied_shares(calls).items()},
     }
 
 

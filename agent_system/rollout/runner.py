@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_system.agent import Entry
 from agent_system.environment import Observation, Outcome
-from agent_system.errors import AgentSystemError, suggestion
+from agent_system.errors import AgentSystemError
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
@@ -25,6 +25,7 @@ from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.simultaneous import SimultaneousCalls
 from agent_system.rollout.tree import Tree
 from agent_system.turn import Turn, TurnOver
+from verl.utils.names import did_you_mean
 
 
 class EpisodeRunner:
@@ -146,7 +147,7 @@ class EpisodeRunner:
         place = calls.enter()
         try:
             call = await self._ask(turn, agent_id, variables)
-            k = tree.settings.candidates(agent_id, call.runtime.binding.trained)
+            k = self._settings.candidates(agent_id, call.runtime.binding.trained)
             replies = await call.generate(k, self._settings.call_timeout_s)
             self.waiting_for = f"the environment's reaction to the candidates of {agent_id} (turn {turn.step}, call {call.number})"
             candidate_set = await tree.grow(call, replies, self._env)
@@ -216,7 +217,7 @@ class EpisodeRunner:
         runtime = self._runtimes.get(agent_id)
         if runtime is None:
             raise AgentSystemError(
-                f"no agent {agent_id!r} in this run{suggestion(agent_id, self._runtimes)}; agents: {', '.join(self._runtimes)} "
+                f"no agent {agent_id!r} in this run{did_you_mean(agent_id, self._runtimes)}; agents: {', '.join(self._runtimes)} "
                 "(turn.act and Outcome.local name agents, BaseOrchestra.agents lists them)"
             )
         return runtime

@@ -24,10 +24,10 @@ from agent_system.rollout.env_caller import EnvCaller
 from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import finite
 from agent_system.rollout.seeds import stable_seed
-from agent_system.rollout.settings import TreeSettings
 from agent_system.rollout.simultaneous import SimultaneousCalls
 from agent_system.turn import Turn
 from verl.protocol.generate import Generation
+from verl.trainer.config.run import TreeConfig
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Tree:
         left_out: candidates that could not be sampled or scored, by the cause.
     """
 
-    def __init__(self, settings: TreeSettings, alpha: float, forks: Forks) -> None:
+    def __init__(self, settings: TreeConfig, alpha: float, forks: Forks) -> None:
         self.settings = settings
         self.left_out: Counter[str] = Counter()
         self._alpha = alpha

@@ -13,13 +13,13 @@ from typing import Any
 
 import aiohttp
 
-from agent_system.errors import masked, password, without_password
+from agent_system.errors import SandboxError, masked, password
 from agent_system.sandbox.fusion_protocol import PATH, read_answer, request
 from agent_system.sandbox.job import Job
-from agent_system.sandbox.limits import SandboxError
 from agent_system.sandbox.result import Reason, RunResult, parse_json
 from agent_system.sandbox.sandbox import Sandbox, padded
-from agent_system.sandbox.settings import SandboxSettings
+from verl.trainer.config.sandbox import SandboxConfig
+from verl.utils.names import without_password
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class HttpSandbox(Sandbox):
     Requests are made by one event loop of its own, so that connections outlive the loops of those who wait.
     """
 
-    def __init__(self, settings: SandboxSettings) -> None:
+    def __init__(self, settings: SandboxConfig) -> None:
         super().__init__(settings)
         self._url = settings.url.rstrip("/").removesuffix(PATH) + PATH
         self._shown = without_password(self._url)

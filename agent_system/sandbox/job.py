@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_system.sandbox.limits import Limits
 from agent_system.sandbox.result import Reason, RunResult
+from verl.trainer.config.sandbox import SandboxLimitsConfig
 
 MOST_PROGRAM_BYTES = 1 << 20
 MOST_STDIN_BYTES = 64 << 20
@@ -54,7 +54,7 @@ class Job:
 
     program: str
     tests: Sequence[Test]
-    limits: Limits
+    limits: SandboxLimitsConfig
     max_timeouts: int = 0
     compile_only: bool = False
     again: bool = False

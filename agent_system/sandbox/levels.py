@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from agent_system.errors import suggestion
-from agent_system.sandbox.limits import SandboxError
+from agent_system.errors import SandboxError
+from verl.trainer.config.sandbox import LEVELS
+from verl.utils.names import did_you_mean
 
-# Weakest first; each keeps what those before it promise.
-LEVELS = ("rlimits", "seccomp", "landlock", "namespaces")
 PROMISES = {
     "rlimits": "limits of CPU, memory, processes and files; its processes are killed at the end",
     "seccomp": "no network, no other programs, no signals to others, no tracing, no kernel interfaces beyond files, memory and threads",
@@ -27,7 +26,7 @@ REMEDIES = {
 def rank(level: str) -> int:
     """Place of a level, the weakest 0. Raises SandboxError for a name that is none."""
     if level not in LEVELS:
-        raise SandboxError(f"sandbox level {level!r} does not exist{suggestion(level, LEVELS)}; known: {', '.join(LEVELS)}")
+        raise SandboxError(f"sandbox level {level!r} does not exist{did_you_mean(level, LEVELS)}; known: {', '.join(LEVELS)}")
     return LEVELS.index(level)
 
 

@@ -10,19 +10,19 @@ import tempfile
 import threading
 from concurrent.futures import Future
 
+from agent_system.errors import SandboxError
 from agent_system.sandbox.job import Job
 from agent_system.sandbox.levels import LEVELS, complaint, describe, rank
-from agent_system.sandbox.limits import Limits, SandboxError
 from agent_system.sandbox.packages import find_packages
 from agent_system.sandbox.result import Reason, RunResult
 from agent_system.sandbox.sandbox import Sandbox, padded
-from agent_system.sandbox.settings import SandboxSettings
 from agent_system.sandbox.worker import Worker, WorkerError, ended_by_sandbox
 from agent_system.threads import DaemonExecutor
+from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
 logger = logging.getLogger(__name__)
 
-PROBE = Limits(cpu_s=10, wall_s=60, memory_mb=256)
+PROBE = SandboxLimitsConfig(cpu_s=10, wall_s=60, memory_mb=256)
 # Says what it could do to a file of ours, whose name it reads, before the answer.
 TRIES = """
 import os
@@ -54,7 +54,7 @@ class LocalSandbox(Sandbox):
         SandboxError: no level of `sandbox.min_level` or better works here, or a package is missing.
     """
 
-    def __init__(self, settings: SandboxSettings) -> None:
+    def __init__(self, settings: SandboxConfig) -> None:
         super().__init__(settings)
         self.workers = settings.workers or os.cpu_count() or 1
         self.restarts = 0
@@ -121,7 +121,7 @@ class LocalSandbox(Sandbox):
         return padded(job, results, RunResult(Reason.SKIPPED))
 
     def _start(self, level: str) -> Worker:
-        worker = Worker(level, self._packages, self.settings.packages)
+        worker = Worker(level, self._packages, tuple(self.settings.packages))
         with self._lock:
             closed = self._closed
             self._alive.add(worker)

@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Iterable
 
-from agent_system.sandbox.limits import SandboxError
+from agent_system.errors import SandboxError
 
 
 def find_packages(names: Iterable[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_system.sandbox.jail.program import RETURNED
 from agent_system.sandbox.jail.runner import REPORT, STOPPED
-from agent_system.sandbox.limits import Limits
+from verl.trainer.config.sandbox import SandboxLimitsConfig
 
 MOST_NESTING = 200
 
@@ -53,7 +53,7 @@ class RunResult:
             itself), `timeout` (clock), `cpu`, `memory`, `disk`, `output`, `processes` (a limit), `skipped` (earlier tests ran out of time),
             `refused` (too large to be run), `sandbox` (the sandbox failed twice, see `message`).
         exit_code: of the program, the negative number of a signal; None where it did not end by itself.
-        stdout: at most `Limits.output_kb`, bytes that are no UTF-8 replaced.
+        stdout: at most `SandboxLimitsConfig.output_kb`, bytes that are no UTF-8 replaced.
         stderr: likewise; a traceback names the program `program.py`.
         seconds: on the clock.
         cpu_seconds: of its processes.
@@ -107,7 +107,7 @@ def _inside(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def from_report(blobs: Sequence[bytes], limits: Limits) -> RunResult:
+def from_report(blobs: Sequence[bytes], limits: SandboxLimitsConfig) -> RunResult:
     """The result of a test as a job's init reports it.
 
     Args:
@@ -143,7 +143,7 @@ def _story(said: bytes) -> dict[str, Any]:
     return story if isinstance(story, dict) else {}
 
 
-def _reason(status: int, cpu_s: float, story: Mapping[str, Any], limits: Limits) -> Reason:
+def _reason(status: int, cpu_s: float, story: Mapping[str, Any], limits: SandboxLimitsConfig) -> Reason:
     """Of a program that ended by itself."""
     if status == 0:
         return Reason.OK

@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 
+from agent_system.errors import SandboxError
 from agent_system.sandbox.job import Job, Test
-from agent_system.sandbox.limits import Limits, SandboxError
 from agent_system.sandbox.result import Reason, RunResult
-from agent_system.sandbox.settings import SandboxSettings
+from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig, check_sandbox
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +29,12 @@ class Sandbox(ABC):
         counts: runs by the value of their reason, since the start.
     """
 
-    def __init__(self, settings: SandboxSettings) -> None:
+    def __init__(self, settings: SandboxConfig) -> None:
+        check_sandbox(settings)
         self.settings = settings
         self.counts: Counter[str] = Counter()
 
-    async def run(self, program: str, stdin: str = "", *, limits: Limits | None = None) -> RunResult:
+    async def run(self, program: str, stdin: str = "", *, limits: SandboxLimitsConfig | None = None) -> RunResult:
         """Run a program once.
 
         Args:
@@ -43,7 +44,7 @@ class Sandbox(ABC):
         """
         return (await self.run_tests(program, [stdin], limits=limits))[0]
 
-    async def run_tests(self, program: str, tests: Sequence[Test], *, limits: Limits | None = None) -> list[RunResult]:
+    async def run_tests(self, program: str, tests: Sequence[Test], *, limits: SandboxLimitsConfig | None = None) -> list[RunResult]:
         """Run a program once for every test; each run is alone, in a process and a folder of its own.
 
         Args:
@@ -56,7 +57,7 @@ class Sandbox(ABC):
         """
         return await self._run(Job(program, list(tests), limits or self.settings.limits, self.settings.max_timeouts))
 
-    async def compile(self, program: str, *, limits: Limits | None = None) -> RunResult:
+    async def compile(self, program: str, *, limits: SandboxLimitsConfig | None = None) -> RunResult:
         """Say whether a program compiles, without running it: `Reason.OK` or `Reason.COMPILE` (or a limit: compiling can take for ever)."""
         return (await self._run(Job(program, [""], limits or self.settings.limits, compile_only=True)))[0]
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 
-from agent_system.sandbox.limits import SandboxError
+from agent_system.errors import SandboxError
 from agent_system.sandbox.local import LocalSandbox
 from agent_system.sandbox.result import Reason
 from agent_system.sandbox.sandbox import Sandbox
-from agent_system.sandbox.settings import SandboxSettings
+from verl.trainer.config.sandbox import SandboxConfig
 
 _lock = threading.Lock()
-_settings = SandboxSettings()
+_settings = SandboxConfig()
 _sandbox: Sandbox | None = None
 
 
-def make_sandbox(settings: SandboxSettings) -> Sandbox:
+def make_sandbox(settings: SandboxConfig) -> Sandbox:
     """Start a sandbox of one's own. Raises SandboxError when it cannot be what the settings ask for."""
     if settings.backend == "http":
         from agent_system.sandbox.fusion import HttpSandbox  # aiohttp, which the others do not need
@@ -24,7 +24,7 @@ def make_sandbox(settings: SandboxSettings) -> Sandbox:
     return LocalSandbox(settings)
 
 
-def configure(settings: SandboxSettings) -> Sandbox:
+def configure(settings: SandboxConfig) -> Sandbox:
     """Replace the sandbox of this process and start it, so that one that cannot work is found before anything expensive.
 
     Raises SandboxError when it cannot be what the settings ask for.

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from agent_system.errors import SandboxError
 from agent_system.sandbox.jail import frames, scratch
 from agent_system.sandbox.job import Job, Test
-from agent_system.sandbox.limits import SandboxError
 from agent_system.sandbox.result import Reason, RunResult, from_report
 
 FOLDER = Path(__file__).parent

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_system.sandbox import Limits, SandboxSettings, configure
+from agent_system.sandbox import configure
 from agent_system.workflows.code.world.prepare import Preparation, prepare
 from agent_system.workflows.code.world.sets import SETS
+from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 from verl.utils.dataset import DatasetError, read_rows, write_rows
 
 logger = logging.getLogger(__name__)
@@ -49,11 +50,11 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     parser.add_argument("--max-tests", type=int, default=default.max_tests, help="golden tests of a task; the rest is left out")
     parser.add_argument("--max-references", type=int, default=default.max_references, help="solutions tried until one passes")
     parser.add_argument("--without-reference", action="store_true", help="keep tasks that come without a solution")
-    parser.add_argument("--min-level", default=SandboxSettings.min_level, help="weakest sandbox level to run solutions at")
+    parser.add_argument("--min-level", default=SandboxConfig.min_level, help="weakest sandbox level to run solutions at")
     args = parser.parse_args(argv)
     preparation = Preparation(args.max_tests, args.max_references, args.without_reference)
     # A solution that is slow because the machine is busy must not be dropped: only its CPU time counts.
-    configure(SandboxSettings(min_level=args.min_level, limits=Limits(cpu_s=10.0, wall_s=300.0)))
+    configure(SandboxConfig(min_level=args.min_level, limits=SandboxLimitsConfig(cpu_s=10.0, wall_s=300.0)))
     written = []
     for file in args.input:
         path = file.with_suffix("") if file.suffix == ".gz" else file

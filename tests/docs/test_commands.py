@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from agent_system.launch.checks import check_team
 from tests.docs.pages import blocks, code_spans, commands, first_column, pages
 from tests.docs.test_readme import KEY, environment
 from tests.house.source import ROOT
 from verl.trainer.config import ApiConfig, RunConfig
 from verl.trainer.config.cross_checks import check_settings
-from verl.trainer.main_ppo import check_team
-from verl.trainer.run_parts import resolve_defaults
+from verl.trainer.derived import resolve_defaults
 
 SERVER = "python -m agent_system.workflows.search.world.server"
 CODE_SETS = "python examples/data_preprocess/code_sets.py"

@@ -154,7 +154,7 @@ def compose(overrides: Callable[..., list[str]]) -> Callable[..., Any]:
 @pytest.fixture
 def train(compose: Callable[..., Any], request: pytest.FixtureRequest) -> Run:
     """Run the trainer in this process on `overrides`, on the shared cluster of Ray if on Ray; returns the trainer after `fit`."""
-    from verl.trainer.main_ppo import run
+    from agent_system.launch.train import run
 
     def go(changes: Mapping[str, Any] | None = None) -> Any:
         config = compose(changes)
@@ -179,11 +179,11 @@ def weights(run_dir: Path, step: int) -> dict[str, bytes]:
 @pytest.fixture
 def refused(train: Run) -> Callable[[dict[str, Any]], str]:
     """The one line that a run ends with, which must come before a worker is started."""
-    from verl.trainer.main_ppo import USER_ERRORS
+    from agent_system.launch.checks import USER_ERRORS
 
     def go(changes: dict[str, Any]) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("verl.trainer.main_ppo.build_controller", lambda config: pytest.fail("a worker would have been started"))
+            patch.setattr("agent_system.launch.train.build_controller", lambda config: pytest.fail("a worker would have been started"))
             with pytest.raises(USER_ERRORS) as error:
                 train(changes)
         return str(error.value)

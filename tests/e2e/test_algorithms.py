@@ -13,8 +13,8 @@ import pytest
 from omegaconf import OmegaConf
 from yaml import safe_load
 
+from agent_system.launch import train
 from tests.e2e.conftest import Run, read_metrics
-from verl.trainer import main_ppo
 from verl.trainer.config.presets import PRESETS
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
@@ -141,7 +141,7 @@ def test_every_preset_trains_from_the_command_line_and_is_in_the_config_of_the_r
     monkeypatch.syspath_prepend(str(plugin))
     given = {"trainer.total_training_steps": 1, "algorithm.preset": name, "algorithm.adv_estimator": "grpo"}
     monkeypatch.setattr(sys, "argv", ["main_ppo", *overrides(dict(TEAM) | given)])
-    main_ppo.cli()
+    train.cli()
     (line,) = [line for line in read_metrics(tmp_path / "run") if line["step"] == 1]
     assert line["wg/solver_agent/actor/grad_norm"] > 0
     written = OmegaConf.load(tmp_path / "run" / "config.yaml")
@@ -150,5 +150,5 @@ def test_every_preset_trains_from_the_command_line_and_is_in_the_config_of_the_r
 
 @pytest.mark.parametrize("key", ["algorithm.adv_estimator", f"{LOSS}.loss_mode"])
 def test_an_unknown_name_lists_a_users_own(steps: Callable[..., list[dict[str, Any]]], key: str) -> None:
-    with pytest.raises(main_ppo.USER_ERRORS, match=r"'mien'.*\bmine\b"):
+    with pytest.raises(train.USER_ERRORS, match=r"'mien'.*\bmine\b"):
         steps({key: "mien"})

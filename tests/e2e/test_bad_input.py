@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from agent_system.launch import train
 from tests.e2e.conftest import Run
 from tests.house.source import ROOT
-from verl.trainer import main_ppo
 
 Refuse = Callable[..., str]
 MODEL = "actor_rollout_ref"
@@ -32,7 +32,7 @@ def refuse(
         raise AssertionError("a controller was built: workers would start")
 
     def go(changes: Mapping[str, Any]) -> str:
-        monkeypatch.setattr(main_ppo, "build_controller", never)
+        monkeypatch.setattr(train, "build_controller", never)
         monkeypatch.setattr(sys, "argv", ["main_ppo", *overrides(changes)])
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
         monkeypatch.setenv("HOME", str(tmp_path))  # no key of wandb's in ~/.netrc
@@ -40,7 +40,7 @@ def refuse(
             monkeypatch.delenv(name, raising=False)
         capfd.readouterr()
         with pytest.raises(SystemExit) as stopped:
-            main_ppo.cli()
+            train.cli()
         assert stopped.value.code == 1
         lines = [line for line in capfd.readouterr().err.splitlines() if not line.startswith(("WARNING", "INFO"))]
         assert len(lines) == 1, lines

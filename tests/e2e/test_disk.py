@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from verl.trainer import main_ppo
+from agent_system.launch import train
 from verl.trainer.config import RunConfig
 
 
@@ -23,7 +23,7 @@ def no_room(*_: Any) -> None:
         ("verl.utils.tracking.jsonl.JsonlBackend.log", "metrics.jsonl"),
         ("verl.trainer.ppo.ray_trainer.write_rows", "trajectories/train_000001.jsonl"),
         ("verl.trainer.ppo.ray_trainer.append_spans", "timeline.jsonl"),
-        ("verl.trainer.main_ppo.save_config", "config.yaml"),
+        ("agent_system.launch.train.save_config", "config.yaml"),
     ],
 )
 def test_a_full_disk_is_one_line(
@@ -38,7 +38,7 @@ def test_a_full_disk_is_one_line(
     monkeypatch.setattr(sys, "argv", ["main_ppo", *overrides({"trainer.val_before_train": False, "trainer.total_training_steps": 1})])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(SystemExit) as stopped:
-        main_ppo.cli()
+        train.cli()
     assert stopped.value.code == 1
     said = capfd.readouterr().err
     assert f"error: {tmp_path}/run/{file} could not be written: No space left on device; free space there" in said
@@ -50,4 +50,4 @@ def test_a_bug_that_raises_an_oserror_keeps_its_traceback() -> None:
         raise FileNotFoundError(errno.ENOENT, "a bug", "nowhere")
 
     with pytest.raises(FileNotFoundError, match="a bug"):
-        main_ppo.entry(task)(OmegaConf.structured(RunConfig))
+        train.entry(task)(OmegaConf.structured(RunConfig))

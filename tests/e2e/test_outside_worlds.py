@@ -121,8 +121,8 @@ def test_players_at_the_same_time_train(play: Run, tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused_before_a_model_loads(
     play: Run, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
 ) -> None:
-    from verl.trainer import main_ppo
+    from agent_system.launch import train
 
-    monkeypatch.setattr(main_ppo, "build_controller", lambda *_: pytest.fail("workers would start"))
+    monkeypatch.setattr(train, "build_controller", lambda *_: pytest.fail("workers would start"))
     with pytest.raises(AgentSystemError, match=words):
         play(changes)

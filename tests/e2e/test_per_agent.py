@@ -66,7 +66,8 @@ def test_what_an_agent_cannot_have_is_refused_before_anything_starts(train: Run,
 
 
 def test_every_agent_samples_as_it_is_told_in_training_and_in_validation(compose: Callable[..., Any]) -> None:
-    from verl.trainer.main_ppo import build_collector, check_run
+    from agent_system.launch.checks import check_run
+    from agent_system.launch.collector import build_collector
 
     own = "agent.agent_specific_parameters.rollout"
     config = compose(
@@ -102,7 +103,8 @@ def test_every_agent_samples_as_it_is_told_in_training_and_in_validation(compose
 def test_texts_that_end_a_reply_may_be_others_in_validation(
     compose: Callable[..., Any], common: str | None, own: str, train: list[tuple[str, ...]], val: list[tuple[str, ...]]
 ) -> None:
-    from verl.trainer.main_ppo import build_collector, check_run
+    from agent_system.launch.checks import check_run
+    from agent_system.launch.collector import build_collector
 
     rollout = "actor_rollout_ref.rollout"
     given = {f"{rollout}.stop": "['</a>']", "agent.agent_specific_parameters.rollout.val_kwargs.stop": own}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from agent_system.launch.collector import TaskCollector
 from tests.e2e.conftest import Run, read_metrics
-from verl.trainer.main_ppo import TaskCollector
 
 SWAP = {"agent.role_policies": "{Solver Agent: verifier_agent, Verifier Agent: solver_agent}"}
 SWAPPED = Path("swapped", "solver_agent-verifier_agent+verifier_agent-solver_agent")

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from agent_system.launch.collector import TaskCollector
 from tests.e2e.conftest import Run, read_metrics, weights
-from verl.trainer import main_ppo
+from verl.trainer.ppo.ray_trainer import NoSamplesError
 
 # Only every third task pays anything, so two of three have no signal.
 WORLD = """
@@ -80,15 +81,15 @@ def test_a_signal_between_two_collections_of_a_step_costs_no_task(
     three = mostly_silent | {"trainer.total_training_steps": 3}
     train(three | {"trainer.default_local_dir": tmp_path / "whole"})
     several = next(line["step"] for line in steps_of(tmp_path / "whole") if line["train/filter_groups/num_gen_batches"] > 1 < line["step"])
-    collect = main_ppo.TaskCollector.collect
+    collect = TaskCollector.collect
 
     async def stopped(self: Any, rows: Any, n: int, *, step: int, attempt: int = 0, **rest: Any) -> Any:
         if (step, attempt) == (several, 1):
-            monkeypatch.setattr(main_ppo.TaskCollector, "collect", collect)
+            monkeypatch.setattr(TaskCollector, "collect", collect)
             os.kill(os.getpid(), signal.SIGINT)
         return await collect(self, rows, n, step=step, attempt=attempt, **rest)
 
-    monkeypatch.setattr(main_ppo.TaskCollector, "collect", stopped)
+    monkeypatch.setattr(TaskCollector, "collect", stopped)
     assert train(three).stopped_by == signal.SIGINT
     assert steps_of(tmp_path / "run")[-1]["step"] == several - 1
     assert train(three).global_step == 3
@@ -99,7 +100,7 @@ def test_a_signal_between_two_collections_of_a_step_costs_no_task(
 def test_when_no_task_has_a_signal_the_run_says_why_and_keeps_the_episodes(
     train: Run, tmp_path: Path, mostly_silent: dict[str, str]
 ) -> None:
-    with pytest.raises(main_ppo.NoSamplesError, match=r"step 1: in none of 12 tasks .*team_reward.* too easy or too hard"):
+    with pytest.raises(NoSamplesError, match=r"step 1: in none of 12 tasks .*team_reward.* too easy or too hard"):
         train(mostly_silent | {"algorithm.filter_groups.metric": "team_reward"})
     assert len(episodes_of(tmp_path / "run", 1)) == 12 * 3
     (line,) = [line for line in read_metrics(tmp_path / "run") if line["step"] == 1]

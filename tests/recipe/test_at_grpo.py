@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from agent_system.launch.checks import check_team
 from recipe.at_grpo.measure import COLOURS, HERE, LABELS, TASKS, keys_of, plot
 from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
@@ -17,7 +18,7 @@ from tests.house.source import ROOT
 from verl.trainer.config import RunConfig
 from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.config.presets import describe_preset
-from verl.trainer.main_ppo import check_team, resolve_defaults
+from verl.trainer.derived import resolve_defaults
 from verl.trainer.placement.table import Placement
 
 WORLDS = {"plan_path": "Plan-Path", "sudoku": "Sudoku", "sokoban": "Sokoban"}

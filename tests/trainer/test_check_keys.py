@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from verl.trainer import main_ppo
+from agent_system.launch import train
 from verl.trainer.config import RunConfig, check_keys
 from verl.trainer.config.spec import keys
 
@@ -22,7 +22,7 @@ WRONG = [
 @pytest.mark.parametrize("overrides", WRONG, ids=" ".join)
 def test_what_is_wrong_is_said_as_by_the_run(overrides: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     said = []
-    for program in (check_keys, main_ppo):
+    for program in (check_keys, train):
         monkeypatch.setattr(sys, "argv", ["program", *overrides])
         with pytest.raises(SystemExit) as ended:
             program.cli()

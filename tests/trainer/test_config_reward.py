@@ -10,9 +10,9 @@ import pytest
 from agent_system.reward.penalties import overlong
 from verl.trainer.config import RunConfig
 from verl.trainer.config.cross_checks import check_settings
+from verl.trainer.config.reward import OverlongBufferConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.main_ppo import resolve_defaults, reward_settings
-from verl.trainer.placement.table import build_placement
+from verl.trainer.derived import resolve_defaults
 
 
 def make(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
@@ -62,35 +62,6 @@ def test_a_value_that_cannot_be_used_is_named(tiny_model_dir: Path, changes: dic
     assert words in str(error.value)
 
 
-def test_an_overlong_buffer_without_a_length_follows_each_agents_own_limit(tiny_model_dir: Path) -> None:
-    limits = {"data.max_response_length": 2048, "agent.agent_specific_parameters": {"rollout": {"response_length": [None, 100]}}}
-    config = make(tiny_model_dir, {"reward.overlong_buffer.enable": True, **limits})
-    buffer = reward_settings(config, build_placement(config.agent, config.actor_rollout_ref)).overlong_buffer
+def test_an_overlong_buffer_without_a_length_follows_each_agents_own_limit() -> None:
+    buffer = OverlongBufferConfig(enable=True)
     assert overlong(np.array([0, 80, 90, 100]), np.full(4, 100), buffer).tolist() == [0.0, 0.0, 0.5, 1.0]
-
-
-def test_every_key_reaches_the_agent_side(tiny_model_dir: Path) -> None:
-    changes = {
-        "reward.alpha": 0.5,
-        "reward.team_scope": "episode",
-        "reward.shaping": "binary",
-        "reward.shaping_gamma": 0.3,
-        "reward.shaping_threshold": 0.1,
-        "reward.propagation.mode": "threshold",
-        "reward.propagation.gamma": 0.4,
-        "reward.propagation.theta": 0.6,
-        "reward.propagation.theta_quantile": 0.7,
-        "reward.propagation.local_range": [-1.0, 2.0],
-        "reward.propagation.min_pass_rate": 0.2,
-        "reward.overlong_buffer.enable": True,
-        "reward.overlong_buffer.len": 3,
-        "reward.overlong_buffer.penalty_factor": 0.9,
-    }
-    config = make(tiny_model_dir, changes)
-    config.actor_rollout_ref.actor.use_invalid_action_penalty = True
-    config.actor_rollout_ref.actor.invalid_action_penalty_coef = 0.2
-    settings = reward_settings(config, build_placement(config.agent, config.actor_rollout_ref))
-    for key, value in changes.items():
-        found = reduce(getattr, key.split(".")[1:], settings)
-        assert found == (tuple(value) if isinstance(value, list) else value), key
-    assert settings.invalid_action_penalty == dict.fromkeys(config.agent.agent_ids, 0.2)

@@ -11,9 +11,9 @@ import patches
 from verl.trainer import model_checks
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
+from verl.trainer.derived import max_model_len
 from verl.trainer.model_checks import check_vllm
 from verl.trainer.placement.table import build_placement
-from verl.trainer.run_parts import max_model_len
 
 
 def check(model: Path, device: str = "cpu", devices: int = 1, dtype: str = "auto", rollout: Any = None, **model_keys: object) -> None:

@@ -131,13 +131,13 @@ def test_the_run_prints_the_expansion_and_keeps_it_in_its_config(caplog: pytest.
     """Through the real entry, up to the first check that needs a model."""
     import sys
 
-    from verl.trainer import main_ppo
+    from agent_system.launch import train
 
     caplog.set_level(logging.INFO)
     argv, sys.argv = sys.argv, ["main_ppo", "agent.agent_ids=[Solver Agent,Verifier Agent]", "algorithm.preset=dr_grpo"]
     try:
         with pytest.raises(SystemExit):
-            main_ppo.cli()
+            train.cli()
     finally:
         sys.argv = argv
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("preset dr_grpo: ")]

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from agent_system import AgentSystemError, BaseEnv, EnvRegistry
+from agent_system.launch.checks import check_team
 from verl.trainer.config import RunConfig, apply_preset
 from verl.trainer.config.cross_checks import candidates_of, check_settings
 from verl.trainer.config.entry import compose_config
-from verl.trainer.config.run import TREE_SELECTIONS
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
-from verl.trainer.main_ppo import check_team, resolve_defaults
+from verl.trainer.derived import resolve_defaults
 
 
 def check(tiny_model_dir: Path, changes: dict[str, Any], preset: str | None = "at_grpo") -> RunConfig:
@@ -39,7 +39,7 @@ def test_the_preset_fits_every_estimator_with_a_group_baseline(tiny_model_dir: P
     [
         ({"rollout.sampling": "trees"}, "rollout.sampling='trees': expected one of parallel, tree; did you mean 'tree'"),
         ({"rollout.tree.select": "best"}, "rollout.tree.select='best': expected one of greedy, first, random, softmax"),
-        ({"rollout.tree.k": 1}, "rollout.tree.k=1: a tree needs 2 candidates or more"),
+        ({"rollout.tree.k": 1}, "rollout.tree.k=1: expected at least 2"),
         ({"rollout.tree.temperature": 0.0}, "rollout.tree.temperature=0.0: expected above 0"),
         ({"rollout.tree.epsilon": 1.5}, "rollout.tree.epsilon=1.5: expected at least 0 and at most 1"),
         ({"reward.team_scope": "episode"}, "set reward.team_scope=call and reward.propagation.mode=none"),
@@ -119,9 +119,3 @@ def test_a_world_without_fork_is_refused_with_its_name() -> None:
             check_team(config)
     finally:
         EnvRegistry.remove("without_fork")
-
-
-def test_both_halves_of_the_house_know_the_same_selections() -> None:
-    from agent_system.rollout.settings import SELECTIONS
-
-    assert TREE_SELECTIONS == SELECTIONS

@@ -1,4 +1,4 @@
-"""Names as folders and metrics have them, and what a message says about one that nobody knows."""
+"""Names in folders, metrics and messages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the known name nearest to `name`, or an empty string."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    """Return `; did you mean 'x'?` for the known name nearest to `name`, whatever its case, or an empty string."""
+    by_folded = {k.lower(): k for k in known}
+    near = difflib.get_close_matches(str(name).lower(), by_folded, n=1, cutoff=0.5)
+    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
 
 
 def slug(name: str) -> str:
@@ -30,3 +31,8 @@ def own_key(config: Any, name: str, default: Any) -> Any:
     if config is None:
         return default
     return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)
+
+
+def without_password(url: str) -> str:
+    """Return a URL as it may be shown, with `***` for the user and password that it may hold."""
+    return re.sub(r"(?<=//)[^/?#]*@", "***@", url, count=1)

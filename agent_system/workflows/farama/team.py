@@ -9,13 +9,14 @@ from typing import Any
 
 from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv, Task
-from agent_system.errors import AgentSystemError, suggestion
+from agent_system.errors import AgentSystemError
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import tag
 from agent_system.registry import ANY, AgentRegistry, OrchestraRegistry
 from agent_system.turn import Turn
 from agent_system.workflows.farama.env import FaramaEnv, check_names
 from agent_system.workflows.farama.world.game import split
+from verl.utils.names import did_you_mean
 
 TRIED_MOVES = 4
 
@@ -110,7 +111,7 @@ class FaramaOrchestra(BaseOrchestra):
         idle = [a for a in agent_ids if a not in players and a not in self.agents]
         if idle:
             raise AgentSystemError(
-                f"{where} has no player {idle[0]!r}{suggestion(idle[0], players)}; players: {', '.join(players)}. An agent that only "
+                f"{where} has no player {idle[0]!r}{did_you_mean(idle[0], players)}; players: {', '.join(players)}. An agent that only "
                 "advises is listed in agent.orchestra.farama.advisers"
             )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_system.reward import RewardSettings, assign_rewards
+from agent_system.reward import assign_rewards
+from verl.trainer.config.reward import RewardConfig
 
 from .conftest import call, chain, episode
 
@@ -17,7 +18,7 @@ numbers = st.floats(-1e6, 1e6, allow_nan=False)
 def test_by_default_a_sample_earns_alpha_times_the_episodes_sum_and_its_local_reward_to_the_bit(
     local: list[float], team: float, alpha: float
 ) -> None:
-    (record,), metrics = assign_rewards([chain(local, team)], RewardSettings(alpha=alpha))
+    (record,), metrics = assign_rewards([chain(local, team)], RewardConfig(alpha=alpha))
     assert [s.reward for s in record.samples] == [alpha * (0.0 + team) + value for value in local]
     assert {type(s.reward) for s in record.samples} == {float}
     assert metrics == {}
@@ -25,7 +26,7 @@ def test_by_default_a_sample_earns_alpha_times_the_episodes_sum_and_its_local_re
 
 def test_failed_episodes_count_for_nothing_and_stay_in_their_place() -> None:
     good, bad = chain([0.5], 1.0, "good"), episode([call("A", 1, 0, local=9.0)], [0.0], "bad", failure="gone")
-    rewarded, _ = assign_rewards([bad, good, bad], RewardSettings())
+    rewarded, _ = assign_rewards([bad, good, bad], RewardConfig())
     assert [r.traj_uid for r in rewarded] == ["bad", "good", "bad"]
     assert rewarded[0] is bad
     assert rewarded[1].samples[0].reward == 1.5
@@ -33,12 +34,12 @@ def test_failed_episodes_count_for_nothing_and_stay_in_their_place() -> None:
 
 def test_no_sample_at_all_is_fine() -> None:
     empty = episode([], [1.0])
-    assert assign_rewards([empty], RewardSettings(shaping="hop_discount")) == ([empty], {})
-    assert assign_rewards([], RewardSettings()) == ([], {})
+    assert assign_rewards([empty], RewardConfig(shaping="hop_discount")) == ([empty], {})
+    assert assign_rewards([], RewardConfig()) == ([], {})
 
 
 def test_assigning_twice_changes_nothing() -> None:
     records = [chain([0.1, 0.9], 1.0), chain([0.4], 2.0)]
-    options = RewardSettings(alpha=2.0, team_scope="turn", shaping="hop_weighted", invalid_action_penalty={"A0": 1.0})
-    once, _ = assign_rewards(records, options)
-    assert assign_rewards(once, options)[0] == once
+    options = RewardConfig(alpha=2.0, team_scope="turn", shaping="hop_weighted")
+    once, _ = assign_rewards(records, options, {"A0": 1.0})
+    assert assign_rewards(once, options, {"A0": 1.0})[0] == once

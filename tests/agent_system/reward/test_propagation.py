@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from agent_system import AgentSystemError
 from agent_system.record import EpisodeRecord
-from agent_system.reward import PropagationSettings, RewardSettings, assign_rewards
+from agent_system.reward import assign_rewards
+from verl.trainer.config.reward import PropagationConfig, RewardConfig
 
 from .conftest import chain
 
@@ -21,7 +22,7 @@ PREFIX = "reward/propagation/"
 
 def credit(records: list[EpisodeRecord], alpha: float = 1.0, **options: object) -> tuple[list[list[float]], dict[str, float]]:
     """Team rewards of the samples of each episode, and the metrics."""
-    rewarded, metrics = assign_rewards(records, RewardSettings(alpha=alpha, propagation=PropagationSettings(**options)))  # type: ignore[arg-type]
+    rewarded, metrics = assign_rewards(records, RewardConfig(alpha=alpha, propagation=PropagationConfig(**options)))  # type: ignore[arg-type]
     return [[s.team_reward for s in r.samples] for r in rewarded], metrics
 
 
@@ -57,8 +58,8 @@ def test_threshold_agrees_with_its_recursion() -> None:
 
 
 def test_the_reward_of_a_call_is_its_scaled_local_reward_and_alpha_times_what_it_is_credited_with() -> None:
-    options = PropagationSettings(mode="discounted", gamma=0.5, local_range=(-1.0, 3.0))
-    (record,), _ = assign_rewards([chain([-1.0, 1.0, 3.0], 4.0)], RewardSettings(alpha=10.0, propagation=options))
+    options = PropagationConfig(mode="discounted", gamma=0.5, local_range=(-1.0, 3.0))
+    (record,), _ = assign_rewards([chain([-1.0, 1.0, 3.0], 4.0)], RewardConfig(alpha=10.0, propagation=options))
     assert [s.reward for s in record.samples] == [0.0 + 10.0, 0.5 + 20.0, 1.0 + 40.0]
     assert [s.local_reward for s in record.samples] == [-1.0, 1.0, 3.0]
 
@@ -77,8 +78,8 @@ def test_a_call_without_a_local_reward_is_in_no_quantile_and_counts_as_zero_with
     assert metrics[PREFIX + "theta"] == 0.5
     assert credit([chain([None, None], 1.0)], mode="threshold", theta=0.3, theta_quantile=0.5)[1][PREFIX + "theta"] == 0.3
     for local_range, share in (((-1.0, 3.0), 0.25), ((1.0, 3.0), 0.0), ((-3.0, -1.0), 1.0)):
-        options = PropagationSettings(mode="uniform", local_range=local_range)
-        (record,), _ = assign_rewards([chain([None], 4.0)], RewardSettings(propagation=options))
+        options = PropagationConfig(mode="uniform", local_range=local_range)
+        (record,), _ = assign_rewards([chain([None], 4.0)], RewardConfig(propagation=options))
         assert record.samples[0].reward == 4.0 + share, local_range
 
 
@@ -145,10 +146,10 @@ def test_nothing_to_cut_and_nothing_to_discount_equal_uniform(records: list[Epis
 @settings(max_examples=30, deadline=None)
 @given(episodes, st.randoms(use_true_random=False), st.sampled_from([None, 0.3]))
 def test_the_order_of_episodes_does_not_matter(records: list[EpisodeRecord], random_order: random.Random, quantile: float | None) -> None:
-    reward_settings = RewardSettings(
+    reward_settings = RewardConfig(
         alpha=0.5,
         shaping="hop_discount",
-        propagation=PropagationSettings(mode="threshold", theta=0.5, theta_quantile=quantile, min_pass_rate=0.4),
+        propagation=PropagationConfig(mode="threshold", theta=0.5, theta_quantile=quantile, min_pass_rate=0.4),
     )
     shuffled = random_order.sample(records, len(records))
     straight, metrics = assign_rewards(records, reward_settings)

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from agent_system import AgentSystemError, BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn
-from agent_system.reward import RewardSettings
-from agent_system.rollout import CollectorSettings, TooManyFailuresError, TreeSettings
+from agent_system.rollout import CollectorSettings, TooManyFailuresError
 from verl.protocol.generate import Generation, RolloutError
+from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.run import TreeConfig
 
 from .conftest import OneTurn, Pair
 
@@ -43,7 +44,7 @@ def test_no_episodes_at_all_in_flight_is_refused_instead_of_waiting_for_ever(nam
         CollectorSettings(**{name: 0})
 
 
-@pytest.mark.parametrize("tree", [None, TreeSettings(k=2)])
+@pytest.mark.parametrize("tree", [None, TreeConfig(k=2)])
 def test_an_orchestra_sees_team_and_world_before_anything_is_played(make_collector, scripted, tree) -> None:
     seen = []
 
@@ -58,7 +59,7 @@ def test_an_orchestra_sees_team_and_world_before_anything_is_played(make_collect
         def act(self, agent_id: str, action: str) -> Outcome:
             return Outcome()
 
-    make_collector(scripted(), orchestra=Watches(), env=Forks, tree=tree, reward=RewardSettings(team_scope="call"))
+    make_collector(scripted(), orchestra=Watches(), env=Forks, tree=tree, reward=RewardConfig(team_scope="call"))
     assert seen == [(("Solver", "Verifier"), Forks, 3, tree is not None)]
 
 

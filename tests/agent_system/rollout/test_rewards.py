@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_system import BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn
-from agent_system.reward import OverlongBuffer, PropagationSettings, RewardSettings
+from verl.trainer.config.reward import OverlongBufferConfig, PropagationConfig, RewardConfig
 
 from .conftest import OneTurn
 
@@ -48,7 +48,7 @@ async def collect(collector: Any, tasks: list[Task] | None = None, **options: An
     [("episode", [119.0] * 4), ("turn", [7.0, 7.0, 112.0, 112.0]), ("call", [1.0, 2.0 + 4.0, 16.0, 32.0 + 64.0])],
 )
 async def test_the_scope_chooses_among_the_team_rewards_kept_where_they_arrived(make_collector, scripted, scope, team) -> None:
-    settings = RewardSettings(alpha=2.0, team_scope=scope)
+    settings = RewardConfig(alpha=2.0, team_scope=scope)
     result = await collect(make_collector(scripted(), env=Pays, max_steps=3, reward=settings))
     columns = result.batch.non_tensor_batch
     local = [0.625, 0.125, 0.125, 0.375]
@@ -70,14 +70,14 @@ async def test_the_anchor_is_what_the_agent_saw_or_the_key_that_the_environment_
 
 
 async def test_every_term_is_in_the_metrics_and_in_the_trajectory(make_collector, scripted) -> None:
-    settings = RewardSettings(overlong_buffer=OverlongBuffer(True, 20, 0.5), invalid_action_penalty={"Verifier": 0.25})
+    reward = RewardConfig(overlong_buffer=OverlongBufferConfig(True, 20, 0.5))
 
     def script(prompt: str, request: Any) -> str:
         return "no idea" if "Check:" in prompt else "\\boxed{4} and then some more"
 
     # The Solver writes 28 bytes and the end: 29 of 30 tokens, 19 of the 20 in the buffer. The Verifier's reply is invalid and short;
     # it did not approve, so the Solver speaks again.
-    collector = make_collector(scripted(script), max_tokens=30, reward=settings)
+    collector = make_collector(scripted(script), max_tokens=30, reward=reward, invalid_action_penalty={"Verifier": 0.25})
     result = await collect(collector)
     metrics, (solver, verifier, _), columns = result.metrics, result.episodes[0].to_json()["calls"], result.batch.non_tensor_batch
     assert [columns[term][1] for term in ("mixed_reward", "invalid_penalty", "overlong_penalty", "reward")] == [1.0, 0.25, 0.0, 0.75]
@@ -95,7 +95,7 @@ async def test_propagation_sees_the_whole_collection_and_reports_it(make_collect
         def step(self, action: str) -> Outcome:
             return Outcome(1.0, {"Verifier": float(self.task.task_id == "a")}, True)
 
-    settings = RewardSettings(propagation=PropagationSettings("threshold", theta=0.5, min_pass_rate=0.0))
+    settings = RewardConfig(propagation=PropagationConfig("threshold", theta=0.5, min_pass_rate=0.0))
     result = await collect(make_collector(scripted(), env=Judged, reward=settings), tasks)
     assert result.batch.non_tensor_batch["team_reward"].tolist() == [1.0, 1.0, 0.0, 1.0]
     assert result.metrics["reward/propagation/pass_rate"] == 0.5
@@ -117,7 +117,7 @@ async def test_joined_collections_are_rewarded_as_one_batch(make_collector, scri
         def step(self, action: str) -> Outcome:
             return Outcome(1.0, {"Verifier": float(self.task.task_id == "a")}, True)
 
-    settings = RewardSettings(propagation=PropagationSettings("threshold", theta_quantile=0.9))
+    settings = RewardConfig(propagation=PropagationConfig("threshold", theta_quantile=0.9))
     collector = make_collector(scripted(), env=Judged, reward=settings)
     whole = await collect(collector, tasks)
     joined = collector.join([await collect(collector, tasks[:1]), await collect(collector, tasks[1:])])
@@ -241,7 +241,7 @@ async def test_a_reply_that_comes_a_turn_later_is_paid_where_it_was_asked_for(ma
         if request.request_id.endswith("1.0"):
             await asyncio.sleep(0.05)
 
-    settings = RewardSettings(team_scope="call")
+    settings = RewardConfig(team_scope="call")
     result = await collect(make_collector(scripted(delay=delay), orchestra=Lingers(), env=PaysByName, max_steps=2, reward=settings))
     columns = result.batch.non_tensor_batch
     calls = zip(columns["agent_id"], columns["turn"], columns["call"], strict=True)

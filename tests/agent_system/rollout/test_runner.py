@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_system import BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, TurnOver
-from agent_system.reward import RewardSettings
+from verl.trainer.config.reward import RewardConfig
 
 from .conftest import OneTurn, Pair
 
@@ -63,7 +63,7 @@ class TwoTurns(BaseEnv):
 
 
 async def test_every_sample_gets_the_sum_of_team_rewards_and_its_own_local_reward(make_collector, scripted) -> None:
-    episode = await one(make_collector(scripted(), env=TwoTurns, max_steps=5, reward=RewardSettings(alpha=2.0)))
+    episode = await one(make_collector(scripted(), env=TwoTurns, max_steps=5, reward=RewardConfig(alpha=2.0)))
     assert [(s.turn, s.call, s.agent_id) for s in episode.samples] == [
         (1, 0, "Solver"),
         (1, 1, "Verifier"),

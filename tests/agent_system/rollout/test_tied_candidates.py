@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent_system import Outcome, Task
-from agent_system.rollout import TreeSettings
 from agent_system.rollout.tied_candidates import ENOUGH_CALLS
+from verl.trainer.config.run import TreeConfig
 
 from .test_tree import CALL, Adder, InTurn, Speaker
 
@@ -38,7 +38,7 @@ def collector_of(make_collector: Any, scripted: Any) -> Callable[..., Any]:
     def make(env: type[Adder], script: Any = None, **options: Any) -> Any:
         turn = itertools.count()
         agents = {name: Speaker(name) for name in ("A", "B")}
-        options = {"tree": TreeSettings(2), "reward": CALL, "max_steps": 2} | options
+        options = {"tree": TreeConfig(2), "reward": CALL, "max_steps": 2} | options
         return make_collector(
             scripted(script or (lambda *_: str(next(turn) % 8 + 1))), orchestra=InTurn(), agents=agents, env=env, **options
         )

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 from agent_system import AgentSystemError, BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn
-from agent_system.reward import RewardSettings
-from agent_system.rollout import TooManyFailuresError, TreeSettings
+from agent_system.rollout import CollectorSettings, TooManyFailuresError
 from agent_system.rollout.candidate import choose
 from agent_system.testing import ScriptedEngine
 from verl.protocol.generate import GenerateRequest, Generation
+from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.run import TreeConfig
+from verl.trainer.config.spec import ConfigError
 
 from .conftest import OneTurn
 
-CALL = RewardSettings(alpha=2.0, team_scope="call")
+CALL = RewardConfig(alpha=2.0, team_scope="call")
 TASKS = [Task("a", "go", "worlds", None), Task("b", "go", "worlds", None)]
 
 
@@ -84,7 +86,7 @@ def play(make_collector: Any, scripted: Any) -> Callable[..., Any]:
         kinds = {"validate": options.pop("validate", False), "greedy": options.pop("greedy", False)}
         options = {"orchestra": InTurn(), "env": Adder, "reward": CALL, "max_steps": 3, "max_failure_rate": 1.0} | options
         agents = {name: Speaker(name) for name in ("A", "B")}
-        tree = TreeSettings(k, select, 0.5, k_per_agent=options.pop("k_per_agent", {}))
+        tree = TreeConfig(k=k, select=select, temperature=0.5, k_per_agent=options.pop("k_per_agent", {}))
         collector = make_collector(engine, agents=agents, tree=tree, **options)
         return await collector.collect(tasks, n, step=1, **kinds)
 
@@ -317,17 +319,20 @@ async def test_a_run_is_the_same_whatever_the_order_of_completion(play, scripted
 
 def test_each_selection_chooses_as_it_says() -> None:
     rewards = [1.0, 3.0, 3.0, 2.0]
-    drawn = {name: Counter(choose(TreeSettings(4, name, 0.5), rewards, seed) for seed in range(400)) for name in ("random", "softmax")}
-    assert choose(TreeSettings(4, "greedy"), rewards, 0) == 1
-    assert choose(TreeSettings(4, "first"), rewards, 0) == 0
+    drawn = {
+        name: Counter(choose(TreeConfig(k=4, select=name, temperature=0.5), rewards, seed) for seed in range(400))
+        for name in ("random", "softmax")
+    }
+    assert choose(TreeConfig(k=4, select="greedy"), rewards, 0) == 1
+    assert choose(TreeConfig(k=4, select="first"), rewards, 0) == 0
     assert min(drawn["random"][i] for i in range(4)) > 70
     assert drawn["softmax"][1] + drawn["softmax"][2] > 330 > 300 > drawn["softmax"][3] > drawn["softmax"][0]
 
 
 def test_epsilon_commits_any_candidate_in_its_share_of_calls() -> None:
-    drawn = Counter(choose(TreeSettings(4, "greedy", epsilon=0.4), [1.0, 3.0, 3.0, 2.0], seed) for seed in range(2000))
+    drawn = Counter(choose(TreeConfig(k=4, select="greedy", epsilon=0.4), [1.0, 3.0, 3.0, 2.0], seed) for seed in range(2000))
     assert all(abs(drawn[i] - 200) < 60 for i in (0, 2, 3)) and abs(drawn[1] - 1400) < 80
-    assert {choose(TreeSettings(2, "greedy", epsilon=0.0), [0.0, 1.0], seed) for seed in range(50)} == {1}
+    assert {choose(TreeConfig(k=2, select="greedy", epsilon=0.0), [0.0, 1.0], seed) for seed in range(50)} == {1}
 
 
 async def test_a_call_that_outlives_its_turn_is_refused(play) -> None:
@@ -355,8 +360,8 @@ async def test_a_call_that_outlives_its_turn_is_refused(play) -> None:
     ],
 )
 def test_settings_that_cannot_be_are_named(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(AgentSystemError, match=words):
-        TreeSettings(**settings)
+    with pytest.raises(ConfigError, match=words):
+        CollectorSettings(reward=RewardConfig(team_scope="call"), tree=TreeConfig(**settings))
 
 
 async def test_a_world_that_cannot_be_forked_or_compared_is_refused_before_anything_is_played(play) -> None:
@@ -369,7 +374,7 @@ async def test_a_world_that_cannot_be_forked_or_compared_is_refused_before_anyth
     with pytest.raises(AgentSystemError, match="Silent has neither"):
         await play([], env=Silent)
     with pytest.raises(AgentSystemError, match=r"reward\.team_scope=call"):
-        await play([], reward=RewardSettings())
+        await play([], reward=RewardConfig())
 
 
 async def test_a_fork_that_is_the_world_itself_is_refused(play) -> None:

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import pytest
 
 from agent_system import BaseOrchestra, Observation, Outcome, Task, Turn
-from agent_system.rollout import TooManyFailuresError, TreeSettings
+from agent_system.rollout import TooManyFailuresError
 from verl.protocol.generate import GenerateRequest
+from verl.trainer.config.run import TreeConfig
 
 from .test_tree import CALL, TASKS, Adder, Speaker, numbers
 
@@ -93,7 +94,13 @@ def play(make_collector: Any, scripted: Any) -> Callable[..., Any]:
         Watched.faults, Watched.alive, Adder.alive = [], 0, 0
         engine = scripted(script, **({"delay": options.pop("delay")} if "delay" in options else {}))
         agents = {name: Speaker(name) for name in Team.agents}
-        options = {"env": Adder, "reward": CALL, "max_steps": 2, "max_failure_rate": 1.0, "tree": TreeSettings(k, "softmax")} | options
+        options = {
+            "env": Adder,
+            "reward": CALL,
+            "max_steps": 2,
+            "max_failure_rate": 1.0,
+            "tree": TreeConfig(k=k, select="softmax"),
+        } | options
         collector = make_collector(engine, orchestra=Team(orchestra), agents=agents, **options)
         return await collector.collect(tasks, n, step=1)
 
@@ -295,7 +302,7 @@ async def test_a_fork_that_cannot_be_closed_is_logged_and_hurts_nobody(play, cap
 
 
 async def test_calls_at_the_same_time_never_use_a_blocking_world_at_the_same_time(play) -> None:
-    for tree in (TreeSettings(3), None):
+    for tree in (TreeConfig(3), None):
         result = await play(numbers(), branches, env=Watched, n=4, tree=tree)
         assert not any(e.failed for e in result.episodes)
         assert Watched.faults == []

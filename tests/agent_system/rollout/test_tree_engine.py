@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from agent_system import Outcome, Projection, Task
-from agent_system.reward import RewardSettings
-from agent_system.rollout import AgentBinding, Collector, CollectorSettings, CollectResult, EnvFactory, TreeSettings
+from agent_system.rollout import AgentBinding, Collector, CollectorSettings, CollectResult, EnvFactory
 from agent_system.workflows.plan_path import EXECUTOR, TOOL, ExecutorAgent, PlanPathEnv, PlanPathEnvOptions, PlanPathOptions, ToolAgent
 from agent_system.workflows.plan_path.team import PlanPathOrchestra
 from agent_system.workflows.plan_path.world.generate import generate
 from tests.workers.rollout.conftest import tiny_model
 from verl.protocol.generate import SamplingParams
+from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.run import TreeConfig
 from verl.workers.rollout.hf_engine import HFEngine
 
 K = 4
@@ -64,8 +65,8 @@ def collect(model: torch.nn.Module, tokenizer: Any) -> Any:
         agents = {TOOL: Tool(config=SHORT), EXECUTOR: Executor(config=SHORT)}
         bindings = {name: AgentBinding(name, "p", "wg", engine, tokenizer, sampling, sampling, 480) for name in agents}
         settings = CollectorSettings(
-            max_steps=2, max_failure_rate=0.0, max_concurrent_episodes=concurrent, reward=RewardSettings(team_scope="call"),
-            tree=TreeSettings(K, "softmax"),
+            max_steps=2, max_failure_rate=0.0, max_concurrent_episodes=concurrent, reward=RewardConfig(team_scope="call"),
+            tree=TreeConfig(k=K, select="softmax"),
         )  # fmt: skip
         factory = EnvFactory(env, PlanPathEnvOptions(view="compact"))
         tasks = [Task(str(i), grid.text, "d", None, {"map": grid.text}) for i, grid in enumerate(generate(3, 0))]

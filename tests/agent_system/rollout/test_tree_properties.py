@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from agent_system import BaseOrchestra, Task, Turn
 from agent_system.record import EpisodeRecord, Sample
-from agent_system.rollout import CollectResult, TreeSettings
+from agent_system.rollout import CollectResult
 from agent_system.testing import ScriptedEngine
 from verl.protocol.generate import GenerateRequest, Generation
+from verl.trainer.config.run import TreeConfig
 
 from .test_tree import CALL, Adder, Speaker
 
@@ -106,7 +107,7 @@ def collect(make_collector: Any, tokenizer: Any) -> Any:
         agents = {name: Speaker(name) for name in AGENTS}
         collector = make_collector(
             Engine(tokenizer, case, jitter), orchestra=Stages(case.stages), agents=agents, env=Adder, max_steps=2, max_failure_rate=1.0,
-            reward=CALL, tree=TreeSettings(case.k, case.select, 0.5),
+            reward=CALL, tree=TreeConfig(k=case.k, select=case.select, temperature=0.5),
         )  # fmt: skip
         tasks = [Task(f"task {i}", "go", "worlds") for i in range(case.tasks)]
         Adder.alive = 0

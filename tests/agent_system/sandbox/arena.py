@@ -7,14 +7,15 @@ import os
 import time
 from functools import cache
 
-from agent_system.sandbox import Limits, RunResult, SandboxError, SandboxSettings
+from agent_system.sandbox import RunResult, SandboxError
 from agent_system.sandbox.jail import tree
 from agent_system.sandbox.levels import LEVELS, rank
 from agent_system.sandbox.local import LocalSandbox
+from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
-LIMITS = Limits(cpu_s=3, wall_s=6, memory_mb=128, processes=12, file_mb=4, disk_mb=8, output_kb=64)
+LIMITS = SandboxLimitsConfig(cpu_s=3, wall_s=6, memory_mb=128, processes=12, file_mb=4, disk_mb=8, output_kb=64)
 # An honest program ends by itself, however busy the machine.
-PATIENT = Limits(**{**vars(LIMITS), "cpu_s": 20, "wall_s": 60})
+PATIENT = SandboxLimitsConfig(**{**vars(LIMITS), "cpu_s": 20, "wall_s": 60})
 # A worker that waits for a job is a watcher with a warden and an init below it.
 IDLE = 2
 
@@ -23,7 +24,7 @@ IDLE = 2
 def sandbox_at(level: str) -> LocalSandbox | str:
     """The sandbox of a level for the whole session, or why there is none."""
     try:
-        return LocalSandbox(SandboxSettings(level=level, min_level="rlimits", workers=2, limits=LIMITS))
+        return LocalSandbox(SandboxConfig(level=level, min_level="rlimits", workers=2, limits=LIMITS))
     except SandboxError as error:
         return str(error)
 
@@ -48,7 +49,7 @@ class Arena:
         self.sandbox, self.level = sandbox, level
         self.counted = level == "namespaces" or os.geteuid() == 0
 
-    async def attack(self, program: str, stdin: str = "", limits: Limits | None = None) -> RunResult:
+    async def attack(self, program: str, stdin: str = "", limits: SandboxLimitsConfig | None = None) -> RunResult:
         """Run a hostile program while an honest one runs beside it, and one after it; nothing may be left of the hostile one."""
         restarts = self.sandbox.restarts
         honest = self.sandbox.run("print(sum(range(10)))", limits=PATIENT)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from agent_system import AgentSystemError, BaseEnv, EnvRegistry, Observation, Outcome, Task
-from agent_system.sandbox import SandboxSettings, close_shared, configure, shared_sandbox
+from agent_system.launch.checks import start_sandbox
+from agent_system.sandbox import close_shared, configure, shared_sandbox
 from tests.docs.pages import blocks
 from verl.trainer.config import RunConfig, SandboxConfig
-from verl.trainer.main_ppo import start_sandbox
+from verl.trainer.config.spec import ConfigError
 
 NAME = "judged_by_running"
 
@@ -43,10 +43,6 @@ def config() -> Iterator[RunConfig]:
     EnvRegistry.remove(NAME)
 
 
-def test_keys_and_defaults_are_those_of_the_settings() -> None:
-    assert asdict(SandboxConfig()) == asdict(SandboxSettings()) | {"packages": []}
-
-
 async def test_an_environment_that_runs_programs_gets_a_sandbox(config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
     config.sandbox.limits.memory_mb = 100
     with caplog.at_level(logging.INFO):
@@ -61,7 +57,7 @@ async def test_an_environment_that_runs_programs_gets_a_sandbox(config: RunConfi
 def test_a_sandbox_that_is_too_weak_stops_the_run(config: RunConfig) -> None:
     config.sandbox.level = "rlimits"
     config.sandbox.min_level = "seccomp"
-    with pytest.raises(AgentSystemError, match=r"sandbox\.level=rlimits is weaker than sandbox.min_level=seccomp"):
+    with pytest.raises(ConfigError, match=r"sandbox\.level=rlimits is weaker than sandbox.min_level=seccomp"):
         start_sandbox(config)
 
 
@@ -104,7 +100,7 @@ async def test_the_environment_of_the_page_judges_programs() -> None:
     names: dict[str, Any] = {"__name__": "page"}
     try:
         exec(compile(block.text, block.page, "exec"), names)
-        configure(SandboxSettings(min_level="rlimits", workers=1))
+        configure(SandboxConfig(min_level="rlimits", workers=1))
         env = names["JudgedPrograms"]()
         assert env.uses_sandbox
         env.reset(Task("t", "add", extra={"tests": [{"stdin": "1 2", "right": "3"}, {"stdin": "2 2", "right": "5"}]}))

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from agent_system.sandbox import Limits, SandboxSettings
 from agent_system.sandbox.jail import tree
 from agent_system.sandbox.local import LocalSandbox
 from tests.agent_system.sandbox.arena import LIMITS, PATIENT, Arena
 from tests.agent_system.sandbox.outside import run_outside
+from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
-SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.6})
-LONG = Limits(**{**vars(LIMITS), "wall_s": 60, "cpu_s": 20})
+SHORT = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 0.6})
+LONG = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 60, "cpu_s": 20})
 C = "import ctypes, errno, os\nc = ctypes.CDLL(None, use_errno=True)\n"
 
 
@@ -143,7 +143,7 @@ time.sleep(30)
 @pytest.mark.promised_by("every")
 async def test_threads_and_processes_of_others_are_not_counted(arena: Arena) -> None:
     """The trainer starts threads, and programs beside an honest one take all the processes that they may have."""
-    sandbox = LocalSandbox(SandboxSettings(level=arena.level, min_level="rlimits", workers=4, limits=LONG))
+    sandbox = LocalSandbox(SandboxConfig(level=arena.level, min_level="rlimits", workers=4, limits=LONG))
     over = threading.Event()
     threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(60)]
     forker = f"import os, time\nfor _ in range({LIMITS.processes - 1}):\n    if os.fork() == 0:\n        break\ntime.sleep(20)"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agent_system.sandbox import Limits
 from agent_system.sandbox.jail.confine import OPEN_FILES
 from tests.agent_system.sandbox.arena import LIMITS, Arena
+from verl.trainer.config.sandbox import SandboxLimitsConfig
 
 EXIT = 60 if platform.machine() == "x86_64" else 93
-SHORT = Limits(**{**vars(LIMITS), "wall_s": 0.4})
-LONG = Limits(**{**vars(LIMITS), "wall_s": 30, "cpu_s": 20})
+SHORT = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 0.4})
+LONG = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 30, "cpu_s": 20})
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ async def test_endless(program: str, arena: Arena) -> None:
 
 @pytest.mark.promised_by("strongest")
 async def test_the_cpu_limit_counts_cpu_and_not_the_clock(arena: Arena) -> None:
-    one = Limits(**{**vars(LIMITS), "cpu_s": 1, "wall_s": 60})
+    one = SandboxLimitsConfig(**{**vars(LIMITS), "cpu_s": 1, "wall_s": 60})
     ignoring = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"
     sleeping = arena.sandbox.run("import time\ntime.sleep(1.2)", limits=one)
     looping = arena.sandbox.run_tests(

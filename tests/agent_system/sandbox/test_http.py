@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from agent_system.sandbox import FunctionCall, Limits, Sandbox, SandboxError, SandboxSettings, close_shared, configure, make_sandbox
+from agent_system.sandbox import FunctionCall, Sandbox, SandboxError, close_shared, configure, make_sandbox
+from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
+from verl.trainer.config.spec import ConfigError
 
-LIMITS = Limits(wall_s=2, output_kb=16)
+LIMITS = SandboxLimitsConfig(wall_s=2, output_kb=16)
 # The program that tries a server out ends by itself, however busy the machine.
-PATIENT = Limits(wall_s=20, output_kb=16)
+PATIENT = SandboxLimitsConfig(wall_s=20, output_kb=16)
 
 
 def run_code(body: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def server() -> Iterator[Server]:
 
 
 def client(url: str, timeout_s: float = 5.0) -> Sandbox:
-    return make_sandbox(SandboxSettings(backend="http", url=url, request_timeout_s=timeout_s, limits=LIMITS, workers=4))
+    return make_sandbox(SandboxConfig(backend="http", url=url, request_timeout_s=timeout_s, limits=LIMITS, workers=4))
 
 
 @pytest.fixture
@@ -189,8 +191,8 @@ async def test_a_password_in_the_address_is_not_shown(caplog: pytest.LogCaptureF
     finally:
         sandbox.close()
     assert [text for text in said if "PASS" in text] == [] and f"***@{address}" in result.message
-    with pytest.raises(SandboxError, match=r"sandbox\.url='ftp://\*\*\*@host'"):
-        SandboxSettings(backend="http", url="ftp://user:PASS@host")
+    with pytest.raises(ConfigError, match=r"sandbox\.url='ftp://\*\*\*@host'"):
+        make_sandbox(SandboxConfig(backend="http", url="ftp://user:PASS@host"))
 
 
 async def test_a_slow_answer_costs_its_own_run_and_no_other() -> None:
@@ -210,7 +212,7 @@ async def test_a_slow_answer_costs_its_own_run_and_no_other() -> None:
         except OSError:
             return
 
-    limits = Limits(wall_s=0.1)
+    limits = SandboxLimitsConfig(wall_s=0.1)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=drip, args=(listening,), daemon=True).start()
         sandbox = client(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=0.5)
@@ -238,9 +240,9 @@ async def test_a_slow_server_delays_no_other_run(sandbox: Sandbox, server: Serve
 def test_a_server_that_cannot_run_programs_is_found_at_the_start(server: Server) -> None:
     server.answer = lambda body: {"status": "SandboxError", "message": "no free slot"}
     with pytest.raises(SandboxError, match="no free slot"):
-        configure(SandboxSettings(backend="http", url=server.url, limits=PATIENT))
+        configure(SandboxConfig(backend="http", url=server.url, limits=PATIENT))
     server.answer = run_code
     try:
-        assert "SandboxFusion at" in configure(SandboxSettings(backend="http", url=server.url, limits=PATIENT)).describe()
+        assert "SandboxFusion at" in configure(SandboxConfig(backend="http", url=server.url, limits=PATIENT)).describe()
     finally:
         close_shared()

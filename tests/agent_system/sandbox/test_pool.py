@@ -16,11 +16,9 @@ import pytest
 
 from agent_system.sandbox import (
     FunctionCall,
-    Limits,
     Reason,
     RunResult,
     SandboxError,
-    SandboxSettings,
     close_shared,
     configure,
     make_sandbox,
@@ -35,8 +33,10 @@ from agent_system.sandbox.packages import find_packages
 from agent_system.sandbox.worker import Worker, WorkerError
 from tests.agent_system.sandbox.arena import LIMITS, PATIENT, Arena, offered
 from tests.house.source import ROOT
+from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
+from verl.trainer.config.spec import ConfigError
 
-SETTINGS = SandboxSettings(min_level="rlimits", workers=2, limits=LIMITS)
+SETTINGS = SandboxConfig(min_level="rlimits", workers=2, limits=LIMITS)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def wait_until_dead(pids: list[int]) -> None:
 async def test_results_are_in_the_order_of_the_tests(arena: Arena) -> None:
     program = "n = int(input())\nif n == 2:\n    raise SystemExit(3)\nif n == 3:\n    while True: pass\nprint(n * n)"
     tests = [str(n) for n in range(6)]
-    limits = Limits(**{**vars(LIMITS), "wall_s": 0.5})
+    limits = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 0.5})
     several = await asyncio.gather(*[arena.sandbox.run_tests(program, tests, limits=limits) for _ in range(3)])
     for results in several:
         assert [(r.stdout, r.reason.value) for r in results] == [
@@ -73,7 +73,7 @@ async def test_results_are_in_the_order_of_the_tests(arena: Arena) -> None:
 
 @pytest.mark.promised_by("strongest")
 async def test_after_two_slow_tests_the_rest_is_skipped(arena: Arena) -> None:
-    limits = Limits(**{**vars(LIMITS), "wall_s": 0.4})
+    limits = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 0.4})
     results = await arena.sandbox.run_tests("if input(): \n    while True: pass\nprint(1)", ["", "x", "", "x", "", ""], limits=limits)
     assert [r.reason.value for r in results] == ["error", "timeout", "error", "timeout", "skipped", "skipped"]
     assert await arena.sandbox.run_tests("print(1)", []) == []
@@ -165,7 +165,7 @@ async def test_a_byte_order_mark_is_skipped_once_at_the_start_of_a_program(arena
 
 async def test_an_alarm_that_comes_late_ends_no_other_run(arena: Arena) -> None:
     program = "import os, time\ntime.sleep(0.5)\nos.fork()\nkeep = os.urandom(90 << 20)\ntime.sleep(60)"
-    sandbox = LocalSandbox(SandboxSettings(level=arena.level, min_level="rlimits", workers=1, limits=LIMITS))
+    sandbox = LocalSandbox(SandboxConfig(level=arena.level, min_level="rlimits", workers=1, limits=LIMITS))
     try:
         greedy = asyncio.create_task(sandbox.run(program))
         await asyncio.sleep(0.3)
@@ -181,7 +181,7 @@ async def test_an_alarm_that_comes_late_ends_no_other_run(arena: Arena) -> None:
 
 
 async def test_an_abandoned_run_ends_and_frees_its_worker(pool: LocalSandbox) -> None:
-    runs = [asyncio.create_task(pool.run("import time\ntime.sleep(60)", limits=Limits(wall_s=90))) for _ in range(2)]
+    runs = [asyncio.create_task(pool.run("import time\ntime.sleep(60)", limits=SandboxLimitsConfig(wall_s=90))) for _ in range(2)]
     await asyncio.sleep(0.3)
     held = [pid for worker in pool.pids for pid in tree.descendants(worker)]
     began = time.monotonic()
@@ -207,9 +207,9 @@ async def test_closing_ends_all_processes_and_folders() -> None:
 def test_a_killed_trainer_leaves_nothing_behind() -> None:
     code = (
         "import asyncio, os, sys\nfrom agent_system.sandbox import *\n"
-        "s = make_sandbox(SandboxSettings(min_level='rlimits', workers=1))\n"
+        "s = make_sandbox(SandboxConfig(min_level='rlimits', workers=1))\n"
         "asyncio.run(s.run('print(1)'))\nprint(*s.pids, *[w.scratch for w in s._alive], flush=True)\n"
-        "asyncio.run(s.run('import time\\ntime.sleep(60)', limits=Limits(wall_s=90)))"
+        "asyncio.run(s.run('import time\\ntime.sleep(60)', limits=SandboxLimitsConfig(wall_s=90)))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env) as trainer:
@@ -238,7 +238,7 @@ def test_several_threads_and_loops_share_one_sandbox(pool: LocalSandbox) -> None
 
 async def test_packages_can_be_imported_where_they_are_listed() -> None:
     for level in offered():
-        sandbox = LocalSandbox(SandboxSettings(level=level, min_level="rlimits", workers=1, packages=("mpmath", "six")))
+        sandbox = LocalSandbox(SandboxConfig(level=level, min_level="rlimits", workers=1, packages=["mpmath", "six"]))
         try:
             result = await sandbox.run(
                 "import mpmath, six\nfrom mpmath.calculus import odes\nprint(mpmath.sqrt(16), six.PY3)\nimport sympy"
@@ -252,14 +252,14 @@ def test_packages_that_are_missing_are_named() -> None:
     with pytest.raises(SandboxError, match="'no_such_package', which is no installed package"):
         find_packages(["no_such_package"])
     with pytest.raises(SandboxError, match=r"ImportError: .*mpmath"):
-        LocalSandbox(SandboxSettings(level=offered()[0], min_level="rlimits", packages=("sympy",)))
+        LocalSandbox(SandboxConfig(level=offered()[0], min_level="rlimits", packages=["sympy"]))
 
 
 def test_every_level_below_the_least_is_refused() -> None:
     assert offered(), "no level works on this machine"
     least = LEVELS[-1]
-    with pytest.raises(SandboxError, match=f"sandbox.level=rlimits is weaker than sandbox.min_level={least}"):
-        SandboxSettings(level="rlimits", min_level=least)
+    with pytest.raises(ConfigError, match=f"sandbox.level=rlimits is weaker than sandbox.min_level={least}"):
+        make_sandbox(SandboxConfig(level="rlimits", min_level=least))
     message = complaint("seccomp", "namespaces", {"namespaces": "OSError: clone: not permitted", "landlock": "OSError: no Landlock"})
     for part in (
         "sandbox.min_level=namespaces",
@@ -279,13 +279,13 @@ def test_a_level_that_does_not_hold_what_it_promises_is_not_taken(does: str, mon
     best, *_ = levels = offered()
     expected = f"{best}: a program can do this to files of the trainer: {', '.join(does.split())}"
     with pytest.raises(SandboxError, match=expected if rank(best) > rank("seccomp") else "min_level=landlock") as error:
-        make_sandbox(SandboxSettings(workers=1))
+        make_sandbox(SandboxConfig(workers=1))
     left = "seccomp" if does == "open" and "seccomp" in levels else "rlimits"
     assert f"this machine offers {left!r} only" in str(error.value)
 
 
 def test_below_landlock_a_sandbox_says_whose_files_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    sandbox = LocalSandbox(SandboxSettings(level="rlimits", min_level="rlimits", workers=1))
+    sandbox = LocalSandbox(SandboxConfig(level="rlimits", min_level="rlimits", workers=1))
     try:
         for uid, said in ((0, False), (1000, True)):
             monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
@@ -305,7 +305,7 @@ def test_a_machine_without_the_level_does_not_start(monkeypatch: pytest.MonkeyPa
     start = local.Worker
     monkeypatch.setattr(local, "Worker", worker)
     with pytest.raises(SandboxError, match="min_level=landlock, but this machine offers 'rlimits' only") as error:
-        make_sandbox(SandboxSettings(workers=1))
+        make_sandbox(SandboxConfig(workers=1))
     for level in ("namespaces", "landlock", "seccomp"):
         assert f"no {level} here" in str(error.value)
 
@@ -315,21 +315,21 @@ def test_a_machine_without_the_level_does_not_start(monkeypatch: pytest.MonkeyPa
     [
         ({"backend": "docker"}, "sandbox.backend='docker': expected one of local, http"),
         ({"level": "namespace"}, "did you mean 'namespaces'"),
-        ({"min_level": "none"}, "known: rlimits, seccomp, landlock, namespaces"),
+        ({"min_level": "none"}, "expected one of rlimits, seccomp, landlock, namespaces"),
         ({"workers": -1}, "sandbox.workers"),
         ({"backend": "http"}, "sandbox.url=''"),
     ],
 )
 def test_wrong_settings_are_refused(changed: dict[str, object], says: str) -> None:
-    with pytest.raises(SandboxError) as error:
-        SandboxSettings(**changed)
+    with pytest.raises(ConfigError) as error:
+        make_sandbox(SandboxConfig(**changed))
     assert says in str(error.value)
 
 
 @pytest.mark.parametrize("changed", [{"cpu_s": 0}, {"wall_s": float("inf")}, {"memory_mb": 1.5}, {"processes": True}, {"output_kb": -1}])
 def test_wrong_limits_are_refused(changed: dict[str, object]) -> None:
-    with pytest.raises(SandboxError, match=f"sandbox limit {next(iter(changed))}="):
-        Limits(**changed)
+    with pytest.raises(ConfigError, match=f"sandbox.limits.{next(iter(changed))}="):
+        make_sandbox(SandboxConfig(limits=SandboxLimitsConfig(**changed)))
 
 
 async def test_the_shared_sandbox_is_one() -> None:

@@ -9,7 +9,7 @@ import pytest
 from agent_system import AgentSystemError, EnvRegistry, OrchestraRegistry, Task
 from agent_system.options import build_options
 from agent_system.rollout import Collector
-from agent_system.sandbox import Limits, Reason, RunResult, SandboxSettings, close_shared, configure, shared_sandbox
+from agent_system.sandbox import Reason, RunResult, close_shared, configure, shared_sandbox
 from agent_system.testing import make_tokenizer
 from agent_system.workflows.programs import LONGEST_REASON, Program, check_writes_programs
 from agent_system.workflows.sokoban import SokobanEnv
@@ -18,6 +18,7 @@ from tests.agent_system.workflows.plan_path.test_program import SOLVER
 from tests.agent_system.workflows.programmers import fenced, programming_team
 from tests.agent_system.workflows.sokoban.conftest import UP
 from tests.agent_system.workflows.sudoku.conftest import CLUES
+from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
 TOOL, EXECUTOR = "Tool Agent", "Executor Agent"
 
@@ -140,7 +141,7 @@ BY_NAME = {world.name: world for world in WORLDS}
 
 @pytest.fixture(scope="module", autouse=True)
 def sandbox() -> Iterator[None]:
-    configure(SandboxSettings(min_level="rlimits", workers=2, limits=Limits(cpu_s=1.0, wall_s=4.0, memory_mb=128)))
+    configure(SandboxConfig(min_level="rlimits", workers=2, limits=SandboxLimitsConfig(cpu_s=1.0, wall_s=4.0, memory_mb=128)))
     yield
     close_shared()
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from agent_system import Task
-from agent_system.reward import RewardSettings
-from agent_system.rollout import CollectResult, TreeSettings
+from agent_system.rollout import CollectResult
 from agent_system.testing import make_tokenizer, scripted_team
 from agent_system.workflows.plan_path import EXECUTOR, TOOL
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 from tests.agent_system.workflows.sokoban.conftest import TWO, UNSOLVABLE
 from tests.agent_system.workflows.sudoku.conftest import CLUES
+from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.run import TreeConfig
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def play(tokenizer: Any) -> Callable[..., Any]:
     """Play one turn; every call of an agent has the candidates given for it."""
 
     async def run(name: str, tool: list[str], executor: list[str], tasks: list[Task] | None = None) -> CollectResult:
-        settings = {"max_failure_rate": 0.5, "reward": RewardSettings(team_scope="call"), "tree": TreeSettings(len(tool))}
+        settings = {"max_failure_rate": 0.5, "reward": RewardConfig(team_scope="call"), "tree": TreeConfig(len(tool))}
         limits = {"tokenizer": tokenizer, "max_tokens": 2000, "max_prompt_length": 4000}
         team = scripted_team(name, {TOOL: tool, EXECUTOR: executor}, **limits, **settings)
         return await team.collect(tasks or [WORLDS[name].task], 1, step=0)

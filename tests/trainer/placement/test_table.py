@@ -8,8 +8,8 @@ import pytest
 from verl.trainer.checkpoint.given_models import stay_as_given
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RunConfig
 from verl.trainer.config.spec import ConfigError
+from verl.trainer.derived import resolve_defaults
 from verl.trainer.placement.table import PlacementError, build_placement, slug
-from verl.trainer.run_parts import resolve_defaults
 
 TEAM = ["Solver Agent", "Verifier Agent", "Critic"]
 

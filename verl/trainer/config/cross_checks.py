@@ -15,6 +15,7 @@ from typing import Any
 from verl.trainer.config import ApiConfig, RunConfig, TrainedModelConfig, TrainerConfig
 from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.effect import check_effect
+from verl.trainer.config.reward import check_rewards_of_a_tree
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, keys
 from verl.trainer.placement.pools import assign_devices, check_engine_spans
 from verl.trainer.placement.role_policies import speakers
@@ -84,7 +85,7 @@ def check_command_line(given: Sequence[str], load_plugins: Callable[[Sequence[st
         load_plugins: imports the modules of `agent.plugins`, which may register estimators and losses.
     """
     from verl.trainer.config.entry import compose_config, mistakes_in_one_line
-    from verl.trainer.run_parts import resolve_defaults
+    from verl.trainer.derived import resolve_defaults
 
     if any(word.startswith("-") for word in given):
         return
@@ -327,7 +328,7 @@ def check_sampling(config: RunConfig, placement: Placement) -> None:
     """Refuse what makes no sense beside `rollout.sampling`."""
     tree = config.rollout.sampling == "tree"
     if tree:
-        _check_tree(config)
+        check_rewards_of_a_tree(config.reward)
     own_k = candidates_of(config)
     for agent in placement.trained:
         settings, own = agent_config(config.algorithm, agent.agent_id), _of(config, agent.agent_id)
@@ -347,17 +348,6 @@ def check_sampling(config: RunConfig, placement: Placement) -> None:
                 f"algorithm.group_by={fields}{own} holds one sample a group with {one}, so every advantage is 0; "
                 f"set {'2 or more candidates' if tree else 'rollout.sampling=tree'}, or algorithm.group_by=[uid,agent_id,turn]"
             )
-
-
-def _check_tree(config: RunConfig) -> None:
-    if config.rollout.tree.k < 2:
-        raise ConfigError(f"rollout.tree.k={config.rollout.tree.k}: a tree needs 2 candidates or more; rollout.sampling=parallel has one")
-    scope, mode = config.reward.team_scope, config.reward.propagation.mode
-    if scope != "call" or mode != "none":
-        raise ConfigError(
-            f"rollout.sampling=tree pays a candidate what its own action earned, but reward.team_scope={scope} and "
-            f"reward.propagation.mode={mode} pay what came later; set reward.team_scope=call and reward.propagation.mode=none"
-        )
 
 
 def _check_estimator_of_a_tree(estimator: str, own: str) -> None:

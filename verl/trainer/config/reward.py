@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Optional
 
-from verl.trainer.config.spec import key, section
+from verl.trainer.config.spec import ConfigError, key, section
 
-# Names that the agent side knows; it cannot be imported here.
 TEAM_SCOPES = ("episode", "turn", "call")
 SHAPINGS = ("default", "turn_weighted", "discount", "hop_weighted", "hop_discount", "binary", "normalized")
 PROPAGATIONS = ("none", "uniform", "discounted", "threshold")
@@ -74,3 +73,14 @@ class RewardConfig:
     shaping_threshold: float = key(0.5, "a reward above this counts 1, any other 0", effect="reward.shaping=binary")
     propagation: PropagationConfig = section(PropagationConfig)
     overlong_buffer: OverlongBufferConfig = section(OverlongBufferConfig)
+
+
+def check_rewards_of_a_tree(reward: RewardConfig) -> None:
+    """Raise ConfigError unless a candidate is rewarded for its own action alone, so that the candidates of a call can be compared."""
+    scope, mode = reward.team_scope, reward.propagation.mode
+    if scope != "call" or mode != "none":
+        raise ConfigError(
+            f"rollout.sampling=tree pays a candidate what its own action earned, but reward.team_scope={scope} and "
+            f"reward.propagation.mode={mode} pay what came later, which one candidate of a call only has led to; "
+            "set reward.team_scope=call and reward.propagation.mode=none"
+        )

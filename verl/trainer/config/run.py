@@ -109,7 +109,6 @@ class EnvConfig:
     rollout: EnvRolloutConfig = section(EnvRolloutConfig)
 
 
-# Names that the agent side knows; it cannot be imported here.
 SAMPLINGS = ("parallel", "tree")
 TREE_SELECTIONS = ("greedy", "first", "random", "softmax")
 TREE = "rollout.sampling=tree"
@@ -117,7 +116,7 @@ TREE = "rollout.sampling=tree"
 
 @dataclass
 class TreeConfig:
-    k: int = key(4, "candidates of a call of an agent that learns, 2 or more", ge=1, effect=TREE)
+    k: int = key(4, "candidates of a call of an agent that learns", ge=2, effect=TREE)
     k_per_agent: dict[str, int] = key(
         {}, "candidates of the calls of single agents, by name or slug; others that are frozen or behind an API have 1", ge=1, effect=TREE
     )

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from verl.trainer.config.spec import LONGEST_S, key, section
+from verl.trainer.config.spec import LONGEST_S, ConfigError, check_values, key, section
+from verl.utils.names import without_password
 
-# Names that the agent side knows; it cannot be imported here.
-LEVELS = ("namespaces", "landlock", "seccomp", "rlimits")
+# Weakest first; each keeps what those before it promise.
+LEVELS = ("rlimits", "seccomp", "landlock", "namespaces")
 LOCAL = "sandbox.backend=local (a SandboxFusion server has limits of its own)"
 
 
@@ -43,3 +44,13 @@ class SandboxConfig:
         effect="sandbox.backend=http",
     )
     limits: SandboxLimitsConfig = section(SandboxLimitsConfig)
+
+
+def check_sandbox(config: SandboxConfig) -> None:
+    """Raise ConfigError for a value that cannot be used, a level below the lowest allowed, and a server without an address."""
+    check_values(config, "sandbox")
+    if config.level != "auto" and LEVELS.index(config.level) < LEVELS.index(config.min_level):
+        raise ConfigError(f"sandbox.level={config.level} is weaker than sandbox.min_level={config.min_level}; change one of them")
+    if config.backend == "http" and not config.url.startswith(("http://", "https://")):
+        shown = without_password(config.url)
+        raise ConfigError(f"sandbox.url={shown!r}: sandbox.backend=http needs the server's address, such as http://localhost:8080")

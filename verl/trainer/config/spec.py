@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from verl.utils.names import did_you_mean
+from verl.utils.names import did_you_mean, value_at
 
 T = TypeVar("T")
 # Numbers end up in float32 and int64, where larger ones overflow and positive smaller ones become 0.
@@ -148,9 +148,10 @@ class Key:
 def key(default: Any, meaning: str, *, effect: str | tuple[str, ...] = (), **rule: Any) -> Any:
     """Declare a key of a config dataclass; `rule` are attributes of `Key`."""
     metadata = {"key": Key(meaning, effect=(effect,) if isinstance(effect, str) else effect, **rule)}
+    shown = not rule.get("secret", False)
     if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+        return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata, repr=shown)
+    return field(default=default, metadata=metadata, repr=shown)
 
 
 def section(cls: type, effect: str | None = None) -> Any:
@@ -209,6 +210,12 @@ def with_values(config: T, values: Mapping[str, Any], where: str, allowed: Itera
         else:
             raise ConfigError(f"{where}.{name}={value}{who}: expected keys such as {where}.{name}.{fields(old)[0].name}")
     return replace(config, **changes)  # type: ignore[type-var]
+
+
+def check_values(config: Any, where: str) -> None:
+    """Validate every key of a config dataclass. Raises ConfigError; `where` stands before the names in its message."""
+    for name, declared in keys(config.__class__).items():
+        declared.validate(value_at(config, name), name=f"{where}.{name}")
 
 
 def type_text(kind: Any) -> str:

@@ -19,6 +19,7 @@ from verl.trainer.checkpoint.given_models import fingerprints, stay_as_given
 from verl.trainer.checkpoint.store import CONFIG_FILE, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import save_config
+from verl.trainer.derived import steps_of_run
 from verl.trainer.placement.learners import is_on_policy
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.collect.protocol import Collector, Episode
@@ -34,7 +35,6 @@ from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.timeline import Span, append_spans, overlap_seconds, seconds_by_group
 from verl.trainer.ppo.utils import Role, WorkerType, need_reference_policy, refuse_verl_arguments
 from verl.trainer.ppo.validation import ValidationResult, validation_result
-from verl.trainer.run_parts import steps_of_run
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.dataset import RLHFDataset, TaskLoader
 from verl.utils.dataset.files import write_rows

@@ -21,6 +21,7 @@ from verl.protocol.generate import EngineGoneError, EngineSetupError
 from verl.single_controller.worker_group import WorkerDiedError, WorkerGroup
 from verl.trainer.checkpoint.given_models import fingerprints, stay_as_given
 from verl.trainer.config import RunConfig
+from verl.trainer.derived import max_model_len
 from verl.trainer.placement.learners import Learner, group_learners, in_turn, policy_learners
 from verl.trainer.placement.pools import assign_devices, processes_per_device
 from verl.trainer.placement.table import Placement
@@ -40,7 +41,6 @@ from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
 from verl.trainer.ppo.timeline import Timeline
 from verl.trainer.ppo.weight_sync import gone_when_dead, send_weights
-from verl.trainer.run_parts import max_model_len
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.names import slug
 from verl.workers.critic_worker import CriticWorker

@@ -10,9 +10,10 @@ from typing import Any
 
 from gymnasium import spaces
 
-from agent_system.errors import AgentSystemError, suggestion
+from agent_system.errors import AgentSystemError
 from agent_system.workflows.farama.world.spaces import legal_numbers
 from agent_system.workflows.farama.world.worlds import World
+from verl.utils.names import did_you_mean
 
 LARGEST_SEED = 2**31
 
@@ -32,7 +33,7 @@ class Game:
         unknown = [seat for seat in random_seats if seat not in world.seats]
         listed = ", ".join(world.seats)
         if unknown:
-            raise AgentSystemError(f"env.params.random_seats names {unknown[0]!r}{suggestion(unknown[0], world.seats)}; seats: {listed}")
+            raise AgentSystemError(f"env.params.random_seats names {unknown[0]!r}{did_you_mean(unknown[0], world.seats)}; seats: {listed}")
         self.world = world
         self.players = [seat for seat in world.seats if seat not in random_seats]
         if not self.players:

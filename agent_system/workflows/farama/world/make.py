@@ -8,8 +8,9 @@ from typing import Any
 
 import gymnasium
 
-from agent_system.errors import AgentSystemError, suggestion
+from agent_system.errors import AgentSystemError
 from agent_system.workflows.farama.world.worlds import AecWorld, GymnasiumWorld, ParallelWorld, World
+from verl.utils.names import did_you_mean
 
 
 def make_world(env_id: str, api: str, kwargs: Mapping[str, Any]) -> World:
@@ -44,7 +45,7 @@ def _registered(env_id: str, api: str, where: str) -> Callable[..., Any]:
         pettingzoo.spec(api, env_id)
     except PettingZooRegistryError as error:
         other = next((name for name, ids in known.items() if name != api and env_id in ids), None)
-        hint = f"; there is one with env.params.api={other}" if other else suggestion(env_id, known[api])
+        hint = f"; there is one with env.params.api={other}" if other else did_you_mean(env_id, known[api])
         raise AgentSystemError(f"{where}: PettingZoo has no such environment{hint}") from error
 
     def make(**kwargs: Any) -> Any:

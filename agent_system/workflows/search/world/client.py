@@ -10,8 +10,9 @@ from typing import Any
 
 import aiohttp
 
-from agent_system.errors import masked, password, without_password
+from agent_system.errors import masked, password
 from agent_system.workflows.search.world.wire import Passage, RetrievalError, endpoint, question, read_answer
+from verl.utils.names import without_password
 
 LONGEST_ANSWER = 16 << 20
 KEEPALIVE_S = 4.0  # less than the five seconds after which many servers drop an idle connection

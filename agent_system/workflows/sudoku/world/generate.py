@@ -10,10 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.errors import AgentSystemError, suggestion
+from agent_system.errors import AgentSystemError
 from agent_system.workflows.data import TaskSet
 from agent_system.workflows.sudoku.world.puzzle import Board, Puzzle, canonical, rows_text, shape_of, to_text
 from agent_system.workflows.sudoku.world.solver import has_one_solution, solutions
+from verl.utils.names import did_you_mean
 
 DATA_SOURCE = "verl_mas/sudoku"
 # Draws in a row that brought nothing new: the difficulty has hardly any puzzles left, or none.
@@ -42,7 +43,7 @@ def clue_range(size: int, difficulty: str) -> tuple[int, int]:
     if difficulty not in known:
         raise AgentSystemError(
             f"the difficulty of a puzzle must be one of {', '.join(known)} or a number of clues, "
-            f"found {difficulty!r}{suggestion(difficulty, known)}"
+            f"found {difficulty!r}{did_you_mean(difficulty, known)}"
         )
     return known[difficulty]
 

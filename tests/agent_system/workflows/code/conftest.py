@@ -4,14 +4,15 @@ from typing import Any
 import pytest
 
 from agent_system import Task
-from agent_system.reward import RewardSettings
-from agent_system.rollout import TreeSettings
-from agent_system.sandbox import Limits, SandboxSettings, close_shared, configure
+from agent_system.sandbox import close_shared, configure
 from agent_system.task import task_from_row
 from agent_system.testing import make_tokenizer, scripted_team
 from agent_system.workflows.code import CODER, TESTER
 from agent_system.workflows.code.world.problem import Case
 from agent_system.workflows.code.world.rows import make_row
+from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.run import TreeConfig
+from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 HIDDEN = (("31 41", "72"), ("5 -5", "0"), ("900 77", "977"), ("8 8", "16"))
@@ -19,7 +20,7 @@ HIDDEN = (("31 41", "72"), ("5 -5", "0"), ("900 77", "977"), ("8 8", "16"))
 
 @pytest.fixture(scope="module", autouse=True)
 def sandbox() -> Iterator[None]:
-    configure(SandboxSettings(min_level="rlimits", workers=2, limits=Limits(cpu_s=1.0, wall_s=60.0, memory_mb=128)))
+    configure(SandboxConfig(min_level="rlimits", workers=2, limits=SandboxLimitsConfig(cpu_s=1.0, wall_s=60.0, memory_mb=128)))
     yield
     close_shared()
 
@@ -68,8 +69,8 @@ def play(tokenizer: Any) -> Callable[..., Any]:
             tokenizer=tokenizer,
             max_failure_rate=0.5,
             max_steps=max_steps,
-            reward=RewardSettings(team_scope="call") if k else RewardSettings(),
-            tree=TreeSettings(k) if k else None,
+            reward=RewardConfig(team_scope="call") if k else RewardConfig(),
+            tree=TreeConfig(k) if k else None,
         )
         return await team.collect([task or adding()], n, step=0)
 

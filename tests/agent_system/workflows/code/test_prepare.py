@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_system.sandbox import Limits, Reason, configure, shared_sandbox
+from agent_system.sandbox import Reason, configure, shared_sandbox
 from agent_system.task import task_from_row
 from agent_system.workflows.code import CODER, TESTER, CodeEnv
 from agent_system.workflows.code.world.prepare import CALLS, FAILING, KEPT, NO_JSON, NO_REFERENCE, Preparation, prepare
@@ -18,6 +18,7 @@ from agent_system.workflows.code.world.replies import write_pairs
 from agent_system.workflows.code.world.runs import check_program
 from tests.agent_system.workflows.code.rows_of_sets import APPS, CODE_CONTESTS, HUMAN_EVAL, LIVE_CODE_BENCH, MBPP
 from tests.house.source import ROOT
+from verl.trainer.config.sandbox import SandboxLimitsConfig
 from verl.utils.dataset import DatasetError, read_rows
 
 EVEN: dict[str, Any] = {
@@ -288,7 +289,7 @@ async def test_bodies_removed_fail() -> None:
 def patience() -> Iterator[None]:
     """Time for solutions that compute."""
     before = shared_sandbox().settings
-    configure(replace(before, limits=Limits(cpu_s=20.0, wall_s=200.0)))
+    configure(replace(before, limits=SandboxLimitsConfig(cpu_s=20.0, wall_s=200.0)))
     yield
     configure(before)
 

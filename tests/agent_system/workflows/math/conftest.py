@@ -3,11 +3,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent_system import Task
-from agent_system.reward import RewardSettings
 from agent_system.rollout import CollectResult
 from agent_system.testing import make_tokenizer, scripted_team
 from agent_system.workflows.math import SOLVER, VERIFIER
 from agent_system.workflows.math.world.grader_pool import GraderPool
+from verl.trainer.config.reward import RewardConfig
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +39,7 @@ def play(tokenizer) -> Play:
             max_tokens=200,
             max_prompt_length=2000,
             max_failure_rate=0.0,
-            reward=reward or RewardSettings(),
+            reward=reward or RewardConfig(),
         )
         return await team.collect([Task("t", "What is 6 times 7?", "demo", truth)], 1, step=0)
 

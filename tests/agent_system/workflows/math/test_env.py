@@ -1,9 +1,9 @@
 import pytest
 
 from agent_system import AgentSystemError, Task
-from agent_system.reward import PropagationSettings, RewardSettings
 from agent_system.testing import check_env
 from agent_system.workflows.math import SOLVER, VERIFIER, MathEnv, MathEnvOptions
+from verl.trainer.config.reward import PropagationConfig, RewardConfig
 
 APPROVE, REJECT = "<verify>approve</verify>", "<verify>reject</verify>"
 
@@ -46,7 +46,7 @@ async def test_right_verdict_earns_the_verdict_reward_and_a_missing_one_never(pl
     ],
 )
 async def test_an_agent_that_is_never_paid_for_itself_cuts_nobodys_credit(play, first, verdict_reward, given, team):
-    reward = RewardSettings(propagation=PropagationSettings(mode="threshold", theta=0.5, min_pass_rate=0.0))
+    reward = RewardConfig(propagation=PropagationConfig(mode="threshold", theta=0.5, min_pass_rate=0.0))
     solver = [rf"\boxed{{{first}}}", r"\boxed{42}"]
     result = await play(solver=solver, verifier=[REJECT], env={"verdict_reward": verdict_reward}, reward=reward)
     samples = result.episodes[0].samples

@@ -10,13 +10,14 @@ import pytest
 from agent_system import AgentSystemError, Task
 from agent_system.options import build_options
 from agent_system.rollout import Collector
-from agent_system.sandbox import Limits, RunResult, SandboxSettings, close_shared, configure, shared_sandbox
+from agent_system.sandbox import RunResult, close_shared, configure, shared_sandbox
 from agent_system.workflows.plan_path import EXECUTOR, TOOL, PlanPathOptions, ToolAgent
 from agent_system.workflows.plan_path.world.rules import walk
 from agent_system.workflows.programs import LONGEST_REASON, Program
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 from tests.agent_system.workflows.plan_path.test_team import MAP
 from tests.agent_system.workflows.programmers import fenced, programming_team
+from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
 SOLVER = """
 import sys
@@ -51,7 +52,7 @@ FAILED = {
 
 @pytest.fixture(scope="module", autouse=True)
 def sandbox() -> Iterator[None]:
-    configure(SandboxSettings(min_level="rlimits", workers=2, limits=Limits(cpu_s=1.0, wall_s=4.0, memory_mb=128)))
+    configure(SandboxConfig(min_level="rlimits", workers=2, limits=SandboxLimitsConfig(cpu_s=1.0, wall_s=4.0, memory_mb=128)))
     yield
     close_shared()
 

@@ -3,10 +3,10 @@
 import pytest
 
 from agent_system import AgentSystemError
-from agent_system.reward import RewardSettings
-from agent_system.rollout import TreeSettings
 from agent_system.workflows.search import ANSWER, SEARCH, VERIFIER, AnswerAgent, SearchAgent, SearchOptions, VerifierAgent
 from tests.agent_system.workflows.search.conftest import TASK
+from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.run import TreeConfig
 
 
 def careful(prompt: str, request) -> str:
@@ -79,8 +79,8 @@ async def test_trees_try_every_query_on_a_fork_and_go_on_with_the_one_that_found
     collector = make_collector(
         script,
         {"url": server.url, "topk": 1, "search_reward": 1.0},
-        reward=RewardSettings(team_scope="call"),
-        tree=TreeSettings(2),
+        reward=RewardConfig(team_scope="call"),
+        tree=TreeConfig(2),
     )
     (episode,) = (await collector.collect([TASK], 1, step=0)).episodes
     searches = [s for s in episode.samples if s.agent_id == SEARCH]

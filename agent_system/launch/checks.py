@@ -1,0 +1,155 @@
+"""Everything that can be wrong with a run, found before Ray starts and before a model loads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent_system.errors import AgentSystemError
+from agent_system.launch.collector import build_collector, check_endpoints, remote_bindings
+from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
+from agent_system.rollout.collector import TooManyFailuresError
+from agent_system.rollout.tree import check_tree_env
+from agent_system.sandbox import configure
+from verl.models.loader import ModelPathError
+from verl.protocol.generate import EngineGoneError
+from verl.single_controller.worker_group import WorkerDiedError
+from verl.trainer.checkpoint.given_models import check_saved_models, fingerprints, stay_as_given
+from verl.trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_state
+from verl.trainer.config import RunConfig, SandboxConfig
+from verl.trainer.config.cross_checks import check_settings, warn_of_warmup
+from verl.trainer.config.presets import describe_preset
+from verl.trainer.config.spec import ConfigError
+from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run
+from verl.trainer.model_checks import adapter_sizes, check_critic, check_vllm
+from verl.trainer.placement.role_policies import set_apart
+from verl.trainer.placement.table import Placement
+from verl.trainer.ppo.controller import ControllerError, resolve_device
+from verl.trainer.ppo.critic import critic_signature
+from verl.trainer.ppo.ray_trainer import NoSamplesError
+from verl.trainer.ppo.team import TeamError
+from verl.utils.checkpoint import CheckpointError
+from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
+from verl.utils.disk import DiskError
+from verl.utils.tracking import check_backends
+
+logger = logging.getLogger(__name__)
+
+# What a user can mend, and what the machine refuses (a full disk, a time limit): one line. A bug keeps its traceback, an OSError too.
+USER_ERRORS = (
+    AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, DiskError, EngineGoneError, ModelPathError,
+    NoSamplesError, TeamError, TimeoutError, TooManyFailuresError, WorkerDiedError,
+)  # fmt: skip
+
+
+def check_team(config: RunConfig) -> None:
+    """Look every name of the team up; `agent.plugins` gets the modules of installed entry points too, for the workers.
+
+    Raises AgentSystemError listing what is registered.
+    """
+    config.agent.plugins = load_plugins(config.agent.plugins)
+    orchestra = OrchestraRegistry.get(config.agent.orchestra_type)
+    for agent_id in (*config.agent.agent_ids, *orchestra.agents):
+        AgentRegistry.get(agent_id, orchestra=config.agent.orchestra_type)
+    missing = [a for a in orchestra.agents if a not in config.agent.agent_ids]
+    if missing:
+        raise AgentSystemError(
+            f"orchestra '{config.agent.orchestra_type}' needs {missing}, which agent.agent_ids={config.agent.agent_ids} lacks"
+        )
+    env = EnvRegistry.get(config.env.env_name)
+    if config.rollout.sampling == "tree":
+        check_tree_env(env)
+    unknown = [k for k in config.agent.orchestra if k != config.agent.orchestra_type]
+    if unknown:
+        raise AgentSystemError(
+            f"agent.orchestra.{unknown[0]} has no effect: agent.orchestra_type is '{config.agent.orchestra_type}', "
+            f"whose options are agent.orchestra.{config.agent.orchestra_type}.<option>"
+        )
+
+
+def start_sandbox(config: RunConfig) -> None:
+    """Start the sandbox of a run whose environment runs programs or whose agents write some, and say how well it holds them.
+
+    Raises AgentSystemError when it holds them less well than `sandbox.min_level`, and for keys under `sandbox` that nothing would read.
+    """
+    sandbox, team = config.sandbox, config.agent.orchestra_type
+    orchestra = OrchestraRegistry.get(team).from_options(config.agent.orchestra.get(team), team)
+    if EnvRegistry.get(config.env.env_name).uses_sandbox or orchestra.uses_sandbox:
+        configure(sandbox)
+    elif sandbox != SandboxConfig():
+        changed = [f"sandbox.{name}" for name, value in vars(sandbox).items() if value != getattr(SandboxConfig(), name)]
+        raise AgentSystemError(
+            f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no programs, and with the options of "
+            f"agent.orchestra.{team} the agents write none"
+        )
+
+
+def build_datasets(
+    config: RunConfig, tokenizer: Any, measures: Sequence[PromptMeasure] = ()
+) -> tuple[RLHFDataset | None, RLHFDataset | None]:
+    """Training and validation tasks that fit; none to train on with `trainer.val_only`."""
+    data = config.data
+    judged = EnvRegistry.get(config.env.env_name).needs_ground_truth
+    train = None if config.trainer.val_only else RLHFDataset(data.train_files, tokenizer, data, data.train_max_samples, measures, judged)
+    val = RLHFDataset(data.val_files, tokenizer, data, data.val_max_samples, measures, judged) if data.val_files else None
+    if val is None and config.trainer.val_only:
+        raise DatasetError("trainer.val_only=true needs data.val_files")
+    return train, val
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """What a config stands for once nothing is wrong with it; `run_dir` is where it writes, `name` what it is called in trackers.
+
+    `adapter_sizes` are the parameters of every adapter, by policy.
+    """
+
+    placement: Placement
+    adapter_sizes: Mapping[str, int]
+    tokenizers: Mapping[str, Any]
+    train: RLHFDataset | None
+    val: RLHFDataset | None
+    run_dir: Path
+    name: str
+
+
+def check_run(config: RunConfig) -> CheckedRun:
+    """Find all that is wrong with a config before Ray starts and before a model loads; raises one of `USER_ERRORS`."""
+    if config.algorithm.preset is not None:
+        logger.info(describe_preset(config))
+    resolve_defaults(config)
+    check_team(config)
+    placement = check_settings(config)
+    start_sandbox(config)
+    try:
+        check_backends(config.trainer.logger)
+    except (ValueError, ModuleNotFoundError) as error:
+        raise ConfigError(str(error)) from error
+    check_vllm(placement, resolve_device(config.trainer.device), partial(max_model_len, config, placement))
+    trained_in = run_dir_of(config)
+    checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
+    if checkpoint is not None:
+        critics = None if config.trainer.val_only else critic_signature(config, placement)
+        bases = fingerprints(stay_as_given(placement, None if config.trainer.val_only else config))
+        read_state(checkpoint, placement, critics, bases)
+        check_saved_models(checkpoint, config, placement)
+    run_dir = set_apart(config, placement, trained_in, checkpoint)
+    tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
+    sizes = adapter_sizes(placement)
+    check_critic(config, placement, tokenizers)
+    collector = build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
+    train, val = build_datasets(config, next(iter(tokenizers.values()), None), collector.measures())
+    if train is not None:
+        loader = TaskLoader(train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
+        warn_of_warmup(config.trainer, steps_of_run(config.trainer, len(loader)))
+        if checkpoint is not None:
+            loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))
+    check_endpoints(remote_bindings(config, placement).values())
+    name = config.trainer.experiment_name if run_dir == trained_in else f"{config.trainer.experiment_name}/{run_dir.name}"
+    return CheckedRun(placement, sizes, tokenizers, train, val, run_dir, name)

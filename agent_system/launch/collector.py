@@ -1,0 +1,156 @@
+"""The agent side of a run: every agent bound to the policy or the server that answers for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from agent_system.rollout.binding import AgentBinding
+from agent_system.rollout.collector import Collector, CollectResult
+from agent_system.rollout.remote import RemoteBinding
+from agent_system.rollout.settings import CollectorSettings
+from agent_system.task import task_from_row
+from verl.models.loader import stop_token_ids
+from verl.protocol.generate import RolloutError, SamplingParams
+from verl.trainer.config import RolloutConfig, RunConfig
+from verl.trainer.config.cross_checks import api_key, candidates_of
+from verl.trainer.config.spec import ConfigError
+from verl.trainer.placement.role_policies import speakers
+from verl.trainer.placement.table import Placement
+from verl.trainer.ppo.critic import critic_agents
+from verl.utils.dataset import PromptMeasure
+
+logger = logging.getLogger(__name__)
+
+
+class TaskCollector:
+    """The agent side as the trainer sees it: dataset rows in, a batch out."""
+
+    def __init__(self, collector: Collector) -> None:
+        self.collector = collector
+
+    async def collect(
+        self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False, greedy: bool = False, attempt: int = 0
+    ) -> CollectResult:
+        """Turn rows into tasks and play them."""
+        tasks = [task_from_row(r) for r in rows]
+        return await self.collector.collect(tasks, n, step=step, validate=validate, greedy=greedy, attempt=attempt)
+
+    def set_theta(self, theta: float) -> None:
+        """Propagate rewards by this threshold from now on."""
+        settings = self.collector.settings
+        propagation = replace(settings.reward.propagation, theta=theta)
+        self.collector.settings = replace(settings, reward=replace(settings.reward, propagation=propagation))
+
+    def join(self, results: Sequence[Any]) -> CollectResult:
+        """Several collections of one step as one."""
+        return self.collector.join(results)
+
+    def measures(self) -> list[PromptMeasure]:
+        """How long the first prompt of every agent is, and may be."""
+        return [
+            PromptMeasure(f"agent '{name}'", runtime.binding.max_prompt_length, partial(self._lengths, name))
+            for name, runtime in self.collector.runtimes.items()
+            if isinstance(runtime.binding, AgentBinding)
+        ]
+
+    def _lengths(self, agent_id: str, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        return self.collector.first_prompt_lengths(agent_id, [task_from_row(r) for r in rows])
+
+
+def sampling_of(rollout: RolloutConfig, config: RunConfig, stop_token_ids: Sequence[int], validate: bool) -> SamplingParams:
+    """How an agent with these keys samples in training or validation."""
+    source = rollout.val_kwargs if validate else rollout
+    greedy = validate and not rollout.val_kwargs.do_sample
+    return SamplingParams(
+        max_tokens=source.response_length or rollout.response_length or config.data.max_response_length,
+        temperature=0.0 if greedy else source.temperature,
+        top_p=source.top_p,
+        top_k=source.top_k,
+        stop_token_ids=tuple(stop_token_ids),
+        stop=tuple(rollout.stop if source.stop is None else source.stop),
+    )
+
+
+def remote_bindings(config: RunConfig, placement: Placement) -> dict[str, RemoteBinding]:
+    """Bind every agent behind an API to its server. Raises ConfigError when the environment lacks a key."""
+    if not placement.api:
+        return {}
+    from agent_system.rollout.endpoint import Endpoint, EndpointSettings
+
+    bindings = {}
+    for row in placement.api:
+        said = {name: value for name, value in vars(row.api).items() if name != "api_key_env"}
+        settings = EndpointSettings(row.agent_id, api_key=api_key(row.agent_id, row.api), **said)
+        train, val = (sampling_of(row.config.rollout, config, (), validate) for validate in (False, True))
+        bindings[row.agent_id] = RemoteBinding(row.agent_id, row.policy_id, Endpoint(settings), train, val)
+    return bindings
+
+
+def check_endpoints(bindings: Collection[RemoteBinding]) -> None:
+    """Ask every server for one reply. Raises ConfigError for one that gives none."""
+    if not bindings:
+        return
+
+    async def check_all() -> None:
+        for binding in bindings:
+            await binding.endpoint.check()
+
+    try:
+        asyncio.run(check_all())
+    except RolloutError as error:
+        raise ConfigError(f"{error}; start the server, or correct agent.api") from error
+
+
+def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]) -> TaskCollector:
+    """Bind every agent to the client of the policy that it speaks with, or to its server, and seat the team."""
+    found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(config, placement))
+    for agent_id, row in speakers(config, placement).items():
+        tokenizer = tokenizers[row.wg_id]
+        stop = stop_token_ids(str(row.config.model.path), tokenizer)
+        found[agent_id] = AgentBinding(
+            agent_id=agent_id,
+            policy_id=row.policy_id,
+            wg_id=row.wg_id,
+            client=clients[row.wg_id],
+            adapter=row.adapter,
+            tokenizer=tokenizer,
+            sampling=sampling_of(row.config.rollout, config, stop, validate=False),
+            val_sampling=sampling_of(row.config.rollout, config, stop, validate=True),
+            max_prompt_length=row.config.rollout.prompt_length or config.data.max_prompt_length,
+            template_kwargs=config.data.apply_chat_template_kwargs,
+            trained=not row.frozen,
+        )
+    bindings = {agent_id: found[agent_id] for agent_id in config.agent.agent_ids}
+    joint = config.critic.view == "joint" and bool(critic_agents(config, placement))
+    tree = replace(config.rollout.tree, k_per_agent=candidates_of(config))
+    settings = CollectorSettings(
+        seed=config.data.seed,
+        reward=config.reward,
+        invalid_action_penalty={
+            a.agent_id: a.config.actor.invalid_action_penalty_coef for a in placement.trained if a.config.actor.use_invalid_action_penalty
+        },
+        max_steps=config.env.max_steps,
+        history_length=config.env.history_length,
+        max_concurrent_episodes=config.rollout.max_concurrent_episodes,
+        max_failure_rate=config.rollout.max_failure_rate,
+        episode_timeout_s=config.rollout.episode_timeout_s,
+        call_timeout_s=config.rollout.call_timeout_s,
+        tree=tree if config.rollout.sampling == "tree" else None,
+        env_threads=config.rollout.env_threads,
+        joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
+    )
+    return TaskCollector(
+        Collector.from_names(
+            orchestra_type=config.agent.orchestra_type,
+            env_name=config.env.env_name,
+            bindings=bindings,
+            settings=settings,
+            orchestra_options=config.agent.orchestra.get(config.agent.orchestra_type),
+            env_params=config.env.params,
+        )
+    )

@@ -1,0 +1,111 @@
+"""Train a team: check the configuration, start the workers, and hand datasets, worker groups and collector to `RayPPOTrainer`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from agent_system.launch.checks import USER_ERRORS, check_run
+from agent_system.launch.collector import build_collector
+from agent_system.sandbox import close_shared
+from verl.trainer.checkpoint.store import CONFIG_FILE
+from verl.trainer.config import RunConfig
+from verl.trainer.config.entry import explain, fail, mistakes_in_one_line, prepared, register_config, save_config
+from verl.trainer.derived import table_row
+from verl.trainer.placement.pools import assign_devices
+from verl.trainer.placement.role_policies import speakers
+from verl.trainer.ppo.controller import build_controller
+from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
+from verl.trainer.ppo.ray_trainer import METRICS_FILE, RayPPOTrainer
+from verl.trainer.ppo.team import TeamWorkers
+from verl.trainer.ppo.validation import rows_before_after
+from verl.utils.disk import writing
+from verl.utils.tracking import Tracking
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: RunConfig) -> RayPPOTrainer:
+    """Check everything, train, print the table before/after; returns the trainer."""
+    from verl.utils.console import print_before_after
+
+    checked = check_run(config)
+    placement, run_dir = checked.placement, checked.run_dir
+    config_file = run_dir / ("config_eval.yaml" if config.trainer.val_only else CONFIG_FILE)
+    with writing(config_file):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        save_config(config, config_file)
+    for agent_id, row in speakers(config, placement).items():
+        logger.info(table_row(agent_id, row, checked.adapter_sizes))
+    for remote in placement.api:
+        logger.info("agent %s -> %s at %s (not trained)", remote.agent_id, remote.policy_id, remote.api.base_url)
+    for wg_id, devices in assign_devices(config.trainer, placement).items():
+        logger.info("worker group %s -> %s", wg_id, devices)
+    logger.info("everything is written to %s", run_dir)
+    with ExitStack() as started:
+        started.callback(close_shared)
+        controller = build_controller(config)
+        started.callback(controller.shutdown)
+        started.enter_context(stopping_at_once())
+        team = TeamWorkers(config, placement, controller, run_dir / "logs")
+        started.callback(team.shutdown)
+        team.start()
+        collector = build_collector(config, placement, checked.tokenizers, team.clients)
+        plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(config)))
+        tracking = Tracking(config.trainer.project_name, checked.name, config.trainer.logger, plain, run_dir)
+        started.callback(finish, tracking, run_dir)
+        trainer = RayPPOTrainer(config, placement, team, collector, checked.train, checked.val, tracking, run_dir)
+        trainer.fit()
+    print_before_after(rows_before_after(trainer.before, trainer.after))
+    return trainer
+
+
+def finish(tracking: Tracking, run_dir: Path) -> None:
+    """Close the backends of a run. Raises DiskError when what they still held cannot be written."""
+    with writing(run_dir / METRICS_FILE):
+        tracking.finish()
+
+
+def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], None]:
+    """Wrap `task` so that a mistake of the user is one line on stderr and exit status 1, and a signal's stop 128 + its number."""
+
+    def wrapped(cfg: DictConfig) -> None:
+        try:
+            config = OmegaConf.to_object(cfg)
+            assert isinstance(config, RunConfig)
+            stopped_by = task(config).stopped_by
+        except OmegaConfBaseException as error:
+            fail(explain(error, sys.argv[1:]), 1)
+        except USER_ERRORS as error:
+            fail(str(error), 1)
+        except StoppedAtOnce as stop:
+            fail(f"stopped at once: {stop}; the last checkpoint is what it was", 128 + stop.number)
+        if stopped_by is not None:
+            sys.exit(128 + stopped_by)
+
+    return wrapped
+
+
+@hydra.main(version_base=None, config_name=register_config())
+def main(cfg: DictConfig) -> None:
+    """Hydra's entry."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    entry(run)(cfg)
+
+
+def cli() -> None:
+    """The command line: `main`, with Hydra's complaints about keys and values in one line as well."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    given = sys.argv[1:]
+    with mistakes_in_one_line(given):
+        sys.argv[1:] = prepared(given)
+        main()
