@@ -373,7 +373,7 @@ async def test_a_world_that_cannot_be_forked_or_compared_is_refused_before_anyth
         await play([], env=OneTurn)
     with pytest.raises(AgentSystemError, match="Silent has neither"):
         await play([], env=Silent)
-    with pytest.raises(AgentSystemError, match=r"reward\.team_scope=call"):
+    with pytest.raises(ConfigError, match=r"reward\.team_scope=call"):
         await play([], reward=RewardConfig())
 
 
