@@ -70,7 +70,7 @@ def make_batch(rows: int, width: int, own: bool = False) -> DataProto:
     tensors = {"token_level_rewards": rewards, "response_mask": (torch.arange(width) < lengths.unsqueeze(1)).long()}
     uids = [f"train/1/task-{t}/0" for t in range(task[-1] + 1)]
     episodes = [f"{uids[e // EPISODES]}#{e % EPISODES}" for e in range(episode[-1] + 1)]
-    columns = {
+    columns: dict[str, list[Any]] = {
         "uid": [uids[t] for t in task],
         "traj_uid": [episodes[e] for e in episode],
         "agent_id": [("Solver Agent", "Verifier Agent")[a] for a in agent],

@@ -18,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
@@ -29,7 +30,7 @@ PROMPT = 32
 VOCAB = 1024
 
 
-def make_model(hidden: int) -> torch.nn.Module:
+def make_model(hidden: int) -> Any:
     """A random Qwen3 of four layers."""
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=4, num_attention_heads=hidden // 32,
@@ -65,7 +66,7 @@ def run_engine(engine: HFEngine, requests: Sequence[GenerateRequest], concurrent
     return time.perf_counter() - started, time.process_time() - cpu
 
 
-def run_peer(model: torch.nn.Module, requests: Sequence[GenerateRequest], slots: int) -> tuple[float, float]:
+def run_peer(model: Any, requests: Sequence[GenerateRequest], slots: int) -> tuple[float, float]:
     """Seconds and CPU seconds for all requests in batches of `slots`, each batch as long as its longest reply."""
     started, cpu = time.perf_counter(), time.process_time()
     for begin in range(0, len(requests), slots):

@@ -102,6 +102,7 @@ def render() -> str:
     from verl.trainer.config import presets
     from verl.trainer.ppo import core_algos
     from verl.trainer.ppo.collect import dynamic_sampling
+    from verl.trainer.ppo.core_algos import rollout_correction
     from verl.trainer.ppo.credit import estimator_inputs
 
     losses = {
@@ -127,7 +128,7 @@ def render() -> str:
     pages += ["## Aggregation, KL and values\n", described(losses)]
     pages += ["## Which samples count, and how much\n", described(samples)]
     pages += ["## Rewards\n", REWARDS, described(rewards)]
-    pages += ["## Off-policy correction\n", in_parts(core_algos.rollout_correction)]
+    pages += ["## Off-policy correction\n", in_parts(rollout_correction)]
     pages += ["## Presets\n", in_parts(presets), presets_table(presets.PRESETS)]
     return "\n".join(pages)
 

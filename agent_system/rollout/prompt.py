@@ -113,9 +113,9 @@ class PromptBuilder:
                 return replace(prompt, dropped=dropped) if dropped else prompt
             shortest = len(prompt.ids)
         if entries:
-            prompt, shortest = self._cut(variables, entries[-1], memory)
-            if prompt is not None:
-                return replace(prompt, dropped=len(entries) + len(memory.recent()))
+            cut, shortest = self._cut(variables, entries[-1], memory)
+            if cut is not None:
+                return replace(cut, dropped=len(entries) + len(memory.recent()))
         raise PromptTooLongError(
             f"the prompt of {self.agent.agent_id!r} has {shortest} tokens without any context, more than "
             f"max_prompt_length={self.max_prompt_length}; raise data.max_prompt_length or shorten the template"

@@ -50,8 +50,9 @@ class EpisodeRunner:
         self._given = 0  # replies so far, of each call one
         self._turn: Turn | None = None
         self._forks = Forks()
-        grows = settings.tree is not None and not (spec.validate or spec.greedy)
-        self._tree = Tree(settings.tree, settings.reward.alpha, self._forks) if grows else None
+        self._tree: Tree | None = None
+        if settings.tree is not None and not (spec.validate or spec.greedy):
+            self._tree = Tree(settings.tree, settings.reward.alpha, self._forks)
 
     async def run(self) -> None:
         """Play until the environment is done or `max_steps` turns are over.
@@ -122,6 +123,7 @@ class EpisodeRunner:
         callers = self._callers
         call = await self._ask(turn, agent_id, variables)
         (generation,) = await call.generate(1, self._settings.call_timeout_s)
+        assert generation is not None, "a single aborted reply is an error of generate"
         reply = call.read(generation)
         self._refuse_late(call)
         self._samples.append(call.sample(reply, self._given))

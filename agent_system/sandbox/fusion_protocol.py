@@ -85,7 +85,7 @@ def read_answer(answer: object, mark: str, job: Job) -> RunResult:
     value = None
     if mark and mark in out:
         out, _, value = out.rpartition(mark)
-    reason = Reason.TIMEOUT if status == "TimeLimitExceeded" else _reason(int(code), err)
+    reason = Reason.TIMEOUT if status == "TimeLimitExceeded" else _reason(int(code or 0), err)
     most = job.limits.output_kb * 1024
     if max(len(out), len(err), len(value or "")) > most:
         reason, out, err = Reason.OUTPUT, out[:most], err[:most]

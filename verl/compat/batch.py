@@ -126,7 +126,8 @@ class VerlBatch:
         """
         split = set(split_keys or ())
         whole = self.repeat(n_split, interleave=True)
-        for source, target in ((self.batch, whole.batch), (self.non_tensor_batch, whole.non_tensor_batch)):
+        columns: list[tuple[Any, Any]] = [(self.batch, whole.batch), (self.non_tensor_batch, whole.non_tensor_batch)]
+        for source, target in columns:
             for key in split & set(source.keys() if source is not None else ()):
                 column = source[key]
                 assert column.shape[1] % n_split == 0, f"`{key}` of shape {tuple(column.shape)} does not cut into {n_split} chunks"

@@ -34,7 +34,7 @@ class DataProto(VerlBatch):
         meta_info: what holds for the whole batch.
     """
 
-    batch: TensorDict | None = None
+    batch: TensorDict = None  # type: ignore[assignment]  # a batch of arrays alone, as verl has it
     non_tensor_batch: dict[str, np.ndarray] = field(default_factory=dict)
     meta_info: dict[str, Any] = field(default_factory=dict)
 

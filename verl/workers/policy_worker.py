@@ -71,7 +71,7 @@ class PolicyWorker(EngineWorker):
     def _of(self, data: DataProto) -> tuple[str | None, ActorRolloutRefConfig]:
         """The adapter that a batch is of, None when the model itself is trained, and its config."""
         name = data.meta_info.get("adapter")
-        if name not in (self._adapters or {None: None}):
+        if name not in self._adapters if self._adapters else name is not None:
             expected = f"one of {sorted(self._adapters)}" if self._adapters else "none: the model itself is trained"
             raise ValueError(f"the batch is of adapter {name!r}, expected {expected}")
         return name, self._adapters[name] if name is not None else self.config

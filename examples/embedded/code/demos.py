@@ -132,7 +132,7 @@ class Demonstrators:
         return read, str(value + rng.choice((-6, -4, -3, -2, -1, 1, 2, 3, 4, 6))) if isinstance(value, int) else rng.choice(WORDS)
 
     def _conversation(self, agent: CodeAgent, task: Small, past: Past | None, reply: str) -> Messages:
-        shown = {} if past is None else {"program": program(task, past.steps), "mismatches": [self._mismatch(task, past)]}
+        shown: dict[str, Any] = {} if past is None else {"program": program(task, past.steps), "mismatches": [self._mismatch(task, past)]}
         return conversation(agent, task.question, reply, **shown)
 
     def _mismatch(self, task: Small, past: Past) -> dict[str, str]:

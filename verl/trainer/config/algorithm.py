@@ -27,7 +27,9 @@ FILTERED = "algorithm.filter_groups.enable=true"
 
 def _within_a_task(fields: Sequence[str] | None) -> Sequence[str] | None:
     """Refuse a part of the batch that mixes tasks, which no method compares; names that do not exist are told as such."""
-    known = fields is not None and set(fields) <= set(SAMPLE_FIELDS)
+    if fields is None:
+        return None
+    known = set(fields) <= set(SAMPLE_FIELDS)
     if known and not set(fields) & set(TASK_FIELDS) and not set(fields) <= set(BATCH_FIELDS):
         raise ValueError(
             f"compares replies to different tasks with each other: add one of {', '.join(TASK_FIELDS)}, or use only "

@@ -193,7 +193,8 @@ def _check_slugs(names: Sequence[str]) -> None:
 
 def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collection[str]) -> list[str]:
     """The model of each agent, a folder by its absolute name; of one behind an API whatever the others have, which nobody reads."""
-    names, models = list(agent.agent_ids), list(agent.model_ids)
+    names: list[str] = list(agent.agent_ids)
+    models: list[Any] = list(agent.model_ids)  # None for an agent behind an API
     if not models:
         if not base.model.path and set(names) - set(api):
             raise PlacementError("no model: set actor_rollout_ref.model.path, or agent.model_ids with one model an agent")

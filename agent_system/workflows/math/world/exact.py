@@ -89,7 +89,7 @@ class ExactNumber:
         """
         if self.unit and other.unit and self.unit != other.unit:
             return False
-        pairs = [(self.value, other.value)]
+        pairs: list[tuple[Fraction | None, Fraction | None]] = [(self.value, other.value)]
         if self.also is None or other.also is None:
             pairs += [(self.also, other.value), (self.value, other.also)]
         all_digits = self.all_digits and other.all_digits

@@ -87,7 +87,9 @@ def compute_advantage(
     shape, device = data.batch["response_mask"].shape, data.batch["response_mask"].device
     given = {"gamma": gamma, "lam": lam, "num_repeat": num_repeat, "norm_adv_by_std_in_grpo": norm_adv_by_std_in_grpo, "seed": seed}
     memory: MutableMapping[str, Any] = {} if state is None else state
-    advantages = returns = row_weights = None
+    advantages: Any = None
+    returns: Any = None
+    row_weights: Any = None
     for settings, rows in _parts(data, config):
         own = {
             key for key in ("adv_estimator", *given) if config is not None and getattr(settings, key, None) != getattr(config, key, None)

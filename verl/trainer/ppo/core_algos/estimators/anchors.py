@@ -35,7 +35,7 @@ def build_step_group(
     """
     anchors = np.fromiter(anchor_obs, dtype=object, count=len(anchor_obs))
     rows = np.arange(len(anchors)) if valid is None else np.flatnonzero(valid)
-    missing = rows[np.equal(anchors[rows], None)]
+    missing = rows[[anchor is None for anchor in anchors[rows]]]
     if len(missing):
         raise ValueError(f"{len(missing)} of {len(rows)} rows have no anchor observation (first: row {missing[0]}); gigpo needs one a row")
     if enable_similarity and not 0 < similarity_thresh <= 1:

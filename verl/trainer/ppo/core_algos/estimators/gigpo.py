@@ -91,13 +91,13 @@ def compute_gigpo_outcome_advantage(
     episode = episode if episodes.unit is None else episode[episodes.unit]
     valid = real_rows(response_mask).cpu().numpy()
     linked = valid
+    trajectory = traj_index if traj_uid is None else traj_uid
     if turn_index is not None:
-        trajectory = traj_index if traj_uid is None else traj_uid
         if trajectory is None:
             raise ValueError("adv_estimator=gigpo needs traj_uid (or traj_index) to discount step rewards along turn_index")
         linked = linked_rows(trajectory, turn_index, agent_index, response_mask, reply_mask)
     returns = numbers("step_rewards", step_rewards, linked)
-    if turn_index is not None:
+    if turn_index is not None and trajectory is not None:
         returns = compute_step_discounted_returns(returns, trajectory, turn_index, gamma, agent_index, linked)
     states = np.maximum(build_step_group(anchor_obs, index, enable_similarity, similarity_thresh, valid=valid), 0)
     step = group_relative(Compared(returns, valid, states, episodes.row_weights), epsilon, by_std, None)
