@@ -29,10 +29,10 @@ from verl.trainer.ppo.credit.advantage import compute_advantage, compute_respons
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.critic import critic_signature, need_critic, value_metrics
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
-from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
+from verl.trainer.ppo.report import step_metrics
 from verl.trainer.ppo.reward import apply_kl_penalty
 from verl.trainer.ppo.team import TeamWorkers
-from verl.trainer.ppo.timeline import Span, append_spans, overlap_seconds, seconds_by_group
+from verl.trainer.ppo.timeline import Span, append_spans
 from verl.trainer.ppo.utils import Role, WorkerType, need_reference_policy, refuse_verl_arguments
 from verl.trainer.ppo.validation import ValidationResult, validation_result
 from verl.utils.checkpoint import CheckpointError
@@ -209,15 +209,16 @@ class RayPPOTrainer:
         self.global_step = step
         spans = self._write_timeline()
         self.generated_tokens += result.generated_tokens
-        metrics |= dict(result.metrics) | compute_data_metrics(batch, use_critic=False, fixed_width=False)
-        metrics |= compute_agent_metrics(batch, self.config.algorithm)
-        seconds = self.timer.seconds
-        metrics |= compute_timing_metrics(batch, seconds) | compute_throughout_metrics(batch, seconds, self.team.n_devices)
-        metrics["timing_s/overlap"] = overlap_seconds(spans)
-        metrics |= seconds_by_group(spans) | self.team.take_generation_seconds() | sent
-        metrics["perf/generated_tokens"] = float(result.generated_tokens)
+        metrics |= step_metrics(
+            batch,
+            result,
+            self.config.algorithm,
+            seconds=self.timer.seconds,
+            spans=spans,
+            team=self.team.take_generation_seconds() | sent,
+            n_devices=self.team.n_devices,
+        )
         metrics["training/generated_tokens"] = float(self.generated_tokens)
-        metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / max(result.generated_tokens, 1)
         metrics["training/engine_restarts"] = float(self.team.engine_restarts)
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
 
