@@ -78,7 +78,8 @@ def test_calls_at_the_same_time_share_what_any_of_them_earns() -> None:
     ]
     one_by_one = episode(calls, [8.0, 0.0])
     times = [(0, 2), (0, 0), (0, 1), (3, 4), (3, 3)]
-    together = replace(one_by_one, samples=tuple(replace(s, heard=h, order=o) for s, (h, o) in zip(one_by_one.samples, times, strict=True)))
+    timed = zip(one_by_one.samples, times, strict=True)
+    together = replace(one_by_one, samples=tuple(replace(s, prior_replies=prior, order=order) for s, (prior, order) in timed))
     # The first A: its own 1. B: all 1 + 2 + 4 + 8 of the turn. The second A: its 4, B's 2, the step's 8. Turn 2: 48 for both.
     assert step_rewards(together, 1.0) == [1.0, 15.0, 14.0, 48.0, 48.0]
     first = replace(together, samples=tuple(reversed(together.samples)))

@@ -249,8 +249,8 @@ async def test_a_fork_that_hangs_is_given_up_with_a_warning(play, monkeypatch, c
     began = time.monotonic()
     await play(numbers(), stops_inside, env=Held)
     assert time.monotonic() - began < 3.0
-    assert "Held.fork() did not come back within 0.05 s; given up" in caplog.text
-    assert "Held.close() did not come back within 0.05 s; given up" in caplog.text
+    assert "Held.fork() did not return within 0.05 s; abandoned" in caplog.text
+    assert "Held.close() did not return within 0.05 s; abandoned" in caplog.text
 
 
 async def test_stopping_the_run_while_episodes_are_being_closed_closes_every_world(play) -> None:
