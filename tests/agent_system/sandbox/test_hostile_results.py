@@ -253,5 +253,5 @@ async def test_programs_of_any_size_run_their_tests_alike(arena: Arena) -> None:
 
 def test_code_that_did_not_come_whole_is_none() -> None:
     whole = program.COMPILED + (3).to_bytes(4) + b"abc"
-    assert program.known_code(whole) == b"abc"
-    assert [program.known_code(told) for told in (b"", whole[:3], whole[:-1], program.FAILED + b"OSError: no")] == [b""] * 4
+    assert program.compiled_code(whole) == b"abc"
+    assert [program.compiled_code(told) for told in (b"", whole[:3], whole[:-1], program.FAILED + b"OSError: no")] == [b""] * 4
