@@ -31,7 +31,7 @@ def test_a_start_that_was_too_slow_is_begun_anew(monkeypatch: pytest.MonkeyPatch
     start_private_cluster(num_cpus=2)
     options = {"address": "local", "include_dashboard": False, "num_cpus": 2}
     assert fake.calls == [options, "shutdown", options, "shutdown", options]
-    assert "once more" in caplog.text
+    assert "retrying" in caplog.text
 
 
 def test_a_machine_that_is_always_too_slow_and_another_error_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
