@@ -40,7 +40,7 @@ class Registry(Generic[T]):
         """Return a class decorator that registers the class under `name`.
 
         Args:
-            name: the name used in configs; `ANY` stands for every name that has no class of its own in this scope.
+            name: the name used in configs; `ANY` matches every name without a class in this scope.
             orchestra: scope; the name is then found only by lookups for that orchestra.
 
         Raises:

@@ -57,7 +57,7 @@ def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
     arrived = [0.0] * len(samples)
     made = sorted(range(len(samples)), key=lambda i: (samples[i].turn, samples[i].prior_replies, samples[i].call))
     acts = [(s.turn, s.order, s.act_reward, i) for i, s in enumerate(samples) if s.act_reward]
-    steps = [(turn, math.inf, paid, None) for turn, paid in enumerate(record.turn_rewards, start=1) if paid]
+    steps = [(turn, math.inf, reward, None) for turn, reward in enumerate(record.turn_rewards, start=1) if reward]
     latest: dict[str, int] = {}
     asked = 0
     for turn, moment, amount, call in sorted([*acts, *steps], key=lambda event: event[:2]):

@@ -51,7 +51,7 @@ class EpisodeSpec:
         return f"{self.uid}#{self.index}"
 
     @property
-    def world_uid(self) -> str:
+    def env_uid(self) -> str:
         """Part of the environment's seed: a greedy episode has the environment of the group that it is a baseline for."""
         return self.uid.removesuffix(GREEDY_SUFFIX)
 

@@ -226,7 +226,7 @@ class Collector:
         return whole
 
     def _env(self, spec: EpisodeSpec) -> BaseEnv:
-        return self.env.make(stable_seed(self.settings.seed, spec.step, spec.validate, spec.world_uid))
+        return self.env.make(stable_seed(self.settings.seed, spec.step, spec.validate, spec.env_uid))
 
 
 def _runtimes(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBinding | RemoteBinding]) -> dict[str, AgentRuntime]:

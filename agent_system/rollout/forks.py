@@ -22,10 +22,10 @@ class Forks:
         self._one_at_a_time = asyncio.Lock()
         self._ended = False
 
-    async def make(self, world: EnvCaller) -> EnvCaller:
-        """Return a fork of `world`. If the caller is cancelled, the fork is still made and closed with the others."""
+    async def make(self, origin: EnvCaller) -> EnvCaller:
+        """Return a fork of `origin`. If the caller is cancelled, the fork is still made and closed with the others."""
         await self._one_at_a_time.acquire()  # environments need not support concurrent copies
-        making = _keep(self._making, asyncio.create_task(self._make(world)))
+        making = _keep(self._making, asyncio.create_task(self._make(origin)))
         making.add_done_callback(lambda _: self._one_at_a_time.release())
         return await asyncio.shield(making)
 
@@ -41,24 +41,24 @@ class Forks:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def end(self, world: EnvCaller) -> None:
+    async def end(self, env: EnvCaller) -> None:
         """Close the environment of the episode as well, and forks that are still being made as soon as they exist.
 
-        Raises the error of `world.close`.
+        Raises the error of `env.close`.
         """
         self._ended = True
         self._close_all()
-        closing = _keep(self._closing, asyncio.create_task(world.close(CLOSE_TIMEOUT_S))) if world.has_close else None
+        closing = _keep(self._closing, asyncio.create_task(env.close(CLOSE_TIMEOUT_S))) if env.has_close else None
         if self._making:
             _, late = await asyncio.wait(self._making, timeout=CLOSE_TIMEOUT_S)
             if late:
-                logger.warning("%s.fork() did not return within %g s; abandoned", type(world.env).__name__, CLOSE_TIMEOUT_S)
+                logger.warning("%s.fork() did not return within %g s; abandoned", type(env.env).__name__, CLOSE_TIMEOUT_S)
         await self.prune()
         if closing is not None:
             closing.result()
 
-    async def _make(self, world: EnvCaller) -> EnvCaller:
-        fork = await world.fork()
+    async def _make(self, origin: EnvCaller) -> EnvCaller:
+        fork = await origin.fork()
         self._open.add(fork)
         if self._ended:
             self._close_all()

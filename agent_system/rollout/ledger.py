@@ -37,15 +37,15 @@ class Ledger:
     @property
     def team_reward(self) -> float:
         """Sum over the episode, added in order of turns and calls, so that it does not depend on the order of concurrent replies."""
-        steps = {(turn, math.inf): paid for turn, paid in enumerate(self.turns, start=1)}
+        steps = {(turn, math.inf): reward for turn, reward in enumerate(self.turns, start=1)}
         total = 0.0
-        for _, paid in sorted([*self.acts.items(), *steps.items()]):
-            total += paid
+        for _, reward in sorted([*self.acts.items(), *steps.items()]):
+            total += reward
         return total
 
     def local(self, turn: int, call: int) -> float:
         """Return the sum of a call's local rewards, added in a fixed order like `team_reward`; 0 for a call without any."""
-        return sum(paid for _, paid in sorted(self._local.get((turn, call), {}).items()))
+        return sum(reward for _, reward in sorted(self._local.get((turn, call), {}).items()))
 
     def credit(self, sample: Sample) -> Sample:
         """Return the sample with the rewards of its call. A candidate of a tree keeps the local reward of its own fork."""
@@ -110,8 +110,8 @@ class Ledger:
         return []
 
     def _add(self, place: tuple[int, int], source: tuple[int, float], value: Any, where: str, whose: str = "") -> None:
-        paid = self._local.setdefault(place, {})
-        paid[source] = paid.get(source, 0.0) + finite(value, f"local{whose}", where)
+        rewards = self._local.setdefault(place, {})
+        rewards[source] = rewards.get(source, 0.0) + finite(value, f"local{whose}", where)
 
 
 def finite(value: Any, name: str, where: str) -> float:

@@ -47,8 +47,8 @@ class TiedCandidateMonitor:
     def update(self, episodes: Sequence[EpisodeRecord]) -> None:
         """Add the episodes of a training collection, with their rewards, and log warnings that are due."""
         calls = candidates_of(episodes)
-        turns = [paid for episode in episodes if not episode.failed for paid in episode.turn_rewards]
-        self._steps = [self._steps[0] + sum(paid != 0 for paid in turns), self._steps[1] + len(turns)]
+        rewards = [reward for episode in episodes if not episode.failed for reward in episode.turn_rewards]
+        self._steps = [self._steps[0] + sum(reward != 0 for reward in rewards), self._steps[1] + len(rewards)]
         if self._steps[0] and not self._has_score and not self._warned_of_steps and calls:
             self._warned_of_steps = True
             logger.warning(

@@ -62,13 +62,13 @@ class Tree:
         self._open = self._open or SimultaneousCalls(turn, start)
         return self._open
 
-    async def grow(self, call: Call, replies: Sequence[Generation | None], world: EnvCaller) -> CandidateSet:
-        """Try every reply on a fork of `world`, concurrently, and choose one.
+    async def grow(self, call: Call, replies: Sequence[Generation | None], origin: EnvCaller) -> CandidateSet:
+        """Try every reply on a fork of `origin`, concurrently, and choose one.
 
         Raises AgentSystemError with the first cause when no candidate could be scored.
         """
         numbered = [(number, reply) for number, reply in enumerate(replies) if reply is not None]
-        results = await asyncio.gather(*(self._try(call, n, reply, world) for n, reply in numbered), return_exceptions=True)
+        results = await asyncio.gather(*(self._try(call, n, reply, origin) for n, reply in numbered), return_exceptions=True)
         self.left_out[f"a reply of {call.agent_id} was aborted"] += len(replies) - len(numbered)
         candidates, causes = [], []
         for (number, _), result in zip(numbered, results, strict=True):
@@ -96,8 +96,8 @@ class Tree:
         if self._open is calls:
             self._open = None
 
-    async def _try(self, call: Call, number: int, generation: Generation, world: EnvCaller) -> Candidate:
-        env = await self._forks.make(world)
+    async def _try(self, call: Call, number: int, generation: Generation, origin: EnvCaller) -> Candidate:
+        env = await self._forks.make(origin)
         reply = call.read(generation)
         action = reply.projection.action
         outcome = await env.outcome("act", call.agent_id, action) if env.has_act else Outcome()

@@ -147,7 +147,7 @@ def _waiting(seconds: float, job: Job | None = None) -> Callable[[int], Callable
             poller.register(fd, event)
             while not poller.poll(1000 * POLL_INTERVAL_S):
                 if job is not None and job.abandoned.is_set():
-                    raise WorkerError("nobody waits for this run any more")
+                    raise WorkerError("the run was abandoned by its caller")
                 if time.monotonic() > deadline:
                     raise WorkerError(f"no answer within {seconds:g} s")
 

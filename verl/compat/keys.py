@@ -32,7 +32,7 @@ class VerlKey:
 
     def hint(self) -> str:
         """Return what to use instead, for a one-line error."""
-        return f"verl's name, here {', '.join(self.here)}: {self.note}" if self.here else f"verl has it, here is none: {self.note}"
+        return f"verl's key, here {', '.join(self.here)}: {self.note}" if self.here else f"verl's key, no equivalent here: {self.note}"
 
 
 def find_verl_key(key: str) -> VerlKey | None:
@@ -150,7 +150,7 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent("the sampler's log-probs are always kept", f"{ROLLOUT}.calculate_log_probs", f"{ROLLOUT}.logprobs_mode"),
     *_absent("vLLM always caches prefixes", f"{ROLLOUT}.enable_prefix_caching"),
     *_absent("vLLM's default is used", f"{ROLLOUT}.scheduling_policy", f"{ROLLOUT}.engine_kwargs", f"{ROLLOUT}.multi_stage_wake_up"),
-    *_absent("engines log no statistics of their own", f"{ROLLOUT}.disable_log_stats"),
+    *_absent("engines log no statistics", f"{ROLLOUT}.disable_log_stats"),
     *_absent("token ids in, token ids out", f"{ROLLOUT}.skip_tokenizer_init"),
     *_absent("every started episode is awaited", f"{ROLLOUT}.over_sample_rate"),
     *_absent("metrics go to trainer.logger", f"{ROLLOUT}.prometheus"),
@@ -170,7 +170,7 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent(_TEXT, "data.image_patch_size", "data.image_key", "data.video_key", "data.audio_key", "data.return_multi_modal_inputs",
              "data.mm_processor_kwargs"),
     *_absent("convert rows to verl's schema first (examples/data_preprocess)", "data.custom_cls"),
-    *_absent("every call has a prompt of its own", "data.continuous_token"),
+    *_absent("the prompt of every call is built separately", "data.continuous_token"),
     # Rewards.
     _renamed("reward.reward_kwargs.overlong_buffer_cfg", "reward.overlong_buffer.enable", note="also len and penalty_factor"),
     _renamed("reward.reward_kwargs.max_resp_len", "data.max_response_length", note="each agent's own limit applies"),

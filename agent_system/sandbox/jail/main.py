@@ -42,7 +42,7 @@ def main() -> None:
     finally:
         if not settings.namespaces:
             kill_below()
-        scratch.remove(settings.scratch)  # the trainer may be gone
+        scratch.remove(settings.scratch)  # the trainer may have ended
 
 
 def _start(settings: warden.Settings) -> tuple[int, int]:

@@ -57,7 +57,7 @@ def memory_bytes(pid: int) -> int:
 
 
 def threads(pid: int) -> int:
-    """Return the number of threads of a process, zombies included; 0 when it is gone."""
+    """Return the number of threads of a process, zombies included; 0 when it has ended."""
     with suppress(OSError):
         return len(os.listdir(f"/proc/{pid}/task"))
     return 0
