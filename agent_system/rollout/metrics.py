@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
@@ -12,14 +11,10 @@ from agent_system.record import EpisodeRecord, Sample
 from agent_system.rollout.remote import RemoteGeneration
 from agent_system.rollout.tied_candidates import candidates_of, tied, tied_shares
 from agent_system.sandbox import shared_failures
+from verl.utils.names import slug
 
 # Terms of a sample's reward, each with its own metric.
 REWARD_TERMS = ("local_reward", "team_reward", "step_reward", "mixed_reward", "invalid_penalty", "overlong_penalty")
-
-
-def slug(agent_id: str) -> str:
-    """Return the agent's name as used in metric names: `Solver Agent` -> `solver_agent`."""
-    return re.sub(r"[^a-z0-9]+", "_", agent_id.lower()).strip("_")
 
 
 def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str], branching: Collection[str] = ()) -> dict[str, float]:

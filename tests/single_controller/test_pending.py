@@ -1,4 +1,4 @@
-"""Whose fault a lost object is, without Ray: of the worker that had it as its result, or of the one that was to be sent from."""
+"""Errors for lost objects, without Ray: a lost result is the death of its worker, a lost argument is not."""
 
 import asyncio
 import concurrent.futures

@@ -198,7 +198,7 @@ def test_a_worker_hands_a_value_to_another_and_the_caller_never_has_it(backend: 
 
 
 @pytest.mark.ray
-def test_a_value_whose_worker_died_is_not_the_fault_of_the_one_that_was_to_have_it(ray_cluster: None) -> None:
+def test_a_lost_argument_is_not_the_death_of_the_receiving_worker(ray_cluster: None) -> None:
     giver, taker = make_group("ray", Adder), make_group("ray", Adder)
     value, _ = giver.give(1_000_000)[0]
     giver.shutdown()

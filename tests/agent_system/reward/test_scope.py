@@ -61,12 +61,12 @@ def test_step_reward_counts_no_team_reward_twice_and_adds_the_local_one() -> Non
     assert sum(step_rewards(both, 1.0)) == both.team_reward + 0.75
 
 
-def test_what_came_before_an_agent_spoke_is_not_its_doing() -> None:
+def test_rewards_before_an_agents_first_call_are_not_credited_to_it() -> None:
     late = episode([call("A", 1, 0, act=1.0), call("B", 1, 1, act=2.0)], [0.0])
     assert step_rewards(late, 1.0) == [3.0, 2.0]
 
 
-def test_calls_at_the_same_time_share_what_any_of_them_earns() -> None:
+def test_concurrent_calls_share_each_others_rewards() -> None:
     # Turn 1: A, B and again A are asked at once and answer B (act 2), the second A (act 4), the first A (act 1); the step pays 8.
     # Turn 2: B and A at once; A answers first (act 16), then B (act 32).
     calls = [

@@ -77,7 +77,7 @@ async def test_a_server_that_recovers_costs_retries_only(server: ChatServer) -> 
 
 
 @pytest.mark.timing
-async def test_a_slow_server_is_given_up_after_its_time_limit_and_the_last_retry(server: ChatServer) -> None:
+async def test_a_slow_server_is_abandoned_after_its_time_limit_and_the_last_retry(server: ChatServer) -> None:
     server.answer = lambda body: time.sleep(3)
     before = time.monotonic()
     with pytest.raises(EndpointError, match=r"Judge, some-model at .*in 3 attempts, the last: no answer within request_timeout_s=0\.2 s"):

@@ -41,7 +41,7 @@ async def test_no_namespaces_inside(flag: int, arena: Arena) -> None:
     assert (await arena.attack(program)).stdout == "-1 EPERM\n-1 EPERM\n-1 ENOSYS\n"
 
 
-async def test_calls_that_nobody_knows(arena: Arena) -> None:
+async def test_unknown_calls_are_not_implemented(arena: Arena) -> None:
     program = f"{C}print([c.syscall(number) for number in (500, 511, 1000, 100000)], errno.errorcode[ctypes.get_errno()])"
     assert (await arena.attack(program)).stdout == "[-1, -1, -1, -1] ENOSYS\n"
 
