@@ -1,4 +1,4 @@
-"""Agents: registries, orchestras, environments, rollout. Needs `verl.protocol` and nothing else of verl."""
+"""Agents: registries, orchestras, environments, rollout. Only `launch` imports more of verl than protocol, configuration and names."""
 
 from agent_system.agent import BaseAgent, Entry
 from agent_system.environment import BaseEnv, Observation, Outcome, Task

@@ -16,12 +16,12 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something said in the current turn.
+    """A reply or note of the current turn.
 
     Attributes:
-        agent_id: who said it.
+        agent_id: the agent, or the speaker given to `Turn.note`.
         text: the reply without its thinking.
-        action: what the projection made of it.
+        action: the action that the projection parsed from the reply.
     """
 
     agent_id: str
@@ -33,11 +33,11 @@ class BaseAgent:
     """A role that a user subclasses.
 
     Attributes:
-        prompt: template of the user message with `{env_prompt}`, `{team_context}`, `{memory}`, `{step}` and whatever variables
-            the orchestra passes to `turn.act`. Literal braces are written twice.
+        prompt: template of the user message with `{env_prompt}`, `{team_context}`, `{memory}`, `{step}` and the variables that the
+            orchestra passes to `turn.act`. Literal braces are written twice.
         system: optional template of the system message, with the same variables. It is never shortened.
-        projection: text -> `Projection`: a function, what a factory such as `tag(...)` returns, or a method.
-        agent_id: the name under which the agent takes part.
+        projection: text -> `Projection`: a function, the result of a factory such as `tag(...)`, or a method.
+        agent_id: the agent's name in the team.
         config: the options of the orchestra, so that a subclass can choose a template by them.
     """
 
@@ -56,14 +56,14 @@ class BaseAgent:
         self.config = config
 
     def team_context(self, entries: Sequence[Entry]) -> str:
-        """Return what this agent reads of the turn so far. Override to change the wording."""
+        """Return the turn so far as this agent's prompt shows it. Override to change the wording."""
         return render_entries(entries)
 
     def messages(self, variables: Mapping[str, Any]) -> list[Message]:
         """Return the chat messages of one call.
 
         Args:
-            variables: everything a template may use.
+            variables: the variables available to the templates.
 
         Raises:
             AgentSystemError: a template uses a variable that was not passed.
@@ -73,7 +73,7 @@ class BaseAgent:
         return messages
 
     def project(self, text: str) -> Projection:
-        """Return the action that `text` stands for."""
+        """Return the action parsed from `text`."""
         projector: Projector = self.projection
         return projector(text)
 
@@ -93,5 +93,5 @@ class BaseAgent:
 
 
 def render_entries(entries: Sequence[Entry]) -> str:
-    """Return who said what, oldest first, a blank line between speakers."""
+    """Return the entries as `<agent>: <text>`, oldest first, separated by blank lines."""
     return "\n\n".join(f"{e.agent_id}: {e.text}" for e in entries)

@@ -1,4 +1,4 @@
-"""The world of one episode, and what it says: tasks, observations and outcomes."""
+"""The environment of one episode, with its tasks, observations and outcomes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Task:
         task_id: unique in its dataset.
         prompt: the question as text.
         data_source: name of the dataset, for metrics.
-        ground_truth: what a grader compares with; None when the environment judges by itself.
-        extra: whatever else the environment needs.
-        judged: False for a question whose answer nobody knows: there is no ground truth, and no reward is read.
+        ground_truth: reference for the grader; None when the environment computes rewards without one.
+        extra: further data for the environment.
+        judged: False for a question without a ground truth; its rewards are not used.
     """
 
     task_id: str
@@ -33,12 +33,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Observation:
-    """What an agent sees.
+    """The input of an agent from the environment.
 
     Attributes:
         text: fills `{env_prompt}`.
-        info: more variables for prompt templates. `anchor`, when it is there, is a canonical key of the state (a board without its
-            move counter, say): GiGPO compares calls that acted on equal anchors. Without it the text is the anchor.
+        info: more variables for prompt templates. The optional `anchor` is a canonical key of the state (such as a board without its
+            move counter): GiGPO compares calls that acted on equal anchors. Without it the text is the anchor.
     """
 
     text: str
@@ -47,19 +47,19 @@ class Observation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an action led to.
+    """The result of an action.
 
     Attributes:
         team: reward of the whole team. From `act` it belongs to the call just made, from `step` to the turn; `reward.team_scope` says
-            whether a sample gets the episode's sum (Dr. MAS), its turn's, or what arrived right after its own action (AT-GRPO).
+            whether a sample gets the episode's sum (Dr. MAS), its turn's, or the reward right after its own action (AT-GRPO).
         local: rewards of single calls. From `act`: a number, for the call just made. From `step`: a mapping whose keys are call
-            numbers of this turn (int, from 0) or agent names (every call of that agent in this turn, or its last call before when it
-            was silent in this one); both add up. None, or a call that no mapping names, is no local reward: it counts as 0 wherever rewards
-            are added, and unlike a 0 that was given it cuts nobody's credit (`reward.propagation.mode=threshold`). All rewards must be
-            finite numbers: anything else fails the episode.
+            numbers of this turn (int, from 0) or agent names (every call of that agent in this turn, or its latest earlier call when it
+            made none in this turn); both add up. None, or a call that no mapping names, means no local reward: it counts as 0 in sums,
+            but unlike an explicit 0 it cuts no credit (`reward.propagation.mode=threshold`). A reward that is not a finite number fails
+            the episode.
         done: the episode ends.
-        info: numbers (and truth values) become metrics, `success` among them; a later turn overwrites an earlier one.
-        observation: what the next turn starts from; None keeps the present one.
+        info: numbers (and booleans) become metrics, `success` among them; a later turn overwrites an earlier one.
+        observation: observation at the start of the next turn; None keeps the present one.
     """
 
     team: float = 0.0
@@ -70,12 +70,12 @@ class Outcome:
 
 
 def paid(amount: float, *coefficients: float) -> float | None:
-    """Return a local reward made with these coefficients: None where all are 0, since nothing is then said of the call."""
+    """Return the local reward `amount`, or None (no local reward) when all of its coefficients are 0."""
     return amount if any(coefficients) else None
 
 
 class BaseEnv(ABC):
-    """A world that a user subclasses; one object an episode.
+    """An environment that a user subclasses; one object per episode.
 
     Every method may be `async def`. Plain methods run in a thread, so that one slow environment does not stall the others; set
     `blocking = False` when they return at once.
@@ -83,8 +83,8 @@ class BaseEnv(ABC):
     Attributes:
         config_class: dataclass of the options under `env.params`.
         blocking: plain methods may take long.
-        needs_ground_truth: tasks must have a ground truth; False for a world that judges by itself.
-        uses_sandbox: it runs programs, in `agent_system.sandbox.shared_sandbox()`; a run then starts with a sandbox or not at all.
+        needs_ground_truth: tasks must have a ground truth; False for an environment that computes rewards without one.
+        uses_sandbox: it runs programs in `agent_system.sandbox.shared_sandbox()`; a run without a working sandbox then does not start.
         config: the options of this run.
         seed: the same for all episodes of a group, so that they start from the same state.
     """
@@ -104,41 +104,42 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def step(self, action: Any) -> Any:
-        """End the turn with what the orchestra returned; return an `Outcome`."""
+        """End the turn with the action that the orchestra returned; return an `Outcome`."""
 
     def observe(self, agent_id: str) -> Any:
-        """Return the `Observation` of one agent. Without an override all agents see the turn's observation."""
+        """Return the `Observation` of one agent. Without an override all agents get the turn's observation."""
         raise NotImplementedError
 
     def act(self, agent_id: str, action: str) -> Any:
-        """React to one agent's projected action inside the turn; return an `Outcome`. Without an override nothing happens."""
+        """Apply one agent's projected action inside the turn; return an `Outcome`. Without an override nothing happens."""
         raise NotImplementedError
 
     def score(self, agent_id: str, action: str) -> Any:
-        """Return an `Outcome` whose `team` and `local` are added to what `act` paid a candidate of tree sampling.
+        """Return an `Outcome` whose `team` and `local` are added to the `act` reward of a candidate of tree sampling.
 
-        For worlds that pay at `step`, or whose `act` pays nothing for a proposal: what the action is worth as the state stands. It is
-        called on the candidate's own fork after `act`, must leave the state as it is, and pays nothing to the episode.
+        For environments that give rewards at `step`, or whose `act` gives none for a proposal: an estimate of the action's value in the
+        current state. It is called on the candidate's own fork after `act`, must not change the state, and adds nothing to the episode's
+        rewards.
         """
         raise NotImplementedError
 
     def fork(self) -> BaseEnv:
-        """Return a cheap independent copy (needed by tree sampling only): of the state, not of the task, whose object is shared.
+        """Return a cheap independent copy of the state (needed by tree sampling only); the task object is shared.
 
-        Forks of one state act alike, random numbers included; `close` is called on every one of them.
+        Forks of one state behave identically, random numbers included; `close` is called on every one of them.
         """
         raise NotImplementedError(f"{type(self).__name__} has no fork(); tree sampling needs one")
 
     @classmethod
     def question(cls, text: str) -> Task | None:
-        """Return the task (`judged=False`) that a person's question is, for `python -m agent_system.serve`.
+        """Return the task (`judged=False`) of a person's question, for `python -m agent_system.serve`.
 
-        None, as it is without an override, for a world that is not made of a question.
+        Return None, the default, if the environment cannot be built from a question.
         """
         return None
 
     def close(self) -> Any:  # noqa: B027 - releasing nothing is the usual case
-        """Release what this object held. Called once, also after a failure."""
+        """Release the resources of this object. Called once, also after a failure."""
 
     @classmethod
     def overrides(cls, method: str) -> bool:

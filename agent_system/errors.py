@@ -1,4 +1,4 @@
-"""Errors that a workflow's author or user can act on, and what no message may hold."""
+"""Errors that a workflow's author or user can act on, and the masking of secrets in messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class AgentSystemError(ValueError):
 
 
 class SandboxError(AgentSystemError):
-    """The sandbox cannot be what was asked for; not: a program that failed, which is a result."""
+    """The sandbox cannot be set up as configured. A program that fails is a `RunResult`, not this error."""
 
 
 def masked(text: str, *secrets: str | None) -> str:
-    """`text` with `***` for every secret, also where its characters are escaped as in JSON, a URL or HTML, or as in one inside another."""
+    """Return `text` with `***` for every secret, also where its characters are escaped for JSON, a URL or HTML, nested escapes included."""
     for secret in secrets:
         if secret:
             text = re.sub("".join(map(_spellings, secret)), "***", text)
@@ -24,7 +24,7 @@ def masked(text: str, *secrets: str | None) -> str:
 
 
 def _spellings(character: str) -> str:
-    """A pattern for the ways in which a character is written; what repeats is bounded, so that no text makes the search slow."""
+    """Return a pattern for the escaped forms of a character; repetitions are bounded, so that no text makes the search slow."""
     units = character.encode("utf-16-be", "surrogatepass")
     backslash = r"(?:\\|%(?:25){0,4}5c)"
     json_code = f"{backslash}{{0,8}}".join(f"u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
@@ -36,7 +36,7 @@ def _spellings(character: str) -> str:
 
 
 def password(url: str) -> str | None:
-    """The password that a URL holds, as it was typed before it was encoded; None where it holds none."""
+    """Return the password in a URL, decoded, or None."""
     try:
         found = urlsplit(url).password
     except ValueError:  # no URL
@@ -45,7 +45,7 @@ def password(url: str) -> str | None:
 
 
 def printable_key(key: str, where: str) -> str:
-    """`key`; raises AgentSystemError, without it, where it holds a character that cannot be in a header."""
+    """Return `key`. Raise AgentSystemError, which does not quote the key, for a character that cannot be in a header."""
     if not key.isprintable():
         place = next(place for place, character in enumerate(key) if not character.isprintable())
         raise AgentSystemError(

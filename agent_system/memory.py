@@ -1,4 +1,4 @@
-"""What a team remembers across the turns of one episode: one memory for all its agents."""
+"""Memory of a team across the turns of one episode, shared by all its agents."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Recollection:
 
     Attributes:
         step: number of the turn, from 1.
-        observation: what was seen.
-        action: what was done about it.
+        observation: text of the observation.
+        action: the action of the turn.
     """
 
     step: int
@@ -22,11 +22,11 @@ class Recollection:
 
 
 class Memory:
-    """The last `history_length` turns as text; subclasses word a turn in `render`.
+    """The last `history_length` turns as text; subclasses format a turn in `render`.
 
     Attributes:
         history_length: turns that `text` shows; 0 shows none.
-        keeps_result: a turn's observation is what its action led to, not what was seen before it.
+        keeps_result: a turn is stored with the observation after its action, not the one before it.
     """
 
     empty: ClassVar[str] = ""
@@ -55,7 +55,7 @@ class Memory:
         return "\n".join(self.render(t) for t in self.recent(drop)) or self.empty
 
     def render(self, turn: Recollection) -> str:
-        """Return the wording of one turn."""
+        """Return one turn as text."""
         raise NotImplementedError
 
     def fork(self) -> Memory:
@@ -73,7 +73,7 @@ class SimpleMemory(Memory):
 
 
 class SearchMemory(Memory):
-    """Query and result of every search: the action is the query and the observation is what came back."""
+    """Query and result of every search: the action is the query, the observation its result."""
 
     keeps_result = True
 

@@ -23,7 +23,7 @@ class NoOptions:
 
 
 def build_options(cls: type[T], values: Mapping[str, Any] | None, where: str) -> T:
-    """Make a `cls` from `values`.
+    """Return an instance of `cls` built from `values`.
 
     Args:
         cls: a dataclass.
@@ -52,7 +52,7 @@ def build_options(cls: type[T], values: Mapping[str, Any] | None, where: str) ->
 
 
 def _validated(value: Any, kind: Any, name: str) -> Any:
-    """Return `value` as the type has it: an integer becomes a float where that is declared. Raise AgentSystemError for another type."""
+    """Return `value` as type `kind`; an integer is converted to a declared float. Raise AgentSystemError for any other type."""
     try:
         return TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""An orchestra is the workflow inside one turn: who speaks, in what order, under what condition.
+"""An orchestra is the workflow inside one turn: which agents are called, in which order, under which conditions.
 
     class MathOrchestra(BaseOrchestra):
         agents = ("Solver Agent", "Verifier Agent")
@@ -27,11 +27,11 @@ class BaseOrchestra(ABC):
     """A workflow that a user subclasses. One object serves all episodes, so per-episode state lives in `run`.
 
     Attributes:
-        agents: names of the agents that may speak; an object may have others than its class, by its options.
+        agents: names of the agents that may be called; options may change it per object.
         config_class: dataclass of the options under `agent.orchestra.<type>`.
-        memory_class: what the team remembers across turns; an object's may differ from its class's, by its options.
-        uses_sandbox: its agents write programs that the environment runs in `agent_system.sandbox.shared_sandbox()`; a run then starts
-            with a sandbox or not at all. An object may differ from its class, by its options.
+        memory_class: memory of the team across turns; options may change it per object.
+        uses_sandbox: its agents write programs that the environment runs in `agent_system.sandbox.shared_sandbox()`; a run without a
+            working sandbox then does not start. Options may change it per object.
         config: the options of this run.
     """
 
@@ -49,7 +49,7 @@ class BaseOrchestra(ABC):
         return cls(build_options(cls.config_class, options, f"agent.orchestra.{name}"))
 
     def check(self, agent_ids: Sequence[str], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:  # noqa: B027 - nothing to refuse
-        """Refuse a team or an environment that this workflow cannot play with, before a model loads.
+        """Reject a team or an environment that this workflow does not support, before a model loads.
 
         Args:
             agent_ids: the team.
@@ -57,7 +57,7 @@ class BaseOrchestra(ABC):
             forks: candidates will be tried on forks of it (`rollout.sampling=tree`).
 
         Raises:
-            AgentSystemError: naming what does not fit.
+            AgentSystemError: naming what is not supported.
         """
 
     @abstractmethod

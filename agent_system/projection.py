@@ -1,7 +1,7 @@
-r"""From a reply's text to an action.
+r"""Parsing of a reply's text into an action.
 
-A projection is a function text -> `Projection`. All of them look outside `<think>...</think>` only, match tags in any case, take the
-last well-formed match, and say `valid=False` instead of guessing.
+A projection is a function text -> `Projection`. All of them ignore `<think>...</think>`, match tags in any case, take the last
+well-formed match, and return `valid=False` instead of guessing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from agent_system.errors import AgentSystemError
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """What a reply stands for.
+    """A parsed reply.
 
     Attributes:
         action: the parsed text; the fallback, or empty, when nothing could be parsed.
-        valid: the reply had the asked-for form.
-        fields: typed findings, such as `approved`.
+        valid: the reply had the required form.
+        fields: further parsed values, such as `approved`.
         text: the reply without its thinking.
     """
 
@@ -42,7 +42,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 
 
 def strip_thinking(text: str) -> str:
-    """Return `text` without its thinking; an unclosed `<think>` hides all that follows, a lone `</think>` all before it."""
+    """Return `text` without its thinking; an unclosed `<think>` removes all text after it, a lone `</think>` all text before it."""
     if "think>" not in text.lower():
         return text.strip()
     visible = _THINKING.sub("", text)
@@ -151,10 +151,10 @@ def verdict(
 
     def project(text: str) -> Projection:
         inner = read(text)
-        said = words.get(inner.action.strip(" \t\n.!*").lower())
-        approved = fallback == "approve" if said is None else said
+        parsed = words.get(inner.action.strip(" \t\n.!*").lower())
+        approved = fallback == "approve" if parsed is None else parsed
         return Projection(
-            "approve" if approved else "reject", said is not None, {"approved": approved, "parsed": said is not None}, inner.text
+            "approve" if approved else "reject", parsed is not None, {"approved": approved, "parsed": parsed is not None}, inner.text
         )
 
     return project

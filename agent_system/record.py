@@ -1,4 +1,4 @@
-"""What an episode leaves behind."""
+"""Records of episodes and of their samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUMBERS = (bool, int, float, np.number, np.bool_)
 
 
 def plain(value: Any) -> Any:
-    """Return `value` in JSON types: numbers of numpy as numbers, anything unknown by its text."""
+    """Return `value` in JSON types: numpy scalars as Python numbers, values of other types as `str(value)`."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -29,24 +29,24 @@ class Sample:
     """One reply of one agent: a trainable row.
 
     Attributes:
-        agent_id, policy_id, wg_id: who spoke, and what it trains.
+        agent_id, policy_id, wg_id: the agent, the policy that the sample trains, and its worker group.
         turn: environment step, from 1.
         call: call inside the turn, from 0.
-        candidate: which of the replies sampled for this call, from 0.
-        prompt_text: the prompt as the tokenizer saw it.
+        candidate: index among the replies sampled for this call, from 0.
+        prompt_text: the prompt as given to the tokenizer.
         prompt_ids: its token ids.
         generation: the sampled tokens with their log-probs.
         text: the reply as text, special tokens left out.
-        action, valid, fields: what the projection made of it.
+        action, valid, fields: result of the projection.
         dropped_context: entries of the team context or memory left out, or cut, so that the prompt fits.
-        pad_token_id: what fills the row in a batch.
-        seed: of the request.
-        max_tokens: the agent's longest reply.
-        anchor: the state that the call acted on: `Observation.info["anchor"]`, else the text of the observation as this agent saw it.
-        act_reward: `Outcome.team` of the `act` that followed this call; None when the environment does not react to single calls, and for
-            a candidate that was not committed.
-        local_reward: reward of this call alone, as the environment gave it; 0 where it gave none.
-        local_given: it gave one, be it 0.
+        pad_token_id: padding token of the row in a batch.
+        seed: seed of the request.
+        max_tokens: longest reply of the agent, in tokens.
+        anchor: the state that the call acted on: `Observation.info["anchor"]`, else the text of this agent's observation.
+        act_reward: `Outcome.team` of the `act` that followed this call; None when the environment has no `act`, and for a candidate that
+            was not committed.
+        local_reward: reward that the environment gave to this call alone; 0 where it gave none.
+        local_given: the environment gave a local reward, possibly 0.
         team_reward: the team reward credited to this call, by `reward.team_scope` or `reward.propagation`.
         step_reward: `alpha` * the team rewards that arrived between this call and the agent's next one, plus `local_reward`,
             less both penalties.
@@ -54,10 +54,10 @@ class Sample:
         invalid_penalty: subtracted because the reply could not be parsed.
         overlong_penalty: subtracted because the reply came near the length limit.
         reward: `mixed_reward` shaped, less both penalties.
-        heard: replies that the episode had when this call's prompt was built: those whose `order` is lower.
-        order: place of this reply among those of the episode, by when they were given, from 0; the candidates of a call share it.
-        committed: the episode went on with this reply. False for the other candidates of a tree.
-        fork_reward: tree sampling: team reward that this candidate's own fork of the environment was paid by `act` and `score`, else None.
+        prior_replies: number of replies in the episode when this call's prompt was built: those whose `order` is lower.
+        order: index of this reply in the episode, by time of arrival, from 0; the candidates of a call share it.
+        committed: the episode continued with this reply. False for the other candidates of a tree.
+        fork_reward: tree sampling: team reward of `act` and `score` on this candidate's own fork of the environment, else None.
         trained: it is a row of a training batch; False for agents that are frozen or behind an API.
     """
 
@@ -88,7 +88,7 @@ class Sample:
     invalid_penalty: float = 0.0
     overlong_penalty: float = 0.0
     reward: float = 0.0
-    heard: int = 0
+    prior_replies: int = 0
     order: int = 0
     committed: bool = True
     fork_reward: float | None = None
@@ -96,16 +96,16 @@ class Sample:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt; behind an API what the server counted, 0 when it did not."""
+        """Tokens of the prompt; behind an API the server's count, 0 when it gives none."""
         return int(getattr(self.generation, "prompt_tokens", len(self.prompt_ids)))
 
     @property
     def response_tokens(self) -> int:
-        """Tokens of the reply; behind an API what the server counted, 0 when it did not."""
+        """Tokens of the reply; behind an API the server's count, 0 when it gives none."""
         return int(getattr(self.generation, "reply_tokens", len(self.generation.token_ids)))
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a trajectory file says of this call."""
+        """Return the entry of this call in a trajectory file."""
         return {
             "agent_id": self.agent_id,
             "policy_id": self.policy_id,
@@ -144,18 +144,18 @@ class EpisodeRecord:
     """One finished or failed episode.
 
     Attributes:
-        uid: the group: all episodes of one task in one step.
-        traj_uid: this episode.
+        uid: id of the group: all episodes of one task in one step.
+        traj_uid: id of this episode.
         task_id, data_source: the task.
         index: number of the episode in its group, from 0.
-        samples: its calls, in order; of a tree all candidates of each.
+        samples: its calls, in order; with tree sampling all candidates of each call.
         team_reward: summed over the episode, in order of calls and turns.
-        turns: turns played.
-        info: what environment and orchestra reported; later turns overwrite earlier ones.
+        turns: number of turns played.
+        info: values reported by environment and orchestra; later turns overwrite earlier ones.
         failure: why the episode was left out, or None.
-        turn_rewards: `Outcome.team` of `step`, one a turn; 0 for a turn that `act` ended.
-        left_out: candidates of a tree that could not be sampled or scored.
-        answer: what the orchestra handed to the environment at the end of its last turn, as text.
+        turn_rewards: `Outcome.team` of `step`, one per turn; 0 for a turn that `act` ended.
+        left_out: number of candidates of a tree that could not be sampled or scored.
+        answer: the action that the orchestra passed to the environment at the end of its last turn, as text.
     """
 
     uid: str
@@ -174,22 +174,22 @@ class EpisodeRecord:
 
     @property
     def committed(self) -> tuple[Sample, ...]:
-        """The samples that the episode consists of, one a call."""
+        """The committed samples of the episode, one per call."""
         return tuple(s for s in self.samples if s.committed)
 
     @property
     def failed(self) -> bool:
-        """The episode ended in an error and is in no batch."""
+        """Whether the episode ended in an error; it is then in no batch."""
         return self.failure is not None
 
     @property
     def reply_tokens(self) -> int:
-        """Tokens that engines of the run wrote in it, candidates that were not committed included."""
+        """Tokens generated by engines of the run, candidates that were not committed included."""
         return sum(len(s.generation.token_ids) for s in self.samples)
 
     @property
     def scores(self) -> dict[str, float]:
-        """`team_reward` and every number (or truth value) of `info`, `success` among them when the environment says so."""
+        """`team_reward` and every number (or boolean) of `info`, such as `success`."""
         return {"team_reward": self.team_reward, **{k: float(v) for k, v in self.info.items() if isinstance(v, NUMBERS)}}
 
     def to_json(self) -> dict[str, Any]:

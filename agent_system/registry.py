@@ -1,4 +1,4 @@
-"""Names for what users write: agents, orchestras and environments, found without an edit in this repository.
+"""Registries of agents, orchestras and environments, which users extend without an edit in this repository.
 
 A built-in workflow named `math` is the package `agent_system.workflows.math`, imported when its name is first looked up.
 A user's own package registers itself when it is imported: list it in `agent.plugins`, or declare the entry point group
@@ -37,11 +37,11 @@ class Registry(Generic[T]):
         self._entries: dict[tuple[str | None, str], type[T]] = {}
 
     def register(self, name: str, *, orchestra: str | None = None) -> Callable[[C], C]:
-        """Return a class decorator that files the class under `name`.
+        """Return a class decorator that registers the class under `name`.
 
         Args:
-            name: the name used in configs; `ANY` stands for every name that has no class of its own in this scope.
-            orchestra: scope; the name is then only seen by lookups for that orchestra.
+            name: the name used in configs; `ANY` matches every name without a class in this scope.
+            orchestra: scope; the name is then found only by lookups for that orchestra.
 
         Raises:
             AgentSystemError: the name is taken in this scope, or the class does not derive from the registry's base.
@@ -66,7 +66,7 @@ class Registry(Generic[T]):
         """Return the class of `name`: the one scoped to `orchestra`, else the unscoped one, else that of `ANY` in the orchestra's scope.
 
         Raises:
-            AgentSystemError: nothing has that name; the message lists what is registered and the nearest name.
+            AgentSystemError: the name is not registered; the message lists the registered names and the nearest one.
         """
         import_workflow(orchestra or name)
         for place in ((orchestra, name), (None, name), (orchestra, ANY)):
@@ -81,11 +81,11 @@ class Registry(Generic[T]):
         )
 
     def names(self, *, orchestra: str | None = None) -> list[str]:
-        """Return the names a lookup for `orchestra` can find, sorted."""
+        """Return the names that a lookup for `orchestra` can find, sorted."""
         return sorted({n for s, n in self._entries if n != ANY and (s is None or s == orchestra)})
 
     def remove(self, name: str, *, orchestra: str | None = None) -> None:
-        """Forget one entry, so that a notebook or a test can register the name again."""
+        """Remove one entry, so that a notebook or a test can register the name again."""
         self._entries.pop((orchestra, name), None)
 
 
@@ -95,7 +95,7 @@ EnvRegistry: Registry[BaseEnv] = Registry("environment", BaseEnv)
 
 
 def built_in_workflows() -> list[str]:
-    """Return the names of the workflow packages that ship here, imported or not."""
+    """Return the names of the built-in workflow packages, imported or not."""
     package = importlib.import_module(_WORKFLOWS)
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg)
 

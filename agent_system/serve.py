@@ -1,8 +1,8 @@
-"""A trained team answers questions on the terminal:
+"""Ask a trained team questions on the terminal:
 
     python -m agent_system.serve CHECKPOINT "What is 3 + 4?"
 
-Without a question it is read from a pipe, or asked for. See `agent_system.launch.serving`.
+Without QUESTION, questions are read from standard input or prompted for. See `agent_system.launch.serving`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from verl.trainer.config.entry import fail
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line; exit status 1 and one line when the team cannot be loaded, and 1 when the last question has no answer."""
+    """Run the command line; exit with 1 and a one-line error if the team cannot be loaded, and with 1 if the last episode failed."""
     parser = argparse.ArgumentParser(prog="python -m agent_system.serve", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="global_step_N, or the folder of a run")
-    parser.add_argument("question", nargs="?", help="read from standard input, or asked for, when it is left out")
-    parser.add_argument("--greedy", action="store_true", help="always take the likeliest token instead of sampling as in validation")
+    parser.add_argument("question", nargs="?", help="default: read from standard input, or prompted for on a terminal")
+    parser.add_argument("--greedy", action="store_true", help="decode greedily instead of sampling as in validation")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

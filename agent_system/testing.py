@@ -1,4 +1,4 @@
-"""For tests of workflows: a team whose replies are scripted, and `check_env` for an environment of one's own."""
+"""For tests of workflows: a team whose replies are scripted, and `check_env` for user-defined environments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Script = Callable[[str, GenerateRequest], str] | Sequence[str]
 
 
 class ScriptedEngine:
-    """A `RolloutClient` whose replies come from a function of (prompt text, request), or from a list, one a request.
+    """A `RolloutClient` whose replies come from a function of (prompt text, request), or from a list, one per request.
 
     Attributes:
         requests: all requests so far.
@@ -44,7 +44,7 @@ class ScriptedEngine:
             script: the replies.
             version: weight version put into the replies.
             decode_prompt: give the script the prompt as text (else an empty text).
-            delay: awaited before a reply is given, to test orders of completion.
+            delay: awaited before a reply is returned, to test orders of completion.
         """
         self.tokenizer = tokenizer
         self.version = version
@@ -57,7 +57,7 @@ class ScriptedEngine:
         self._log_probs: dict[int, tuple[float, ...]] = {}
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
-        """Return `request.n` replies. Raises `RolloutError` when a list of replies is used up."""
+        """Return `request.n` replies. Raise `RolloutError` when the list of replies is exhausted."""
         self.requests.append(request)
         await (self._delay(request) if self._delay else asyncio.sleep(0))
         return [self._reply(request) for _ in range(request.n)]
@@ -95,15 +95,15 @@ def scripted_team(
     delay: Callable[[GenerateRequest], Awaitable[None]] | None = None,
     **settings: Any,
 ) -> Collector:
-    """Return a registered workflow whose agents answer from scripts; its `collect` plays tasks.
+    """Return a collector for a registered workflow whose agents reply from scripts; its `collect` plays tasks.
 
     Args:
         workflow: name of the orchestra.
         replies: the script of each agent of the team, see `ScriptedEngine`.
-        env_name: of the environment; by default that of the orchestra.
-        options, env_params: what `agent.orchestra.<workflow>` and `env.params` would say.
+        env_name: name of the environment; default: `workflow`.
+        options, env_params: values of `agent.orchestra.<workflow>` and `env.params`.
         tokenizer: default `make_tokenizer()`.
-        max_tokens, max_prompt_length: limits of a reply and a prompt.
+        max_tokens, max_prompt_length: longest reply and prompt, in tokens.
         delay: see `ScriptedEngine`.
         settings: fields of `CollectorSettings`, such as `max_steps`.
     """

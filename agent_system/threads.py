@@ -1,4 +1,4 @@
-"""Threads for blocking environments that never keep the process from ending."""
+"""Daemon threads for blocking environments, which do not delay the exit of the process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 class DaemonExecutor(Executor):
     """A thread pool of daemon threads, started on demand.
 
-    The pool of the standard library joins its threads when Python exits, so one environment that hangs would hang the run. Where the
-    system gives fewer threads than `max_workers`, jobs wait for those that there are.
+    The pool of the standard library joins its threads when Python exits, so one environment that hangs would hang the run. If the
+    system allows fewer threads than `max_workers`, jobs wait for the existing ones.
     """
 
     def __init__(self, max_workers: int) -> None:
@@ -34,7 +34,7 @@ class DaemonExecutor(Executor):
         return future
 
     def _start_thread(self) -> None:
-        """Raises RuntimeError when the system gives not even one."""
+        """Start one more thread. Raise RuntimeError when the system allows none at all."""
         thread = threading.Thread(target=self._work, name=f"env-{len(self._threads)}", daemon=True)
         try:
             thread.start()
@@ -42,12 +42,12 @@ class DaemonExecutor(Executor):
             if not self._threads:
                 raise
             self._max_workers = len(self._threads)
-            logger.warning("%s; going on with %d threads", error, self._max_workers)
+            logger.warning("%s; continuing with %d threads", error, self._max_workers)
         else:
             self._threads.append(thread)
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """Tell the threads to end after the jobs at hand; `wait` is not honoured, a hung environment would never come back."""
+        """End the threads after the queued jobs. `wait` is ignored, because a hung environment would block for ever."""
         for _ in self._threads:
             self._jobs.put(None)
 
@@ -57,6 +57,6 @@ class DaemonExecutor(Executor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(fn(*args, **kwargs))
-                except BaseException as error:  # whatever it is belongs to who waits for the future
+                except BaseException as error:  # the waiter on the future handles it
                     future.set_exception(error)
             self._idle.release()

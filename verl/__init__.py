@@ -1,4 +1,4 @@
-"""Training: batches, models, losses, workers. Knows nothing of agents."""
+"""Training: batches, models, losses, workers. Independent of `agent_system`."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ __all__ = ["DataProto"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "DataProto":  # on demand, so that the configuration can be read without importing torch
+    if name == "DataProto":  # imported on demand, so that the configuration can be read without torch
         from verl.protocol import DataProto
 
         return DataProto

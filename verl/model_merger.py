@@ -2,7 +2,7 @@
 
     python -m verl.model_merger --checkpoint DIR --out DIR
 
-`--checkpoint` is a folder `global_step_N`, or a run's folder, of which the newest checkpoint is taken.
+`--checkpoint` is a folder `global_step_N`, or the folder of a run, whose newest checkpoint is used.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from verl.utils.checkpoint import CheckpointError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line; what a user can mend is one line on stderr and exit status 1."""
+    """Run the command line; errors that a user can fix are one line on stderr and exit status 1."""
     parser = argparse.ArgumentParser(prog="python -m verl.model_merger", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="global_step_N, or the folder of a run")
-    parser.add_argument("--out", required=True, metavar="DIR", help="a folder that is not there yet, or is empty")
+    parser.add_argument("--out", required=True, metavar="DIR", help="a new or empty folder")
     given = parser.parse_args(arguments)
     try:
         folders = export(given.checkpoint, given.out)

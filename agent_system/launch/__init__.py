@@ -1,1 +1,1 @@
-"""What a user starts: the commands of `verl-mas`."""
+"""The commands of `verl-mas` and the construction of a run."""

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a run, found before Ray starts and before a model loads."""
+"""Checks of a run's configuration, made before Ray starts and before a model loads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from verl.utils.tracking import check_backends
 
 logger = logging.getLogger(__name__)
 
-# What a user can mend, and what the machine refuses (a full disk, a time limit): one line. A bug keeps its traceback, an OSError too.
+# Errors that a user can fix, or limits of the machine (a full disk, a timeout): reported in one line. Bugs and OSError keep a traceback.
 USER_ERRORS = (
     AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, DiskError, EngineGoneError, ModelPathError,
     NoSamplesError, TeamError, TimeoutError, TooManyFailuresError, WorkerDiedError,
@@ -49,9 +49,9 @@ USER_ERRORS = (
 
 
 def check_team(config: RunConfig) -> None:
-    """Look every name of the team up; `agent.plugins` gets the modules of installed entry points too, for the workers.
+    """Look up every name of the team; add the modules of installed entry points to `agent.plugins`, for the workers.
 
-    Raises AgentSystemError listing what is registered.
+    Raises AgentSystemError listing the registered names.
     """
     config.agent.plugins = load_plugins(config.agent.plugins)
     orchestra = OrchestraRegistry.get(config.agent.orchestra_type)
@@ -74,9 +74,9 @@ def check_team(config: RunConfig) -> None:
 
 
 def start_sandbox(config: RunConfig) -> None:
-    """Start the sandbox of a run whose environment runs programs or whose agents write some, and say how well it holds them.
+    """Start the sandbox of a run whose environment runs programs or whose agents write some, and log its isolation level.
 
-    Raises AgentSystemError when it holds them less well than `sandbox.min_level`, and for keys under `sandbox` that nothing would read.
+    Raises AgentSystemError when the level is below `sandbox.min_level`, and for keys under `sandbox` that have no effect.
     """
     sandbox, team = config.sandbox, config.agent.orchestra_type
     orchestra = OrchestraRegistry.get(team).from_options(config.agent.orchestra.get(team), team)
@@ -93,7 +93,7 @@ def start_sandbox(config: RunConfig) -> None:
 def build_datasets(
     config: RunConfig, tokenizer: Any, measures: Sequence[PromptMeasure] = ()
 ) -> tuple[RLHFDataset | None, RLHFDataset | None]:
-    """Training and validation tasks that fit; none to train on with `trainer.val_only`."""
+    """Return the training and validation tasks whose prompts fit; no training tasks with `trainer.val_only`."""
     data = config.data
     judged = EnvRegistry.get(config.env.env_name).needs_ground_truth
     train = None if config.trainer.val_only else RLHFDataset(data.train_files, tokenizer, data, data.train_max_samples, measures, judged)
@@ -105,9 +105,15 @@ def build_datasets(
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """What a config stands for once nothing is wrong with it; `run_dir` is where it writes, `name` what it is called in trackers.
+    """A checked configuration with everything derived from it.
 
-    `adapter_sizes` are the parameters of every adapter, by policy.
+    Attributes:
+        placement: policies and worker groups of the agents.
+        adapter_sizes: number of parameters of every adapter, by policy.
+        tokenizers: tokenizer by worker group.
+        train, val: tasks; None where there are none.
+        run_dir: output folder.
+        name: name of the run in trackers.
     """
 
     placement: Placement
@@ -120,7 +126,7 @@ class CheckedRun:
 
 
 def check_run(config: RunConfig) -> CheckedRun:
-    """Find all that is wrong with a config before Ray starts and before a model loads; raises one of `USER_ERRORS`."""
+    """Check a configuration before Ray starts and before a model loads. Raise one of `USER_ERRORS` for an error in it."""
     if config.algorithm.preset is not None:
         logger.info(describe_preset(config))
     resolve_defaults(config)

@@ -1,4 +1,4 @@
-"""The agent side of a run: every agent bound to the policy or the server that answers for it."""
+"""The agent side of a run: every agent bound to its policy or its server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class TaskCollector:
-    """The agent side as the trainer sees it: dataset rows in, a batch out."""
+    """The agent side as the trainer uses it: dataset rows in, a batch out."""
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
@@ -36,22 +36,22 @@ class TaskCollector:
     async def collect(
         self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False, greedy: bool = False, attempt: int = 0
     ) -> CollectResult:
-        """Turn rows into tasks and play them."""
+        """Convert rows to tasks and play their episodes; arguments as for `Collector.collect`."""
         tasks = [task_from_row(r) for r in rows]
         return await self.collector.collect(tasks, n, step=step, validate=validate, greedy=greedy, attempt=attempt)
 
     def set_theta(self, theta: float) -> None:
-        """Propagate rewards by this threshold from now on."""
+        """Set `reward.propagation.theta` for later collections."""
         settings = self.collector.settings
         propagation = replace(settings.reward.propagation, theta=theta)
         self.collector.settings = replace(settings, reward=replace(settings.reward, propagation=propagation))
 
     def join(self, results: Sequence[Any]) -> CollectResult:
-        """Several collections of one step as one."""
+        """Return several collections of one step as one."""
         return self.collector.join(results)
 
     def measures(self) -> list[PromptMeasure]:
-        """How long the first prompt of every agent is, and may be."""
+        """Return for every agent with a tokenizer how to measure its first prompt, and its `max_prompt_length`."""
         return [
             PromptMeasure(f"agent '{name}'", runtime.binding.max_prompt_length, partial(self._lengths, name))
             for name, runtime in self.collector.runtimes.items()
@@ -63,7 +63,7 @@ class TaskCollector:
 
 
 def sampling_of(rollout: RolloutConfig, config: RunConfig, stop_token_ids: Sequence[int], validate: bool) -> SamplingParams:
-    """How an agent with these keys samples in training or validation."""
+    """Return the sampling parameters of an agent with these keys, in training or validation."""
     source = rollout.val_kwargs if validate else rollout
     greedy = validate and not rollout.val_kwargs.do_sample
     return SamplingParams(
@@ -77,22 +77,22 @@ def sampling_of(rollout: RolloutConfig, config: RunConfig, stop_token_ids: Seque
 
 
 def remote_bindings(config: RunConfig, placement: Placement) -> dict[str, RemoteBinding]:
-    """Bind every agent behind an API to its server. Raises ConfigError when the environment lacks a key."""
+    """Bind every agent behind an API to its server. Raise ConfigError when the environment variable of an API key is not set."""
     if not placement.api:
         return {}
     from agent_system.rollout.endpoint import Endpoint, EndpointSettings
 
     bindings = {}
     for row in placement.api:
-        said = {name: value for name, value in vars(row.api).items() if name != "api_key_env"}
-        settings = EndpointSettings(row.agent_id, api_key=api_key(row.agent_id, row.api), **said)
+        keys = {name: value for name, value in vars(row.api).items() if name != "api_key_env"}
+        settings = EndpointSettings(row.agent_id, api_key=api_key(row.agent_id, row.api), **keys)
         train, val = (sampling_of(row.config.rollout, config, (), validate) for validate in (False, True))
         bindings[row.agent_id] = RemoteBinding(row.agent_id, row.policy_id, Endpoint(settings), train, val)
     return bindings
 
 
 def check_endpoints(bindings: Collection[RemoteBinding]) -> None:
-    """Ask every server for one reply. Raises ConfigError for one that gives none."""
+    """Request one reply from every server. Raise ConfigError if one gives none."""
     if not bindings:
         return
 
@@ -107,7 +107,7 @@ def check_endpoints(bindings: Collection[RemoteBinding]) -> None:
 
 
 def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]) -> TaskCollector:
-    """Bind every agent to the client of the policy that it speaks with, or to its server, and seat the team."""
+    """Bind every agent to the client of its policy, or to its server, and build the collector of the team."""
     found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(config, placement))
     for agent_id, row in speakers(config, placement).items():
         tokenizer = tokenizers[row.wg_id]

@@ -1,4 +1,4 @@
-"""The command `verl-mas`: each of its commands is a module that `python -m` runs as well.
+"""The command `verl-mas`: each of its subcommands is a module that `python -m` runs as well.
 
 verl-mas train agent.orchestra_type=math ...
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-# Command -> its module, the arguments that it is given before the user's, and what it does.
+# Subcommand -> its module, arguments inserted before the user's, and its help text.
 COMMANDS = {
     "train": ("verl.trainer.main_ppo", (), "train a team: key=value ..."),
     "eval": ("verl.trainer.main_ppo", ("trainer.val_only=true",), "evaluate the last checkpoint of an experiment: key=value ..."),
@@ -20,7 +20,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the command that is named first; a name that there is none of ends with the list of them and status 2."""
+    """Run the subcommand named first; for an unknown name print the list of subcommands and exit with status 2."""
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
         asked_for_help = sys.argv[1:2] in (["-h"], ["--help"])
         stream = sys.stdout if asked_for_help else sys.stderr

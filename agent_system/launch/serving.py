@@ -1,4 +1,4 @@
-"""A saved team that answers questions: its engines in this process, its agents, orchestra and environment as in a validation."""
+"""A saved team that answers questions: engines in this process; agents, orchestra and environment as in validation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from verl.trainer.serving import for_serving, serve_weights, serving_team
 
 @contextmanager
 def conversation(checkpoint: str, *, greedy: bool = False, device: str = "auto") -> Iterator[Conversation]:
-    """Load the team of a checkpoint and take its engines down again.
+    """Load the team of a checkpoint; shut its engines down at exit.
 
-    Raises one of `USER_ERRORS`: no checkpoint, a workflow that is not installed, an environment that takes no questions, a model that is
-    not there, or a server of `agent.api` that does not answer.
+    Raises one of `USER_ERRORS`: no checkpoint, a workflow that is not installed, an environment that takes no questions, a missing model,
+    or a server of `agent.api` that does not answer.
     """
     saved = SavedRun.open(checkpoint)
     config, placement = for_serving(saved.config, device), saved.placement

@@ -1,4 +1,4 @@
-"""Train a team: check the configuration, start the workers, and hand datasets, worker groups and collector to `RayPPOTrainer`."""
+"""Train a team: check the configuration, start the workers, and pass datasets, worker groups and collector to `RayPPOTrainer`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(config: RunConfig) -> RayPPOTrainer:
-    """Check everything, train, print the table before/after; returns the trainer."""
+    """Check the configuration, train, print validation scores before and after, and return the trainer."""
     from verl.utils.console import print_before_after
 
     checked = check_run(config)
@@ -50,7 +50,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         logger.info("agent %s -> %s at %s (not trained)", remote.agent_id, remote.policy_id, remote.api.base_url)
     for wg_id, devices in assign_devices(config.trainer, placement).items():
         logger.info("worker group %s -> %s", wg_id, devices)
-    logger.info("everything is written to %s", run_dir)
+    logger.info("output folder: %s", run_dir)
     with ExitStack() as started:
         started.callback(close_shared)
         controller = build_controller(config)
@@ -70,13 +70,13 @@ def run(config: RunConfig) -> RayPPOTrainer:
 
 
 def finish(tracking: Tracking, run_dir: Path) -> None:
-    """Close the backends of a run. Raises DiskError when what they still held cannot be written."""
+    """Close the tracking backends of a run. Raise DiskError when their remaining data cannot be written."""
     with writing(run_dir / METRICS_FILE):
         tracking.finish()
 
 
 def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], None]:
-    """Wrap `task` so that a mistake of the user is one line on stderr and exit status 1, and a signal's stop 128 + its number."""
+    """Wrap `task`: an error of the user is one line on stderr and exit status 1; a stop by a signal exits with 128 + its number."""
 
     def wrapped(cfg: DictConfig) -> None:
         try:
@@ -88,7 +88,7 @@ def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], 
         except USER_ERRORS as error:
             fail(str(error), 1)
         except StoppedAtOnce as stop:
-            fail(f"stopped at once: {stop}; the last checkpoint is what it was", 128 + stop.number)
+            fail(f"stopped at once: {stop}; the last checkpoint is unchanged", 128 + stop.number)
         if stopped_by is not None:
             sys.exit(128 + stopped_by)
 
@@ -97,13 +97,13 @@ def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], 
 
 @hydra.main(version_base=None, config_name=register_config())
 def main(cfg: DictConfig) -> None:
-    """Hydra's entry."""
+    """Entry point for Hydra."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     entry(run)(cfg)
 
 
 def cli() -> None:
-    """The command line: `main`, with Hydra's complaints about keys and values in one line as well."""
+    """Run the command line: `main`, with Hydra's errors about keys and values reported in one line."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
     given = sys.argv[1:]
     with mistakes_in_one_line(given):

@@ -1,1 +1,1 @@
-"""`python -m agent_system.new my_flow`: a folder with a small workflow that trains at once, to change into one's own."""
+"""`python -m agent_system.new my_flow` writes a folder with a small workflow that can be trained at once, as a starting point."""

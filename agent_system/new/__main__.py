@@ -1,8 +1,8 @@
-"""Writes a workflow to begin with into the current directory:
+"""Write a workflow template into the current directory:
 
     python -m agent_system.new my_flow
 
-leaves the folder `my_flow` with `team.py`, `env.py`, `README.md`, a test with scripted replies and `train.sh`.
+creates the folder `my_flow` with `team.py`, `env.py`, `README.md`, a test with scripted replies and `train.sh`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def write_workflow(name: str, parent: Path) -> Path:
     """Write the folder `name` into `parent` and return it.
 
     Raises:
-        AgentSystemError: `name` is no name for a package or that of a built-in workflow, or the folder exists.
+        AgentSystemError: `name` is not a valid package name or is taken, or the folder exists.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise AgentSystemError(
@@ -47,8 +47,8 @@ def write_workflow(name: str, parent: Path) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and write the folder."""
-    parser = argparse.ArgumentParser(prog="python -m agent_system.new", description="Write a workflow to begin with.")
-    parser.add_argument("name", help="of the workflow and its folder, such as my_flow")
+    parser = argparse.ArgumentParser(prog="python -m agent_system.new", description="Write a workflow template.")
+    parser.add_argument("name", help="name of the workflow and its folder, such as my_flow")
     name = parser.parse_args(argv).name
     try:
         folder = write_workflow(name, Path.cwd())

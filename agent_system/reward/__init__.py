@@ -1,4 +1,4 @@
-"""From rewards of an environment to the reward of a sample, before a batch exists."""
+"""From the rewards of an environment to the reward of each sample, before a batch is built."""
 
 from agent_system.reward.assign import assign_rewards
 from agent_system.reward.mixing import mix

@@ -1,4 +1,4 @@
-"""From finished episodes to rewarded samples: the one entry of this package."""
+"""From finished episodes to samples with rewards: the entry point of this package."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from agent_system.reward.mixing import mix
 from agent_system.reward.penalties import invalid_action, overlong
 from agent_system.reward.propagation import Chains, propagate
 from agent_system.reward.scope import step_rewards, team_rewards
-from agent_system.reward.shaping import SHAPING_FUNCTIONS, Places
+from agent_system.reward.shaping import SHAPING_FUNCTIONS, CallPositions
 from verl.trainer.config.reward import RewardConfig
 
 
 def assign_rewards(
     records: Sequence[EpisodeRecord], settings: RewardConfig, invalid_action_penalty: Mapping[str, float] | None = None
 ) -> tuple[list[EpisodeRecord], dict[str, float]]:
-    """Fill in every reward term of the samples of the episodes that did not fail.
+    """Compute every reward term of the samples of the episodes that did not fail.
 
-    `reward = shaping(alpha * team + local) - invalid_penalty - overlong_penalty`, where `team` follows `team_scope` or, when there
-    is one, the propagation mode. `step_reward = alpha * arrived + local - invalid_penalty - overlong_penalty`, see `scope.step_rewards`.
+    `reward = shaping(alpha * team + local) - invalid_penalty - overlong_penalty`, where `team` follows `team_scope` or, if set, the
+    propagation mode. `step_reward = alpha * arrived + local - invalid_penalty - overlong_penalty`, see `scope.step_rewards`.
     Statistics of the batch (a quantile, the share of links that pass) do not depend on its order.
 
     Args:
@@ -40,7 +40,7 @@ def assign_rewards(
     if not played:
         return list(records), {}
     samples = [s for r in played for s in r.samples]
-    chains, places = _chains(played, samples, settings.team_scope), _places(played)
+    chains, positions = _chains(played, samples, settings.team_scope), _positions(played)
     credited = propagate(chains, settings.propagation)
     mixed = mix(credited.team, credited.local, settings.alpha)
     coefficients = [(invalid_action_penalty or {}).get(s.agent_id, 0.0) for s in samples]
@@ -48,15 +48,15 @@ def assign_rewards(
     too_long = overlong(
         np.array([len(s.generation.token_ids) for s in samples]), np.array([s.max_tokens for s in samples]), settings.overlong_buffer
     )
-    reward = SHAPING_FUNCTIONS[settings.shaping](mixed, places, settings) - invalid - too_long
+    reward = SHAPING_FUNCTIONS[settings.shaping](mixed, positions, settings) - invalid - too_long
     step = np.array([value for r in played for value in step_rewards(r, settings.alpha)], dtype=np.float64) - invalid - too_long
     columns = zip(credited.team.tolist(), step.tolist(), mixed.tolist(), invalid.tolist(), too_long.tolist(), reward.tolist(), strict=True)
-    rewarded = iter([_with(s, *terms) for s, terms in zip(samples, columns, strict=True)])
+    rewarded = iter([_with_rewards(s, *terms) for s, terms in zip(samples, columns, strict=True)])
     kept = {id(r): replace(r, samples=tuple(next(rewarded) for _ in r.samples)) for r in played}
     return [kept.get(id(r), r) for r in records], credited.metrics
 
 
-def _with(sample: Sample, team: float, step: float, mixed: float, invalid: float, too_long: float, reward: float) -> Sample:
+def _with_rewards(sample: Sample, team: float, step: float, mixed: float, invalid: float, too_long: float, reward: float) -> Sample:
     return replace(
         sample, team_reward=team, step_reward=step, mixed_reward=mixed, invalid_penalty=invalid, overlong_penalty=too_long, reward=reward
     )
@@ -70,14 +70,14 @@ def _chains(played: Sequence[EpisodeRecord], samples: Sequence[Sample], scope: s
     return Chains(hop, hops, team, local, given, [s.agent_id for s in samples])
 
 
-def _places(played: Sequence[EpisodeRecord]) -> Places:
+def _positions(played: Sequence[EpisodeRecord]) -> CallPositions:
     hop, hops = _hops(played)
     turn = np.array([s.turn for r in played for s in r.samples])
-    return Places(turn, np.repeat([r.turns for r in played], [len(r.samples) for r in played]), hop, hops)
+    return CallPositions(turn, np.repeat([r.turns for r in played], [len(r.samples) for r in played]), hop, hops)
 
 
 def _hops(played: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
-    """Number of each sample's call in its episode, from 1, and calls of the episode; candidates of one call share its number."""
+    """Return for each sample the number of its call, from 1, and the calls of its episode; candidates of a call share its number."""
     hops = []
     for record in played:
         calls = [(s.turn, s.call) for s in record.samples]

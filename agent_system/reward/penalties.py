@@ -1,4 +1,4 @@
-"""Penalties, as numbers to subtract from a shaped reward. They steer training and are part of no validation score."""
+"""Penalties that are subtracted from a shaped reward. They apply in training only, not in validation scores."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from verl.trainer.config.reward import OverlongBufferConfig
 
 
 def invalid_action(valid: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    """`coefficient * (1 - valid)`, `[calls]`: what an agent pays for a reply that could not be parsed.
+    """Return `coefficient * (1 - valid)`, `[calls]`: the penalty of a reply that could not be parsed.
 
     From the code of GiGPO (arXiv 2505.10978).
 
     Keys: `actor.use_invalid_action_penalty`, `actor.invalid_action_penalty_coef`; may differ by agent.
-    Use when: replies do not keep to the format yet.
-    Fails when: it is large beside the reward: saying anything parsable is then worth more than being right.
+    Use when: replies do not follow the required format yet.
+    Fails when: it is large relative to the reward: any parsable reply is then worth more than a correct one.
     """
     return np.where(valid, 0.0, coefficients)
 
 
 def overlong(lengths: np.ndarray, limits: np.ndarray, buffer: OverlongBufferConfig) -> np.ndarray:
-    """`factor * clip((length - (limit - len)) / len, 0, 1)`, `[calls]` (DAPO, arXiv 2503.14476, equation 13 with its sign turned).
+    """Return `factor * clip((length - (limit - len)) / len, 0, 1)`, `[calls]` (DAPO, arXiv 2503.14476, equation 13 negated).
 
     Keys: `reward.overlong_buffer.enable`, `reward.overlong_buffer.len`, `reward.overlong_buffer.penalty_factor`.
-    Use when: replies run into the limit, where they earn nothing whatever they had found out.
-    Fails when: the limit is short for the task: the penalty then teaches to think less.
+    Use when: replies reach the length limit and are cut before their answer, so that they earn nothing.
+    Fails when: the limit is short for the task: the penalty then discourages reasoning that the task needs.
 
     Args:
         lengths: tokens of each reply.
-        limits: longest reply of its agent.
-        buffer: `len` tokens before the limit (0: a fifth of it) the penalty begins to grow; at the limit it is `penalty_factor`.
+        limits: longest reply of its agent, in tokens.
+        buffer: the penalty grows from 0, `len` tokens before the limit (0: a fifth of the limit), to `penalty_factor` at the limit.
     """
     if not buffer.enable:
         return np.zeros(len(lengths))

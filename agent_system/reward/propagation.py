@@ -1,20 +1,20 @@
-"""How the team reward of an episode travels back along its calls 1..m (`reward.propagation`).
+"""Propagation of an episode's team reward back along its calls 1..m (`reward.propagation`).
 
-Local rewards are scaled to 0..1 first, so that `alpha` weighs the same whatever an environment's scale and `theta` is a share:
+Local rewards are scaled to 0..1 first, so that `alpha` has the same weight in every environment and `theta` is a share:
 
     uniform      b_j = R
     discounted   b_j = gamma^(m - j) * R
     threshold    b_m = R;  b_j = b_(j+1) if local_(j+1) >= theta, or call j+1 was given no local reward, else 0
 
-The reward of a call is `alpha * b_j + local_j`. With `threshold`, a call that did badly cuts the credit of all that came before it; one
-that was given no local reward cuts nothing. It counts as 0 in its own reward, scaled like the others.
+The reward of a call is `alpha * b_j + local_j`. With `threshold`, a call with a low local reward cuts the credit of all earlier calls; a
+call without a local reward cuts none. A missing local reward counts as 0 in the call's own reward, scaled like the others.
 No paper: the rule is this project's; `discounted` is the return of a reward at the end of the episode.
 
 Keys: `reward.propagation.mode`, `reward.propagation.gamma`, `reward.propagation.theta`, `reward.propagation.theta_quantile`,
 `reward.propagation.theta_step`, `reward.propagation.theta_fall`, `reward.propagation.theta_window`, `reward.propagation.local_range`,
 `reward.propagation.min_pass_rate`.
-Use when: agents hand their work on in a chain and the environment pays each call for itself, so that it shows where a chain broke.
-Fails when: local rewards say little of a call's part in the outcome: `threshold` then cuts credit at random.
+Use when: each agent builds on the work of the one before and the environment rewards each call, so that local rewards show which failed.
+Fails when: local rewards correlate little with a call's effect on the outcome: `threshold` then cuts credit at random.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Chains:
         hop: number of the call in its episode, from 1.
         hops: calls of its episode.
         team: the episode's team reward.
-        local: the call's local reward, 0 where it was given none.
-        given: it was given one.
-        agent_ids: who spoke.
+        local: the call's local reward, 0 where it has none.
+        given: whether the call has a local reward.
+        agent_ids: agent of each call.
     """
 
     hop: np.ndarray
@@ -53,8 +53,8 @@ class Chains:
 
 
 @dataclass(frozen=True)
-class Propagated:
-    """What calls are credited with, `[calls]`, and how propagation went.
+class PropagationResult:
+    """The rewards credited to calls, `[calls]`, with metrics.
 
     Attributes:
         team: b_j.
@@ -67,33 +67,33 @@ class Propagated:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def propagate(chains: Chains, settings: PropagationConfig) -> Propagated:
-    """Credit every call. Raises AgentSystemError for a local reward outside `local_range`, naming the agent and the value."""
+def propagate(chains: Chains, settings: PropagationConfig) -> PropagationResult:
+    """Return the rewards of every call. Raise AgentSystemError for a local reward outside `local_range`, with the agent and the value."""
     if settings.mode == "none":
-        return Propagated(chains.team, chains.local)
+        return PropagationResult(chains.team, chains.local)
     local = scaled(chains, settings.local_range)
     if settings.mode == "uniform":
-        return Propagated(chains.team, local)
+        return PropagationResult(chains.team, local)
     if settings.mode == "discounted":
-        return Propagated(chains.team * settings.gamma ** (chains.hops - chains.hop), local)
+        return PropagationResult(chains.team * settings.gamma ** (chains.hops - chains.hop), local)
     return _threshold(chains, local, settings)
 
 
 def scaled(chains: Chains, local_range: Sequence[float]) -> np.ndarray:
-    """Local rewards as shares of `local_range`, 0..1; of a call that was given none, 0's share, or the nearest end of the range."""
+    """Return local rewards as shares of `local_range`, 0..1; a missing one counts as 0, clipped to the range."""
     low, high = local_range
     outside = np.flatnonzero(chains.given & ((chains.local < low) | (chains.local > high)))
     if len(outside):
         first = outside[0]
         raise AgentSystemError(
             f"reward.propagation.local_range=[{low:g}, {high:g}], but a call of {chains.agent_ids[first]} got the local reward "
-            f"{chains.local[first]:g} ({len(outside)} of {int(chains.given.sum())} calls that were given one are outside): "
-            "give the lowest and the highest that the environment pays"
+            f"{chains.local[first]:g} ({len(outside)} of {int(chains.given.sum())} local rewards are outside the range): "
+            "set it to the lowest and the highest local reward of the environment"
         )
     return np.clip((chains.local - low) / (high - low), 0.0, 1.0)
 
 
-def _threshold(chains: Chains, local: np.ndarray, settings: PropagationConfig) -> Propagated:
+def _threshold(chains: Chains, local: np.ndarray, settings: PropagationConfig) -> PropagationResult:
     theta = settings.theta
     if settings.theta_quantile is not None and chains.given.any():
         theta = float(np.quantile(local[chains.given], settings.theta_quantile))
@@ -104,7 +104,7 @@ def _threshold(chains: Chains, local: np.ndarray, settings: PropagationConfig) -
     if fallback:
         logger.warning(
             "only %.3g of the links between calls pass reward.propagation.theta=%.3g, fewer than reward.propagation.min_pass_rate=%.3g: "
-            "the team reward of this step goes to every call alike",
+            "in this step every call gets the full team reward",
             pass_rate, theta, settings.min_pass_rate,
         )  # fmt: skip
     so_far = np.cumsum(bad)
@@ -112,4 +112,4 @@ def _threshold(chains: Chains, local: np.ndarray, settings: PropagationConfig) -
     cut = so_far[ends] > so_far  # a bad call comes after this one in the same episode
     team = chains.team if fallback else np.where(cut, 0.0, chains.team)
     metrics = {"pass_rate": pass_rate, "theta": theta, "fallback": float(fallback)}
-    return Propagated(team, local, {f"reward/propagation/{name}": value for name, value in metrics.items()})
+    return PropagationResult(team, local, {f"reward/propagation/{name}": value for name, value in metrics.items()})

@@ -1,7 +1,7 @@
-"""Which of an episode's team rewards belong to which call.
+"""Assignment of an episode's team rewards to its calls.
 
-An environment pays the team at two kinds of moment: `act` pays right after a call, `step` pays at the end of a turn. Both are kept
-where they arrived (`Sample.act_reward`, `EpisodeRecord.turn_rewards`); everything here is derived from these.
+An environment gives team rewards at two points: `act` right after a call, `step` at the end of a turn. Both are recorded where they
+arrived (`Sample.act_reward`, `EpisodeRecord.turn_rewards`); everything here is derived from these.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from agent_system.record import EpisodeRecord, Sample
 
 
 def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
-    """The team reward of every sample of an episode, in their order.
+    """Return the team reward of every sample of an episode, in their order.
 
     - `episode`: the sum over the episode, the same for all (Dr. MAS, arXiv 2602.08847).
-    - `turn`: what arrived in the sample's turn: all `act` of that turn and its `step`.
-    - `call`: what arrived right after the sample's own action (AT-GRPO, arXiv 2510.11062): its own `act`, and the `step` for the
-      call whose action ended the turn, which is the turn's last one. An environment without `act` cannot tell calls of a turn
-      apart: each gets the turn's `step`.
+    - `turn`: the rewards of the sample's turn: all `act` of that turn and its `step`.
+    - `call`: the rewards right after the sample's own action (AT-GRPO, arXiv 2510.11062): its own `act`, and the `step` for the
+      call whose action ended the turn, which is the turn's last one. Without `act` the calls of a turn cannot be told apart: each gets
+      the turn's `step`.
 
-    A tree is played with `call` only: each candidate, the committed one included, gets what its own fork was paid by `act` and `score`,
-    so that the candidates of a call are compared by the same measure. What `step` pays is the episode's and no candidate's.
+    Tree sampling requires `call`: each candidate, the committed one included, gets the rewards of `act` and `score` on its own fork, so
+    that the candidates of a call are compared by the same measure. A `step` reward belongs to the episode and to no candidate.
     """
     if any(s.fork_reward is not None for s in record.samples):
         return [s.fork_reward or 0.0 for s in record.samples]
@@ -33,38 +33,38 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
             acts[s.turn - 1] += s.act_reward or 0.0
         return [acts[s.turn - 1] + record.turn_rewards[s.turn - 1] for s in record.samples]
     last = {s.turn: s.call for s in record.samples}
-    return [_own(s, record.turn_rewards[s.turn - 1], last[s.turn] == s.call) for s in record.samples]
+    return [_call_reward(s, record.turn_rewards[s.turn - 1], last[s.turn] == s.call) for s in record.samples]
 
 
-def _own(sample: Sample, step: float, ended_turn: bool) -> float:
+def _call_reward(sample: Sample, step: float, ended_turn: bool) -> float:
     if sample.act_reward is None:
         return step
     return sample.act_reward + step if ended_turn else sample.act_reward
 
 
 def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
-    """`alpha * arrived + local` of every sample, where a team reward arrives at each agent's latest call before it.
+    """Return `alpha * arrived + local` of every sample, where a team reward arrives at each agent's latest call before it.
 
-    Between two calls of an agent the world moves on: others act, the turn ends. What the team is paid in that time follows from
-    the first of the two, so it belongs to it. A call counts from the moment its prompt was built: of calls made at the same time each
-    comes before what the others are paid. A `step`'s reward goes to the last call of each agent in that turn (in an earlier
-    one for an agent that was silent); summed over an agent's calls no reward counts twice, and none is lost once it has spoken. A
-    candidate of a tree has no next call of its own: it gets `alpha` times what its fork was paid.
+    Team rewards between two calls of an agent (from other agents' actions, or the end of the turn) are a consequence of the first of the
+    two and are credited to it. A call counts from the moment its prompt was built, so each of several concurrent calls comes before the
+    rewards of the others. A `step` reward goes to the last call of each agent in that turn, or in an earlier turn for an agent without a
+    call in it. Summed over an agent's calls, no reward counts twice, and none after its first call is lost. A candidate of a tree has no
+    next call of its own: it gets `alpha` times the team reward of its fork.
     """
     if any(s.fork_reward is not None for s in record.samples):
         return [alpha * (s.fork_reward or 0.0) + s.local_reward for s in record.samples]
     samples = record.samples
     arrived = [0.0] * len(samples)
-    made = sorted(range(len(samples)), key=lambda i: (samples[i].turn, samples[i].heard, samples[i].call))
+    made = sorted(range(len(samples)), key=lambda i: (samples[i].turn, samples[i].prior_replies, samples[i].call))
     acts = [(s.turn, s.order, s.act_reward, i) for i, s in enumerate(samples) if s.act_reward]
-    steps = [(turn, math.inf, paid, None) for turn, paid in enumerate(record.turn_rewards, start=1) if paid]
+    steps = [(turn, math.inf, reward, None) for turn, reward in enumerate(record.turn_rewards, start=1) if reward]
     latest: dict[str, int] = {}
     asked = 0
     for turn, moment, amount, call in sorted([*acts, *steps], key=lambda event: event[:2]):
-        while asked < len(made) and (samples[made[asked]].turn, samples[made[asked]].heard) <= (turn, moment):
+        while asked < len(made) and (samples[made[asked]].turn, samples[made[asked]].prior_replies) <= (turn, moment):
             latest[samples[made[asked]].agent_id] = made[asked]
             asked += 1
-        own = {} if call is None else {samples[call].agent_id: call}  # also when its agent was asked twice at the same time
+        own = {} if call is None else {samples[call].agent_id: call}  # also if its agent has two concurrent calls
         for index in (latest | own).values():
             arrived[index] += amount
     return [alpha * team + s.local_reward for team, s in zip(arrived, samples, strict=True)]

@@ -1,7 +1,7 @@
-"""Shaping: what the mixed reward of a call is multiplied with, or turned into, before penalties (`reward.shaping`).
+"""Shaping: the transformation of a call's mixed reward before penalties (`reward.shaping`).
 
 The names are PettingLLMs' (the code of AT-GRPO, arXiv 2510.11062). Three things differ, so that the last call of any episode
-keeps its whole reward: turns and calls are counted against the length of the episode that was played, not against a configured
+keeps its whole reward: turns and calls are counted relative to the length of the episode that was played, not to a configured
 maximum (an early success is not worth less than a late one); the last turn's discount is 1, not gamma; and the shaped quantity is
 the call's own mixed reward, not only the final one of the environment.
 
@@ -11,8 +11,8 @@ the call's own mixed reward, not only the final one of the environment.
     normalized                   clip(r, -1, 1)
 
 Keys: `reward.shaping`, `reward.shaping_gamma`, `reward.shaping_threshold`.
-Use when: later calls decide (weighted, discount), or single rewards dominate a group (binary, normalized).
-Fails when: calls of different turns are compared in one group: what shaping takes from the early ones then looks like bad play.
+Use when: later calls decide the outcome (weighted, discount), or single rewards dominate a group (binary, normalized).
+Fails when: calls of different turns are compared in one group: early calls then have lower rewards by shaping alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from verl.trainer.config.reward import SHAPINGS, RewardConfig
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where each call stands in its episode, arrays of `[calls]`.
+class CallPositions:
+    """Position of each call in its episode, arrays of `[calls]`.
 
     Attributes:
         turn, turns: number of its turn, from 1, and turns of the episode.
@@ -40,40 +40,40 @@ class Places:
     hops: np.ndarray
 
 
-def default(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
-    """`r`."""
+def default(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
+    """Return `r`."""
     return rewards
 
 
-def turn_weighted(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
-    """`r * turn / turns`: later turns weigh more, linearly."""
+def turn_weighted(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
+    """Return `r * turn / turns`: later turns weigh more, linearly."""
     return rewards * at.turn / at.turns
 
 
-def discount(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
-    """`r * gamma^(turns - turn)`: earlier turns weigh less, by `reward.shaping_gamma` a turn."""
+def discount(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
+    """Return `r * gamma^(turns - turn)`: earlier turns weigh less, by `reward.shaping_gamma` per turn."""
     return rewards * settings.shaping_gamma ** (at.turns - at.turn)
 
 
-def hop_weighted(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
-    """`r * hop / hops`: later calls weigh more, linearly."""
+def hop_weighted(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
+    """Return `r * hop / hops`: later calls weigh more, linearly."""
     return rewards * at.hop / at.hops
 
 
-def hop_discount(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
-    """`r * gamma^(hops - hop)`: earlier calls weigh less, by `reward.shaping_gamma` a call."""
+def hop_discount(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
+    """Return `r * gamma^(hops - hop)`: earlier calls weigh less, by `reward.shaping_gamma` per call."""
     return rewards * settings.shaping_gamma ** (at.hops - at.hop)
 
 
-def binary(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
-    """`1 if r > threshold else 0`, with `reward.shaping_threshold`."""
+def binary(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
+    """Return `1 if r > threshold else 0`, with `reward.shaping_threshold`."""
     return (rewards > settings.shaping_threshold).astype(np.float64)
 
 
-def normalized(rewards: np.ndarray, at: Places, settings: RewardConfig) -> np.ndarray:
-    """`clip(r, -1, 1)`: no single reward dominates a group."""
+def normalized(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
+    """Return `clip(r, -1, 1)`: no single reward dominates a group."""
     return np.clip(rewards, -1.0, 1.0)
 
 
-Shaping = Callable[[np.ndarray, Places, RewardConfig], np.ndarray]
+Shaping = Callable[[np.ndarray, CallPositions, RewardConfig], np.ndarray]
 SHAPING_FUNCTIONS: dict[str, Shaping] = {name: globals()[name] for name in SHAPINGS}

@@ -1,4 +1,4 @@
-"""From samples to the `DataProto` that the workers eat. As wide as its longest row."""
+"""From samples to the `DataProto` of the workers, as wide as its longest row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl.protocol import DataProto
 
 
 def build_batch(episodes: Sequence[EpisodeRecord], critic_prompts: Sequence[Sequence[int]] | None = None) -> DataProto | None:
-    """Return one row per sample to train on of the episodes that did not fail, in their order; None when there is no sample.
+    """Return one row per trained sample of the episodes that did not fail, in their order; None when there is no such sample.
 
     Tensors: `prompts` [bsz, P] left-padded, `responses` [bsz, R] right-padded, `input_ids`, `attention_mask`, `position_ids`
     [bsz, P + R], `response_mask` [bsz, R], `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
@@ -48,7 +48,7 @@ def build_batch(episodes: Sequence[EpisodeRecord], critic_prompts: Sequence[Sequ
 
 
 def _pack(rows: Iterable[Sequence[Any]], dtype: Any, pad: np.ndarray, *, left: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of different length as one array [bsz, longest] and the mask of what is not padding."""
+    """Return rows of different lengths as one array [bsz, longest] and the mask of entries that are not padding."""
     rows = list(rows)
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     width = int(lengths.max())

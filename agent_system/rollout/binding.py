@@ -1,4 +1,4 @@
-"""Which policy speaks for an agent, and how."""
+"""The policy of an agent, and how it is sampled."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from verl.protocol.generate import GenerateRequest, Generation, RolloutClient, S
 
 @dataclass(frozen=True)
 class AgentBinding:
-    """One line of the placement table, seen from the rollout side.
+    """The policy of one agent, as the rollout side uses it.
 
     Attributes:
         agent_id: the agent.
-        policy_id: the policy that its samples train.
+        policy_id: the policy that generates its replies and is trained on them.
         wg_id: the worker group that holds the policy.
-        client: where its requests go.
+        client: receives its requests.
         tokenizer: Hugging Face tokenizer with a chat template.
         sampling: sampling of training episodes.
         val_sampling: sampling of validation episodes.
@@ -45,28 +45,28 @@ class AgentBinding:
 
     @cached_property
     def pad_token_id(self) -> int:
-        """Id that fills the batch outside prompts and responses."""
+        """Token id of padding in a batch."""
         pad = self.tokenizer.pad_token_id
         return int(pad if pad is not None else self.tokenizer.eos_token_id or 0)
 
     async def replies(self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str) -> Sequence[Generation]:
-        """Ask the engine for `n` replies with one request. Raises RolloutError when it cannot be served."""
+        """Request `n` replies from the engine with one request. Raise RolloutError when it cannot be served."""
         replies = await self.client.generate(GenerateRequest(prompt.ids, sampling, n, self.adapter, seed, request_id))
         return [self._cut(reply, sampling.stop) for reply in replies] if sampling.stop else replies
 
     def _cut(self, reply: Generation, stop: Sequence[str]) -> Generation:
-        """The shortest beginning of a reply whose text, special tokens included, holds one of `stop`; all of it where none does."""
+        """Cut a reply after the token that completes the first of the texts `stop`, special tokens included; keep it whole without one."""
 
-        def holds(count: int) -> bool:
+        def contains_stop(count: int) -> bool:
             text = decode(self.tokenizer, reply.token_ids[:count], special=True)
             return any(end in text for end in stop)
 
         count = len(reply.token_ids)
-        if reply.stop_reason == "abort" or not holds(count):
+        if reply.stop_reason == "abort" or not contains_stop(count):
             return reply
-        count = bisect_left(range(count), True, key=holds)
+        count = bisect_left(range(count), True, key=contains_stop)
         return replace(reply, token_ids=reply.token_ids[:count], log_probs=reply.log_probs[:count], stop_reason="stop")
 
     def text_of(self, generation: Generation) -> str:
-        """The reply as text, special tokens left out."""
+        """Return the reply as text, special tokens left out."""
         return decode(self.tokenizer, generation.token_ids)

@@ -1,4 +1,4 @@
-"""One call of an agent: what it is asked, what the engine answers, and the sample that it becomes."""
+"""One call of an agent: its prompt, the engine's reply, and the resulting sample."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class AgentRuntime:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
-    """What identifies one episode of a collection.
+    """Identification of one episode of a collection.
 
     Attributes:
-        task: the dataset row.
-        uid: the group.
+        task: the task.
+        uid: id of the group.
         index: number of the episode in its group.
         step: training step.
         validate: sample with `val_sampling`.
-        greedy: always take the likeliest token; `uid` then ends in `GREEDY_SUFFIX`.
+        greedy: decode greedily; `uid` then ends in `GREEDY_SUFFIX`.
     """
 
     task: Task
@@ -47,28 +47,28 @@ class EpisodeSpec:
 
     @property
     def traj_uid(self) -> str:
-        """Name of the episode."""
+        """Id of the episode."""
         return f"{self.uid}#{self.index}"
 
     @property
-    def world_uid(self) -> str:
-        """Seeds the environment: a greedy episode plays in the world of the group that it is a baseline for."""
+    def env_uid(self) -> str:
+        """Part of the environment's seed: a greedy episode has the environment of the group that it is a baseline for."""
         return self.uid.removesuffix(GREEDY_SUFFIX)
 
     def sampling_of(self, binding: AgentBinding | RemoteBinding) -> SamplingParams:
-        """How an agent samples in this episode."""
+        """Return the sampling parameters of an agent in this episode."""
         sampling = binding.val_sampling if self.validate else binding.sampling
         return replace(sampling, temperature=0.0, top_p=1.0, top_k=-1) if self.greedy else sampling
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One generation, read.
+    """One generation, decoded and parsed.
 
     Attributes:
-        generation: what the engine gave.
-        text: as text, special tokens left out.
-        projection: what the agent's projection made of it.
+        generation: the engine's output.
+        text: the reply as text, special tokens left out.
+        projection: result of the agent's projection.
     """
 
     generation: Generation
@@ -76,24 +76,24 @@ class Reply:
     projection: Projection
 
     @property
-    def said(self) -> str:
-        """What the others read of it."""
+    def visible_text(self) -> str:
+        """The reply without its thinking, as the other agents' prompts contain it."""
         return self.projection.text or strip_thinking(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An agent is asked.
+    """A call of an agent.
 
     Attributes:
         spec: the episode.
-        agent_id, runtime: who is asked.
-        turn, number: which call it is.
-        place: reserved in the team context.
-        seen: what the environment showed the agent.
-        prompt: what it reads.
-        heard: replies given when the prompt was built.
-        seed: of the request.
+        agent_id, runtime: the agent.
+        turn, number: number of the turn, from 1, and of the call inside it, from 0.
+        place: reserved place in the team context.
+        seen: observation of the agent.
+        prompt: the prompt.
+        prior_replies: number of replies in the episode when the prompt was built.
+        seed: seed of the request.
     """
 
     spec: EpisodeSpec
@@ -104,7 +104,7 @@ class Call:
     place: int
     seen: Observation
     prompt: Prompt
-    heard: int
+    prior_replies: int
     seed: int
 
     def read(self, generation: Generation) -> Reply:
@@ -113,8 +113,8 @@ class Call:
         return Reply(generation, text, self.runtime.agent.project(text))
 
     def sample(self, reply: Reply, order: int, candidate: int = 0) -> Sample:
-        """The trainable row of a reply, without rewards."""
-        binding, said = self.runtime.binding, reply.projection
+        """Return the sample of a reply, without rewards."""
+        binding, projection = self.runtime.binding, reply.projection
         return Sample(
             self.agent_id,
             binding.policy_id,
@@ -126,24 +126,24 @@ class Call:
             self.prompt.ids,
             reply.generation,
             reply.text,
-            said.action,
-            said.valid,
-            said.fields,
+            projection.action,
+            projection.valid,
+            projection.fields,
             self.prompt.dropped,
             binding.pad_token_id,
             self.seed,
             self.spec.sampling_of(binding).max_tokens,
             str(self.seen.info.get("anchor", self.seen.text)),
-            heard=self.heard,
+            prior_replies=self.prior_replies,
             order=order,
             trained=binding.trained,
         )
 
     async def generate(self, n: int, limit: float) -> Sequence[Generation | None]:
-        """Ask the engine for `n` replies with one request; None stands for one that was aborted or is empty.
+        """Request `n` replies from the engine with one request; None stands for an aborted or empty reply.
 
         Raises:
-            RolloutError: no reply within `limit` seconds, none that is whole, or not what was asked for.
+            RolloutError: no reply within `limit` seconds, only aborted or empty ones, or a wrong number of replies or log-probs.
         """
         binding = self.runtime.binding
         request_id = f"{self.spec.traj_uid}/{self.turn}.{self.number}"

@@ -1,4 +1,4 @@
-"""What a tree compares: replies of one call, each tried on a fork, and which of them the episode goes on with."""
+"""Candidates of tree sampling: replies of one call, each tried on a fork, and the choice of the one to commit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from verl.trainer.config.run import TreeConfig
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A reply and what became of it on its own fork.
+    """A reply and its outcome on its own fork.
 
     Attributes:
-        number: which of the call's K replies, from 0.
-        reply: what was said.
+        number: index among the call's K replies, from 0.
+        reply: the reply.
         env: the fork, after `act`.
-        outcome: of `act`.
-        team, local: rewards of `act` and `score` together.
+        outcome: outcome of `act`.
+        team, local: summed rewards of `act` and `score`.
     """
 
     number: int
@@ -35,7 +35,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CandidateSet:
-    """A call, its scored candidates, and the chosen one."""
+    """A call, its scored candidates, and the chosen candidate."""
 
     call: Call
     candidates: Sequence[Candidate]
@@ -43,16 +43,16 @@ class CandidateSet:
 
 
 def choose(settings: TreeConfig, rewards: Sequence[float], seed: int) -> int:
-    """Return which of the candidates is committed; `rewards` are theirs."""
-    everyone = range(len(rewards))
+    """Return the index of the candidate to commit, given the candidates' rewards."""
+    indices = range(len(rewards))
     draw = Random(seed)
     if settings.epsilon and draw.random() < settings.epsilon:
         return draw.randrange(len(rewards))
     if settings.select == "first":
         return 0
     if settings.select == "greedy":
-        return max(everyone, key=lambda i: rewards[i])
+        return max(indices, key=lambda i: rewards[i])
     if settings.select == "random":
         return draw.randrange(len(rewards))
     best = max(rewards)
-    return draw.choices(everyone, [math.exp((r - best) / settings.temperature) for r in rewards])[0]
+    return draw.choices(indices, [math.exp((r - best) / settings.temperature) for r in rewards])[0]

@@ -1,4 +1,4 @@
-"""Plays all episodes of a step at once and returns one batch."""
+"""Plays the episodes of a step concurrently and returns one batch."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class TooManyFailuresError(RuntimeError):
 
 @dataclass(frozen=True, repr=False)
 class CollectResult:
-    """What one collection brought. It has no generated repr: asyncio asks for that of a finished task's result, all texts of it.
+    """The result of one collection. It has no generated repr, because asyncio computes the repr of a task's result, with all its texts.
 
     Attributes:
-        batch: a row per sample, ordered by task, episode, call and candidate; None when no sample was made.
+        batch: one row per trained sample, ordered by task, episode, call and candidate; None when there is none.
         episodes: all episodes in the order of tasks, failed ones included.
         metrics: see `collect_metrics`.
     """
@@ -62,7 +62,7 @@ class CollectResult:
 
 @dataclass(frozen=True)
 class EnvFactory:
-    """How an episode gets its environment.
+    """Makes the environments of episodes.
 
     Attributes:
         cls: the environment's class.
@@ -78,7 +78,7 @@ class EnvFactory:
 
 
 class Collector:
-    """Runs episodes of one orchestra in one kind of environment."""
+    """Plays episodes of one orchestra in one class of environment."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class Collector:
         """Bind the agents to their policies and the environment to its options.
 
         Raises:
-            AgentSystemError: an agent of the orchestra has no binding, candidates cannot be tried in this environment, or the
-                orchestra refuses the team.
+            AgentSystemError: an agent of the orchestra has no binding, the environment does not support tree sampling, or the orchestra
+                rejects the team.
         """
         if settings.tree is not None:
             check_tree_env(env.cls)
@@ -123,7 +123,7 @@ class Collector:
         """Build a collector from registered names: the team is `bindings`, its agents looked up in the orchestra's scope first.
 
         Raises:
-            AgentSystemError: an unknown name, an unknown option, or an agent that the orchestra needs and nobody serves.
+            AgentSystemError: an unknown name, an unknown option, or an agent of the orchestra without a binding.
         """
         orchestra = OrchestraRegistry.get(orchestra_type).from_options(orchestra_options, orchestra_type)
         agents = {name: AgentRegistry.get(name, orchestra=orchestra_type)(name, orchestra.config) for name in bindings}
@@ -132,7 +132,7 @@ class Collector:
         return cls(orchestra, agents, env, bindings, settings)
 
     def first_prompt_lengths(self, agent_id: str, tasks: Sequence[Task]) -> list[int]:
-        """Tokens of an agent's first prompt of every task: its templates around the task, nobody has spoken, nothing is remembered."""
+        """Return for every task the tokens of an agent's first prompt: its templates with the task, without team context or memory."""
         memory = self.orchestra.memory_class(self.settings.history_length)
         variables = [{"env_prompt": task.prompt, "step": 1} for task in tasks]
         prompts = self.runtimes[agent_id].prompts
@@ -147,16 +147,16 @@ class Collector:
 
         Args:
             tasks: the step's tasks; a task that is listed twice makes two groups.
-            n: episodes of one task (the group).
-            step: training step; part of group names and seeds.
+            n: episodes per task (the group).
+            step: training step; part of group ids and seeds.
             validate: use `val_sampling`.
-            greedy: always take the likeliest token; group names end in `GREEDY_SUFFIX`.
-            attempt: which collection of the step this is, from 0; its groups have names and seeds of their own.
+            greedy: decode greedily; group ids end in `GREEDY_SUFFIX`.
+            attempt: number of this collection in the step, from 0; each has its own group ids and seeds.
 
         Raises:
             EngineGoneError: an engine's process died.
-            TooManyFailuresError: the share of failed episodes, or of candidates left out of the others' trees, is above `max_failure_rate`;
-                the message groups the causes.
+            TooManyFailuresError: the share of failed episodes, or of candidates left out of the trees of the other episodes, is above
+                `max_failure_rate`; the message groups the causes.
             AgentSystemError: a local reward outside `reward.propagation.local_range`.
         """
         with _rare_garbage_collection():
@@ -164,11 +164,11 @@ class Collector:
             if validate:
                 return self._result(played, self.settings.for_validation())
             result = self._result(played, self.settings)
-            self._tied_candidates.look(result.episodes)
+            self._tied_candidates.update(result.episodes)
             return result
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
-        """Return several training collections as one: rows and episodes in their order, rewards and metrics over all of them."""
+        """Return several training collections as one: rows and episodes in their order, rewards and metrics computed over all."""
         return self._result([e for result in results for e in result.episodes], self.settings)
 
     def _result(self, played: Sequence[EpisodeRecord], settings: CollectorSettings) -> CollectResult:
@@ -182,7 +182,7 @@ class Collector:
         return CollectResult(build_batch(records, prompts), records, metrics)
 
     def _branching(self) -> list[str]:
-        """The agents whose calls have several candidates."""
+        """Return the agents whose calls have several candidates."""
         return [name for name, runtime in self.runtimes.items() if self.settings.candidates(name, runtime.binding.trained) > 1]
 
     async def _play(self, specs: Sequence[EpisodeSpec]) -> list[EpisodeRecord]:
@@ -226,7 +226,7 @@ class Collector:
         return whole
 
     def _env(self, spec: EpisodeSpec) -> BaseEnv:
-        return self.env.make(stable_seed(self.settings.seed, spec.step, spec.validate, spec.world_uid))
+        return self.env.make(stable_seed(self.settings.seed, spec.step, spec.validate, spec.env_uid))
 
 
 def _runtimes(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBinding | RemoteBinding]) -> dict[str, AgentRuntime]:
@@ -246,7 +246,7 @@ def _runtimes(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBindi
 
 @contextmanager
 def _rare_garbage_collection() -> Iterator[None]:
-    """What a collection makes lives until its end: looking through it again and again costs a quarter of the CPU and finds nothing."""
+    """Collect garbage rarely: the objects of a collection live until its end, and scanning them repeatedly costs a quarter of the CPU."""
     before = gc.get_threshold()
     if before[0] == 0:
         yield
@@ -272,7 +272,7 @@ def _specs(tasks: Sequence[Task], n: int, step: int, validate: bool, greedy: boo
 
 
 def _raise_if_engine_gone(task: asyncio.Task[None]) -> None:
-    """What one episode found out holds for all."""
+    """Raise the episode's EngineGoneError, which ends the whole collection."""
     error = None if task.cancelled() else task.exception()
     if isinstance(error, EngineGoneError):
         raise error
@@ -281,7 +281,7 @@ def _raise_if_engine_gone(task: asyncio.Task[None]) -> None:
 def _cause(task: asyncio.Task[None]) -> str | None:
     """Return why an episode failed, with the innermost line of code, or None."""
     if task.cancelled():
-        return "CancelledError: the episode was cancelled from inside"
+        return "CancelledError: the episode cancelled itself"
     error = task.exception()
     if error is None:
         return None
@@ -296,7 +296,7 @@ def _grouped(causes: Counter[str], total: int, of: str, allowed: float) -> str:
 
 
 async def _cancel(tasks: Mapping[asyncio.Task[None], Any]) -> None:
-    """End what still runs, so that nothing outlives the collection."""
+    """Cancel running tasks, so that none outlives the collection."""
     for task in tasks:
         task.cancel()
     if tasks:

@@ -1,6 +1,6 @@
-"""An OpenAI-compatible server that speaks for an agent: one request a reply, with time limits, retries and a bound on what is read.
+"""Client of an OpenAI-compatible server that replies for an agent: one request per reply, with timeouts, retries and a size limit.
 
-What the server says is a stranger's text: it is parsed as JSON and otherwise only quoted, at most 200 characters of it, without the key.
+Answers are untrusted text: they are parsed as JSON and otherwise only quoted, at most 200 characters, with the key masked.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from verl.utils.names import without_password
 logger = logging.getLogger(__name__)
 
 PATH = "/chat/completions"
-MOST_BYTES = 8 << 20
-# Characters of an answer in which the key is looked for, and how many a key may take there.
-MOST_SEARCHED, LONGEST_KEY = 1 << 16, 1 << 13
-# Statuses that another attempt may mend: request timeout, conflict, too early, too many requests; and all from 500 on.
-WORTH_ANOTHER = (408, 409, 425, 429)
-LONGEST_WAIT_S = 60.0
+MAX_ANSWER_BYTES = 8 << 20
+# Characters of an answer in which the key is masked, and the longest escaped form of a key there.
+MAX_SEARCHED_CHARS, MAX_KEY_CHARS = 1 << 16, 1 << 13
+# HTTP statuses that are retried: request timeout, conflict, too early, too many requests; and all from 500 on.
+RETRIED_STATUSES = (408, 409, 425, 429)
+MAX_WAIT_S = 60.0
 SEEDS = 2**31
 
 
 @dataclass(frozen=True)
 class EndpointSettings:
-    """The keys under `agent.api.<agent>`; `api_key` is what the environment variable holds.
+    """The keys under `agent.api.<agent>`; `api_key` is the value of the environment variable.
 
     Raises:
-        AgentSystemError: the key holds a control character, or the address a password beside it.
+        AgentSystemError: the key contains a control character, or there is a key and `base_url` contains a password.
     """
 
     agent_id: str
@@ -57,7 +57,7 @@ class EndpointSettings:
 
     @property
     def url(self) -> str:
-        """Where requests go."""
+        """URL of requests."""
         return self.base_url.rstrip("/").removesuffix(PATH) + PATH
 
 
@@ -66,10 +66,10 @@ class Answer:
     """One reply of a server.
 
     Attributes:
-        text: of the message.
-        stop_reason: `length` when the server says that the reply was cut.
-        prompt_tokens, reply_tokens: as the server counts them; 0 when it does not.
-        retries: attempts that failed before.
+        text: content of the message.
+        stop_reason: `length` when the server reports that the reply was cut.
+        prompt_tokens, reply_tokens: the server's counts; 0 when it gives none.
+        retries: number of failed attempts before this answer.
     """
 
     text: str
@@ -80,11 +80,11 @@ class Answer:
 
 
 class EndpointError(RolloutError):
-    """A server that gave no answer that can be used; the message says why and in how many attempts."""
+    """A server gave no usable answer; the message has the cause and the number of attempts."""
 
 
-class _TryAgainError(Exception):
-    """An attempt that failed in a way that may pass; `wait_s` is what the server asked for."""
+class _RetryableError(Exception):
+    """A failed attempt that is worth retrying; `wait_s` is the delay that the server asked for, in seconds."""
 
     def __init__(self, cause: str, wait_s: float = 0.0) -> None:
         super().__init__(cause)
@@ -92,7 +92,7 @@ class _TryAgainError(Exception):
 
 
 class Endpoint:
-    """The server of one agent; connections belong to the event loop that opened them, so `close` there before another one asks."""
+    """The server of one agent. Connections belong to an event loop: `close` in it before a request from another one."""
 
     def __init__(self, settings: EndpointSettings) -> None:
         self.settings = settings
@@ -100,14 +100,14 @@ class Endpoint:
         self._slots = asyncio.Semaphore(settings.max_concurrent_requests)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         session, self._session = self._session, None
         self._slots = asyncio.Semaphore(self.settings.max_concurrent_requests)
         if session is not None:
             await session.close()
 
     async def check(self) -> None:
-        """Ask for one short reply, once. Raises EndpointError when there is none."""
+        """Request one short reply, without retries. Raise EndpointError when there is none."""
         try:
             await self.ask([{"role": "user", "content": "Say OK."}], SamplingParams(max_tokens=16), seed=0, retries=0)
         finally:
@@ -117,13 +117,13 @@ class Endpoint:
         """Return one reply.
 
         Args:
-            messages: of the chat.
+            messages: messages of the chat.
             sampling: `max_tokens`, `temperature` and `top_p` are sent.
-            seed: sent too; many servers repeat a reply by it.
+            seed: sent too; many servers sample deterministically with it.
             retries: attempts beyond the first; None takes `max_retries`.
 
         Raises:
-            EndpointError: no attempt gave a reply, or the server refuses the request for good.
+            EndpointError: no attempt gave a reply, or the server rejects the request with a status that is not retried.
         """
         attempts = 1 + (self.settings.max_retries if retries is None else retries)
         body = self._body(messages, sampling, seed % SEEDS)
@@ -132,14 +132,14 @@ class Endpoint:
             try:
                 async with self._slots:
                     text = await self._post(body)
-                return _read(text, attempt)
-            except _TryAgainError as error:
+                return _parse(text, attempt)
+            except _RetryableError as error:
                 if attempt + 1 == attempts:
                     tried = "in one attempt" if attempts == 1 else f"in {attempts} attempts, the last"
-                    raise EndpointError(f"{self._who()} gave no reply {tried}: {error}") from error
-                logger.info("%s: %s; trying again", self._who(), error)
+                    raise EndpointError(f"{self._name()} gave no reply {tried}: {error}") from error
+                logger.info("%s: %s; trying again", self._name(), error)
                 wait = self.settings.retry_delay_s * 2**attempt * draw.uniform(0.75, 1.25)
-                await asyncio.sleep(min(max(wait, error.wait_s), LONGEST_WAIT_S))
+                await asyncio.sleep(min(max(wait, error.wait_s), MAX_WAIT_S))
         raise AssertionError("unreachable")
 
     def _body(self, messages: Sequence[Message], sampling: SamplingParams, seed: int) -> dict[str, Any]:
@@ -166,37 +166,37 @@ class Endpoint:
                     data = bytearray()
                     async for chunk in answer.content.iter_chunked(1 << 16):
                         data += chunk
-                        if len(data) > MOST_BYTES:
-                            raise _TryAgainError(f"an answer of more than {MOST_BYTES >> 20} MiB")
+                        if len(data) > MAX_ANSWER_BYTES:
+                            raise _RetryableError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
                     return self._checked(answer.status, answer.headers.get("Retry-After", ""), data.decode("utf-8", "replace"))
         except TimeoutError as error:
             if not clock.expired():
                 raise
-            raise _TryAgainError(f"no answer within request_timeout_s={limit:g} s") from error
+            raise _RetryableError(f"no answer within request_timeout_s={limit:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _TryAgainError(self._quoted(f"{type(error).__name__}: {error}")) from error
+            raise _RetryableError(self._quoted(f"{type(error).__name__}: {error}")) from error
 
     def _checked(self, status: int, retry_after: str, text: str) -> str:
         if status == 200:
             return text
-        said = f"HTTP status {status}: {self._quoted(text)}"
-        if status in WORTH_ANOTHER or status >= 500:
-            raise _TryAgainError(said, float(retry_after) if retry_after.isdecimal() else 0.0)
-        raise EndpointError(f"{self._who()} refuses the request with {said}")
+        cause = f"HTTP status {status}: {self._quoted(text)}"
+        if status in RETRIED_STATUSES or status >= 500:
+            raise _RetryableError(cause, float(retry_after) if retry_after.isdecimal() else 0.0)
+        raise EndpointError(f"{self._name()} refuses the request with {cause}")
 
     def _quoted(self, text: str) -> str:
-        """The beginning of what a server said, in one line; some quote the key that they were given."""
+        """Return the beginning of a server's text in one line, with secrets masked: some servers quote the key."""
         line = " ".join(text.split())
-        clean = masked(line[:MOST_SEARCHED], self.settings.api_key, password(self.settings.base_url))
-        # A key that the cut has left the beginning of is in no part that is quoted.
-        return (clean if len(line) <= MOST_SEARCHED else clean[:-LONGEST_KEY])[:200]
+        clean = masked(line[:MAX_SEARCHED_CHARS], self.settings.api_key, password(self.settings.base_url))
+        # The end may hold the beginning of a key that was cut and is therefore not masked.
+        return (clean if len(line) <= MAX_SEARCHED_CHARS else clean[:-MAX_KEY_CHARS])[:200]
 
-    def _who(self) -> str:
+    def _name(self) -> str:
         return f"the server of {self.settings.agent_id}, {self.settings.model} at {without_password(self.settings.url)},"
 
 
-def _read(text: str, retries: int) -> Answer:
-    """The reply in a server's answer. Raises `_TryAgainError` for anything that is not one."""
+def _parse(text: str, retries: int) -> Answer:
+    """Return the reply in a server's answer. Raise `_RetryableError` for text that is not a chat completion."""
     try:
         found = json.loads(text)
         choice = found["choices"][0]
@@ -204,10 +204,10 @@ def _read(text: str, retries: int) -> Answer:
         content = message.get("content")
         usage = found.get("usage")
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise _TryAgainError(f"an answer that is no chat completion ({type(error).__name__})") from error
+        raise _RetryableError(f"an answer that is no chat completion ({type(error).__name__})") from error
     if not isinstance(content, str):
         if content is not None:
-            raise _TryAgainError(f"an answer whose message is {type(content).__name__}, not text")
+            raise _RetryableError(f"an answer whose message is {type(content).__name__}, not text")
         content = ""  # a refusal, or a reply that was cut before its first visible word
     counts = usage if isinstance(usage, dict) else {}
     stop: StopReason = "length" if choice.get("finish_reason") == "length" else "stop"

@@ -1,4 +1,4 @@
-"""Calls an environment's methods, plain or async, without stalling the event loop and never from two threads at once."""
+"""Calls of an environment's methods, plain or async, without blocking the event loop and never from two threads at once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 class EnvCaller:
-    """One environment with its methods made awaitable.
+    """One environment with awaitable methods.
 
     Attributes:
         env: the environment.
-        has_act: it reacts to single calls.
-        has_observe: agents may see different things.
-        has_score: it has more to say of a candidate than `act` pays.
-        has_close: it holds something to be released.
+        has_act, has_observe, has_score, has_close: whether its class defines the method.
     """
 
     def __init__(self, env: BaseEnv, threads: Executor) -> None:
@@ -45,14 +42,14 @@ class EnvCaller:
         return self._checked(method, await self.call(method, *args), Observation)
 
     async def fork(self) -> EnvCaller:
-        """Return a caller of the environment's fork. Raises AgentSystemError when `fork` returns no other environment."""
+        """Return a caller of the environment's fork. Raise AgentSystemError when `fork` does not return another environment."""
         env = self._checked("fork", await self.call("fork"), BaseEnv)
         if env is self.env:
             raise AgentSystemError(f"{type(self.env).__name__}.fork() returned the environment itself; return an independent copy")
         return EnvCaller(env, self._threads)
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Await an async method; run a plain one in a thread, or in place when the class says it does not block."""
+        """Await an async method; run a plain one in a thread, or directly with `blocking = False`."""
         bound = getattr(self.env, method)
         if not self.env.blocking or inspect.iscoroutinefunction(bound):
             result = bound(*args)
@@ -61,7 +58,7 @@ class EnvCaller:
         return await result if inspect.isawaitable(result) else result
 
     async def _in_thread(self, bound: Callable[..., Any], *args: Any) -> Any:
-        """A thread that the caller no longer waits for keeps the environment in use until it comes back."""
+        """Run a method in a thread; if the caller is cancelled, the environment stays locked until the thread returns."""
         await self._in_use.acquire()
         loop = asyncio.get_running_loop()
         future = self._threads.submit(_run, bound, args)
@@ -74,7 +71,7 @@ class EnvCaller:
         return await asyncio.wrap_future(future)
 
     async def close(self, limit: float) -> None:
-        """Close the environment once no thread is in it; one that does not come back within `limit` seconds is given up with a warning."""
+        """Close the environment once no thread uses it; abandon it with a warning after `limit` seconds."""
         if not self.has_close:
             return
         try:
@@ -85,7 +82,7 @@ class EnvCaller:
         except TimeoutError:
             if not clock.expired():
                 raise
-            logger.warning("%s.close() did not come back within %g s; given up", type(self.env).__name__, limit)
+            logger.warning("%s.close() did not return within %g s; abandoned", type(self.env).__name__, limit)
 
     def _checked(self, method: str, value: Any, expected: type) -> Any:
         if not isinstance(value, expected):
@@ -96,5 +93,5 @@ class EnvCaller:
 def _run(bound: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
         return bound(*args)
-    except StopIteration as error:  # asyncio cannot hand it on: whoever waits would wait for ever
+    except StopIteration as error:  # a future cannot raise it: the waiter would wait for ever
         raise RuntimeError(f"{getattr(bound, '__qualname__', bound)} raised StopIteration") from error

@@ -1,4 +1,4 @@
-"""The tasks in which an episode's calls run: none outlives the episode."""
+"""The asyncio tasks in which an episode's calls run: none outlives the episode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeTasks:
-    """Tasks of one episode, those that an orchestra made for its calls included."""
+    """Tasks of one episode, including those that the orchestra created for its calls."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any] | None] = set()
@@ -29,12 +29,12 @@ class EpisodeTasks:
         return task
 
     async def cancel_others(self, episode: str) -> None:
-        """Cancel all but the running task and wait for them; tasks that ignore the cancellation are abandoned with a warning."""
+        """Cancel all tasks but the running one and wait for them; abandon with a warning those that ignore the cancellation."""
         me = asyncio.current_task()
         while others := [task for task in self._tasks if task is not None and task is not me and not task.done()]:
             for task in others:
                 task.cancel()
             _, pending = await asyncio.wait(others, timeout=CLOSE_TIMEOUT_S)
             if pending:
-                logger.warning("%d calls of episode %s did not end when they were cancelled; given up", len(pending), episode)
+                logger.warning("%d calls of episode %s did not end when they were cancelled; abandoned", len(pending), episode)
                 return

@@ -1,4 +1,4 @@
-"""Copies of one episode's environment: none is lost and each is closed once, whatever is cancelled on the way."""
+"""Forks of one episode's environment: each is closed exactly once, also when calls are cancelled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLOSE_TIMEOUT_S = 30.0
 
 
 class Forks:
-    """The forks that are open, being made and being closed."""
+    """The forks of an episode that are open, being made or being closed."""
 
     def __init__(self) -> None:
         self._open: set[EnvCaller] = set()
@@ -22,43 +22,43 @@ class Forks:
         self._one_at_a_time = asyncio.Lock()
         self._ended = False
 
-    async def make(self, world: EnvCaller) -> EnvCaller:
-        """Return a fork of `world`. A caller that is cancelled in the middle leaves a fork behind that is closed with the others."""
-        await self._one_at_a_time.acquire()  # an environment need not bear being copied twice at the same time
-        making = _keep(self._making, asyncio.create_task(self._make(world)))
+    async def make(self, origin: EnvCaller) -> EnvCaller:
+        """Return a fork of `origin`. If the caller is cancelled, the fork is still made and closed with the others."""
+        await self._one_at_a_time.acquire()  # environments need not support concurrent copies
+        making = _keep(self._making, asyncio.create_task(self._make(origin)))
         making.add_done_callback(lambda _: self._one_at_a_time.release())
         return await asyncio.shield(making)
 
     def adopt(self, fork: EnvCaller, before: EnvCaller) -> EnvCaller:
-        """Return `fork` as the environment of the episode; the one it had `before` becomes one to close."""
+        """Return `fork` as the environment of the episode; the environment `before` it will be closed."""
         self._open.remove(fork)
         self._open.add(before)
         return fork
 
     async def prune(self) -> None:
-        """Close everything but the environment of the episode, all at the same time; what cannot be closed is logged."""
+        """Close all forks but the environment of the episode, concurrently; failures to close are logged."""
         self._close_all()
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def end(self, world: EnvCaller) -> None:
-        """Close the environment of the episode as well, and forks still being made once they are there.
+    async def end(self, env: EnvCaller) -> None:
+        """Close the environment of the episode as well, and forks that are still being made as soon as they exist.
 
-        Raises what `world.close` raises.
+        Raises the error of `env.close`.
         """
         self._ended = True
         self._close_all()
-        closing = _keep(self._closing, asyncio.create_task(world.close(CLOSE_TIMEOUT_S))) if world.has_close else None
+        closing = _keep(self._closing, asyncio.create_task(env.close(CLOSE_TIMEOUT_S))) if env.has_close else None
         if self._making:
             _, late = await asyncio.wait(self._making, timeout=CLOSE_TIMEOUT_S)
             if late:
-                logger.warning("%s.fork() did not come back within %g s; given up", type(world.env).__name__, CLOSE_TIMEOUT_S)
+                logger.warning("%s.fork() did not return within %g s; abandoned", type(env.env).__name__, CLOSE_TIMEOUT_S)
         await self.prune()
         if closing is not None:
             closing.result()
 
-    async def _make(self, world: EnvCaller) -> EnvCaller:
-        fork = await world.fork()
+    async def _make(self, origin: EnvCaller) -> EnvCaller:
+        fork = await origin.fork()
         self._open.add(fork)
         if self._ended:
             self._close_all()
@@ -74,12 +74,12 @@ class Forks:
 async def _close(env: EnvCaller) -> None:
     try:
         await env.close(CLOSE_TIMEOUT_S)
-    except Exception as error:  # whatever it is, the episode is none the worse for it
+    except Exception as error:  # a fork that cannot be closed does not affect the episode
         logger.warning("%s.close() failed on a fork: %s: %s", type(env.env).__name__, type(error).__name__, error)
 
 
 def _keep(tasks: set[asyncio.Task[Any]], task: asyncio.Task[Any]) -> asyncio.Task[Any]:
-    """Hold a task until it is done."""
+    """Keep a reference to a task until it is done."""
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task

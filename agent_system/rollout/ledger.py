@@ -1,4 +1,4 @@
-"""Who was paid what in an episode, kept where it arrived."""
+"""The rewards of one episode, recorded at the call or turn where they arrived."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Ledger:
     """The rewards of one episode.
 
     Attributes:
-        turns: `Outcome.team` of `step`, one a turn.
+        turns: `Outcome.team` of `step`, one per turn.
         acts: `Outcome.team` of `act` by (turn, call).
     """
 
     def __init__(self, env_name: str, known: Callable[[str], object]) -> None:
-        """Open the books.
+        """Start without rewards.
 
         Args:
             env_name: the environment's class, for messages.
-            known: called with the agent names of `Outcome.local`; raises for one that is not in the run.
+            known: called with the agent names of `Outcome.local`; raises for a name that is not in the run.
         """
         self.turns: list[float] = []
         self.acts: dict[tuple[int, int], float] = {}
@@ -36,35 +36,35 @@ class Ledger:
 
     @property
     def team_reward(self) -> float:
-        """The episode's sum, added up in order of turns and calls, whatever the order in which concurrent calls were answered."""
-        steps = {(turn, math.inf): paid for turn, paid in enumerate(self.turns, start=1)}
+        """Sum over the episode, added in order of turns and calls, so that it does not depend on the order of concurrent replies."""
+        steps = {(turn, math.inf): reward for turn, reward in enumerate(self.turns, start=1)}
         total = 0.0
-        for _, paid in sorted([*self.acts.items(), *steps.items()]):
-            total += paid
+        for _, reward in sorted([*self.acts.items(), *steps.items()]):
+            total += reward
         return total
 
     def local(self, turn: int, call: int) -> float:
-        """Sum of the local rewards of a call, added up like `team_reward`; 0 for a call that was given none."""
-        return sum(paid for _, paid in sorted(self._local.get((turn, call), {}).items()))
+        """Return the sum of a call's local rewards, added in a fixed order like `team_reward`; 0 for a call without any."""
+        return sum(reward for _, reward in sorted(self._local.get((turn, call), {}).items()))
 
     def credit(self, sample: Sample) -> Sample:
-        """Return the sample with what its call was paid. A candidate of a tree keeps the local reward of its own fork."""
+        """Return the sample with the rewards of its call. A candidate of a tree keeps the local reward of its own fork."""
         if not sample.committed:
             return sample
         place = (sample.turn, sample.call)
         act, given = self.acts.get(place), place in self._local
-        if act is None and not given:  # the usual case, and copying a sample is what costs
+        if act is None and not given:  # the usual case; avoids copying the sample
             return sample
         local = self.local(*place) if sample.fork_reward is None else sample.local_reward
         return replace(sample, act_reward=act, local_reward=local, local_given=given)
 
     def open_turn(self, callers: Mapping[int, str]) -> None:
-        """A turn begins; `callers` will have its calls and their agents."""
+        """Start a turn; `callers` maps its calls to their agents and is filled as they are made."""
         self.turns.append(0.0)
         self._callers.append(callers)
 
     def act(self, outcome: Outcome, callers: Mapping[int, str], call: int, turn: int) -> None:
-        """Book what the environment's `act` paid for a call of a turn, be it over or not; `callers` are its calls and their agents."""
+        """Record the rewards of `act` for a call of a turn, which may already be over; `callers` maps the turn's calls to agents."""
         where = f"{self._env_name}.act() after call {call} of {callers[call]} in turn {turn}"
         self.acts[(turn, call)] = finite(outcome.team, "team", where)
         if isinstance(outcome.local, Mapping):
@@ -73,10 +73,10 @@ class Ledger:
             self._add((turn, call), (turn, call), outcome.local, where)
 
     def step(self, outcome: Outcome, callers: Mapping[int, str]) -> None:
-        """Book what the environment's `step` paid at the end of the present turn.
+        """Record the rewards of `step` at the end of the current turn.
 
         Raises:
-            AgentSystemError: a reward that is no finite number, or a local reward that belongs to no call of the turn.
+            AgentSystemError: a non-finite reward, or a local reward that belongs to no call of the turn.
         """
         where = f"{self._env_name}.step() at the end of turn {len(self.turns)}"
         self.turns[-1] = finite(outcome.team, "team", where)
@@ -102,7 +102,7 @@ class Ledger:
                 self._add(place, source, value, where, f" for {self._callers[place[0] - 1][place[1]]}")
 
     def _latest(self, agent_id: str, turn: int) -> list[tuple[int, int]]:
-        """The place of an agent's last call before a turn; none when it has not spoken yet."""
+        """Return the (turn, call) of an agent's last call before a turn, in a list; empty when there is none."""
         for earlier in range(turn - 1, 0, -1):
             calls = [call for call, caller in self._callers[earlier - 1].items() if caller == agent_id]
             if calls:
@@ -110,12 +110,12 @@ class Ledger:
         return []
 
     def _add(self, place: tuple[int, int], source: tuple[int, float], value: Any, where: str, whose: str = "") -> None:
-        paid = self._local.setdefault(place, {})
-        paid[source] = paid.get(source, 0.0) + finite(value, f"local{whose}", where)
+        rewards = self._local.setdefault(place, {})
+        rewards[source] = rewards.get(source, 0.0) + finite(value, f"local{whose}", where)
 
 
 def finite(value: Any, name: str, where: str) -> float:
-    """Return a reward as a float. Raises AgentSystemError saying `where` it came from when it is no finite number."""
+    """Return a reward as a float. Raise AgentSystemError, naming `where` it came from, unless it is a finite number."""
     number = float(value) if isinstance(value, Real) or hasattr(value, "__float__") else math.nan
     if not math.isfinite(number):
         raise AgentSystemError(f"{where} gave {name}={value!r}; rewards must be finite numbers")

@@ -1,8 +1,7 @@
-"""Numbers of one collection, per agent and for the team."""
+"""Metrics of one collection, per agent and for the team."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
@@ -12,23 +11,19 @@ from agent_system.record import EpisodeRecord, Sample
 from agent_system.rollout.remote import RemoteGeneration
 from agent_system.rollout.tied_candidates import candidates_of, tied, tied_shares
 from agent_system.sandbox import shared_failures
+from verl.utils.names import slug
 
-# What the reward of a sample is made of, each a metric of its own.
+# Terms of a sample's reward, each with its own metric.
 REWARD_TERMS = ("local_reward", "team_reward", "step_reward", "mixed_reward", "invalid_penalty", "overlong_penalty")
 
 
-def slug(agent_id: str) -> str:
-    """Return the agent's name as it stands in metric names: `Solver Agent` -> `solver_agent`."""
-    return re.sub(r"[^a-z0-9]+", "_", agent_id.lower()).strip("_")
-
-
 def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str], branching: Collection[str] = ()) -> dict[str, float]:
-    """Return `episode/*`, `env/*` and `agent/<name>/*` over the episodes that did not fail, and what the sandbox failed since its start.
+    """Return `episode/*`, `env/*` and `agent/<name>/*` over the episodes that did not fail, and the sandbox's failures since its start.
 
     Args:
         episodes: all episodes of one collection.
-        agent_ids: agents of the team; one that never spoke has `calls` 0 and no other metric.
-        branching: those of them whose calls have several candidates (`rollout.sampling=tree`); metrics of trees are over their calls.
+        agent_ids: agents of the team; an agent without calls has `calls` 0 and no other metric.
+        branching: the agents whose calls have several candidates (`rollout.sampling=tree`); tree metrics are over their calls.
     """
     played = [e for e in episodes if not e.failed]
     failed = len(episodes) - len(played)
@@ -82,7 +77,7 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
 
 
 def _tree_metrics(episodes: Sequence[EpisodeRecord], branching: Collection[str]) -> dict[str, float]:
-    """How many candidates calls had, how many could not be scored, and in which share of calls they earned different or equal rewards."""
+    """Return candidates per call, candidates that could not be scored, and shares of calls whose candidates differ or tie in reward."""
     calls = {key: found for key, found in candidates_of(episodes).items() if found[0].agent_id in branching}
     if not calls:
         return {}
@@ -95,7 +90,7 @@ def _tree_metrics(episodes: Sequence[EpisodeRecord], branching: Collection[str])
 
 
 def _info_means(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Mean of every score, each over the episodes that report it; `success` and the team reward stand under `episode/`."""
+    """Return the mean of every score over the episodes that report it; `success` and the team reward are under `episode/`."""
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         for name, value in episode.scores.items():

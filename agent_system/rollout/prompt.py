@@ -1,4 +1,4 @@
-"""From an agent's messages to token ids that fit: the role and the question stay, the oldest context goes first."""
+"""From an agent's messages to token ids within the length limit: the oldest context is dropped first, the question never."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ CACHED_PROMPTS = 4096
 
 
 class PromptTooLongError(RuntimeError):
-    """A prompt that does not fit although all context has been left out."""
+    """A prompt is too long although all context has been left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt ready for the engine.
+    """A prompt for the engine or a server.
 
     Attributes:
-        text: after the chat template.
+        text: text after the chat template.
         ids: its token ids.
-        dropped: entries of team context or memory left out, or cut.
-        messages: what a server behind an API gets instead of ids.
+        dropped: number of entries of team context or memory left out, or cut.
+        messages: chat messages, sent to an API server instead of ids.
     """
 
     text: str
@@ -40,14 +40,14 @@ class Prompt:
 
 
 class _BlankWhenMissing(dict[str, Any]):
-    """Variables of a call of which only the task's are known yet: the rest, which an orchestra passes, is an empty text."""
+    """Variables of a call before the orchestra's are known: missing ones are empty text."""
 
     def __missing__(self, name: str) -> _Blank:
         return _Blank()
 
 
 class _Blank(str):
-    """Empty under any format and with any attribute or item."""
+    """Empty text under any format specification, attribute or item."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ class _Blank(str):
 
 
 class PromptBuilder:
-    """Builds the prompts of one agent; equal prompts (the episodes of a group start with one) are tokenized once."""
+    """Builds the prompts of one agent; equal prompts (such as the first ones of a group) are tokenized once."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class PromptBuilder:
         template_kwargs: Mapping[str, Any] | None = None,
         encoder: Encoder | None = None,
     ) -> None:
-        """Take the agent's words and its policy's tokenizer; agents that share an `encoder` of it share what it has tokenized.
+        """Set the agent and its policy's tokenizer; agents that share an `encoder` share its cache.
 
         Raises:
             AgentSystemError: the tokenizer has no chat template.
@@ -92,18 +92,18 @@ class PromptBuilder:
         self._cache: OrderedDict[tuple[tuple[str, str], ...], Prompt] = OrderedDict()
 
     def build(self, variables: Mapping[str, Any], entries: Sequence[Entry], memory: Memory) -> Prompt:
-        """Return the prompt of one call, shortened to `max_prompt_length` tokens if need be.
+        """Return the prompt of one call, shortened to `max_prompt_length` tokens if necessary.
 
-        What goes, in this order: team context from the oldest entry on, remembered turns from the oldest on, the beginning of the
-        newest entry. The system message, the question and the template always stay.
+        Dropped in this order: entries of the team context from the oldest on, remembered turns from the oldest on, the beginning of the
+        newest entry. The system message, the question and the template are always kept.
 
         Args:
-            variables: for the templates, without `team_context` and `memory`.
+            variables: variables of the templates, without `team_context` and `memory`.
             entries: the turn so far, oldest first.
             memory: earlier turns.
 
         Raises:
-            PromptTooLongError: the question alone is too long.
+            PromptTooLongError: the prompt is too long without any context.
         """
         shortest = 0
         for kept, forgotten in _shrinking(entries, len(memory.recent())):
@@ -122,26 +122,29 @@ class PromptBuilder:
         )
 
     def first_lengths(self, variables: Sequence[Mapping[str, Any]], memory: Memory) -> list[int]:
-        """Tokens of the prompts of first calls, before any context and without shortening; a variable that is missing counts as empty.
+        """Return the lengths in tokens of first prompts, without context and without shortening; missing variables count as empty.
 
-        0 for all where the agent's words cannot be filled in without it.
+        Return 0 for all if the agent's templates cannot be filled without them.
 
         Args:
-            variables: one mapping a task, as for `build`.
-            memory: empty.
+            variables: one mapping per task, as for `build`.
+            memory: an empty memory.
         """
         try:
             nothing = {"team_context": self.agent.team_context([]), "memory": memory.text()}
             messages = [self.agent.messages(_BlankWhenMissing(v, **nothing)) for v in variables]
         except (AgentSystemError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # Words of a user's own may need what only their orchestra or environment knows; they are measured when they are used.
+            # Templates may need values that only the orchestra or environment has; their length is then checked when they are used.
             logger.warning("prompts of %r cannot be measured before they are used: %r", self.agent.agent_id, error)
             return [0] * len(variables)
-        texts = [self._template(self._harmless(m)) for m in messages]
+        texts = [self._template(self._without_special_tokens(m)) for m in messages]
         return [len(ids) for ids in encode_all(self.tokenizer, texts)]
 
     def _cut(self, variables: Mapping[str, Any], entry: Entry, memory: Memory) -> tuple[Prompt | None, int]:
-        """Keep the longest end of the newest entry that fits (a solution's end holds its answer); also return the shortest length met."""
+        """Return the prompt with the longest fitting end of the newest entry (a solution ends with its answer), and the shortest length.
+
+        The prompt is None if even the shortest end does not fit.
+        """
         low, high = 0, len(entry.text) - 1
         best: Prompt | None = None
         shortest = 0
@@ -160,7 +163,7 @@ class PromptBuilder:
         return self._tokenize(self.agent.messages(filled))
 
     def _tokenize(self, messages: list[Message]) -> Prompt:
-        messages = self._harmless(messages)
+        messages = self._without_special_tokens(messages)
         key = tuple((m["role"], m["content"]) for m in messages)
         prompt = self._cache.get(key)
         if prompt is None:
@@ -171,8 +174,8 @@ class PromptBuilder:
                 self._cache.popitem(last=False)
         return prompt
 
-    def _harmless(self, messages: list[Message]) -> list[Message]:
-        """A model that writes "<|im_end|>" must not end another agent's message."""
+    def _without_special_tokens(self, messages: list[Message]) -> list[Message]:
+        """Remove special tokens from the contents: a reply with "<|im_end|>" must not end another agent's message."""
         if self._special is None:
             return messages
         return [{"role": m["role"], "content": self._special.sub("", m["content"])} for m in messages]

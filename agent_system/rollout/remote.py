@@ -1,4 +1,4 @@
-"""An agent without a policy: its messages go to a server as they are, and what comes back is text that trains nothing."""
+"""An agent behind an API, without a policy: chat messages go to a server, and its replies are text that is not trained on."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RemoteGeneration(Generation):
-    """A reply of which there are no tokens; the counts are the server's own.
+    """A reply without token ids.
 
     Attributes:
         text: the reply.
-        prompt_tokens, reply_tokens: 0 where the server does not say.
-        retries: requests that failed before.
+        prompt_tokens, reply_tokens: the server's counts; 0 where it gives none.
+        retries: number of failed requests before this reply.
     """
 
     text: str = ""
@@ -38,9 +38,9 @@ class RemoteBinding:
 
     Attributes:
         agent_id: the agent.
-        policy_id: what stands for its policy in records.
+        policy_id: id in place of a policy's in records.
         endpoint: its server.
-        sampling, val_sampling: of training and validation episodes.
+        sampling, val_sampling: sampling of training and validation episodes.
     """
 
     agent_id: str
@@ -53,9 +53,9 @@ class RemoteBinding:
     pad_token_id: int = 0
 
     async def replies(self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str) -> Sequence[Generation]:
-        """Ask for `n` replies, each with a request and a seed of its own; those that cannot be had are aborted ones.
+        """Request `n` replies, each with its own request and seed; failed ones are replies with stop reason `abort`.
 
-        Raises RolloutError when none can.
+        Raises RolloutError when all fail.
         """
         asked = [self.endpoint.ask(prompt.messages, sampling, seed=seed + i) for i in range(n)]
         found: list[Answer | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
@@ -65,13 +65,13 @@ class RemoteBinding:
         return [_generation(answer, sampling.stop) for answer in found]
 
     def text_of(self, generation: Generation) -> str:
-        """The reply."""
+        """Return the text of the reply."""
         assert isinstance(generation, RemoteGeneration)
         return generation.text
 
 
 class MessageBuilder:
-    """The prompts of an agent behind an API: nothing is counted or left out, its server knows how long they may be."""
+    """Builds the prompts of an agent behind an API. They are not shortened: the server enforces its own limit."""
 
     def __init__(self, agent: BaseAgent) -> None:
         self.agent = agent
@@ -84,7 +84,7 @@ class MessageBuilder:
 
 
 def _generation(answer: Answer | BaseException, stop: Sequence[str]) -> RemoteGeneration:
-    """A reply that ends with the first text of `stop`; servers that know such texts would leave them out, so they are not told."""
+    """Return the reply, cut after the first text of `stop`. Servers would leave the stop text out, so `stop` is not sent to them."""
     if isinstance(answer, BaseException):
         return RemoteGeneration((), (), "abort")
     ends = [at + len(end) for end in stop if (at := answer.text.find(end)) >= 0]

@@ -1,4 +1,4 @@
-"""One episode, one coroutine: an orchestra plays turns in an environment until it is done."""
+"""One episode in one coroutine: an orchestra plays turns in an environment until the environment is done."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from verl.utils.names import did_you_mean
 
 
 class EpisodeRunner:
-    """A running episode. `run` plays it; `record` says what became of it, also after a failure."""
+    """A running episode. `run` plays it; `record` returns its record, also after a failure."""
 
     def __init__(
         self, spec: EpisodeSpec, orchestra: BaseOrchestra, runtimes: Mapping[str, AgentRuntime], env: EnvCaller, settings: CollectorSettings
@@ -47,7 +47,7 @@ class EpisodeRunner:
         self._over = False
         self._tasks = EpisodeTasks()
         self._answer = ""
-        self._given = 0  # replies so far, of each call one
+        self._replies = 0  # calls replied to so far
         self._turn: Turn | None = None
         self._forks = Forks()
         self._tree: Tree | None = None
@@ -57,7 +57,7 @@ class EpisodeRunner:
     async def run(self) -> None:
         """Play until the environment is done or `max_steps` turns are over.
 
-        Raises whatever the orchestra, the environment or the engine raises, and TimeoutError saying what was waited for.
+        Raises the errors of the orchestra, the environment and the engine, and TimeoutError naming what the episode was waiting for.
         """
         limit = self._settings.episode_timeout_s
         try:
@@ -76,11 +76,11 @@ class EpisodeRunner:
 
     @property
     def left_out(self) -> Counter[str]:
-        """Candidates of a tree that could not be sampled or scored, by the cause."""
+        """Number of candidates of a tree that could not be sampled or scored, by cause."""
         return self._tree.left_out if self._tree else Counter()
 
     def record(self, failure: str | None = None) -> EpisodeRecord:
-        """Return what happened, every reward where it arrived; `assign_rewards` makes the rewards of samples from it."""
+        """Return the record of the episode, every reward where it arrived; `assign_rewards` computes the samples' rewards from it."""
         ledger, task = self._ledger, self.spec.task
         samples = [ledger.credit(s) for s in sorted(self._samples, key=lambda s: (s.turn, s.call, s.candidate))]
         return EpisodeRecord(
@@ -112,23 +112,23 @@ class EpisodeRunner:
             outcome = await self._env.outcome("step", action)
             self._info.update(outcome.info)
             self._ledger.step(outcome, self._callers)
-            led_to = outcome.observation or observation
-            memory.store((led_to if memory.keeps_result else observation).text, str(action))
+            following = outcome.observation or observation
+            memory.store((following if memory.keeps_result else observation).text, str(action))
             if outcome.done:
                 return
-            observation = led_to
+            observation = following
 
     async def _sample(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
-        """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply a call)."""
+        """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply per call)."""
         callers = self._callers
         call = await self._ask(turn, agent_id, variables)
         (generation,) = await call.generate(1, self._settings.call_timeout_s)
         assert generation is not None, "a single aborted reply is an error of generate"
         reply = call.read(generation)
         self._refuse_late(call)
-        self._samples.append(call.sample(reply, self._given))
-        self._given += 1
-        turn.record(call.place, Entry(agent_id, reply.said, reply.projection.action))
+        self._samples.append(call.sample(reply, self._replies))
+        self._replies += 1
+        turn.record(call.place, Entry(agent_id, reply.visible_text, reply.projection.action))
         if self._env.has_act:
             outcome = await self._act(call, reply)
             self._info.update(outcome.info)
@@ -137,7 +137,7 @@ class EpisodeRunner:
         return reply.projection
 
     async def _branch(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
-        """Sample K replies, try each on a fork and go on with one (tree sampling)."""
+        """Sample K replies, try each on a fork and continue with one (tree sampling)."""
         tree = self._tree
         assert tree is not None
         await tree.ready()
@@ -163,29 +163,30 @@ class EpisodeRunner:
         return candidate_set.winner.reply.projection
 
     async def _commit(self, calls: SimultaneousCalls) -> None:
-        """Go on with the chosen candidates of simultaneous calls: adopt the fork of one, apply the actions of several in call order."""
+        """Continue with the chosen candidates of simultaneous calls: adopt the fork of one, apply the actions of several in call order."""
         chosen = calls.take()
         for candidate_set in chosen:
             self._refuse_late(candidate_set.call)
-            self._keep(candidate_set, calls.turn)
+            self._add_samples(candidate_set, calls.turn)
         if len(chosen) == 1:
             winner = chosen[0].winner
             self._env = self._forks.adopt(winner.env, self._env)
-            self._pay(chosen[0].call, winner.outcome, calls.turn)
+            self._record_act(chosen[0].call, winner.outcome, calls.turn)
         await self._forks.prune()
         for candidate_set in chosen if len(chosen) > 1 and self._env.has_act else ():
             if not calls.turn.done:
-                self._pay(candidate_set.call, await self._act(candidate_set.call, candidate_set.winner.reply), calls.turn)
+                outcome = await self._act(candidate_set.call, candidate_set.winner.reply)
+                self._record_act(candidate_set.call, outcome, calls.turn)
 
-    def _keep(self, candidate_set: CandidateSet, turn: Turn) -> None:
+    def _add_samples(self, candidate_set: CandidateSet, turn: Turn) -> None:
         call, chosen = candidate_set.call, candidate_set.winner
         for c in candidate_set.candidates:
-            sample = call.sample(c.reply, self._given, c.number)
+            sample = call.sample(c.reply, self._replies, c.number)
             self._samples.append(replace(sample, committed=c is chosen, fork_reward=c.team, local_reward=c.local))
-        self._given += 1
-        turn.record(call.place, Entry(call.agent_id, chosen.reply.said, chosen.reply.projection.action))
+        self._replies += 1
+        turn.record(call.place, Entry(call.agent_id, chosen.reply.visible_text, chosen.reply.projection.action))
 
-    def _pay(self, call: Call, outcome: Outcome, turn: Turn) -> None:
+    def _record_act(self, call: Call, outcome: Outcome, turn: Turn) -> None:
         if self._env.has_act:
             self._info.update(outcome.info)
             self._ledger.act(outcome, self._callers, call.number, turn.step)
@@ -196,24 +197,24 @@ class EpisodeRunner:
         return await self._env.outcome("act", call.agent_id, reply.projection.action)
 
     async def _ask(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Call:
-        """Take a number and build the prompt."""
+        """Number a call and build its prompt."""
         self._tasks.enter()
         runtime = self._runtime_of(agent_id)
         number = len(self._callers)
         self._callers[number] = agent_id
         place = turn.reserve()
-        entries, heard = turn.entries, self._given
+        entries, prior_replies = turn.entries, self._replies
         seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
         prompt = runtime.prompts.build(_variables(seen, turn.step, variables), entries, turn.memory)
-        await asyncio.sleep(0)  # calls started together build their prompts before any of them is answered
+        await asyncio.sleep(0)  # calls started together build their prompts before any of them gets a reply
         spec = self.spec
         seed = stable_seed(self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, turn.step, number, 0)
         self.waiting_for = f"the reply of {agent_id} (turn {turn.step}, call {number})"
-        return Call(spec, agent_id, runtime, turn.step, number, place, seen, prompt, heard, seed)
+        return Call(spec, agent_id, runtime, turn.step, number, place, seen, prompt, prior_replies, seed)
 
     def _refuse_late(self, call: Call) -> None:
         if self._over:
-            raise TurnOver(f"{call.agent_id} answered after the episode had ended")
+            raise TurnOver(f"the reply of {call.agent_id} arrived after the episode had ended")
 
     def _runtime_of(self, agent_id: str) -> AgentRuntime:
         runtime = self._runtimes.get(agent_id)

@@ -1,4 +1,4 @@
-"""What the collector is told about a run."""
+"""Settings of the collector."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class CollectorSettings:
         seed: `data.seed`.
         reward: the keys under `reward`.
         invalid_action_penalty: agent -> penalty of a reply that cannot be parsed (`actor.invalid_action_penalty_coef`); 0 for others.
-        max_steps: `env.max_steps`, most turns of one episode.
-        history_length: `env.history_length`, turns that memory shows.
+        max_steps: `env.max_steps`, maximum number of turns of one episode.
+        history_length: `env.history_length`, number of turns that memory shows.
         max_concurrent_episodes: `rollout.max_concurrent_episodes`, 1 or more.
         max_failure_rate: `rollout.max_failure_rate`.
         episode_timeout_s: `rollout.episode_timeout_s`.
         call_timeout_s: `rollout.call_timeout_s`.
-        env_threads: `rollout.env_threads`, most threads for blocking environments, started as calls need them; 1 or more.
-        joint_prompt_length: `critic.joint_prompt_length` with `critic.view=joint`; 0 makes no prompts for critics.
-        tree: how to sample a tree (`rollout.sampling=tree`); None plays parallel episodes.
+        env_threads: `rollout.env_threads`, maximum number of threads for blocking environments, started on demand; 1 or more.
+        joint_prompt_length: `critic.joint_prompt_length` with `critic.view=joint`; 0 builds no prompts for critics.
+        tree: settings of tree sampling (`rollout.sampling=tree`); None plays parallel episodes.
     """
 
     seed: int = 0
@@ -52,10 +52,10 @@ class CollectorSettings:
             check_rewards_of_a_tree(self.reward)
 
     def candidates(self, agent_id: str, trained: bool) -> int:
-        """Return how many replies a call of an agent samples in a tree: `k_per_agent`, else `k` if it is trained and 1 if not."""
+        """Return the number of candidates per call of an agent in a tree: `k_per_agent`, else `k` if it is trained and 1 if not."""
         return 1 if self.tree is None else self.tree.k_per_agent.get(agent_id, self.tree.k if trained else 1)
 
     def for_validation(self) -> CollectorSettings:
-        """Return the settings without penalties and critics' prompts: penalties steer training and are part of no score."""
+        """Return the settings without penalties and critics' prompts: penalties apply in training only, not in scores."""
         reward = replace(self.reward, overlong_buffer=OverlongBufferConfig())
         return replace(self, reward=reward, invalid_action_penalty={}, joint_prompt_length=0)

@@ -1,4 +1,4 @@
-"""Pay of an environment that no candidate of a tree gets: of `step`, and of calls whose candidates all earn the same."""
+"""Warnings about rewards that carry no signal in tree sampling: those of `step`, and equal rewards of all candidates of a call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key = tuple[str, int, int]
 
 
 def candidates_of(episodes: Sequence[EpisodeRecord]) -> dict[Key, list[Sample]]:
-    """Return the candidates of every call of a tree, by episode, turn and call; failed episodes and those of other kinds have none."""
+    """Return the candidates of every call of a tree, by (episode, turn, call); failed episodes and parallel ones have none."""
     calls: dict[Key, list[Sample]] = defaultdict(list)
     for episode in episodes:
         for sample in episode.samples:
@@ -27,54 +27,54 @@ def candidates_of(episodes: Sequence[EpisodeRecord]) -> dict[Key, list[Sample]]:
 
 
 def tied(candidates: Sequence[Sample]) -> bool:
-    """Whether all candidates of a call earned the same, before shaping and penalties; true of one alone."""
+    """Return whether all candidates of a call have equal rewards before shaping and penalties; True for a single one."""
     return len({sample.mixed_reward for sample in candidates}) == 1
 
 
 class TiedCandidateMonitor:
-    """Says once that `step` pays, which no candidate gets, and once of each agent that its candidates (nearly) always tie.
+    """Warns once if `step` gives rewards, which no candidate gets, and once per agent whose candidates (nearly) always tie.
 
-    Ties count where actions differ. It looks at agents that learn, and at the first calls of a run only: later on an agent may do
-    everything right, and ties are no fault of the environment.
+    Ties count where actions differ. Only trained agents and the first calls of a run are considered: later an agent may do everything
+    right, and ties then do not indicate a problem of the environment.
     """
 
     def __init__(self, env: type[BaseEnv]) -> None:
         self._env_name, self._has_score = env.__name__, env.overrides("score")
         self._seen: dict[str, list[bool]] = defaultdict(list)
-        self._steps = [0, 0]  # turns in which `step` paid, and all
-        self._said_steps = False
+        self._steps = [0, 0]  # turns with a reward of `step`, and all turns
+        self._warned_of_steps = False
 
-    def look(self, episodes: Sequence[EpisodeRecord]) -> None:
-        """Take note of a training collection, rewards assigned, and warn where it is time."""
+    def update(self, episodes: Sequence[EpisodeRecord]) -> None:
+        """Add the episodes of a training collection, with their rewards, and log warnings that are due."""
         calls = candidates_of(episodes)
-        turns = [paid for episode in episodes if not episode.failed for paid in episode.turn_rewards]
-        self._steps = [self._steps[0] + sum(paid != 0 for paid in turns), self._steps[1] + len(turns)]
-        if self._steps[0] and not self._has_score and not self._said_steps and calls:
-            self._said_steps = True
+        rewards = [reward for episode in episodes if not episode.failed for reward in episode.turn_rewards]
+        self._steps = [self._steps[0] + sum(reward != 0 for reward in rewards), self._steps[1] + len(rewards)]
+        if self._steps[0] and not self._has_score and not self._warned_of_steps and calls:
+            self._warned_of_steps = True
             logger.warning(
-                "rollout.sampling=tree: step() of %s paid in %d of %d turns, of which no candidate gets anything (the episode's metrics "
-                "do): what is to be learned must be paid by act(), or promised by score()",
+                "rollout.sampling=tree: step() of %s gave a reward in %d of %d turns; these rewards are in the episode's metrics, but no "
+                "candidate gets them: give the rewards to learn from in act() or score()",
                 self._env_name, *self._steps,
             )  # fmt: skip
-        judged = {agent_id for agent_id, seen in self._seen.items() if len(seen) >= ENOUGH_CALLS}
+        complete = {agent_id for agent_id, seen in self._seen.items() if len(seen) >= ENOUGH_CALLS}
         for candidates in calls.values():
             if candidates[0].trained and len({sample.action for sample in candidates}) > 1:
                 self._seen[candidates[0].agent_id].append(tied(candidates))
         for agent_id, seen in self._seen.items():
-            if agent_id not in judged and len(seen) >= ENOUGH_CALLS and sum(seen) >= NEARLY_ALL * len(seen):
+            if agent_id not in complete and len(seen) >= ENOUGH_CALLS and sum(seen) >= NEARLY_ALL * len(seen):
                 self._warn(agent_id, seen)
 
     def _warn(self, agent_id: str, seen: Sequence[bool]) -> None:
         logger.warning(
-            "rollout.sampling=tree: in %d of the first %d calls of %s whose candidates acted differently, all of them earned the same, so "
-            "the agent learns nothing: what act() and score() of %s pay does not depend on its action. Let act() pay for the action, or "
+            "rollout.sampling=tree: in %d of the first %d calls of %s with different candidates, all candidates got the same reward, so "
+            "the agent learns nothing: the rewards of act() and score() of %s do not depend on its action. Reward the action in act(), "
             "define score(), or use rollout.sampling=parallel",
             sum(seen), len(seen), agent_id, self._env_name,
         )  # fmt: skip
 
 
 def tied_shares(calls: Mapping[Key, Sequence[Sample]]) -> dict[str, float]:
-    """Return by agent the share of its calls whose candidates all earned the same."""
+    """Return by agent the share of its calls whose candidates all have the same reward."""
     by_agent: dict[str, list[bool]] = defaultdict(list)
     for candidates in calls.values():
         by_agent[candidates[0].agent_id].append(tied(candidates))

@@ -1,4 +1,4 @@
-"""Text to token ids and back, without the bookkeeping that a chat call does not need."""
+"""Text to token ids and back, without the overhead that prompts do not need."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-CACHED_TOKENS = 2_000_000  # some 80 MB
-# Pre-tokenizers of which it is known where a piece surely ends near a blank line (see `_blank_lines`).
+CACHED_TOKENS = 2_000_000  # about 80 MB
+# Cuts near a blank line that are known to be piece boundaries of the pre-tokenizer (see `_blank_lines`).
 _AFTER = r"(?<=\n\n)(?=[!-~])"
 _BEFORE_THE_LAST = r"(?<=\n)(?=\n(?!{added})[!-~])"
 _SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?WORD+|NUMBER| ?[^\sMARKS\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -22,21 +22,21 @@ _KNOWN_SPLITS = {
 
 
 class Encoder:
-    """Token ids of prompts: a paragraph that several of them hold (a task, an answer that the team goes on discussing) is tokenized once.
+    """Token ids of prompts, with a cache of paragraphs: one that several prompts share (a task, an earlier reply) is tokenized once.
 
-    The ids are those of the whole text, bit by bit: only a tokenizer whose pieces cannot cross a blank line is asked paragraph by
-    paragraph, any other for the whole text.
+    The ids are exactly those of the whole text: only tokenizers whose pieces cannot cross a blank line encode by paragraph, all others
+    encode the whole text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """Look at the tokenizer, of which no more tokens may be added later."""
+        """Inspect the tokenizer; no tokens may be added to it later."""
         self._tokenizer = tokenizer
         self._blank_lines = _blank_lines(tokenizer)
         self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._tokens = 0
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of `text`, nothing added: the chat template has already put the special tokens in."""
+        """Return the ids of `text` without adding special tokens, which the chat template has already inserted."""
         if self._blank_lines is None:
             return encode_all(self._tokenizer, [text])[0]
         return tuple(chain.from_iterable(map(self._paragraph, self._blank_lines.split(text))))
@@ -54,12 +54,12 @@ class Encoder:
 
 
 def _blank_lines(tokenizer: Any) -> re.Pattern[str] | None:
-    r"""Where a text may be cut so that the ids of its parts are those of the whole; None where that is not known.
+    r"""Return a pattern of positions at which a text may be cut without changing its token ids; None if no such pattern is known.
 
-    BPE merges inside the pieces of the pre-tokenizer, whose expressions look ahead, never back. Qwen's and Llama's take a run of
-    newlines with `\s*[\r\n]+` or at the end of punctuation, and nothing takes a newline and what follows it: a piece ends after the run.
-    GPT-2's `\s+(?!\S)` leaves the last newline of a run to a piece of its own, unless an added token is next: a piece ends before it.
-    Newlines compose with nothing in NFC. Tokens that were added are cut out first and must not reach over white space.
+    BPE merges inside the pieces of the pre-tokenizer, whose expressions look ahead, never back. Qwen's and Llama's match a run of
+    newlines with `\s*[\r\n]+` or at the end of punctuation, and none matches a newline and the text after it: a piece ends after the run.
+    GPT-2's `\s+(?!\S)` leaves the last newline of a run to a separate piece, unless an added token is next: a piece ends before it.
+    NFC does not compose newlines with other characters. Added tokens are cut out first and must not extend over white space.
     """
     if not tokenizer.is_fast:
         return None
@@ -75,7 +75,7 @@ def _blank_lines(tokenizer: Any) -> re.Pattern[str] | None:
     first, *others = steps
     if first.get("type") == "ByteLevel" and first.get("use_regex", True) and not others:
         if parts["normalizer"] and any(t["normalized"] for t in parts["added_tokens"]):
-            return None  # such a token may be next before its text is normalized, where it cannot be seen
+            return None  # such a token is found only after normalization, so the pattern cannot exclude it
         added = "|".join(re.escape(t["content"]) for t in parts["added_tokens"])
         return re.compile(_BEFORE_THE_LAST.format(added=added or "(?!)"))
     splits = first.get("type") == "Split" and first["behavior"] == "Isolated" and not first["invert"]
@@ -84,9 +84,9 @@ def _blank_lines(tokenizer: Any) -> re.Pattern[str] | None:
 
 
 def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the ids of every text, nothing added.
+    """Return the ids of every text without adding special tokens.
 
-    Fast tokenizers are asked directly, which skips offsets and costs a third less CPU for the same ids.
+    Fast tokenizers are called through their backend, which skips offsets and costs a third less CPU for the same ids.
     """
     if not tokenizer.is_fast:
         return [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]

@@ -1,4 +1,4 @@
-"""What a critic of the whole team reads before a reply: all that was said in the episode so far, then the agent's own prompt."""
+"""Prompts of a joint critic: the transcript of the episode before a reply, then the agent's own prompt."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from agent_system.rollout.tokens import encode_all
 
 
 def joint_prompts(episodes: Sequence[EpisodeRecord], tokenizers: Mapping[str, Any], limit: int) -> list[tuple[int, ...]]:
-    """Return the token ids of the transcript and prompt of every sample to train on, in the order of `build_batch`.
+    """Return the token ids of transcript and prompt of every trained sample, in the order of `build_batch`.
 
-    The transcript has a block `<agent>: <reply>` for each reply that had been given when the call's prompt was built, in earlier turns
-    as well, in the tokenizer of the policy that is called. Its oldest tokens are cut so that it fits before the prompt.
+    The transcript has a block `<agent>: <reply>` for each reply of the episode, earlier turns included, that existed when the call's
+    prompt was built. It is encoded with the tokenizer of the sample's policy; its oldest tokens are cut so that it fits before the prompt.
 
     Args:
-        episodes: failed ones have no samples in a batch, and none here.
-        tokenizers: by `wg_id`.
-        limit: most tokens of transcript and prompt together; the prompt is never cut.
+        episodes: all episodes; failed ones are skipped.
+        tokenizers: tokenizer by `wg_id`.
+        limit: maximum number of tokens of transcript and prompt together; the prompt is never cut.
     """
     played = [e for e in episodes if not e.failed]
     texts = [f"{s.agent_id}: {s.text}\n\n" for e in played for s in e.samples]
@@ -29,7 +29,7 @@ def joint_prompts(episodes: Sequence[EpisodeRecord], tokenizers: Mapping[str, An
             blocks = [
                 encoded[sample.wg_id][first + i]
                 for i, other in enumerate(episode.samples)
-                if other.committed and other.order < sample.heard
+                if other.committed and other.order < sample.prior_replies
             ]
             prompts.append(_end(blocks, limit - len(sample.prompt_ids)) + sample.prompt_ids)
         first += len(episode.samples)
@@ -37,7 +37,7 @@ def joint_prompts(episodes: Sequence[EpisodeRecord], tokenizers: Mapping[str, An
 
 
 def _end(blocks: Sequence[tuple[int, ...]], room: int) -> tuple[int, ...]:
-    """The last `room` tokens of the blocks."""
+    """Return the last `room` tokens of the blocks."""
     kept: list[tuple[int, ...]] = []
     for block in reversed(blocks):
         if room <= 0:

@@ -1,11 +1,11 @@
-"""Tree sampling (AT-GRPO, arXiv 2510.11062): K replies a call, each tried on a fork of the environment; the episode goes on with one.
+"""Tree sampling (AT-GRPO, arXiv 2510.11062): K replies per call, each tried on a fork of the environment; the episode continues with one.
 
-K may differ by agent; it is 1 for agents that do not learn, unless `rollout.tree.k_per_agent` says otherwise.
+K may differ by agent; it is 1 for agents that are not trained, unless `rollout.tree.k_per_agent` says otherwise.
 
-A candidate's reward is `alpha * team + local` of what its own fork was paid by `act`, and by `score` where the environment has one.
-Calls that run at the same time form one `SimultaneousCalls`: the candidates of all of them are tried on forks of the state before any of
-them, and none continues before all choices are made. A single call commits its fork; of several, the chosen actions are applied to the
-environment in call order.
+A candidate's reward is `alpha * team + local`, from the rewards of `act` on its own fork, and of `score` if the environment has it.
+Concurrent calls form one `SimultaneousCalls`: the candidates of all of them are tried on forks of the state before any of them, and none
+continues before all choices are made. A single call commits its fork; of several calls, the chosen actions are applied to the environment
+in call order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Tree:
 
     Attributes:
         settings: the keys under `rollout.tree`.
-        left_out: candidates that could not be sampled or scored, by the cause.
+        left_out: number of candidates that could not be sampled or scored, by cause.
     """
 
     def __init__(self, settings: TreeConfig, alpha: float, forks: Forks) -> None:
@@ -48,12 +48,12 @@ class Tree:
         self._open: SimultaneousCalls | None = None
 
     async def ready(self) -> None:
-        """Wait while choices are being committed. Raises what made a commitment fail: the state is then unknown."""
+        """Wait while choices are being committed. Raise the error of a failed commit: the state is then unknown."""
         while self._open is not None and self._open.settled:
             await self._finish(self._open)
 
     async def idle(self) -> None:
-        """Wait until no call runs. Raises as `ready` does."""
+        """Wait until no call runs. Raise as `ready` does."""
         while self._open is not None:
             await self._finish(self._open)
 
@@ -62,13 +62,13 @@ class Tree:
         self._open = self._open or SimultaneousCalls(turn, start)
         return self._open
 
-    async def grow(self, call: Call, replies: Sequence[Generation | None], world: EnvCaller) -> CandidateSet:
-        """Try every reply on a fork of `world`, all at the same time, and choose one.
+    async def grow(self, call: Call, replies: Sequence[Generation | None], origin: EnvCaller) -> CandidateSet:
+        """Try every reply on a fork of `origin`, concurrently, and choose one.
 
-        Raises AgentSystemError with the first cause when none could be scored.
+        Raises AgentSystemError with the first cause when no candidate could be scored.
         """
         numbered = [(number, reply) for number, reply in enumerate(replies) if reply is not None]
-        results = await asyncio.gather(*(self._try(call, n, reply, world) for n, reply in numbered), return_exceptions=True)
+        results = await asyncio.gather(*(self._try(call, n, reply, origin) for n, reply in numbered), return_exceptions=True)
         self.left_out[f"a reply of {call.agent_id} was aborted"] += len(replies) - len(numbered)
         candidates, causes = [], []
         for (number, _), result in zip(numbered, results, strict=True):
@@ -96,8 +96,8 @@ class Tree:
         if self._open is calls:
             self._open = None
 
-    async def _try(self, call: Call, number: int, generation: Generation, world: EnvCaller) -> Candidate:
-        env = await self._forks.make(world)
+    async def _try(self, call: Call, number: int, generation: Generation, origin: EnvCaller) -> Candidate:
+        env = await self._forks.make(origin)
         reply = call.read(generation)
         action = reply.projection.action
         outcome = await env.outcome("act", call.agent_id, action) if env.has_act else Outcome()
@@ -117,8 +117,8 @@ def check_tree_env(env: type[BaseEnv]) -> None:
         )
     if not (env.overrides("act") or env.overrides("score")):
         raise AgentSystemError(
-            f"rollout.sampling=tree compares candidates by what act() or score() pays, but {env.__name__} has neither (what step() pays "
-            "comes too late); define one of them, or use rollout.sampling=parallel"
+            f"rollout.sampling=tree compares candidates by the rewards of act() or score(), but {env.__name__} has neither (rewards of "
+            "step() come too late); define one of them, or use rollout.sampling=parallel"
         )
 
 

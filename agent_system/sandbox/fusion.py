@@ -1,4 +1,4 @@
-"""Programs on a SandboxFusion server. How they are held there is the server's affair."""
+"""Backend that runs programs on a SandboxFusion server, which is responsible for their isolation."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from verl.utils.names import without_password
 logger = logging.getLogger(__name__)
 
 REQUESTS = 32
-# JSON writes a byte with up to six characters; the rest is for everything around the output.
-BYTES_OF_A_BYTE, BYTES_AROUND = 6, 1 << 16
+# Longest JSON escape of one byte of output, and space for the rest of an answer.
+ESCAPED_BYTES, ENVELOPE_BYTES = 6, 1 << 16
 OUTPUT_BEGINS = re.compile(rb'"(stdout|stderr)"\s*:\s*"')
 
 
 class OutputError(ValueError):
-    """The program wrote so much that its answer is longer than any within the limit of output."""
+    """The answer is longer than the output limit allows, because the program wrote too much."""
 
 
 class HttpSandbox(Sandbox):
-    """Sends each run to a server, `settings.workers` requests at a time; a server that fails costs the run a result with the reason.
+    """Sends each run to a server, at most `settings.workers` concurrently; a failure of the server gives a result with its cause.
 
-    Requests are made by one event loop of its own, so that connections outlive the loops of those who wait.
+    Requests run on the sandbox's own event loop, so that connections outlive the event loops of callers.
     """
 
     def __init__(self, settings: SandboxConfig) -> None:
@@ -52,9 +52,7 @@ class HttpSandbox(Sandbox):
         logger.info("sandbox: %s", self.describe())
 
     def describe(self) -> str:
-        return (
-            f"SandboxFusion at {self._shown}, {self.settings.workers or REQUESTS} requests at a time; what holds programs is the server's"
-        )
+        return f"SandboxFusion at {self._shown}, {self.settings.workers or REQUESTS} concurrent requests; the server isolates the programs"
 
     def check(self) -> None:
         (result,) = self._submit(Job("print(6 * 7)", [""], self.settings.limits)).result()
@@ -75,7 +73,7 @@ class HttpSandbox(Sandbox):
     def _submit(self, job: Job) -> Future[list[RunResult]]:
         if not self._loop.is_running():
             raise SandboxError("this sandbox is closed; make another one")
-        return asyncio.run_coroutine_threadsafe(self._all(job), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._run_all(job), self._loop)
 
     async def _end(self) -> None:
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -83,19 +81,19 @@ class HttpSandbox(Sandbox):
         if self._session is not None:
             await self._session.close()
 
-    async def _all(self, job: Job) -> list[RunResult]:
+    async def _run_all(self, job: Job) -> list[RunResult]:
         results: list[RunResult] = []
-        late = 0
+        timeouts = 0
         for test in job.tests:
             async with self._slots:
                 message = job.message(test)
-                results.append(message if isinstance(message, RunResult) else await self._one(job, *message))
-            late += results[-1].reason is Reason.TIMEOUT
-            if 0 < job.max_timeouts <= late:
+                results.append(message if isinstance(message, RunResult) else await self._run_test(job, *message))
+            timeouts += results[-1].reason is Reason.TIMEOUT
+            if 0 < job.max_timeouts <= timeouts:
                 break
         return padded(job, results, RunResult(Reason.SKIPPED))
 
-    async def _one(self, job: Job, header: dict[str, Any], stdin: bytes) -> RunResult:
+    async def _run_test(self, job: Job, header: dict[str, Any], stdin: bytes) -> RunResult:
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None))
         body, mark = request(job, header, stdin)
@@ -113,23 +111,23 @@ class HttpSandbox(Sandbox):
         return RunResult(Reason.SANDBOX, message=message)
 
     async def _post(self, session: aiohttp.ClientSession, body: dict[str, object], job: Job) -> object:
-        """The answer's JSON.
+        """Return the JSON of the server's answer.
 
         Raises:
-            OutputError: it is too long, with a program's output in it.
-            ValueError: it is too long without, has another status than 200, or is no JSON.
+            OutputError: the answer is too long and contains a program's output.
+            ValueError: the answer is too long without output, has a status other than 200, or is not JSON.
         """
-        most = 3 * BYTES_OF_A_BYTE * job.limits.output_kb * 1024 + BYTES_AROUND
+        limit = 3 * ESCAPED_BYTES * job.limits.output_kb * 1024 + ENVELOPE_BYTES
         async with session.post(
             self._url, data=json.dumps(body), headers={"Content-Type": "application/json"}, allow_redirects=False
         ) as answer:
             text = bytearray()
             async for chunk in answer.content.iter_chunked(1 << 16):
                 text += chunk
-                if len(text) > most:
+                if len(text) > limit:
                     if answer.status == 200 and OUTPUT_BEGINS.search(text):
                         raise OutputError
-                    raise ValueError(f"an answer of more than {most} bytes")
+                    raise ValueError(f"an answer of more than {limit} bytes")
         if answer.status != 200:
             raise ValueError(f"HTTP status {answer.status}: {bytes(text[:200])!r}")
         return parse_json(text.decode("utf-8", "replace"))

@@ -1,6 +1,6 @@
-"""SandboxFusion's `POST /run_code`: what is sent for a test, and what an answer means.
+"""SandboxFusion's `POST /run_code`: the request for a test, and the meaning of an answer.
 
-A call is a program that runs ours and prints the value after a mark that no test knows; what is read back is JSON and nothing else.
+A function call is sent as a wrapper program that runs the tested program and prints the value as JSON after a random mark.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from agent_system.sandbox.result import Reason, RunResult
 
 PATH = "/run_code"
 SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
-# Everything of ours is inside one function, so that a program finds its own names only.
-AROUND = """\
+# The wrapper is one function, so that the program finds only its own names in `__main__`.
+WRAPPER = """\
 def _run(source, call, mark):
     import json, sys
     main = sys.modules["__main__"].__dict__
@@ -43,14 +43,14 @@ def _run(source, call, mark):
 
 
 def request(job: Job, header: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], str]:
-    """The body of the request for a test's message, and the mark behind which a value is; the mark is empty where there is no call."""
+    """Return the body of the request for a test, and the mark before the printed value; the mark is empty without a function call."""
     mark = ""
     program = job.source.decode()
     if header.get("mode") == "compile":
         code = f"compile({program!r}, 'program.py', 'exec')"
     elif header:
         mark = f"\n{secrets.token_hex(16)}:"
-        code = f"{AROUND}\n_run({program!r}, {json.dumps(header)!r}, {mark!r})\n"
+        code = f"{WRAPPER}\n_run({program!r}, {json.dumps(header)!r}, {mark!r})\n"
     else:
         code = program
     limits = job.limits
@@ -68,7 +68,7 @@ def request(job: Job, header: dict[str, Any], stdin: bytes) -> tuple[dict[str, A
 
 
 def read_answer(answer: object, mark: str, job: Job) -> RunResult:
-    """The result that an answer stands for. Raises ValueError for what is no answer of this protocol."""
+    """Return the result in an answer. Raise ValueError for JSON that is not an answer of this protocol."""
     if not isinstance(answer, Mapping) or "status" not in answer:
         raise ValueError(f"an answer without status: {str(answer)[:200]}")
     if answer["status"] == "SandboxError":
@@ -86,9 +86,9 @@ def read_answer(answer: object, mark: str, job: Job) -> RunResult:
     if mark and mark in out:
         out, _, value = out.rpartition(mark)
     reason = Reason.TIMEOUT if status == "TimeLimitExceeded" else _reason(int(code or 0), err)
-    most = job.limits.output_kb * 1024
-    if max(len(out), len(err), len(value or "")) > most:
-        reason, out, err = Reason.OUTPUT, out[:most], err[:most]
+    limit = job.limits.output_kb * 1024
+    if max(len(out), len(err), len(value or "")) > limit:
+        reason, out, err = Reason.OUTPUT, out[:limit], err[:limit]
     return RunResult(
         reason=reason,
         exit_code=code if status == "Finished" else None,

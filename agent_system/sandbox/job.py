@@ -1,4 +1,4 @@
-"""What is to be run."""
+"""A program with its tests, as queued for a sandbox."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from agent_system.sandbox.result import Reason, RunResult
 from verl.trainer.config.sandbox import SandboxLimitsConfig
 
-MOST_PROGRAM_BYTES = 1 << 20
-MOST_STDIN_BYTES = 64 << 20
-MOST_ARGUMENT_BYTES = 2 << 20
+MAX_PROGRAM_BYTES = 1 << 20
+MAX_STDIN_BYTES = 64 << 20
+MAX_ARGUMENT_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class FunctionCall:
     """A test by a function call.
 
     Attributes:
-        function: a name that the program defines, or `Class.method` (the class is made without arguments).
-        args: positional arguments, all JSON.
-        kwargs: keyword arguments, all JSON.
-        stdin: what the program can read.
+        function: a name that the program defines, or `Class.method` (the class is instantiated without arguments).
+        args: positional arguments, JSON-serializable.
+        kwargs: keyword arguments, JSON-serializable.
+        stdin: standard input of the program.
     """
 
     function: str
@@ -34,22 +34,22 @@ class FunctionCall:
     stdin: str = ""
 
 
-# Text is what the program reads on stdin.
+# A text is the standard input of the program.
 Test = str | FunctionCall
 
 
 @dataclass
 class Job:
-    """A program and what to do with it.
+    """A program and its tests.
 
     Attributes:
         program: Python source, which may begin with a byte order mark.
         tests: one run each, in order.
-        limits: of each run.
-        max_timeouts: after so many runs that ended with `timeout` or `cpu` the rest is `skipped`; 0 runs all.
-        compile_only: do not run, say whether it compiles.
-        again: the sandbox has failed to run these tests before; they get a worker that has run nothing else.
-        abandoned: set when nobody waits any more.
+        limits: limits of each run.
+        max_timeouts: after this many runs that ended with `timeout` or `cpu` the rest is `skipped`; 0 runs all.
+        compile_only: check whether the program compiles, without running it.
+        again: the sandbox has failed to run these tests before; they get a fresh worker.
+        abandoned: set when the caller no longer waits for the results.
     """
 
     program: str
@@ -62,13 +62,13 @@ class Job:
 
     @functools.cached_property
     def source(self) -> bytes:
-        """The program as it is sent, without the mark that Python skips at the start of a file."""
+        """The program as sent, without a byte order mark, which Python skips at the start of a file."""
         return encode(self.program.removeprefix("\ufeff"))
 
     def message(self, test: Test) -> tuple[dict[str, Any], bytes] | RunResult:
-        """What the sandbox is told of one test and what the program reads; the result of one that is not worth sending."""
-        if len(self.source) > MOST_PROGRAM_BYTES:
-            return _refused(f"a program of more than {MOST_PROGRAM_BYTES} bytes")
+        """Return the header of one test and the program's stdin, or the result of a test that cannot be sent."""
+        if len(self.source) > MAX_PROGRAM_BYTES:
+            return _refused(f"a program of more than {MAX_PROGRAM_BYTES} bytes")
         if self.compile_only:
             return {"mode": "compile"}, b""
         header: dict[str, Any] = {}
@@ -78,10 +78,10 @@ class Job:
                 size = len(json.dumps(header))
             except (TypeError, ValueError, RecursionError) as error:
                 return _refused(f"arguments of {test.function} are no JSON: {error}")
-            if size > MOST_ARGUMENT_BYTES:
-                return _refused(f"arguments of more than {MOST_ARGUMENT_BYTES} bytes")
+            if size > MAX_ARGUMENT_BYTES:
+                return _refused(f"arguments of more than {MAX_ARGUMENT_BYTES} bytes")
         stdin = encode(test.stdin if isinstance(test, FunctionCall) else test)
-        return (header, stdin) if len(stdin) <= MOST_STDIN_BYTES else _refused(f"more than {MOST_STDIN_BYTES} bytes of stdin")
+        return (header, stdin) if len(stdin) <= MAX_STDIN_BYTES else _refused(f"more than {MAX_STDIN_BYTES} bytes of stdin")
 
 
 def _refused(why: str) -> RunResult:
@@ -89,5 +89,5 @@ def _refused(why: str) -> RunResult:
 
 
 def encode(text: str) -> bytes:
-    """UTF-8; what has no UTF-8 form (half a surrogate pair that a model wrote) becomes a question mark."""
+    """Return `text` as UTF-8, with question marks for characters without a UTF-8 form (unpaired surrogates in a model's reply)."""
     return text.encode("utf-8", "replace")

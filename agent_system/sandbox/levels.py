@@ -1,4 +1,4 @@
-"""How well a machine can hold a program: four levels, each with what it promises."""
+"""Four levels of isolation, with the guarantees of each and how to make it available."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ REMEDIES = {
 
 
 def rank(level: str) -> int:
-    """Place of a level, the weakest 0. Raises SandboxError for a name that is none."""
+    """Return the index of a level, 0 for the weakest. Raise SandboxError for an unknown level."""
     if level not in LEVELS:
         raise SandboxError(f"sandbox level {level!r} does not exist{did_you_mean(level, LEVELS)}; known: {', '.join(LEVELS)}")
     return LEVELS.index(level)
 
 
 def describe(level: str) -> str:
-    """All that a level promises, in one line."""
+    """Return all guarantees of a level in one line."""
     return "; ".join(PROMISES[name] for name in LEVELS[: rank(level) + 1])
 
 
-def complaint(level: str | None, least: str, missing: dict[str, str]) -> str:
-    """Why a machine is not good enough: what was found, what was asked for, what is missing and how to get it.
+def level_error(level: str | None, min_level: str, missing: dict[str, str]) -> str:
+    """Return the message for a machine without the required level: the levels found and required, and how to enable missing ones.
 
     Args:
-        level: the best that works; None for none.
-        least: `sandbox.min_level`.
-        missing: level to the error it gave.
+        level: the strongest level that works; None for none.
+        min_level: `sandbox.min_level`.
+        missing: error by level that does not work.
     """
     causes = "\n".join(
         f"  {name}: {error}; {REMEDIES[name]}" if name in REMEDIES else f"  {name}: {error}" for name, error in missing.items()
     )
     found = f"this machine offers {level!r} only" if level else "no level works on this machine"
     way_out = "or use sandbox.backend=http with a SandboxFusion server, or a lower sandbox.min_level"
-    return f"sandbox.min_level={least}, but {found}:{causes}\n  {way_out}"
+    return f"sandbox.min_level={min_level}, but {found}:{causes}\n  {way_out}"

@@ -1,4 +1,4 @@
-"""Programs on this machine: a pool of warm processes, the strongest level that works."""
+"""Backend that runs programs on this machine: a pool of warm processes at the strongest level that works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 from agent_system.errors import SandboxError
 from agent_system.sandbox.job import Job
-from agent_system.sandbox.levels import LEVELS, complaint, describe, rank
+from agent_system.sandbox.levels import LEVELS, describe, level_error, rank
 from agent_system.sandbox.packages import find_packages
 from agent_system.sandbox.result import Reason, RunResult
 from agent_system.sandbox.sandbox import Sandbox, padded
@@ -22,9 +22,9 @@ from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
 logger = logging.getLogger(__name__)
 
-PROBE = SandboxLimitsConfig(cpu_s=10, wall_s=60, memory_mb=256)
-# Says what it could do to a file of ours, whose name it reads, before the answer.
-TRIES = """
+PROBE_LIMITS = SandboxLimitsConfig(cpu_s=10, wall_s=60, memory_mb=256)
+# Reads the name of a file of the trainer and prints the operations on it that succeed, then 42.
+PROBE_PROGRAM = """
 import os
 path = input()
 attempts = {
@@ -40,15 +40,15 @@ for name, attempt in attempts.items():
         pass
 print(6 * 7)
 """
-# By level, what may succeed.
+# Operations that may succeed, by level.
 TOLERATED = {"rlimits": {"open", "write", "chmod", "utime", "truncate", "lock"}, "seccomp": {"open", "write"}}
 
 
 class LocalSandbox(Sandbox):
-    """Runs programs in processes of this machine, `settings.workers` at a time.
+    """Runs programs in processes of this machine, at most `settings.workers` concurrently.
 
     Attributes:
-        level: how the programs are held; see `levels`.
+        level: isolation level of the programs; see `levels`.
 
     Raises:
         SandboxError: no level of `sandbox.min_level` or better works here, or a package is missing.
@@ -61,13 +61,13 @@ class LocalSandbox(Sandbox):
         self._packages = find_packages(settings.packages)
         self._lock = threading.Lock()
         self._alive: set[Worker] = set()
-        self._places: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        self._slots: queue.LifoQueue[Worker | None] = queue.LifoQueue()
         self._threads = DaemonExecutor(self.workers)
         self._closed = False
-        self.level, first = self._strongest()
+        self.level, first = self._strongest_level()
         for _ in range(self.workers - 1):
-            self._places.put(None)  # started when the place is first taken
-        self._places.put(first)
+            self._slots.put(None)  # the worker is started when the slot is first used
+        self._slots.put(first)
         atexit.register(self.close)
         logger.info("sandbox: %s", self.describe())
 
@@ -79,7 +79,7 @@ class LocalSandbox(Sandbox):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that run now."""
+        """Process ids of the running workers."""
         with self._lock:
             return [worker.pid for worker in self._alive if worker.alive]
 
@@ -103,7 +103,7 @@ class LocalSandbox(Sandbox):
         results: list[RunResult] = []
         if not job.tests:
             return results
-        worker = self._places.get()
+        worker = self._slots.get()
         try:
             if worker is None or not worker.alive or job.again:
                 self._retire(worker)
@@ -117,7 +117,7 @@ class LocalSandbox(Sandbox):
             worker = None
             return padded(job, results, ended_by_sandbox(error))
         finally:
-            self._places.put(worker)
+            self._slots.put(worker)
         return padded(job, results, RunResult(Reason.SKIPPED))
 
     def _start(self, level: str) -> Worker:
@@ -137,8 +137,8 @@ class LocalSandbox(Sandbox):
             with self._lock:
                 self._alive.discard(worker)
 
-    def _strongest(self) -> tuple[str, Worker]:
-        """The level to use, with a worker that has shown that it works; a weaker one that works is named in the error."""
+    def _strongest_level(self) -> tuple[str, Worker]:
+        """Return the level to use with a probed worker. Raise SandboxError, naming a weaker level that works, if none suffices."""
         settings = self.settings
         missing: dict[str, str] = {}
         for level in reversed(LEVELS) if settings.level == "auto" else [settings.level]:
@@ -150,15 +150,15 @@ class LocalSandbox(Sandbox):
             if rank(level) >= rank(settings.min_level):
                 return level, worker
             worker.kill()
-            raise SandboxError(complaint(level, settings.min_level, missing))
-        raise SandboxError(complaint(None, settings.min_level, missing))
+            raise SandboxError(level_error(level, settings.min_level, missing))
+        raise SandboxError(level_error(None, settings.min_level, missing))
 
     def _probe(self, level: str) -> Worker:
-        """Start a worker and let it run a program that tries what the level refuses. Raises SandboxError saying what does not hold."""
+        """Start a worker and run a program that tries forbidden operations. Raise SandboxError listing those that succeed."""
         worker = self._start(level)
         try:
             with tempfile.NamedTemporaryFile(prefix="sandbox-probe-") as file:
-                (result,) = worker.run(Job(TRIES, [file.name], PROBE))
+                (result,) = worker.run(Job(PROBE_PROGRAM, [file.name], PROBE_LIMITS))
         except WorkerError as error:
             self._retire(worker)
             raise SandboxError(str(error)) from error

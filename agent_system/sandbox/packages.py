@@ -1,4 +1,4 @@
-"""Where the packages are that programs may import."""
+"""Locations of the packages that programs may import."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from agent_system.errors import SandboxError
 
 
 def find_packages(names: Iterable[str]) -> dict[str, str]:
-    """File or folder name to path of each package, with the folder of shared libraries that a wheel may bring (`numpy.libs`).
+    """Return file or folder name -> path of each package, and of the shared libraries that its wheel may have (`numpy.libs`).
 
     Raises:
-        SandboxError: a package is not installed, or is no top-level name.
+        SandboxError: a package is not installed, or the name is not a top-level one.
     """
     found: dict[str, str] = {}
     for name in names:

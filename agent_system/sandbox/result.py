@@ -1,4 +1,4 @@
-"""What became of a run."""
+"""Results of runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from agent_system.sandbox.jail.program import RETURNED
 from agent_system.sandbox.jail.runner import REPORT, STOPPED
 from verl.trainer.config.sandbox import SandboxLimitsConfig
 
-MOST_NESTING = 200
+MAX_NESTING = 200
 
 
 class Reason(StrEnum):
-    """Why a run ended as it did. Only `OK` is a program that ended by itself with exit code 0."""
+    """Why a run ended. Only `OK` is a program that ended by itself with exit code 0."""
 
     OK = "ok"
     ERROR = "error"
@@ -35,31 +35,31 @@ class Reason(StrEnum):
 
     @property
     def is_limit(self) -> bool:
-        """The run met a limit."""
+        """Whether the run exceeded a limit."""
         return self in (Reason.TIMEOUT, Reason.CPU, Reason.MEMORY, Reason.DISK, Reason.OUTPUT, Reason.PROCESSES)
 
     @property
     def is_no_program(self) -> bool:
-        """The text is no program, or none that can be run."""
+        """Whether the text is not a valid program, or could not be run."""
         return self in (Reason.COMPILE, Reason.REFUSED, Reason.SANDBOX)
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What became of a run. All text is data: nothing of it is ever evaluated.
+    """The result of a run. All text is data: none of it is ever evaluated.
 
     Attributes:
-        reason: why it ended: `error` (an exception or exit code other than 0), `compile` (no valid program), `signal` (killed, also by
-            itself), `timeout` (clock), `cpu`, `memory`, `disk`, `output`, `processes` (a limit), `skipped` (earlier tests ran out of time),
-            `refused` (too large to be run), `sandbox` (the sandbox failed twice, see `message`).
-        exit_code: of the program, the negative number of a signal; None where it did not end by itself.
-        stdout: at most `SandboxLimitsConfig.output_kb`, bytes that are no UTF-8 replaced.
+        reason: why it ended: `error` (an exception or exit code other than 0), `compile` (not a valid program), `signal` (killed, also by
+            itself), `timeout` (wall-clock time), `cpu`, `memory`, `disk`, `output`, `processes` (a limit), `skipped` (earlier tests timed
+            out), `refused` (too large to be run), `sandbox` (the sandbox failed twice, see `message`).
+        exit_code: exit code of the program, or the negative number of a signal; None if the program was ended by the sandbox.
+        stdout: at most `SandboxLimitsConfig.output_kb`, invalid UTF-8 replaced.
         stderr: likewise; a traceback names the program `program.py`.
-        seconds: on the clock.
-        cpu_seconds: of its processes.
-        finished: the program's text was run to its end or to an exit of Python's; False after `os._exit`. A program can forge it.
-        value: JSON of what a called function returned; None without a call.
-        message: what went wrong with the sandbox.
+        seconds: wall-clock time.
+        cpu_seconds: CPU time of its processes.
+        finished: the program ran to the end of its source or to `sys.exit`; False after `os._exit`. A program can forge it.
+        value: JSON of the called function's return value; None without a call.
+        message: the error of the sandbox.
     """
 
     reason: Reason
@@ -74,33 +74,33 @@ class RunResult:
 
     @property
     def ok(self) -> bool:
-        """The program ended by itself with exit code 0."""
+        """Whether the program ended by itself with exit code 0."""
         return self.reason is Reason.OK
 
     def failure(self, most: int) -> str:
-        """How it failed, in one line of at most `most` characters: the reason and the last line of stderr."""
+        """Return the reason and the last line of stderr in one line of at most `most` characters."""
         lines = self.stderr.strip().splitlines()
         return " ".join(f"failed ({self.reason}) {lines[-1] if lines else ''}".split())[:most]
 
     def returned(self) -> Any:
-        """What the called function returned. Raises ValueError when there is nothing, or nothing that is JSON."""
+        """Return the called function's return value. Raise ValueError without one, or if it is not JSON."""
         if self.value is None:
             raise ValueError(f"no value: the run ended with {self.reason}")
         return parse_json(self.value)
 
 
 def parse_json(text: str) -> Any:
-    """Parse text that a program wrote. Raises ValueError for anything that is no JSON or is nested more than `MOST_NESTING` deep."""
+    """Parse JSON written by a program. Raise ValueError for text that is not JSON or is nested more than `MAX_NESTING` deep."""
     try:
         value = json.loads(text)
     except RecursionError as error:
         raise ValueError("JSON that is nested too deep") from error
     level: list[Any] = [value]
-    for _ in range(MOST_NESTING):
+    for _ in range(MAX_NESTING):
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return value
-    raise ValueError(f"JSON that is nested more than {MOST_NESTING} deep")
+    raise ValueError(f"JSON that is nested more than {MAX_NESTING} deep")
 
 
 def _inside(value: Any) -> Iterable[Any]:
@@ -108,17 +108,17 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def from_report(blobs: Sequence[bytes], limits: SandboxLimitsConfig) -> RunResult:
-    """The result of a test as a job's init reports it.
+    """Return the result of a test from the report of a job's init.
 
     Args:
-        blobs: `runner.REPORT`, stdout, stderr, what the program said of its end, and the error of a program that could not be confined.
-        limits: of the run.
+        blobs: `runner.REPORT`, stdout, stderr, the end report of the program's process, and the error if it could not be confined.
+        limits: limits of the run.
     """
-    report, out, err, said, failure = blobs
-    place, status, seconds, cpu_s = REPORT.unpack(report)
-    stopped, story = STOPPED[place], _story(said)
-    reason = Reason.SANDBOX if failure else Reason(stopped) if stopped is not None else _reason(status, cpu_s, story, limits)
-    value = story.get("value")
+    report, out, err, end_report, failure = blobs
+    index, status, seconds, cpu_s = REPORT.unpack(report)
+    stopped, ending = STOPPED[index], _parse_end_report(end_report)
+    reason = Reason.SANDBOX if failure else Reason(stopped) if stopped is not None else _reason(status, cpu_s, ending, limits)
+    value = ending.get("value")
     return RunResult(
         reason=reason,
         exit_code=status if stopped is None else None,
@@ -126,32 +126,32 @@ def from_report(blobs: Sequence[bytes], limits: SandboxLimitsConfig) -> RunResul
         stderr=err.decode("utf-8", "replace"),
         seconds=seconds,
         cpu_seconds=cpu_s,
-        finished=stopped is None and story.get("end") in ("returned", "exit"),
+        finished=stopped is None and ending.get("end") in ("returned", "exit"),
         value=value if reason is Reason.OK and isinstance(value, str) else None,
         message=failure.decode("utf-8", "replace"),
     )
 
 
-def _story(said: bytes) -> dict[str, Any]:
-    """What the program's process said of its end, which the program may have written itself."""
-    if said == RETURNED:  # most of them
+def _parse_end_report(report: bytes) -> dict[str, Any]:
+    """Return the end report of the program's process, which the program may have forged; empty if it is not a JSON object."""
+    if report == RETURNED:  # the usual case
         return {"end": "returned"}
     try:
-        story = parse_json(said.decode())
+        ending = parse_json(report.decode())
     except ValueError:
         return {}
-    return story if isinstance(story, dict) else {}
+    return ending if isinstance(ending, dict) else {}
 
 
-def _reason(status: int, cpu_s: float, story: Mapping[str, Any], limits: SandboxLimitsConfig) -> Reason:
-    """Of a program that ended by itself."""
+def _reason(status: int, cpu_s: float, ending: Mapping[str, Any], limits: SandboxLimitsConfig) -> Reason:
+    """Return the reason of a program that ended by itself."""
     if status == 0:
         return Reason.OK
-    # A program can ignore the first signal of its CPU limit, and is then killed. The kernel's count for limits runs ahead of the real one.
+    # A program can ignore the first signal of its CPU limit, and is then killed. The kernel's CPU count for limits is ahead of `cpu_s`.
     if status == -SIGXCPU or (status == -SIGKILL and cpu_s >= limits.cpu_s / 2):
         return Reason.CPU
     if status < 0:
         return Reason.SIGNAL
-    if story.get("end") == "compile":
+    if ending.get("end") == "compile":
         return Reason.COMPILE
-    return Reason.MEMORY if story.get("type") == "MemoryError" else Reason.ERROR
+    return Reason.MEMORY if ending.get("type") == "MemoryError" else Reason.ERROR

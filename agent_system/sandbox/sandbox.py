@@ -1,4 +1,4 @@
-"""What every backend offers."""
+"""The interface of all sandbox backends."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 class Sandbox(ABC):
-    """Runs programs that nobody trusts.
+    """Runs untrusted programs.
 
-    Event loops and threads may share one. No method blocks the loop, and none raises for what a program does.
+    Event loops and threads may share one sandbox. No method blocks the event loop, and none raises because of a program.
 
     Attributes:
         settings: the keys under `sandbox`.
-        counts: runs by the value of their reason, since the start.
+        counts: number of runs by the value of their reason, since the start.
     """
 
     def __init__(self, settings: SandboxConfig) -> None:
@@ -39,30 +39,30 @@ class Sandbox(ABC):
 
         Args:
             program: Python source.
-            stdin: what it can read.
-            limits: instead of `sandbox.limits`.
+            stdin: its standard input.
+            limits: limits instead of `sandbox.limits`.
         """
         return (await self.run_tests(program, [stdin], limits=limits))[0]
 
     async def run_tests(self, program: str, tests: Sequence[Test], *, limits: SandboxLimitsConfig | None = None) -> list[RunResult]:
-        """Run a program once for every test; each run is alone, in a process and a folder of its own.
+        """Run a program once for every test, each in its own process and folder.
 
         Args:
             program: Python source.
             tests: text for stdin, or a `FunctionCall`.
-            limits: of each run, instead of `sandbox.limits`.
+            limits: limits of each run, instead of `sandbox.limits`.
 
         Returns:
-            The results in the order of the tests. Comparing them with what is right is the caller's: a program never sees that.
+            The results in the order of the tests. The caller compares them with the expected output, which the program never sees.
         """
         return await self._run(Job(program, list(tests), limits or self.settings.limits, self.settings.max_timeouts))
 
     async def compile(self, program: str, *, limits: SandboxLimitsConfig | None = None) -> RunResult:
-        """Say whether a program compiles, without running it: `Reason.OK` or `Reason.COMPILE` (or a limit: compiling can take for ever)."""
+        """Compile a program without running it: `Reason.OK`, `Reason.COMPILE`, or a limit, since compiling can take arbitrarily long."""
         return (await self._run(Job(program, [""], limits or self.settings.limits, compile_only=True)))[0]
 
     async def _run(self, job: Job) -> list[RunResult]:
-        """The results of a job; tests that the sandbox failed are run once more, by a fresh worker where there are workers."""
+        """Return the results of a job; tests in which the sandbox failed are repeated once, by a fresh worker where there are workers."""
         results = await self._once(job)
         lost = [place for place, result in enumerate(results) if result.reason is Reason.SANDBOX]
         if lost:
@@ -88,23 +88,23 @@ class Sandbox(ABC):
     def _submit(self, job: Job) -> Future[list[RunResult]]:
         """Queue a job; the future holds a result for each test."""
 
-    def check(self) -> None:  # noqa: B027 - a backend that could be made may have nothing left to find out
-        """Find out whether programs can be run at all. Raises SandboxError saying why not."""
+    def check(self) -> None:  # noqa: B027 - the constructor of a backend may have checked everything
+        """Check that programs can be run. Raise SandboxError with the cause if not."""
 
     @abstractmethod
     def describe(self) -> str:
-        """What holds the programs, in one line."""
+        """Return the isolation of programs in one line."""
 
     @abstractmethod
     def close(self) -> None:
         """End all runs and processes."""
 
     def stats(self) -> dict[str, float]:
-        """Runs by reason, as `runs` and `runs/<reason>`."""
+        """Return the number of runs, in all and by reason, as `runs` and `runs/<reason>`."""
         counts = dict(self.counts)
         return {"runs": float(sum(counts.values())), **{f"runs/{reason}": float(counts.get(reason, 0)) for reason in Reason}}
 
 
 def padded(job: Job, results: list[RunResult], rest: RunResult) -> list[RunResult]:
-    """`results` with `rest` for each test that has none."""
+    """Return `results` followed by `rest` for each test without a result."""
     return results + [rest] * (len(job.tests) - len(results))

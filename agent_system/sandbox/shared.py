@@ -1,4 +1,4 @@
-"""The sandbox of this process: set up once from the keys under `sandbox`, used by every workflow."""
+"""The sandbox of this process, configured once by the keys under `sandbox` and used by all workflows."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _sandbox: Sandbox | None = None
 
 
 def make_sandbox(settings: SandboxConfig) -> Sandbox:
-    """Start a sandbox of one's own. Raises SandboxError when it cannot be what the settings ask for."""
+    """Start a separate sandbox. Raise SandboxError when the settings cannot be met."""
     if settings.backend == "http":
-        from agent_system.sandbox.fusion import HttpSandbox  # aiohttp, which the others do not need
+        from agent_system.sandbox.fusion import HttpSandbox  # imports aiohttp, which other backends do not need
 
         return HttpSandbox(settings)
     return LocalSandbox(settings)
 
 
 def configure(settings: SandboxConfig) -> Sandbox:
-    """Replace the sandbox of this process and start it, so that one that cannot work is found before anything expensive.
+    """Replace the sandbox of this process, and start and check the new one before anything expensive runs.
 
-    Raises SandboxError when it cannot be what the settings ask for.
+    Raises SandboxError when the settings cannot be met.
     """
     global _settings, _sandbox
     close_shared()
@@ -43,7 +43,7 @@ def configure(settings: SandboxConfig) -> Sandbox:
 
 
 def shared_sandbox() -> Sandbox:
-    """The sandbox of this process, started with the last settings (or the defaults) if it is not running."""
+    """Return the sandbox of this process, started with the last settings (or the defaults) if it is not running."""
     global _sandbox
     with _lock:
         if _sandbox is None:
@@ -52,13 +52,13 @@ def shared_sandbox() -> Sandbox:
 
 
 def shared_failures() -> float | None:
-    """How many runs the sandbox of this process has failed twice, since it was started; None where there is none."""
+    """Return how many runs failed twice in the sandbox of this process since its start; None without a sandbox."""
     with _lock:
         return None if _sandbox is None else float(_sandbox.counts[Reason.SANDBOX.value])
 
 
 def close_shared() -> None:
-    """End the sandbox of this process, if there is one."""
+    """Close the sandbox of this process, if there is one."""
     global _sandbox
     with _lock:
         sandbox, _sandbox = _sandbox, None

@@ -1,4 +1,4 @@
-"""One sandbox process as the trainer sees it: started clean, given jobs one at a time, killed when it does not answer."""
+"""One sandbox process as the trainer uses it: started clean, given jobs one at a time, killed when it does not answer."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from agent_system.sandbox.job import Job, Test
 from agent_system.sandbox.result import Reason, RunResult, from_report
 
 FOLDER = Path(__file__).parent
-# The package `jail` comes from the end of the path and only for this import: names of ours must not hide Python's.
+# The package `jail` is imported from the end of the path, which is then removed: its modules must not shadow Python's.
 BOOT = "import sys; sys.path.append(sys.argv[1]); from jail.main import main; sys.path.pop(); main()"
-# What a program may find in its memory: nothing of the trainer's. Libraries are bound and hashes fixed once for all runs.
+# The environment has nothing of the trainer's, since a program can read it. Libraries are bound and hashes fixed once for all runs.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "LD_BIND_NOW": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 START_TIMEOUT_S = 120.0
-# How long an answer may take beyond the limit of its run, on a machine that is busy.
+# Time for an answer beyond the limit of its run, on a busy machine.
 GRACE_S = 20.0
 END_TIMEOUT_S = 3.0
-LISTEN_S = 0.2
+POLL_INTERVAL_S = 0.2
 
 
 class WorkerError(RuntimeError):
-    """The process does not answer, or not in our protocol; it must be killed."""
+    """The process does not answer, or not in the protocol; it must be killed."""
 
 
 class Worker:
@@ -40,8 +40,8 @@ class Worker:
 
     Args:
         level: see `levels`.
-        packages: file or folder name to its path, for programs to import.
-        imports: names to import from them.
+        packages: file or folder name -> path of packages that programs may import.
+        imports: names to import from them in advance.
 
     Raises:
         SandboxError: the level does not work here; the message says why.
@@ -92,7 +92,7 @@ class Worker:
         return self._child.poll() is None
 
     def run(self, job: Job) -> Iterator[RunResult]:
-        """Run a job; yields the result of each test as it comes, of fewer tests when `max_timeouts` of them were too slow.
+        """Run a job and yield the result of each test as it arrives; stop early after `max_timeouts` timeouts.
 
         Raises:
             WorkerError: the worker must be killed.
@@ -100,12 +100,12 @@ class Worker:
         try:
             wait = _waiting(GRACE_S, job)
             frames.write_frame(self._commands, {"limits": vars(job.limits)}, job.source, wait=wait(select.POLLOUT))
-            late = 0
+            timeouts = 0
             for test in job.tests:
                 result = self._test(job, test)
                 yield result
-                late += result.reason in (Reason.TIMEOUT, Reason.CPU)
-                if 0 < job.max_timeouts <= late:
+                timeouts += result.reason in (Reason.TIMEOUT, Reason.CPU)
+                if 0 < job.max_timeouts <= timeouts:
                     break
             frames.write_frame(self._commands, {"mode": "end"}, wait=_waiting(GRACE_S)(select.POLLOUT))
         except (OSError, EOFError, ValueError, struct.error) as error:
@@ -122,7 +122,7 @@ class Worker:
         return from_report(blobs, job.limits)
 
     def kill(self) -> None:
-        """End the process with all its programs: by closing its channel, and by force when that does not help in time."""
+        """End the process with all its programs by closing its pipes; kill it if it does not end in time."""
         for pipe in (self._child.stdin, self._child.stdout):
             with suppress(BrokenPipeError):
                 pipe.close()
@@ -135,9 +135,9 @@ class Worker:
 
 
 def _waiting(seconds: float, job: Job | None = None) -> Callable[[int], Callable[[int], None]]:
-    """Make, for an event of `select.poll`, a function that waits for it on a descriptor; all share one deadline.
+    """Return a factory: event of `select.poll` -> function that waits for the event on a descriptor; all share one deadline.
 
-    What it makes raises WorkerError after the deadline, and when nobody waits for the job any more.
+    The functions raise WorkerError after the deadline, and when the job has been abandoned.
     """
     deadline = time.monotonic() + seconds
 
@@ -145,9 +145,9 @@ def _waiting(seconds: float, job: Job | None = None) -> Callable[[int], Callable
         def wait(fd: int) -> None:
             poller = select.poll()
             poller.register(fd, event)
-            while not poller.poll(1000 * LISTEN_S):
+            while not poller.poll(1000 * POLL_INTERVAL_S):
                 if job is not None and job.abandoned.is_set():
-                    raise WorkerError("nobody waits for this run any more")
+                    raise WorkerError("the run was abandoned by its caller")
                 if time.monotonic() > deadline:
                     raise WorkerError(f"no answer within {seconds:g} s")
 
@@ -157,5 +157,5 @@ def _waiting(seconds: float, job: Job | None = None) -> Callable[[int], Callable
 
 
 def ended_by_sandbox(error: Exception) -> RunResult:
-    """The result of a run that the sandbox could not finish."""
+    """Return the result of a run that the sandbox could not finish."""
     return RunResult(Reason.SANDBOX, message=str(error))

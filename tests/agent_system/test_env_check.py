@@ -180,11 +180,11 @@ class NotDone(Walk):
     [
         (SharesThePath, "in the origin after its copies had been played|in a pickled copy"),
         (SharesTheWind, "copied before action"),
-        (SharesWhatOnlyOtherWaysTouch, "backwards.*came to something else than an object of its own.*share nothing that changes"),
+        (SharesWhatOnlyOtherWaysTouch, "in reverse.*differs from a separate object.*share no mutable state"),
         (ForksWithoutHistory, "in a fork, when copied before action"),
         (ForksShareLater, "in a fork of a fork, when copied before action"),
         (Special, r"Special.fork\(\) returned a Walk; make the copy with type\(self\)"),
-        (NoSeed, "reset led to something else after another reset"),
+        (NoSeed, "reset had another outcome after another reset"),
         (Remembers, "start 1.*start 2"),
         (Handle, "cannot be pickled before action 0"),
         (ScoreMoves, "score must change nothing"),

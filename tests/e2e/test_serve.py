@@ -88,7 +88,7 @@ def test_a_team_that_cannot_answer_is_one_line(train: Run, tmp_path: Path, capsy
     train({"trainer.total_training_steps": 1})
     with pytest.raises(SystemExit):
         serve([str(tmp_path / "run"), "3?"])
-    assert "MyWorld plays worlds of its own and takes no questions" in capsys.readouterr().err
+    assert "MyWorld takes no questions: it has no question()" in capsys.readouterr().err
 
 
 def test_policies_are_made_of_a_checkpoint_alone(

@@ -1,4 +1,4 @@
-"""What is saved comes back, and nothing else does."""
+"""Saved batches are restored exactly, and other files are rejected."""
 
 import pickle
 from collections import OrderedDict, defaultdict

@@ -110,7 +110,7 @@ def test_names_are_members_look_ups_and_attributes(registry: None) -> None:
         _ = Dispatch.TEST_MODE
 
 
-def test_a_worker_hands_its_mesh_to_the_one_that_holds_it() -> None:
+def test_an_outer_worker_takes_the_mesh_of_its_inner_worker() -> None:
     inner, outer = Worker(), Worker()
     inner._register_dispatch_collect_info("actor", dp_rank=3, is_collect=False)
     outer.set_dispatch_collect("rollout", **inner.get_dispatch_collect())

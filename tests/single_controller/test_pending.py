@@ -1,4 +1,4 @@
-"""Whose fault a lost object is, without Ray: of the worker that had it as its result, or of the one that was to be sent from."""
+"""Errors for lost objects, without Ray: a lost result is the death of its worker, a lost argument is not."""
 
 import asyncio
 import concurrent.futures
@@ -46,7 +46,7 @@ def test_a_lost_result_is_the_death_of_its_worker_and_a_lost_argument_is_not(on_
     dead = raised([RESULT], on_a_loop, monkeypatch)
     assert not isinstance(dead, ArgumentLostError) and str(dead).startswith("worker w:0 died while it ran take")
     lost = raised([ARGUMENT], on_a_loop, monkeypatch)
-    assert isinstance(lost, ArgumentLostError) and "what worker w:0 was to receive for take is lost" in str(lost)
+    assert isinstance(lost, ArgumentLostError) and "an argument of take for worker w:0 is lost" in str(lost)
 
 
 @pytest.mark.parametrize("death", [RESULT, ActorDiedError()])

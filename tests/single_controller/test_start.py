@@ -1,4 +1,4 @@
-"""Starting a private cluster on a machine that is busy; what Ray answers is played."""
+"""Starting a private cluster on a busy machine, with a fake `ray.init`."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ SLOW = "The current node timed out during startup. This could happen because som
 
 
 class FakeRay:
-    """Answers `ray.init` with these errors, then not any more."""
+    """Raises these errors from `ray.init`, one per call, then succeeds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> None:
         self.errors, self.calls = list(errors), []
@@ -26,12 +26,12 @@ class FakeRay:
             raise self.errors.pop(0)
 
 
-def test_a_start_that_was_too_slow_is_begun_anew(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_that_was_too_slow_is_retried(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeRay(monkeypatch, Exception(SLOW), Exception(SLOW))
     start_private_cluster(num_cpus=2)
     options = {"address": "local", "include_dashboard": False, "num_cpus": 2}
     assert fake.calls == [options, "shutdown", options, "shutdown", options]
-    assert "once more" in caplog.text
+    assert "retrying" in caplog.text
 
 
 def test_a_machine_that_is_always_too_slow_and_another_error_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def test_both_backends_answer_alike(backend: str, ray_cluster: None) -> None:
     assert (group.chief([7]), group.each([3]), group.total(data)) == ((0, [7]), [30], [{"sum": 6.0}])
     assert group.execute_with_func_generator(negated, data).batch["out"].tolist() == [0, -1, -2, -3]
     assert group.execute_func_rank_zero(max, 3, 4) == 4
-    with pytest.raises(AssertionError, match="argument 0 must be a list of 1 entries, one a worker"):
+    with pytest.raises(AssertionError, match="argument 0 must be a list of 1 entries, one per worker"):
         group.each(3)
     with pytest.raises(NotImplementedError, match="Direct rollout call"):
         group.direct()
@@ -198,7 +198,7 @@ def test_a_worker_hands_a_value_to_another_and_the_caller_never_has_it(backend: 
 
 
 @pytest.mark.ray
-def test_a_value_whose_worker_died_is_not_the_fault_of_the_one_that_was_to_have_it(ray_cluster: None) -> None:
+def test_a_lost_argument_is_not_the_death_of_the_receiving_worker(ray_cluster: None) -> None:
     giver, taker = make_group("ray", Adder), make_group("ray", Adder)
     value, _ = giver.give(1_000_000)[0]
     giver.shutdown()
@@ -206,7 +206,7 @@ def test_a_value_whose_worker_died_is_not_the_fault_of_the_one_that_was_to_have_
     async def taken() -> None:
         await taker.call_async("take", value)
 
-    lost = r"what worker .*Adder_.* was to receive for take is lost with the one that had it"
+    lost = r"an argument of take for worker .*Adder_.* is lost, because the worker that held it died"
     with pytest.raises(ArgumentLostError, match=lost):
         while True:  # the death takes a moment to be known
             taker.take(value)

@@ -1,1 +1,1 @@
-"""What code written for verl 0.9 expects and nothing here uses: verl's import paths re-export it. docs/upstream_map.md lists the names."""
+"""Names for code written for verl 0.9 that this package does not use itself, re-exported by verl's import paths (docs/upstream_map.md)."""

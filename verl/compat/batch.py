@@ -1,4 +1,4 @@
-"""What verl's `DataProto` offers beside what the trainer uses: more ways to cut, to build, to iterate, to save."""
+"""Methods of verl's `DataProto` that the trainer does not use: splitting, building, iterating, saving."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DataProtoItem:
 
 
 class VerlBatch:
-    """Base of `DataProto`; the class itself has no use."""
+    """Base of `DataProto`, not used on its own."""
 
     if TYPE_CHECKING:
         batch: TensorDict | None
@@ -58,7 +58,7 @@ class VerlBatch:
     def from_single_dict(
         cls, data: dict[str, torch.Tensor | np.ndarray], meta_info: dict[str, Any] | None = None, auto_padding: bool = False
     ) -> Self:
-        """Sort tensors and arrays into their parts. Raises ValueError for a value that is neither."""
+        """Return a batch of the given tensors and arrays. Raise ValueError for a value of another type."""
         tensors: dict[str, torch.Tensor] = {}
         non_tensors: dict[str, Any] = {}
         for key, value in data.items():
@@ -74,14 +74,14 @@ class VerlBatch:
     def from_tensordict(
         cls, tensor_dict: TensorDict | None = None, meta_info: dict[str, Any] | None = None, num_batch_dims: int = 1
     ) -> Self:
-        """Build a batch from a TensorDict that may hold non-tensor columns; see `to_tensordict`. None gives no columns."""
+        """Return a batch from a TensorDict, which may have non-tensor columns; see `to_tensordict`. None gives no columns."""
         if tensor_dict is None:
             return cls(meta_info=dict(meta_info or {}))
         batch, arrays, info = from_tensordict(tensor_dict, num_batch_dims)
         return cls(batch=batch, non_tensor_batch=arrays, meta_info={**info, **(meta_info or {})})
 
     def get_data_info(self) -> str:
-        """Describe every column on a line: type, shape, dtype and device."""
+        """Return one line per column: type, shape, dtype and device."""
         lines = ["batch"]
         for key, tensor in self.batch.items() if self.batch is not None else ():
             lines.append(f"  {key}: {tuple(tensor.shape)} ({tensor.dtype}) {tensor.device}")
@@ -100,7 +100,7 @@ class VerlBatch:
         print(f"{prefix}, {size}" if prefix else size)
 
     def split(self, split_size: int) -> list[Self]:
-        """Cut into parts of `split_size` rows; the last may be shorter."""
+        """Split into parts of `split_size` rows; the last may be shorter."""
         return [self.slice(start, start + split_size) for start in range(0, len(self), split_size)]
 
     def reorder(self, indices: torch.Tensor) -> None:
@@ -114,13 +114,13 @@ class VerlBatch:
         return self.select_idxs(np.repeat(rows, repeat_times) if interleave else np.tile(rows, repeat_times))
 
     def sample_level_repeat(self, repeat_times: Sequence[int] | np.ndarray | torch.Tensor) -> Self:
-        """Repeat row i `repeat_times[i]` times. Raises AssertionError when there is not one count a row."""
+        """Repeat row i `repeat_times[i]` times. Raise AssertionError unless there is one count per row."""
         counts = np.asarray(repeat_times)
         assert counts.ndim == 1 and len(counts) == len(self), f"expected {len(self)} repeat counts, got shape {counts.shape}"
         return self.select_idxs(np.repeat(np.arange(len(self)), counts))
 
     def unfold_column_chunks(self, n_split: int, split_keys: list[str] | None = None) -> Self:
-        """Cut the second dimension of `split_keys` into `n_split` rows each; all other columns repeat.
+        """Split the second dimension of `split_keys` into `n_split` rows; all other columns are repeated.
 
         A column [bsz, n, ...] becomes [bsz * n_split, n / n_split, ...].
         """
@@ -130,7 +130,7 @@ class VerlBatch:
         for source, target in columns:
             for key in split & set(source.keys() if source is not None else ()):
                 column = source[key]
-                assert column.shape[1] % n_split == 0, f"`{key}` of shape {tuple(column.shape)} does not cut into {n_split} chunks"
+                assert column.shape[1] % n_split == 0, f"`{key}` of shape {tuple(column.shape)} cannot be split into {n_split} chunks"
                 target[key] = column.reshape(column.shape[0] * n_split, column.shape[1] // n_split, *column.shape[2:])
         return whole
 
@@ -140,7 +140,7 @@ class VerlBatch:
         non_tensor_batch_keys: Sequence[str] | None = None,
         meta_info_keys: Sequence[str] | None = None,
     ) -> Self:
-        """Take the named columns out of this batch and return them. Raises AssertionError for a missing one."""
+        """Remove the named columns from this batch and return them as a batch. Raise AssertionError for a missing one."""
         held: tuple[tuple[Any, Sequence[str]], ...] = (
             (self.batch, batch_keys or ()),
             (self.non_tensor_batch, non_tensor_batch_keys or ()),
@@ -154,7 +154,7 @@ class VerlBatch:
         return type(self).from_dict(tensors=tensors, non_tensors=arrays, meta_info=info)
 
     def rename(self, old_keys: str | list[str] | None = None, new_keys: str | list[str] | None = None) -> Self:
-        """Rename tensor columns in place. Raises TypeError for other than text, ValueError when the lists differ in length."""
+        """Rename tensor columns in place. Raise TypeError for keys that are not text, ValueError when the lists differ in length."""
 
         def as_list(keys: Any, name: str) -> list[str]:
             if isinstance(keys, (str, list)):
@@ -168,16 +168,16 @@ class VerlBatch:
             raise ValueError(f"new_keys and old_keys must have the same length, but got {len(new)} and {len(old)}")
         if self.batch is None:
             raise ValueError(f"cannot rename {old}: the batch has no tensors")
-        moved = {name: self.batch.pop(key) for key, name in zip(old, new, strict=True)}  # all out first, so names may swap
+        moved = {name: self.batch.pop(key) for key, name in zip(old, new, strict=True)}  # all removed first, so that names can be swapped
         self.batch.update(moved)
         return self
 
     def is_padding_enabled(self) -> bool:
-        """Whether dispatch may pad this batch to the number of workers."""
+        """Return whether dispatch may pad this batch to a multiple of the number of workers."""
         return bool(self.meta_info.get(DataProtoConfig.auto_padding_key, False) or DataProtoConfig.auto_padding)
 
     def padding(self, padding_size: int, padding_candidate: str = "") -> None:
-        """Append `padding_size` copies of the last row (of the first with "first"), in place."""
+        """Append `padding_size` copies of the last row (with "first", of the first row), in place."""
         if padding_size == 0:
             return
         filler = 0 if padding_candidate == "first" else len(self) - 1
@@ -187,7 +187,7 @@ class VerlBatch:
     def make_iterator(
         self, mini_batch_size: int, epochs: int, seed: int | None = None, dataloader_kwargs: dict[str, Any] | None = None
     ) -> Iterator[Self]:
-        """Yield mini-batches for some epochs; order and shuffling (`{"shuffle": True}`) are those of torch's DataLoader.
+        """Return an iterator over the mini-batches of `epochs` epochs, in the order of torch's DataLoader (`{"shuffle": True}` shuffles).
 
         Raises AssertionError when `mini_batch_size` does not divide the batch.
         """
@@ -213,16 +213,16 @@ class VerlBatch:
         return to_tensordict(self.batch, self.non_tensor_batch, self.meta_info, len(self))
 
     def save_to_disk(self, filepath: str | os.PathLike[str]) -> None:
-        """Write the batch. Raises TypeError naming the column that holds something other than plain data, arrays or tensors."""
+        """Write the batch to a file. Raise TypeError naming a column with values other than plain data, arrays or tensors."""
         batch = None if self.batch is None else dict(self.batch.items())
         parts = {"format": 1, "batch": batch, "non_tensor_batch": self.non_tensor_batch, "meta_info": self.meta_info}
         save_plain(parts, filepath, where="DataProto")
 
     @classmethod
     def load_from_disk(cls, filepath: str | os.PathLike[str]) -> Self:
-        """Read a batch of `save_to_disk`, without unpickling objects.
+        """Return a batch written by `save_to_disk`, without unpickling objects.
 
-        Raises pickle.UnpicklingError for a file with foreign objects in it, ValueError for one that holds no batch.
+        Raises pickle.UnpicklingError for a file that contains other objects, ValueError for one without a batch.
         """
         parts = load_plain(filepath)
         if not isinstance(parts, dict) or parts.get("format") != 1:

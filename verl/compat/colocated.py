@@ -12,25 +12,25 @@ from verl.single_controller.ray.actor_class import RayClassWithInitArgs as Actor
 
 
 class RayClassWithInitArgs(ActorClass):
-    """A worker class with its constructor arguments and actor options; calling it starts one actor."""
+    """A worker class with its constructor arguments and actor options; a call starts one actor."""
 
     fused_worker_used = False
 
     def set_additional_resource(self, additional_resource: dict[str, float]) -> None:
-        """Ask Ray for custom resources for every worker."""
+        """Request custom Ray resources for every worker."""
         self.update_options({"resources": dict(additional_resource)})
 
     def __call__(  # type: ignore[override]
         self, placement_group: Any, placement_group_bundle_idx: int, use_gpu: bool = True, num_gpus: float = 1, *, device_name: str = "cuda"
     ) -> Any:
-        """Start one actor, without a name or a rank of its own, in a bundle; `RayWorkerGroup` uses `create`."""
+        """Start one actor in a bundle, without a name or rank; `RayWorkerGroup` uses `create`."""
         return self.create(placement_group, placement_group_bundle_idx, None, {}, num_gpus if use_gpu and device_name != "cpu" else 0)
 
 
 def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs]) -> type:
-    """Return a class that holds one worker of every given class, each as the attribute of its key.
+    """Return a class with one worker of every given class, each an attribute named by its key.
 
-    Method `m` of the worker under key `k` is its method `k_m`; `RayWorkerGroup.spawn` hides that again.
+    Method `m` of the worker under key `k` is the class's method `k_m`; groups of `RayWorkerGroup.spawn` have it as `m`.
     """
 
     class ColocatedWorker(Worker):
@@ -53,7 +53,7 @@ def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs])
 
 
 def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:
-    """Return the colocated class of `class_dict`, ready for a `RayWorkerGroup`; actor options of all parts are merged."""
+    """Return the colocated class of `class_dict` for a `RayWorkerGroup`; actor options of all parts are merged."""
     colocated = RayClassWithInitArgs(create_colocated_worker_raw_cls(class_dict))
     for spec in class_dict.values():
         colocated.update_options(spec._options)
@@ -61,20 +61,20 @@ def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> 
 
 
 def create_colocated_worker_cls_fused(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:
-    """As `create_colocated_worker_cls`, for use with `RayWorkerGroup.fuse`."""
+    """Return the result of `create_colocated_worker_cls` for `RayWorkerGroup.fuse`."""
     colocated = create_colocated_worker_cls(class_dict)
     colocated.fused_worker_used = True
     return colocated
 
 
 def plain_class(worker_class: type) -> type:
-    """Return the class that the user wrote, when Ray has put its own subclass over it."""
+    """Return the user's class, also if Ray has wrapped it in a subclass."""
     base: type = getattr(worker_class, "__ray_actor_class__", worker_class)
     return base
 
 
 def _delegate(key: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    if inspect.ismethod(method):  # of the class: Ray writes on the function behind it
+    if inspect.ismethod(method):  # a class method: Ray sets attributes of the underlying function
         method = method.__func__
     if inspect.iscoroutinefunction(method):
 

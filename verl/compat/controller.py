@@ -1,4 +1,4 @@
-"""verl's workers: device meshes, several workers in one process, functions that are sent along, processes per node."""
+"""verl's workers: device meshes, several workers in one process, execution of functions sent by the caller, processes per node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerHelper:
-    """What a process knows of its node, for a process group of one's own."""
+    """Address and free port of the node, for setting up a separate process group."""
 
     @staticmethod
     def _get_node_ip() -> str:
@@ -36,12 +36,12 @@ class WorkerHelper:
         return find_free_port()
 
     def get_available_master_addr_port(self) -> tuple[str, str]:
-        """Return this node's address and a port that is free on it now."""
+        """Return this node's address and a port that is currently free on it."""
         return self._get_node_ip(), str(self._get_free_port())
 
 
 class Worker(PlainWorker, WorkerHelper):
-    """One rank of a worker group, with what verl's workers know besides."""
+    """One rank of a worker group, with the additional interface of verl's workers."""
 
     fused_worker_attr_name = "fused_worker_dict"
 
@@ -57,7 +57,7 @@ class Worker(PlainWorker, WorkerHelper):
 
     @classmethod
     def env_keys(cls) -> list[str]:
-        """Return the environment variables that say which rank a worker is and what it sees."""
+        """Return the environment variables that define a worker's rank and visible devices."""
         return ["WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"]
 
     @property
@@ -66,7 +66,7 @@ class Worker(PlainWorker, WorkerHelper):
         return self._local_rank
 
     def get_master_addr_port(self) -> tuple[str, str]:
-        """Return where rank 0 listens for `torch.distributed`."""
+        """Return address and port of rank 0 for `torch.distributed`."""
         return os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "0")
 
     def get_fused_worker_by_name(self, worker_name: str) -> Worker | None:
@@ -79,20 +79,20 @@ class Worker(PlainWorker, WorkerHelper):
             logger.info(" ".join(str(arg) for arg in args))
 
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
-        """Say which part of a batch this worker takes in a named mesh, and whether its result counts."""
+        """Register which part of a batch this worker gets in a named mesh, and whether its result is collected."""
         if mesh_name in self._dispatch_dp_rank:
             raise ValueError(f"mesh_name {mesh_name} has been registered")
         self._dispatch_dp_rank[mesh_name] = dp_rank
         self._collect_dp_rank[mesh_name] = is_collect
 
     def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
-        """Return what this worker registered: `dispatch_dp_rank` and `collect_dp_rank`, each by mesh."""
+        """Return the registered `dispatch_dp_rank` and `collect_dp_rank`, each by mesh."""
         return {"dispatch_dp_rank": dict(self._dispatch_dp_rank), "collect_dp_rank": dict(self._collect_dp_rank)}
 
     def set_dispatch_collect(self, mesh_name: str, dispatch_dp_rank: dict[str, int], collect_dp_rank: dict[str, bool]) -> None:
-        """Take over, under `mesh_name`, the mesh of an inner worker (its `get_dispatch_collect()`; of several meshes the last).
+        """Register the mesh of an inner worker (its `get_dispatch_collect()`; of several meshes the last) as `mesh_name`.
 
-        Raises AssertionError for a mesh that is registered already.
+        Raises AssertionError for a mesh that is already registered.
         """
         assert mesh_name not in self._dispatch_dp_rank, f"{mesh_name} is already registered: {sorted(self._dispatch_dp_rank)}"
         if dispatch_dp_rank:
@@ -101,7 +101,7 @@ class Worker(PlainWorker, WorkerHelper):
             self._collect_dp_rank[mesh_name] = list(collect_dp_rank.values())[-1]
 
     def query_collect_info(self, mesh_name: str) -> bool:
-        """Return whether this worker's result counts in a mesh. Raises AssertionError for a mesh it does not know."""
+        """Return whether this worker's result is collected in a mesh. Raise AssertionError for an unregistered mesh."""
         return bool(self._known_mesh(self._collect_dp_rank, mesh_name))
 
     def _known_mesh(self, table: dict[str, Any], mesh_name: str) -> Any:
@@ -130,7 +130,7 @@ class Worker(PlainWorker, WorkerHelper):
 
 
 class ResourcePool(PlainPool):
-    """How many worker processes run on each node, of which each has `n_gpus_per_node` devices."""
+    """Number of worker processes on each node; every node has `n_gpus_per_node` devices."""
 
     def __init__(self, process_on_nodes: list[int] | None = None, max_colocate_count: int = 10, n_gpus_per_node: int = 8) -> None:
         super().__init__(process_on_nodes, max_colocate_count)
@@ -141,13 +141,13 @@ class ResourcePool(PlainPool):
         self._store.append(process_count)
 
     def __call__(self) -> list[int]:
-        """Processes per node, as `store`."""
+        """Return the processes per node, as `store`."""
         return self._store
 
     def local_world_size_list(self) -> list[int]:
-        """For every rank, the number of processes on its node."""
+        """Return for every rank the number of processes on its node."""
         return [size for size in self._store for _ in range(size)]
 
     def local_rank_list(self) -> list[int]:
-        """For every rank, its position on its node."""
+        """Return for every rank its position on its node."""
         return [rank for size in self._store for rank in range(size)]

@@ -1,4 +1,4 @@
-"""verl's `register`: dispatch modes that users can add, calls of rank 0 alone, arguments that are still being computed, padding."""
+"""verl's `register`: user-defined dispatch modes, calls of rank 0 only, arguments that are still being computed, padding."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 MAGIC_ATTR = "attrs_3141562937"
-"""Name of the attribute that `register` puts on a method; odd, so that no method has it by chance."""
+"""Name of the attribute that `register` sets on a method; unusual, so that no method has it by chance."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -63,11 +63,11 @@ class _DynamicEnumMeta(type):
         raise AttributeError(f"{cls.__name__} has no member {name!r}; its members are {sorted(cls.__dict__.get('_registry', {}))}")
 
     def names(cls) -> list[str]:
-        """Names of the members, in the order they were registered."""
+        """Return the names of the members, in order of registration."""
         return list(cls._registry)
 
     def values(cls) -> list[Any]:
-        """The members, in the order they were registered."""
+        """Return the members, in order of registration."""
         return list(cls._registry.values())
 
     @property
@@ -88,11 +88,11 @@ class DynamicEnum(metaclass=_DynamicEnumMeta):
         return f"<{type(self).__name__}.{self.name}: {self.value}>"
 
     def __reduce__(self) -> tuple[Any, tuple[type, str]]:
-        return _member, (type(self), self.name)  # one object a member, in every process
+        return _member, (type(self), self.name)  # one object per member in every process
 
     @classmethod
     def register(cls, name: str) -> Any:
-        """Add and return a member. Raises ValueError when the name is taken."""
+        """Add and return a member. Raise ValueError when the name is taken."""
         key = name.upper()
         if key in cls._registry:
             raise ValueError(f"{key} is already a member of {cls.__name__}")
@@ -102,12 +102,12 @@ class DynamicEnum(metaclass=_DynamicEnumMeta):
 
     @classmethod
     def from_name(cls, name: str) -> Any:
-        """Return the member of that name in any case, or None."""
+        """Return the member with that name, ignoring case, or None."""
         return cls._registry.get(name.upper())
 
     @classmethod
     def remove(cls, name: str) -> Any:
-        """Take a member out and return it."""
+        """Remove a member and return it."""
         member = cls._registry.pop(name.upper())
         delattr(cls, member.name)
         return member
@@ -118,13 +118,13 @@ def _member(enum: type[DynamicEnum], name: str) -> DynamicEnum:
 
 
 class Dispatch(DynamicEnum):
-    """How arguments spread over workers."""
+    """Distribution of arguments over workers."""
 
     _registry: ClassVar[dict[str, Any]] = {}
 
 
 class Execute(DynamicEnum):
-    """Which workers run: all of them, or the first."""
+    """Workers that run: all, or rank 0."""
 
     _registry: ClassVar[dict[str, Any]] = {}
 
@@ -159,23 +159,23 @@ DISPATCH_MODE_FN_REGISTRY: dict[Any, dict[str, Callable[..., Any]]] = {
 
 
 def get_predefined_dispatch_fn(dispatch_mode: Any) -> dict[str, Callable[..., Any]]:
-    """Return the dispatch and collect function of a mode. Raises KeyError for a mode without any."""
+    """Return the dispatch and collect function of a mode. Raise KeyError for a mode without them."""
     return DISPATCH_MODE_FN_REGISTRY[dispatch_mode]
 
 
 def get_predefined_execute_fn(execute_mode: Any) -> dict[str, str]:
-    """Return which method of a worker group runs calls of this mode."""
+    """Return the name of the worker group's method that runs calls of this mode."""
     return {"execute_fn_name": "execute_rank_zero" if execute_mode is Execute.RANK_ZERO else "execute_all"}
 
 
 def register_dispatch_mode(dispatch_mode_name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> None:
-    """Add a dispatch mode, from then on `Dispatch.<NAME>`. Raises ValueError when it exists."""
+    """Add a dispatch mode as `Dispatch.<NAME>`. Raise ValueError when it exists."""
     mode = Dispatch.register(dispatch_mode_name)
     DISPATCH_MODE_FN_REGISTRY[mode] = {"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}
 
 
 def update_dispatch_mode(dispatch_mode: Any, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> None:
-    """Replace the functions of a mode. Raises AssertionError for something that is no mode."""
+    """Replace the functions of a mode. Raise AssertionError for an unknown mode."""
     _check_dispatch_mode(dispatch_mode)
     assert dispatch_mode in DISPATCH_MODE_FN_REGISTRY, f"dispatch_mode {dispatch_mode} not found"
     DISPATCH_MODE_FN_REGISTRY[dispatch_mode] = {"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}
@@ -207,7 +207,7 @@ def register(
     Args:
         dispatch_mode: a `Dispatch`, or a dict with `dispatch_fn` and `collect_fn`.
         execute_mode: `Execute.ALL` or `Execute.RANK_ZERO`.
-        blocking: off, the call returns at once and what it returns has a `get(timeout)`.
+        blocking: if False, the call returns at once an object with `get(timeout)`.
         materialize_futures: the worker waits for `DataProtoFuture` arguments before the method runs.
 
     Raises AssertionError for other modes.
@@ -239,14 +239,14 @@ def register(
 
 
 def mode_functions(mode: Any) -> dict[str, Callable[..., Any]]:
-    """Return the dispatch and collect function of a mode, or of the dict that stands for one."""
+    """Return the dispatch and collect function of a mode, or of a dict of both."""
     return get_predefined_dispatch_fn(mode) if isinstance(mode, Dispatch) else mode
 
 
 def _bound(mode: Any, execute_mode: Any, blocking: bool, worker_group: Any, method_name: str) -> Callable[..., Any]:
     functions = mode_functions(mode)
     on_all = execute_mode is not Execute.RANK_ZERO and mode is not Dispatch.RANK_ZERO
-    # Rank 0 alone takes what is meant for everyone as it is.
+    # A call of rank 0 only gets its arguments unchanged instead of one copy per worker.
     dispatch_fn = functions["dispatch_fn"] if on_all or mode is not Dispatch.ONE_TO_ALL else dispatch_all_to_all
 
     def on_rank_zero(name: str, *args: Any, **kwargs: Any) -> PendingResult:
@@ -266,7 +266,7 @@ def bound_method(
     execute_fn: Callable[..., Any],
     wait: Callable[[Any], Any] | None,
 ) -> Callable[..., Any]:
-    """Return a method of the group: its arguments dispatched, the workers called, waited for if `wait` is given, the results collected."""
+    """Return a method of the group that dispatches arguments, calls the workers, waits if `wait` is given, and collects the results."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = dispatch_fn(group, *args, **kwargs)
@@ -289,7 +289,7 @@ class _DropTail:
 
 
 def _without_padding(output: Any, padding: int) -> Any:
-    """Drop the rows that dispatch appended, now or when the result arrives."""
+    """Drop the rows appended by dispatch, immediately or when the result arrives."""
     if padding == 0:
         return output
     if isinstance(output, DataProtoFuture):

@@ -1,7 +1,7 @@
-"""verl's ways to spread the arguments of one call over the workers, and to bring their results together.
+"""verl's functions that distribute the arguments of one call over the workers and collect the results.
 
-A dispatch function maps (worker_group, *args, **kwargs) to the same arguments as lists with one entry a worker; a collect
-function maps (worker_group, results in rank order) to what the caller receives.
+A dispatch function maps (worker_group, *args, **kwargs) to the same arguments as lists with one entry per worker; a collect
+function maps (worker_group, results in rank order) to the result of the call.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def _chunk(value: Any, chunks: int) -> list[Any]:
 
 
 def split_arguments(chunks: int, *args: Any, **kwargs: Any) -> Dispatched:
-    """Cut every argument into `chunks` equal parts by rows."""
+    """Split every argument into `chunks` equal parts by rows."""
     return [_chunk(arg, chunks) for arg in args], {key: _chunk(value, chunks) for key, value in kwargs.items()}
 
 
 def split_arguments_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) -> Dispatched:
-    """As `split_arguments`; batches with padding enabled are padded first, and how much is returned under the padding key.
+    """Pad batches with padding enabled, then split as `split_arguments`; the number of padding rows is added under the padding key.
 
     Raises AssertionError when the batches to pad differ in length.
     """
@@ -45,7 +45,7 @@ def split_arguments_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) ->
             return value
         assert length is None or length == len(value), f"expecting all arg share same length of {length}, but got {len(value)}"
         length, padding = len(value), -len(value) % chunks
-        padded = value.select()  # the caller's batch keeps its rows
+        padded = value.select()  # the caller's batch is not padded
         padded.padding(padding)
         return padded
 
@@ -58,43 +58,43 @@ def split_arguments_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) ->
 
 
 def dispatch_all_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Pass the arguments on: lists with an entry a worker are spread, anything else goes to all."""
+    """Return the arguments unchanged: lists with one entry per worker are distributed, all other values go to every worker."""
     return args, kwargs
 
 
 def collect_all_to_all(worker_group: Any, output: Any) -> Any:
-    """Return the list of results as it is."""
+    """Return the list of results unchanged."""
     return output
 
 
 def dispatch_dp_compute(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Check that every argument is a list with one entry a worker (AssertionError otherwise)."""
+    """Check that every argument is a list with one entry per worker. Raise AssertionError otherwise."""
     for name, value in [*enumerate(args), *kwargs.items()]:
         fits = isinstance(value, (tuple, list)) and len(value) == worker_group.world_size
-        assert fits, f"argument {name} must be a list of {worker_group.world_size} entries, one a worker, got {type(value).__name__}"
+        assert fits, f"argument {name} must be a list of {worker_group.world_size} entries, one per worker, got {type(value).__name__}"
     return [list(arg) for arg in args], {key: list(value) for key, value in kwargs.items()}
 
 
 def collect_dp_compute(worker_group: Any, output: Any) -> Any:
-    """Return the results, one a worker."""
+    """Return the results, one per worker."""
     assert len(output) == worker_group.world_size, f"expected {worker_group.world_size} results, got {len(output)}"
     return output
 
 
 def dispatch_dp_compute_data_proto(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Cut every batch evenly over the workers, padded first where padding is enabled."""
+    """Split every batch evenly over the workers, after padding where padding is enabled."""
     return split_arguments_with_auto_padding(worker_group.world_size, *args, **kwargs)
 
 
 def dispatch_dp_compute_data_proto_with_func(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """As `dispatch_dp_compute_data_proto`, the first argument being a function that every worker receives."""
+    """Dispatch as `dispatch_dp_compute_data_proto`, except for the first argument, a function that every worker receives."""
     assert args and isinstance(args[0], FunctionType), f"the first argument must be a function, got {type(args[0] if args else None)}"
     split_args, split_kwargs = split_arguments_with_auto_padding(worker_group.world_size, *args[1:], **kwargs)
     return [[args[0]] * worker_group.world_size, *split_args], split_kwargs
 
 
 def join_results(output: Any) -> Any:
-    """Concatenate results by rows, or promise to when they are still pending. Raises AssertionError for other results."""
+    """Concatenate results by rows; of pending results return a future. Raise AssertionError for other types of results."""
     for part in () if isinstance(output, PendingResults) else output:
         assert isinstance(part, (DataProto, TensorDict)), f"expecting a DataProto or TensorDict from a worker, but got {type(part)}"
     return BatchData(output).concat()
@@ -106,12 +106,12 @@ def collect_dp_compute_data_proto(worker_group: Any, output: Any) -> Any:
 
 
 def dummy_direct_rollout_call(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Refuse: methods of DIRECT_ROLLOUT_METHOD are called on the actor itself."""
+    """Raise NotImplementedError: methods of DIRECT_ROLLOUT_METHOD are called on the actor itself."""
     raise NotImplementedError("Direct rollout call is forbidden.")
 
 
 def dispatch_nd_compute(dp_rank_mapping: list[int], dp_size: int, worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Spread lists of `dp_size` parts so that workers with the same data-parallel rank get the same part."""
+    """Distribute lists of `dp_size` parts so that workers with the same data-parallel rank get the same part."""
 
     def spread(value: Any) -> list[Any]:
         assert isinstance(value, (tuple, list)) and len(value) == dp_size, f"expected a list of {dp_size} parts, got {type(value).__name__}"
@@ -127,7 +127,7 @@ def collect_nd_compute(collect_mask: list[bool], worker_group: Any, output: Any)
 
 
 def dispatch_nd_compute_dataproto(dp_rank_mapping: list[int], dp_size: int, worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Cut batches into `dp_size` parts and give them to the workers by data-parallel rank."""
+    """Split batches into `dp_size` parts and distribute them to the workers by data-parallel rank."""
     split_args, split_kwargs = split_arguments_with_auto_padding(dp_size, *args, **kwargs)
     padding = split_kwargs.pop(PADDING_SIZE_KEY, None)
     all_args, all_kwargs = dispatch_nd_compute(dp_rank_mapping, dp_size, worker_group, *split_args, **split_kwargs)
@@ -142,7 +142,7 @@ def collect_nd_compute_dataproto(collect_mask: list[bool], worker_group: Any, ou
 
 
 def dispatch_lazy_compute_data_proto(mesh_name: str, worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Spread over a mesh that the workers have described with `_register_dispatch_collect_info`."""
+    """Distribute over a mesh that the workers have registered with `_register_dispatch_collect_info`."""
     mapping = _of_mesh(worker_group, "_query_dispatch_info", mesh_name)
     return dispatch_nd_compute_dataproto(mapping, max(mapping) + 1, worker_group, *args, **kwargs)
 
@@ -161,7 +161,7 @@ def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> dict[str, Callable[
 
 
 def _of_mesh(worker_group: Any, query: str, mesh_name: str) -> list[Any]:
-    """What every worker has registered of a mesh, asked once a group."""
+    """Return the registered value of every worker for a mesh, queried once per group."""
     known = vars(worker_group).setdefault("_of_meshes", {})
     if (query, mesh_name) not in known:
         known[query, mesh_name] = worker_group.execute_all_sync(query, mesh_name)

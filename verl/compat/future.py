@@ -1,4 +1,4 @@
-"""Results that are still being computed by workers, and one way to cut and join whatever travels by rows."""
+"""Results that workers are still computing, and splitting and concatenation of all types of batches."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from verl.single_controller.worker_group import PendingResults
 class DataProtoFuture:
     """A `DataProto` (or TensorDict) that workers are still computing.
 
-    It can be passed on to another worker group, whose workers then wait for it, and cut with `chunk`.
+    It can be passed to another worker group, whose workers then wait for it, and split with `chunk`.
 
     Args:
-        collect_fn: joins the parts, usually `DataProto.concat`.
+        collect_fn: concatenates the parts, usually `DataProto.concat`.
         futures: one per part: `PendingResults`, or a list of Ray object references.
-        dispatch_fn: applied to the joined batch.
+        dispatch_fn: applied to the concatenated batch.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class DataProtoFuture:
         return DataProtoFuture(collect_fn=concat_parts, futures=data)
 
     def then(self, function: Callable[[Any], Any]) -> DataProtoFuture:
-        """Return a future to whose result `function` is applied."""
+        """Return a future of `function` applied to this future's result."""
         first = self.dispatch_fn
         return DataProtoFuture(self.collect_fn, self.futures, function if first is None else _Chain(first, function))
 
@@ -48,7 +48,7 @@ class DataProtoFuture:
         return [self.then(_Chunk(i, chunks)) for i in range(chunks)]
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait, join and return. Raises TimeoutError after `timeout` seconds, else what a worker raised."""
+        """Wait for the parts and return them concatenated. Raise TimeoutError after `timeout` seconds, or a worker's error."""
         if isinstance(self.futures, PendingResults):
             parts = self.futures.get(timeout)
         else:
@@ -62,7 +62,7 @@ class DataProtoFuture:
 
 
 def concat_parts(parts: Sequence[Any]) -> Any:
-    """Join DataProtos or TensorDicts by rows. Raises TypeError when the parts differ in type."""
+    """Concatenate DataProtos or TensorDicts by rows. Raise TypeError when the parts differ in type."""
     if len({type(part) for part in parts}) != 1:
         raise TypeError(f"workers returned different types: {[type(part).__name__ for part in parts]}")
     return concat_tensordict(parts) if isinstance(parts[0], TensorDict) else DataProto.concat(parts)
@@ -77,7 +77,7 @@ class _Chain:
 
 
 class _Chunk:
-    """Picks one chunk; a class because futures travel to workers and a closure would drag its frame along."""
+    """Picks one chunk; a class, because futures are sent to workers and a closure would be serialized with its frame."""
 
     def __init__(self, index: int, chunks: int) -> None:
         self.index, self.chunks = index, chunks
@@ -87,33 +87,33 @@ class _Chunk:
 
 
 class BatchData:
-    """A value to cut (`chunk`), or a list of values to join (`concat`); both return what was put in, not a `BatchData`.
+    """A value to split (`chunk`), or a list of values to concatenate (`concat`); both return values of the given type.
 
     Args:
-        data: a DataProto, DataProtoFuture or TensorDict to cut; DataProtos, TensorDicts or a backend's futures to join.
+        data: a DataProto, DataProtoFuture or TensorDict to split; DataProtos, TensorDicts or a backend's futures to concatenate.
     """
 
     def __init__(self, data: Any) -> None:
         self._data = data
 
     def is_chunkable(self) -> bool:
-        """Whether `chunk` can cut it."""
+        """Return whether `chunk` can split the value."""
         return isinstance(self._data, (DataProto, DataProtoFuture, TensorDict))
 
     def is_concatable(self) -> bool:
-        """Whether `concat` can join it, by its first entry."""
+        """Return whether `concat` can concatenate the list, judged by its first entry."""
         listed = isinstance(self._data, (list, tuple)) and len(self._data) > 0
         return listed and (isinstance(self._data[0], (DataProto, TensorDict)) or _unfinished(self._data))
 
     def chunk(self, chunks: int) -> Sequence[Any]:
-        """Cut into `chunks` parts by rows. Raises AssertionError when the rows do not divide."""
+        """Split into `chunks` parts by rows. Raise AssertionError when the rows do not divide."""
         parts: Sequence[Any] = (
             chunk_tensordict(self._data, chunks) if isinstance(self._data, TensorDict) else self._data.chunk(chunks=chunks)
         )
         return parts
 
     def concat(self) -> Any:
-        """Join by rows; of futures a `DataProtoFuture`. Raises ValueError for an empty list, TypeError for parts that differ in type."""
+        """Concatenate by rows; of futures return a `DataProtoFuture`. Raise ValueError for an empty list, TypeError for mixed types."""
         if not self._data:
             raise ValueError("BatchData.concat needs at least one part, got none")
         return DataProtoFuture.concat(self._data) if _unfinished(self._data) else concat_parts(self._data)

@@ -1,7 +1,7 @@
-"""Keys of verl 0.9 that are not keys here: which of ours means the same, or why there is none.
+"""Keys of verl 0.9 that do not exist here, with the equivalent keys or the reason why there is none.
 
-An entry stands for the key and for all keys below it; `*` stands for any sections, and the first entry that fits counts. The table of
-docs/upstream_map.md is written from here by `python scripts/gen_config_docs.py`.
+An entry matches its key and all keys below it; `*` matches any sections, and the first matching entry counts. The table of
+docs/upstream_map.md is generated from this file by `python scripts/gen_config_docs.py`.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ class VerlKey:
 
     Attributes:
         name: the key, or a section of keys.
-        here: our keys that do what it does; empty when there is none.
-        note: what differs, or why there is none.
+        here: the equivalent keys; empty when there is none.
+        note: the difference, or why there is no equivalent.
     """
 
     name: str
     here: tuple[str, ...]
     note: str
 
-    def fits(self, key: str) -> bool:
-        """`key` is this one, or below it."""
+    def matches(self, key: str) -> bool:
+        """Return whether `key` is this key, or below it."""
         return fnmatchcase(key, self.name) or fnmatchcase(key, f"{self.name}.*")
 
-    def says(self) -> str:
-        """What to do about it, for a one-line error."""
-        return f"verl's name, here {', '.join(self.here)}: {self.note}" if self.here else f"verl has it, here is none: {self.note}"
+    def hint(self) -> str:
+        """Return what to use instead, for a one-line error."""
+        return f"verl's key, here {', '.join(self.here)}: {self.note}" if self.here else f"verl's key, no equivalent here: {self.note}"
 
 
 def find_verl_key(key: str) -> VerlKey | None:
-    """The entry that says what becomes of `key`, or None."""
-    return next((entry for entry in VERL_KEYS if entry.fits(key)), None)
+    """Return the first entry that matches `key`, or None."""
+    return next((entry for entry in VERL_KEYS if entry.matches(key)), None)
 
 
 def _renamed(name: str, *here: str, note: str = "the same") -> VerlKey:
@@ -49,11 +49,11 @@ def _absent(note: str, *names: str) -> tuple[VerlKey, ...]:
 
 
 _GROUP = "the group of a task belongs to the environment, as in Dr. MAS"
-_PER_DEVICE = "rows on one device, not on all together"
-_ONE_SEED = "one seed decides everything that is random"
-_ALL_TOKENS = "the longest reply that the agent may write"
-_REWARDS = "the environment judges and gives the reward (docs/workflows.md)"
-_TOOLS = "an orchestra says who speaks and which tools they have (docs/workflows.md)"
+_PER_DEVICE = "rows per device, not over all devices"
+_ONE_SEED = "one seed for all random numbers"
+_ALL_TOKENS = "the maximum length of the agent's replies"
+_REWARDS = "the environment computes the reward (docs/workflows.md)"
+_TOOLS = "an orchestra defines the order of calls and the tools (docs/workflows.md)"
 _ENGINE = "engines run on the devices of their worker group, each on tensor_model_parallel_size of them"
 _TEXT = "text only: no images, video or audio"
 _FSDP2 = "FSDP2 is the one training engine"
@@ -63,7 +63,7 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed(f"{ROLLOUT}.n", "env.rollout.n", note=_GROUP),
     _renamed(f"{ROLLOUT}.val_kwargs.n", "env.rollout.val_n", note=_GROUP),
     _renamed("*.rollout_n", "env.rollout.n", note=_GROUP),
-    # Optimizers and what is trained.
+    # Optimizers and trained parameters.
     _renamed(f"{ACTOR}.ppo_micro_batch_size", f"{ACTOR}.ppo_micro_batch_size_per_gpu", note=_PER_DEVICE),
     _renamed(f"{REF}.log_prob_micro_batch_size", f"{REF}.log_prob_micro_batch_size_per_gpu", note=_PER_DEVICE),
     _renamed(f"{ROLLOUT}.log_prob_micro_batch_size", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", note=_PER_DEVICE),
@@ -83,10 +83,10 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed(f"{ACTOR}.use_remove_padding", f"{MODEL}.use_remove_padding"),
     _renamed(f"{ACTOR}.calculate_sum_pi_squared", "algorithm.adv_estimator", note="computed when the estimator needs it"),
     *_absent("actor/entropy is always written", f"{ACTOR}.calculate_entropy"),
-    *_absent("prompts that rows share are computed for each", f"{ACTOR}.use_prefix_grouper"),
-    _renamed("*.checkpoint", "trainer.save_hf_model", note="a checkpoint holds all that a run goes on with, a copy besides"),
+    *_absent("a prompt shared by several rows is computed for each row", f"{ACTOR}.use_prefix_grouper"),
+    _renamed("*.checkpoint", "trainer.save_hf_model", note="a checkpoint always has all that a resumed run needs; this adds a model copy"),
     # FSDP.
-    _renamed(f"{REF}.fsdp_config", f"{ACTOR}.fsdp_config", note="the reference is held as the policy is"),
+    _renamed(f"{REF}.fsdp_config", f"{ACTOR}.fsdp_config", note="the reference is sharded like the policy"),
     _renamed("*.fsdp_config.fsdp_size", "trainer.resource_pool", "trainer.pool_sizes", note="over all devices of the worker group"),
     _renamed("critic.fsdp.fsdp_size", "trainer.resource_pool", "trainer.pool_sizes", note="over all devices of the worker group"),
     _renamed(f"{ACTOR}.fsdp_config.offload_policy", f"{ACTOR}.fsdp_config.param_offload", note="and optimizer_offload"),
@@ -95,31 +95,31 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed("critic.fsdp.seed", "data.seed", note=_ONE_SEED),
     _renamed(f"{ACTOR}.fsdp_config.mixed_precision", f"{ACTOR}.fsdp_config.dtype", note="gradients reduce in fp32"),
     _renamed("critic.fsdp.mixed_precision", "critic.fsdp.dtype", note="gradients reduce in fp32"),
-    _renamed("critic.fsdp_config", "critic.fsdp", note="verl 0.9 calls it so as well"),
-    *_absent("FSDP2 wraps layer by layer and decides itself", "*.wrap_policy", "*.forward_prefetch", "*.use_orig_params", "*.forward_only"),
+    _renamed("critic.fsdp_config", "critic.fsdp", note="verl 0.9 uses this name as well"),
+    *_absent("FSDP2 wraps layer by layer without this key", "*.wrap_policy", "*.forward_prefetch", "*.use_orig_params", "*.forward_only"),
     *_absent(_FSDP2, "*.strategy", "*.megatron", "*.veomni", "*.torchtitan", "*.mindspeed", "*.automodel"),
-    *_absent("a device holds whole rows: no sequence parallelism", "*.ulysses_sequence_parallel_size"),
+    *_absent("a device processes whole rows: no sequence parallelism", "*.ulysses_sequence_parallel_size"),
     *_absent("nothing is compiled", "*.use_torch_compile"),
     *_absent("a smaller ppo_max_token_len_per_gpu needs less memory", "*.entropy_from_logits_with_chunking",
              "*.entropy_from_logits_chunk_size", "*.entropy_checkpointing"),
     *_absent("a micro-batch is as long as its rows", "*.pad_to_length", "*.pad_to_length_bucket"),
     *_absent("no quantization", "*.qat", "*.quantization", "*.quantization_config_file"),
-    *_absent("on a CPU a run is exact to the bit; kernels of a GPU are left as they are", "*.full_determinism"),
+    *_absent("runs on a CPU are bitwise reproducible; GPU kernels are not changed", "*.full_determinism"),
     # Models.
     _renamed(f"{MODEL}.override_config.attn_implementation", f"{MODEL}.attn_implementation"),
     _renamed("critic.model.override_config.attn_implementation", "critic.model.attn_implementation"),
-    *_absent("the model's own config.json is taken as it is", "*.model.override_config", "*.model.hf_config_path"),
+    *_absent("the model's config.json is used unchanged", "*.model.override_config", "*.model.hf_config_path"),
     _renamed("*.model.custom_chat_template", f"{MODEL}.tokenizer_path", note="a tokenizer folder with that template"),
     _renamed("*.model.external_lib", "agent.plugins", note="modules to import first"),
     _renamed(f"{MODEL}.enable_activation_offload", f"{MODEL}.enable_gradient_checkpointing", note="activations are recomputed, not moved"),
     _renamed("critic.model.enable_activation_offload", "critic.model.enable_gradient_checkpointing",
              note="activations are recomputed, not moved"),
-    _renamed(f"{MODEL}.lora_adapter_path", "trainer.resume_from_path", note="adapters begin anew or go on from a checkpoint"),
+    _renamed(f"{MODEL}.lora_adapter_path", "trainer.resume_from_path", note="adapters start from scratch or from a checkpoint"),
     _renamed(f"{MODEL}.lora", f"{MODEL}.lora_rank", "agent.specialization",
-             note="beside it lora_alpha, target_modules and exclude_modules; no dropout"),
-    *_absent("critics are trained whole", "critic.model.lora_rank", "critic.model.lora_alpha", "critic.model.target_modules",
+             note="also lora_alpha, target_modules and exclude_modules; no dropout"),
+    *_absent("all parameters of critics are trained", "critic.model.lora_rank", "critic.model.lora_alpha", "critic.model.target_modules",
              "critic.model.exclude_modules", "critic.model.lora_adapter_path", "critic.model.lora"),
-    *_absent("models are read from disk by each process", "*.use_shm"),
+    *_absent("each process reads models from disk", "*.use_shm"),
     *_absent("transformers' own layers are used", "*.use_fused_kernels", "*.fused_kernel_options", "*.use_liger", "*.tiled_mlp"),
     *_absent("no multi-token prediction", "*.mtp"),
     *_absent("no metrics or routing of experts", "*.router_replay", f"{ROLLOUT}.enable_rollout_routing_replay",
@@ -133,48 +133,48 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed(f"{ROLLOUT}.seed", "data.seed", note=_ONE_SEED),
     _renamed(f"{ROLLOUT}.max_model_len", "data.max_prompt_length", "data.max_response_length", note="the sum of both"),
     _renamed(f"{ROLLOUT}.cudagraph_capture_sizes", f"{ROLLOUT}.enforce_eager", note="vLLM's own sizes, or no graphs"),
-    _renamed(f"{ROLLOUT}.layered_summon", f"{ROLLOUT}.update_bucket_mb", note="weights always travel in buckets"),
+    _renamed(f"{ROLLOUT}.layered_summon", f"{ROLLOUT}.update_bucket_mb", note="weights are always sent in buckets"),
     _renamed(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", f"{ROLLOUT}.update_bucket_mb"),
-    _renamed(f"{ROLLOUT}.checkpoint_engine", f"{ROLLOUT}.weight_transfer", note="weights travel from worker to worker, in buckets"),
+    _renamed(f"{ROLLOUT}.checkpoint_engine", f"{ROLLOUT}.weight_transfer", note="weights are sent from worker to worker, in buckets"),
     _renamed(f"{ROLLOUT}.do_sample", f"{ROLLOUT}.temperature", note="training episodes are always sampled"),
     _renamed(f"{ROLLOUT}.multi_turn", "agent.orchestra_type", "env.max_steps", note=_TOOLS),
     _renamed(f"{ROLLOUT}.agent", "agent.orchestra_type", "rollout.max_concurrent_episodes", note=_TOOLS),
     _renamed(f"{ROLLOUT}.trace", "trainer.log_trajectories", note=_WHERE_EPISODES),
     _renamed(f"{ROLLOUT}.data_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size",
-             note="engines of a worker group: its devices / tensor_model_parallel_size"),
-    *_absent("an engine spans devices by tensor parallelism alone", f"{ROLLOUT}.expert_parallel_size",
+             note="number of engines of a worker group: its devices / tensor_model_parallel_size"),
+    *_absent("an engine spans devices by tensor parallelism only", f"{ROLLOUT}.expert_parallel_size",
              f"{ROLLOUT}.pipeline_model_parallel_size", f"{ROLLOUT}.disaggregation"),
     *_absent("engines are always asynchronous servers", f"{ROLLOUT}.mode"),
     *_absent("a reply ends at the model's end token", f"{ROLLOUT}.ignore_eos"),
     *_absent("the model is loaded from its folder, then the trainer's weights are sent", f"{ROLLOUT}.load_format"),
     *_absent("the sampler's log-probs are always kept", f"{ROLLOUT}.calculate_log_probs", f"{ROLLOUT}.logprobs_mode"),
     *_absent("vLLM always caches prefixes", f"{ROLLOUT}.enable_prefix_caching"),
-    *_absent("left as vLLM has it", f"{ROLLOUT}.scheduling_policy", f"{ROLLOUT}.engine_kwargs", f"{ROLLOUT}.multi_stage_wake_up"),
-    *_absent("engines log no statistics of their own", f"{ROLLOUT}.disable_log_stats"),
+    *_absent("vLLM's default is used", f"{ROLLOUT}.scheduling_policy", f"{ROLLOUT}.engine_kwargs", f"{ROLLOUT}.multi_stage_wake_up"),
+    *_absent("engines log no statistics", f"{ROLLOUT}.disable_log_stats"),
     *_absent("token ids in, token ids out", f"{ROLLOUT}.skip_tokenizer_init"),
-    *_absent("every episode that is begun is waited for", f"{ROLLOUT}.over_sample_rate"),
-    *_absent("numbers go to trainer.logger", f"{ROLLOUT}.prometheus"),
+    *_absent("every started episode is awaited", f"{ROLLOUT}.over_sample_rate"),
+    *_absent("metrics go to trainer.logger", f"{ROLLOUT}.prometheus"),
     # Data.
     _renamed("data.tokenizer", f"{MODEL}.tokenizer_path"),
     _renamed("data.trust_remote_code", f"{MODEL}.trust_remote_code"),
     _renamed("data.truncation", "data.filter_overlong_prompts",
-             note="a task that is too long is dropped or an error; later prompts lose their oldest context"),
+             note="a task that is too long is dropped or is an error; later prompts lose their oldest context"),
     _renamed("data.gen_batch_size", "data.train_batch_size", note="filter_groups collects by train_batch_size too"),
     _renamed("data.tool_config_path", "agent.orchestra_type", note=_TOOLS),
     _renamed("data.function_tool_path", "agent.orchestra_type", note=_TOOLS),
-    *_absent("the column data_source says where a task is from", "data.reward_fn_key"),
-    *_absent("an agent's prompt is made of the task and kept in trajectories/", "data.return_raw_input_ids", "data.return_raw_chat",
+    *_absent("the column data_source names the dataset of a task", "data.reward_fn_key"),
+    *_absent("an agent's prompt is built from the task and written to trajectories/", "data.return_raw_input_ids", "data.return_raw_chat",
              "data.return_full_prompt"),
-    *_absent("tasks are read whole, in this process", "data.dataloader_num_workers", "data.filter_overlong_prompts_workers"),
-    *_absent("validation goes through its file in order", "data.validation_shuffle"),
+    *_absent("tasks are read completely, in this process", "data.dataloader_num_workers", "data.filter_overlong_prompts_workers"),
+    *_absent("validation tasks are in the order of their file", "data.validation_shuffle"),
     *_absent(_TEXT, "data.image_patch_size", "data.image_key", "data.video_key", "data.audio_key", "data.return_multi_modal_inputs",
              "data.mm_processor_kwargs"),
-    *_absent("bring rows into verl's schema first (examples/data_preprocess)", "data.custom_cls"),
-    *_absent("every call has a prompt of its own", "data.continuous_token"),
+    *_absent("convert rows to verl's schema first (examples/data_preprocess)", "data.custom_cls"),
+    *_absent("the prompt of every call is built separately", "data.continuous_token"),
     # Rewards.
-    _renamed("reward.reward_kwargs.overlong_buffer_cfg", "reward.overlong_buffer.enable", note="beside it len and penalty_factor"),
-    _renamed("reward.reward_kwargs.max_resp_len", "data.max_response_length", note="each agent's own limit counts"),
-    _renamed("reward_model.overlong_buffer", "reward.overlong_buffer.enable", note="beside it len and penalty_factor"),
+    _renamed("reward.reward_kwargs.overlong_buffer_cfg", "reward.overlong_buffer.enable", note="also len and penalty_factor"),
+    _renamed("reward.reward_kwargs.max_resp_len", "data.max_response_length", note="each agent's own limit applies"),
+    _renamed("reward_model.overlong_buffer", "reward.overlong_buffer.enable", note="also len and penalty_factor"),
     _renamed("custom_reward_function", "env.env_name", note=_REWARDS),
     _renamed("reward.custom_reward_function", "env.env_name", note=_REWARDS),
     _renamed("reward.reward_manager", "env.env_name", note=_REWARDS),
@@ -186,7 +186,7 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed("*sandbox_fusion.max_concurrent", "sandbox.workers"),
     _renamed("*sandbox_fusion.memory_limit_mb", "sandbox.limits.memory_mb"),
     # Algorithms and the run.
-    *_absent("collections of a step follow one another", "algorithm.filter_groups.max_inflight_gen_batches"),
+    *_absent("the collections of a step run one after the other", "algorithm.filter_groups.max_inflight_gen_batches"),
     *_absent("rows are not resampled by their reward", "algorithm.use_pf_ppo", "algorithm.pf_ppo"),
     *_absent("no distillation from a teacher", "distillation"),
     _renamed("trainer.max_actor_ckpt_to_keep", "trainer.max_ckpt_to_keep", note="policies and critics are in one checkpoint"),
@@ -198,12 +198,12 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed("trainer.validation_data_dir", "trainer.log_trajectories", note=_WHERE_EPISODES),
     _renamed("trainer.ray_wait_register_center_timeout", "trainer.worker_timeout_s", note="limits every call to a worker"),
     _renamed("trainer.esi_redundant_time", "trainer.save_freq", note="SIGTERM checkpoints and stops"),
-    *_absent("a checkpoint stays until max_ckpt_to_keep others are newer", "trainer.del_local_ckpt_after_load"),
+    *_absent("a checkpoint is kept until there are max_ckpt_to_keep newer ones", "trainer.del_local_ckpt_after_load"),
     *_absent("one trainer: episodes, then the update", "trainer.use_v1", "trainer.v1"),
     _renamed("ray_kwargs.ray_init.num_cpus", "ray_init.num_cpus"),
-    _renamed("ray_kwargs.ray_init", "ray_init.address", note="beside it num_cpus and object_store_memory_mb"),
-    *_absent("timeline.jsonl in the folder of the run says what ran when", "ray_kwargs.timeline_json_file"),
-    *_absent("timing_s/* and timeline.jsonl say where time goes; no profiler is started", "*.profiler", "global_profiler"),
-    *_absent("batches travel through Ray's object store", "transfer_queue"),
-    *_absent("episodes are played anew every time", "skip"),
+    _renamed("ray_kwargs.ray_init", "ray_init.address", note="also num_cpus and object_store_memory_mb"),
+    *_absent("timeline.jsonl in the folder of the run has the timeline", "ray_kwargs.timeline_json_file"),
+    *_absent("timing_s/* and timeline.jsonl have the durations; no profiler is started", "*.profiler", "global_profiler"),
+    *_absent("batches are sent through Ray's object store", "transfer_queue"),
+    *_absent("episodes are always played, never reused", "skip"),
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Batches on disk without pickle: only tensors and plain values are written, and `torch.load(weights_only=True)` reads them.
+"""Batches on disk without pickled objects: only tensors and plain values are written and read (`torch.load(weights_only=True)`).
 
-A hostile file cannot run code.
+A malicious file cannot run code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 _PLAIN = (str, int, float, bool, bytes, type(None))
-# Types that a file may name. Whatever it says, nothing but these is ever looked up or called.
+# Types that a file may name; no other name is ever looked up or called.
 _SEQUENCES: dict[str, type] = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 _FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, dict, str, int, float, bool, bytes)}
 _DTYPES: dict[str, torch.dtype] = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
@@ -23,9 +23,9 @@ _DATES: dict[str, type[datetime.date]] = {kind.__name__: kind for kind in (datet
 
 
 def encode_plain(value: Any, where: str) -> Any:
-    """Encode nested data as tagged tuples of plain values and tensors.
+    """Return nested data as tagged tuples of plain values and tensors.
 
-    Raises TypeError naming `where` for anything that is not a number, text, container, array or tensor.
+    Raises TypeError naming `where` for a value that is not a number, text, container, array or tensor.
     """
     if type(value) in _PLAIN:
         return value
@@ -83,7 +83,7 @@ def _encode_array(array: np.ndarray, where: str) -> tuple[Any, ...]:
 
 
 def decode_plain(value: Any) -> Any:
-    """Undo `encode_plain`. Raises ValueError for a tag that it never writes."""
+    """Return the data encoded by `encode_plain`. Raise ValueError for a tag that it never writes."""
     if type(value) in _PLAIN:
         return value
     if not isinstance(value, tuple) or not value:
@@ -129,26 +129,26 @@ def _device(name: str) -> torch.device:
     try:
         return torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"not a saved batch: {name!r} is no device") from error
+        raise ValueError(f"not a saved batch: {name!r} is not a device") from error
 
 
 def _named(known: dict[str, Any], name: str) -> Any:
     if name not in known:
-        raise ValueError(f"not a saved batch: {name!r} is none of {sorted(known)}")
+        raise ValueError(f"not a saved batch: {name!r} is not one of {sorted(known)}")
     return known[name]
 
 
 def save_plain(value: Any, path: str | os.PathLike[str], where: str) -> None:
-    """Write nested plain data to a file, aside first and then renamed, so that a full disk leaves no half file."""
+    """Write nested plain data to a temporary file that is then renamed, so that a full disk leaves no incomplete file."""
     target = Path(path)
-    aside = target.with_name(f"{target.name}.tmp{os.getpid()}")
+    temporary = target.with_name(f"{target.name}.tmp{os.getpid()}")
     try:
-        torch.save(encode_plain(value, where), aside)
-        os.replace(aside, target)
+        torch.save(encode_plain(value, where), temporary)
+        os.replace(temporary, target)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def load_plain(path: str | os.PathLike[str]) -> Any:
-    """Read a file of `save_plain`; a file with any other Python object in it is refused before that object is built."""
+    """Return the data of a file written by `save_plain`; a file with other Python objects is rejected before they are built."""
     return decode_plain(torch.load(path, map_location="cpu", weights_only=True))

@@ -1,4 +1,4 @@
-"""Padding, folding, unfolding, collating and gathering batches."""
+"""Padding, folding, unfolding, collating and gathering of batches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
 
 
 def collate_fn(x: list[DataProtoItem]) -> DataProto:
-    """Stack rows into a batch; meta_info is that of the first row."""
+    """Stack rows into a batch with the meta_info of the first row."""
     tensors = [item.batch for item in x if item.batch is not None]
     arrays: dict[str, np.ndarray] = {}
     for key in x[0].non_tensor_batch:
@@ -57,16 +57,16 @@ def collate_fn(x: list[DataProtoItem]) -> DataProto:
 def allgather_dict_tensors(
     tensors: dict[str, torch.Tensor] | TensorDict, size: int, group: Any, dim: int = 0
 ) -> dict[str, torch.Tensor] | TensorDict:
-    """Join every tensor of all ranks of a process group along `dim`, in rank order; the tensors must have equal shapes on every rank.
+    """Concatenate every tensor of all ranks of a process group along `dim`, in rank order; shapes must be equal on every rank.
 
     Args:
-        tensors: a dict, or a TensorDict, of which a TensorDict is made again.
+        tensors: a dict or a TensorDict; the result has the same type.
         size: number of ranks.
         group: the process group; None is the default one.
-        dim: dimension to join along.
+        dim: dimension to concatenate along.
     """
     joined: dict[str, torch.Tensor] = {}
-    for key in sorted(tensors.keys()):  # every rank must ask for the same tensor at a time
+    for key in sorted(tensors.keys()):  # the order of collectives must be the same on every rank
         parts = [torch.empty_like(tensors[key], memory_format=torch.contiguous_format) for _ in range(size)]
         torch.distributed.all_gather(parts, tensors[key].contiguous(), group=group)
         joined[key] = torch.cat(parts, dim=dim)
@@ -89,10 +89,10 @@ def all_gather_data_proto(data: DataProto, process_group: Any) -> None:
 
 
 def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
-    """Append rows from the start of the batch, over and over, until `size_divisor` divides it.
+    """Append rows from the start of the batch, repeatedly if necessary, until `size_divisor` divides its length.
 
     Returns:
-        the padded batch (the same object when nothing was missing) and the number of rows appended.
+        The padded batch (the same object if no row was appended) and the number of rows appended.
     """
     assert isinstance(data, DataProto), f"data must be a DataProto, got {type(data).__name__}"
     if len(data) == 0:

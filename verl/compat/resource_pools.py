@@ -1,4 +1,4 @@
-"""verl's resource pools: cut, merged, and managed by name and role."""
+"""verl's resource pools: split, merged, and managed by name and role."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from verl.single_controller.ray.resource_pool import SubRayResourcePool as SubPo
 
 
 class RayResourcePool(Pool):
-    """verl's arguments of a pool.
+    """A pool with verl's arguments.
 
     Args:
         process_on_nodes: processes per node.
-        use_gpu: reserve a GPU a process.
+        use_gpu: reserve one GPU per process.
         name_prefix: start of the placement groups' names.
         max_colocate_count: worker groups that may share a GPU.
         detached: placement groups outlive this driver.
@@ -46,13 +46,13 @@ class RayResourcePool(Pool):
         self.accelerator_type = accelerator_type
 
     def bundle(self) -> dict[str, float]:
-        """Return the resources that one process reserves."""
+        """Return the resources reserved per process."""
         return super().bundle() | ({self.accelerator_type: 1e-4} if self.use_gpu and self.accelerator_type is not None else {})
 
     def get_placement_groups(
         self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str | None = None
     ) -> list[PlacementGroup]:
-        """Return the placement groups, made on the first call, under the prefix `name` when it is given."""
+        """Return the placement groups, made on the first call, with the prefix `name` if it is given."""
         self.name_prefix = name or self.name_prefix
         return super().get_placement_groups(strategy)
 
@@ -61,12 +61,12 @@ class RayResourcePool(Pool):
         return self.get_placement_groups()[0]
 
     def split(self, split_size: int | list[int]) -> list[SubRayResourcePool]:
-        """Cut the pool into parts; see `split_resource_pool`."""
+        """Split the pool; see `split_resource_pool`."""
         return split_resource_pool(self, split_size)
 
 
 class SubRayResourcePool(SubPool):
-    """Consecutive ranks of another pool, which may be cut or merged again."""
+    """Consecutive ranks of another pool, which may be split or merged again."""
 
     def __init__(self, parent: Pool, start_bundle_index: int, subgroup_world_size: int) -> None:
         super().__init__(parent, start_bundle_index, subgroup_world_size)
@@ -103,7 +103,7 @@ class _MergedRayResourcePool(Pool):
 
 
 def split_resource_pool(resource_pool: Pool, split_size: int | list[int]) -> list[SubRayResourcePool]:
-    """Cut a pool into parts of `split_size` ranks, or of the sizes of a list.
+    """Split a pool into parts of `split_size` ranks, or of the listed sizes.
 
     Raises AssertionError when the sizes do not add up to the pool.
     """
@@ -117,7 +117,7 @@ def split_resource_pool(resource_pool: Pool, split_size: int | list[int]) -> lis
 
 
 def merge_resource_pool(rp1: Pool, rp2: Pool) -> Pool:
-    """Return a pool that spans both, in their placement groups. Raises AssertionError when they differ in kind."""
+    """Return a pool of the ranks of both, in their placement groups. Raise AssertionError when their resources or lifetimes differ."""
     kinds = [{"bundle": pool.bundle(), "max_colocate_count": pool.max_colocate_count, "lifetime": pool.lifetime} for pool in (rp1, rp2)]
     assert kinds[0] == kinds[1], f"both pools must agree, got {kinds[0]} and {kinds[1]}"
     return _MergedRayResourcePool([rp1, rp2])
@@ -125,14 +125,14 @@ def merge_resource_pool(rp1: Pool, rp2: Pool) -> Pool:
 
 @dataclass
 class ResourcePoolManager:
-    """The pools of a run, made together and looked up by role.
+    """The pools of a run, created together and looked up by role.
 
     Attributes:
         resource_pool_spec: processes per node, by pool name.
         mapping: pool name by role.
         max_colocate_count: worker groups that may share a device.
         resource_pool_dict: the pools by name, filled by `create_resource_pool`.
-        use_gpu: every process holds a GPU; off for a cluster without any.
+        use_gpu: every process gets a GPU; False for a cluster without GPUs.
     """
 
     resource_pool_spec: Mapping[str, list[int]]
@@ -142,9 +142,9 @@ class ResourcePoolManager:
     use_gpu: bool = True
 
     def create_resource_pool(self) -> None:
-        """Make every pool of the specification; their placement groups come with the first worker group.
+        """Create every pool of the specification; placement groups are made with a pool's first worker group.
 
-        Raises ValueError when the cluster has fewer free GPUs than the pools want.
+        Raises ValueError when the cluster has fewer free GPUs than the pools need.
         """
         if self.use_gpu:
             self._check_gpus()
@@ -154,7 +154,7 @@ class ResourcePoolManager:
             )
 
     def get_resource_pool(self, role: Hashable) -> RayResourcePool:
-        """Return the pool that a role works in. Raises KeyError naming the roles, or the pools, that there are."""
+        """Return the pool of a role. Raise KeyError naming the known roles or pools."""
         if role not in self.mapping:
             raise KeyError(f"no resource pool for {role}: the mapping has {[str(known) for known in self.mapping]}")
         name = self.mapping[role]
@@ -166,7 +166,7 @@ class ResourcePoolManager:
         return self.resource_pool_dict[name]
 
     def get_n_gpus(self) -> int:
-        """Return the number of processes of all pools, each on a device of its own."""
+        """Return the number of GPUs of all pools, one per process."""
         return sum(sum(process_on_nodes) for process_on_nodes in self.resource_pool_spec.values())
 
     def _check_gpus(self) -> None:

@@ -1,4 +1,4 @@
-"""Batches as one TensorDict, and TensorDicts cut and joined by rows (nested tensors included)."""
+"""Batches as one TensorDict, and TensorDicts split and concatenated by rows (nested tensors included)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 
 def to_tensordict(batch: TensorDict | None, arrays: dict[str, np.ndarray], meta_info: dict[str, Any], rows: int) -> TensorDict:
-    """Put tensors, one stack of objects a non-tensor column, and one shared value a meta_info entry into a TensorDict."""
+    """Return a TensorDict of the tensors, one stack of objects per non-tensor column, and one shared value per meta_info entry."""
     merged = TensorDict({} if batch is None else dict(batch.items()), batch_size=[rows])
     for key, value in arrays.items():
         merged[key] = NonTensorStack.from_list([NonTensorData(item) for item in value.tolist()])
@@ -21,7 +21,7 @@ def to_tensordict(batch: TensorDict | None, arrays: dict[str, np.ndarray], meta_
 
 
 def from_tensordict(tensor_dict: TensorDict, num_batch_dims: int = 1) -> tuple[TensorDict, dict[str, np.ndarray], dict[str, Any]]:
-    """Undo `to_tensordict`: (tensors, non-tensor columns, meta_info)."""
+    """Return the (tensors, non-tensor columns, meta_info) given to `to_tensordict`."""
     tensors: dict[str, torch.Tensor] = {}
     arrays: dict[str, np.ndarray] = {}
     info: dict[str, Any] = {}
@@ -39,7 +39,7 @@ def from_tensordict(tensor_dict: TensorDict, num_batch_dims: int = 1) -> tuple[T
 
 
 def chunk_tensordict(data: TensorDict, chunks: int) -> list[TensorDict]:
-    """Cut a TensorDict into `chunks` equal parts by rows. Raises AssertionError when the rows do not divide."""
+    """Split a TensorDict into `chunks` equal parts by rows. Raise AssertionError when the rows do not divide."""
     rows = int(data.batch_size[0])
     assert rows % chunks == 0, f"only support equal chunk. Got size of TensorDict {rows} and chunk {chunks}."
     size = rows // chunks
@@ -53,7 +53,7 @@ def chunk_tensordict(data: TensorDict, chunks: int) -> list[TensorDict]:
 
 
 def concat_tensordict(data: Sequence[TensorDict]) -> TensorDict:
-    """Join TensorDicts by rows; nested columns keep their layout."""
+    """Concatenate TensorDicts by rows; nested columns keep their layout."""
     nested = [key for key, value in data[0].items() if isinstance(value, torch.Tensor) and value.is_nested]
     joined = torch.cat([part.exclude(*nested) if nested else part for part in data], dim=0)
     for key in nested:

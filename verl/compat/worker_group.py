@@ -1,4 +1,4 @@
-"""verl's `RayWorkerGroup`: it attaches to running actors, finds the workers of a colocated class, and has its methods made by hand."""
+"""verl's `RayWorkerGroup`: it can attach to running actors, separate the workers of a colocated class, and bind methods explicitly."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ class RayWorkerGroup(ActorGroup):
     """One actor per rank of a resource pool.
 
     Args:
-        resource_pool: where the actors run.
-        ray_cls_with_init: what they are. A group that attaches to running actors does without: it has no methods of theirs then, and
-            `execute_all_sync("method", ...)` calls them.
+        resource_pool: pool in which the actors run.
+        ray_cls_with_init: their class and constructor arguments. Optional for a group that attaches to running actors: without it their
+            methods are called with `execute_all_sync("method", ...)`.
         bin_pack: pack each node's processes onto one node.
         name_prefix: start of the actors' names; random when None.
         detached: actors outlive this driver.
-        worker_names: names of running actors to attach to, instead of starting some.
+        worker_names: names of running actors to attach to, instead of starting actors.
         worker_handles: handles of running actors to attach to.
         ray_wait_register_center_timeout: limit of the wait for the pool's resources, in seconds; the pool's own when None.
         worker_env: environment variables for the workers, e.g. OMP_NUM_THREADS.
         device_name: "cuda" or "cpu"; taken from the pool when None.
-        use_gpu: workers get a share of their bundle's GPU; as the pool when None.
+        use_gpu: workers get a share of their bundle's GPU; taken from the pool when None.
         master_addr: address of rank 0 for `torch.distributed`, given with `master_port`; found when None.
         master_port: port of rank 0; a free one when None.
         master_port_range: `[begin, end)` to take a free port from.
         timeout_s: limit of every wait for a result, in seconds.
-        **kwargs: accepted as by verl and without effect here (`profile_steps`, `worker_nsight_options`); a warning names them.
+        **kwargs: accepted for compatibility, without effect (`profile_steps`, `worker_nsight_options`); a warning names them.
 
     Raises ValueError when `worker_env` sets a variable that the group sets itself, for `master_addr` without its port and for
-    GPUs of a pool without any; TimeoutError when resources do not come, RuntimeError when `master_port_range` has no free port.
+    GPUs of a pool without GPUs; TimeoutError when resources are not available in time, RuntimeError when `master_port_range` has no free
+    port.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class RayWorkerGroup(ActorGroup):
         if kwargs:
             logger.warning("RayWorkerGroup: %s has no effect here", ", ".join(sorted(kwargs)))
         if master_addr is not None and master_port is None:
-            raise ValueError(f"master_addr={master_addr!r} needs the port that goes with it: give master_port, or neither")
+            raise ValueError(f"master_addr={master_addr!r} needs a port: give master_port too, or neither")
         with_gpus = resource_pool is not None and resource_pool.use_gpu
         self.ray_cls_with_init = ray_cls_with_init
         self.use_gpu = with_gpus if use_gpu is None else use_gpu
@@ -110,20 +111,20 @@ class RayWorkerGroup(ActorGroup):
         ray_cls_with_init: RayClassWithInitArgs | None = None,
         **kwargs: Any,
     ) -> RayWorkerGroup:
-        """Attach to running actors; `shutdown` then leaves them alone."""
+        """Return a group that attaches to running actors; its `shutdown` does not stop them."""
         return cls(None, ray_cls_with_init, name_prefix=name_prefix, worker_names=worker_names, worker_handles=worker_handles, **kwargs)
 
     @property
     def master_address(self) -> str | None:
-        """Where rank 0 listens for `torch.distributed`; None for a group that attached to running actors."""
+        """Address of rank 0 for `torch.distributed`; None for a group that attached to running actors."""
         return self._rendezvous and self._rendezvous[0]
 
     @property
     def master_port(self) -> int | None:
-        """The port of `master_address`."""
+        """Port of rank 0 for `torch.distributed`; None as for `master_address`."""
         return self._rendezvous and self._rendezvous[1]
 
-    # ---- what the base class asks
+    # ---- hooks of the base class
 
     def _slots(self, pool: RayResourcePool) -> list[Slot]:
         return pool.slots(self._strategy)
@@ -140,7 +141,7 @@ class RayWorkerGroup(ActorGroup):
     # ---- calls
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Start a method on rank 0 and return Ray's reference to its result."""
+        """Start a method on rank 0 and return the Ray reference to its result."""
         return self._submit(method_name, [(0, args, kwargs)])[0]
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
@@ -156,7 +157,7 @@ class RayWorkerGroup(ActorGroup):
         return self.execute_rank_zero_async(method_name, *args, **kwargs)
 
     def _bind_worker_method(self, user_defined_cls: type, func_generator: Callable[..., Callable[..., Any]]) -> list[str]:
-        """Bind the registered methods of a class by a `func_generator` such as verl's groups have; returns their names."""
+        """Bind the registered methods of a class with a `func_generator` as in verl, and return their names."""
         found = {name: getattr(getattr(user_defined_cls, name, None), MAGIC_ATTR, None) for name in dir(user_defined_cls)}
         registered = {name: attributes for name, attributes in found.items() if attributes is not None}
         for name, attributes in registered.items():
@@ -174,7 +175,7 @@ class RayWorkerGroup(ActorGroup):
         groups = {}
         for prefix in prefix_set:
             if prefix not in classes:
-                raise ValueError(f"no worker {prefix!r} in this group; it holds {sorted(classes)}")
+                raise ValueError(f"no worker {prefix!r} in this group; it has {sorted(classes)}")
             group = RayWorkerGroup.from_detached(
                 name_prefix=self.name_prefix,
                 worker_names=self._worker_names,
@@ -209,10 +210,10 @@ def func_generator(
 
     Args:
         self: the worker group.
-        method_name: of the workers.
+        method_name: method of the workers.
         dispatch_fn, collect_fn: as in `register_dispatch_mode`.
-        execute_fn: such as `self.execute_all`; it returns the group's pending results or Ray's object references.
-        blocking: wait for the results, as long as the group waits for any.
+        execute_fn: function such as `self.execute_all`, which returns the group's pending results or Ray object references.
+        blocking: wait for the results, up to the group's timeout.
     """
 
     def wait(output: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The words that the parts of the house share: `DataProto` for batches, `generate` for engines.
+"""Types that all packages share: `DataProto` for batches, `generate` for engines.
 
-What needs torch is imported on demand: a configuration is read, and an environment played, without waiting for it. Of the names, those of
-`verl.compat` are for code written for verl.
+Names that need torch are imported on demand, so that configurations and environments load without it. Names from `verl.compat` are for
+code written for verl.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Comparing, building and merging the columns of a batch."""
+"""Functions that compare, build and merge columns of a batch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tensordict import TensorDict
 
 
 def as_object_array(values: Sequence[Any] | np.ndarray) -> np.ndarray:
-    """Turn a sequence of anything into an object array with one entry (or row) per element; arrays pass unchanged."""
+    """Return a sequence as an object array with one entry (or row) per element; arrays are returned unchanged."""
     if isinstance(values, np.ndarray):
         return values
     try:
         return np.array(values, dtype=object)
-    except ValueError:  # elements are arrays whose shapes agree only in part: numpy cannot broadcast them
+    except ValueError:  # numpy cannot broadcast elements that are arrays with partly equal shapes
         array = np.empty(len(values), dtype=object)
         for i, value in enumerate(values):
             array[i] = value
@@ -25,7 +25,10 @@ def as_object_array(values: Sequence[Any] | np.ndarray) -> np.ndarray:
 
 
 def deep_equal(left: Any, right: Any, _open: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Compare by value: types must agree, NaN equals NaN, arrays and containers are walked, cycles end the walk."""
+    """Return whether both are equal by value: types must agree, NaN equals NaN; arrays and containers are compared recursively.
+
+    Pairs that are already being compared (cycles) count as equal.
+    """
     pair = (id(left), id(right))
     if left is right or pair in _open:
         return True
@@ -52,7 +55,10 @@ def deep_equal(left: Any, right: Any, _open: frozenset[tuple[int, int]] = frozen
 
 
 def type_name(value: Any) -> str:
-    """Name of a value's type with those inside it: `dict[str: list[int]]`. A list tells by its first three, a dict by its first entry."""
+    """Return the name of a value's type with its element types, such as `dict[str: list[int]]`.
+
+    The element types of a list are those of its first three entries, of a dict those of its first entry.
+    """
     if isinstance(value, np.ndarray):
         return f"ndarray{value.shape} ({value.dtype})"
     if isinstance(value, list):
@@ -99,7 +105,7 @@ def union_numpy_dict(tensor_dict1: dict[str, np.ndarray], tensor_dict2: dict[str
 
 
 def union_two_dict(dict1: dict[str, Any], dict2: dict[str, Any]) -> dict[str, Any]:
-    """Add the entries of the second to the first, in place; a common key with different values is an AssertionError."""
+    """Add the entries of the second to the first, in place. Raise AssertionError for a common key with different values."""
     for key, value in dict2.items():
         if key in dict1:
             assert deep_equal(dict1[key], value), f"{key} in meta_dict1 and meta_dict2 are not the same object"
@@ -108,7 +114,7 @@ def union_two_dict(dict1: dict[str, Any], dict2: dict[str, Any]) -> dict[str, An
 
 
 def list_of_dict_to_dict_of_list(list_of_dict: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Gather the values of each key, in order; a row without the key adds nothing to it."""
+    """Return for each key the list of its values, in order; rows without the key are skipped."""
     columns: dict[str, list[Any]] = {}
     for row in list_of_dict:
         for key, value in row.items():
@@ -117,7 +123,7 @@ def list_of_dict_to_dict_of_list(list_of_dict: Sequence[dict[str, Any]]) -> dict
 
 
 def merge_meta_info(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the meta_info of several parts: `metrics` become a dict of lists (a value a part), other keys must agree.
+    """Merge the meta_info of several parts: `metrics` become a dict of lists (one value per part), other keys must agree.
 
     Raises AssertionError naming the key whose values differ.
     """

@@ -1,7 +1,7 @@
-"""`DataProto`: the batch that travels between the trainer, the collector and the workers.
+"""`DataProto`: the batch exchanged by the trainer, the collector and the workers.
 
 One row per sample in three parts: `batch` (tensors with a common first dimension), `non_tensor_batch` (numpy arrays, mostly of
-objects, with the same number of rows) and `meta_info` (values of the whole batch). Names and behaviour follow verl 0.9.
+objects, with the same number of rows) and `meta_info` (values for the whole batch). Names and behaviour follow verl 0.9.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DataProto(VerlBatch):
     Attributes:
         batch: tensors, each [bsz, ...]; None when there are none.
         non_tensor_batch: numpy arrays, each with bsz rows.
-        meta_info: what holds for the whole batch.
+        meta_info: values for the whole batch.
     """
 
     batch: TensorDict = None  # type: ignore[assignment]  # a batch of arrays alone, as verl has it
@@ -54,7 +54,7 @@ class DataProto(VerlBatch):
         num_batch_dims: int = 1,
         auto_padding: bool = False,
     ) -> Self:
-        """Build a batch from columns; sequences among the non-tensors become object arrays.
+        """Return a batch of the given columns; sequences among the non-tensors become object arrays.
 
         Raises AssertionError when columns differ in their number of rows.
         """
@@ -78,9 +78,9 @@ class DataProto(VerlBatch):
 
     @staticmethod
     def concat(data: Sequence[DataProto]) -> DataProto:
-        """Stack batches row-wise; `metrics` of the parts become a dict of lists, all other meta_info must agree.
+        """Concatenate batches row-wise; `metrics` of the parts become a dict of lists, all other meta_info must agree.
 
-        Raises AssertionError when meta_info conflicts, ValueError when columns differ or nothing is given.
+        Raises AssertionError when meta_info conflicts, ValueError when columns differ or `data` is empty.
         """
         if not data:
             raise ValueError("DataProto.concat needs at least one batch, got none")
@@ -96,7 +96,7 @@ class DataProto(VerlBatch):
         return type(data[0])(batch=batch, non_tensor_batch=arrays, meta_info=merge_meta_info([part.meta_info for part in data]))
 
     def __eq__(self, other: object) -> bool:
-        """Whether both hold the same columns and meta_info, by value; NaN equals NaN."""
+        """Return whether both have equal columns and meta_info, by value; NaN equals NaN."""
         if not isinstance(other, DataProto):
             return NotImplemented
         mine, theirs = ((None if part.batch is None else dict(part.batch.items()), part.meta_info) for part in (self, other))
@@ -112,7 +112,7 @@ class DataProto(VerlBatch):
         return 0
 
     def check_consistency(self) -> None:
-        """Raise AssertionError when columns differ in their number of rows or a non-tensor is no numpy array."""
+        """Raise AssertionError when columns differ in their number of rows or a non-tensor is not a numpy array."""
         if self.batch is not None:
             assert len(self.batch.batch_size) == 1, f"only support num_batch_dims=1, got batch size {tuple(self.batch.batch_size)}"
         rows = len(self)
@@ -152,9 +152,9 @@ class DataProto(VerlBatch):
         return self._with_rows(index, index)
 
     def select_idxs(self, idxs: Sequence[int] | Sequence[bool] | np.ndarray | torch.Tensor) -> Self:
-        """Return the rows of an index list or of a boolean mask, copied.
+        """Return a copy of the rows selected by an index list or a boolean mask.
 
-        Raises IndexError for a mask that is not as long as the batch.
+        Raises IndexError for a mask whose length differs from the batch's.
         """
         tensor_index = torch.as_tensor(np.asarray(idxs) if isinstance(idxs, (list, tuple)) else idxs)
         if tensor_index.dtype == torch.bool:
@@ -168,7 +168,7 @@ class DataProto(VerlBatch):
         return self._with_rows(index if device is None else index.to(device), index.numpy())
 
     def chunk(self, chunks: int) -> list[Self]:
-        """Cut into `chunks` parts of equal size. Raises AssertionError when the rows do not divide, unless padding is enabled."""
+        """Split into `chunks` parts of equal size. Raise AssertionError when the rows do not divide, unless padding is enabled."""
         if not self.is_padding_enabled():
             assert len(self) % chunks == 0, f"only support equal chunk. Got size of DataProto {len(self)} and chunk {chunks}."
         size, rest = divmod(len(self), chunks)
@@ -184,7 +184,7 @@ class DataProto(VerlBatch):
         meta_info_keys: Sequence[str] | None = None,
         deepcopy: bool = False,
     ) -> Self:
-        """Return a batch with the named columns only; None keeps a part as it is, shared with this batch unless `deepcopy`."""
+        """Return a batch with the named columns only; None keeps a whole part, which is shared with this batch unless `deepcopy`."""
         batch = self.batch
         if batch is not None and batch_keys is not None:
             batch = batch.select(*batch_keys)
@@ -199,9 +199,9 @@ class DataProto(VerlBatch):
         return type(self)(batch=batch, non_tensor_batch=arrays, meta_info=info)
 
     def union(self, other: DataProto) -> Self:
-        """Add the columns and meta_info of another batch of the same rows, in place.
+        """Add the columns and meta_info of another batch with the same rows, in place.
 
-        Raises AssertionError when the number of rows or a common column differs.
+        Raises AssertionError when the number of rows or a common column or meta_info value differs.
         """
         if self.batch is None:
             self.batch = other.batch

@@ -1,4 +1,4 @@
-"""What travels between an episode and a rollout engine: token ids in, token ids out."""
+"""Requests to rollout engines and their replies: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Literal, Protocol, runtime_checkable
 
 StopReason = Literal["stop", "length", "abort"]
 
-# Ends the group name (`uid`) of greedy episodes; what stands before it names the group that they are a baseline for.
+# Suffix of the group id (`uid`) of greedy episodes; without it, the id is that of the group that they are a baseline for.
 GREEDY_SUFFIX = "/greedy"
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the engine turns logits into tokens.
+    """Parameters of sampling tokens from logits.
 
     Attributes:
-        max_tokens: most new tokens of one reply.
+        max_tokens: maximum number of new tokens of one reply.
         temperature: 0 means greedy.
         top_p: nucleus mass in (0, 1]; 1 samples untruncated.
         top_k: number of tokens kept; -1 keeps all.
         stop_token_ids: a reply ends with the first of these, which belongs to the reply.
-        stop: a reply ends with the token that completes one of these texts, special tokens included. Engines know tokens alone: who has the
-            tokenizer cuts the reply.
+        stop: a reply ends with the token that completes one of these texts, special tokens included. Engines have no tokenizer: the agent
+            side, which has it, cuts the reply.
     """
 
     max_tokens: int
@@ -35,15 +35,15 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One prompt and how many replies to sample for it.
+    """One prompt and the number of replies to sample for it.
 
     Attributes:
         prompt_ids: token ids of the whole prompt, unpadded.
         sampling: see `SamplingParams`.
-        n: replies wanted; reply i draws from a stream derived from (seed, i).
+        n: number of replies; reply i samples from a random stream derived from (seed, i).
         adapter: LoRA adapter name, or None for the base model.
-        seed: the reply is a function of weights, prompt, sampling and seed alone.
-        request_id: for logs and aborts.
+        seed: the replies depend on weights, prompt, sampling and seed only.
+        request_id: id for logs and aborts.
     """
 
     prompt_ids: tuple[int, ...]
@@ -63,7 +63,7 @@ class Generation:
         log_probs: log-probability of every sampled token under softmax(logits / temperature), before any
             top-p or top-k truncation (temperature 1 when greedy); same length as `token_ids`.
         stop_reason: `stop` (a stop token or text), `length` (max_tokens or the model's limit) or `abort`.
-        version: weight version the reply was sampled with (the last one, if weights changed on the way).
+        version: weight version that the reply was sampled with (the last one, if weights changed during generation).
     """
 
     token_ids: tuple[int, ...]
@@ -74,20 +74,20 @@ class Generation:
 
 @runtime_checkable
 class RolloutClient(Protocol):
-    """Anything that generates: an engine, a handle to a remote one, a scripted one in a test."""
+    """A generator of replies: an engine, a handle to a remote engine, or a scripted engine in a test."""
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
-        """Return `request.n` replies. Raises `RolloutError` when the request cannot be served."""
+        """Return `request.n` replies. Raise `RolloutError` when the request cannot be served."""
         ...
 
 
 class RolloutError(RuntimeError):
-    """A request that an engine could not serve (too long, aborted, engine gone)."""
+    """An engine could not serve a request (too long, aborted, engine gone)."""
 
 
 class EngineSetupError(RolloutError):
-    """An engine cannot be made where it is asked for; the message says what to change."""
+    """An engine cannot be started as configured; the message says what to change."""
 
 
 class EngineGoneError(RolloutError):
-    """The engine's process is gone: no later request can be served, so the run ends with this one error."""
+    """The engine's process has ended: no later request can be served, so the run ends with this error."""

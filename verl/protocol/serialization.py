@@ -1,4 +1,4 @@
-"""Batches as bytes between processes: a tensor becomes a numpy array, which Ray sends without copying it into the pickle stream."""
+"""Serialization of batches between processes: tensors become numpy arrays, which Ray sends without copying them into the pickle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def serialize_single_tensor(obj: torch.Tensor) -> SerializedTensor:
 
 
 def deserialize_single_tensor(arr: SerializedTensor) -> torch.Tensor:
-    """Rebuild a tensor from `serialize_single_tensor`; it owns writable memory."""
+    """Return the tensor of `serialize_single_tensor`, in writable memory."""
     dtype, shape, data = arr
     buffer = data if data.flags.writeable else data.copy()  # shared-memory pages are read-only
     if buffer.size == 0:
@@ -47,7 +47,7 @@ def serialize_tensordict(batch: TensorDict) -> tuple[tuple[int, ...], str | None
 
 
 def deserialize_tensordict(arr: tuple[tuple[int, ...], str | None, dict[str, tuple[str, Any]]]) -> TensorDict:
-    """Rebuild a TensorDict, always in CPU memory: the receiving process may have no such device."""
+    """Return the TensorDict of `serialize_tensordict`, in CPU memory, because the receiving process may lack the device."""
     batch_size, device, columns = arr
     tensors = {key: _deserialize_column(value) for key, value in columns.items()}
     return TensorDict(tensors, batch_size=batch_size, device=None if device is None else "cpu")

@@ -1,12 +1,12 @@
 """One driver, many workers: the trainer calls a method of a worker group and every worker runs its share.
 
-The names of the package itself are verl's.
+Names imported from the package itself are those of verl.
 """
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    from verl.compat import controller as verls
+    from verl.compat import controller
 
-    return getattr(verls, name)
+    return getattr(controller, name)

@@ -1,10 +1,10 @@
-"""`register`: says of a worker's method how a worker group calls it.
+"""`register`: declares how a worker group calls a worker's method.
 
     class Policy(Worker):
         @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
         def compute_log_prob(self, data: DataProto) -> DataProto: ...
 
-`group.compute_log_prob(batch)` then splits the batch over the workers and joins what they return.
+`group.compute_log_prob(batch)` then splits the batch over the workers and concatenates their results.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Any, TypeVar
 from verl.protocol.data_proto import DataProto
 
 BIND = "_bind_to_group"
-"""Attribute of a registered method: a function of a worker group and the method's name, which returns the method of the group."""
+"""Attribute of a registered method: a function (worker group, method name) -> method of the group."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Dispatched = tuple[Any, dict[str, Any]]
 
 
 class Dispatch(Enum):
-    """How arguments spread over the workers, and what the caller gets."""
+    """Distribution of arguments over the workers, and form of the result."""
 
     ONE_TO_ALL = "every worker gets the same arguments, the caller a list of the results in rank order"
-    DP_COMPUTE_PROTO = "every worker gets as many rows of each batch, the caller the results joined by rows"
+    DP_COMPUTE_PROTO = "every worker gets an equal part of the rows of each batch, the caller the results concatenated by rows"
 
 
 def register(dispatch_mode: Dispatch, blocking: bool = True) -> Callable[[Method], Method]:
     """Make a worker's method callable on its worker group.
 
     Args:
-        dispatch_mode: of arguments and results.
-        blocking: off, the call returns `PendingResults` at once.
+        dispatch_mode: mode of arguments and results.
+        blocking: if False, the call returns `PendingResults` at once.
     """
 
     def decorate(method: Method) -> Method:
@@ -46,19 +46,19 @@ def register(dispatch_mode: Dispatch, blocking: bool = True) -> Callable[[Method
 
 
 def registered_methods(worker_class: type) -> dict[str, Callable[[Any, str], Callable[..., Any]]]:
-    """Return by name, for every registered method of a class, the function that binds it to a worker group."""
+    """Return by name the function that binds each registered method of a class to a worker group."""
     found = {name: getattr(getattr(worker_class, name, None), BIND, None) for name in dir(worker_class)}
     return {name: bind for name, bind in found.items() if bind is not None}
 
 
 def dispatch_one_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Return the arguments as lists with an entry a worker, all the same."""
+    """Return each argument as a list with one identical entry per worker."""
     size = worker_group.world_size
     return tuple([arg] * size for arg in args), {key: [value] * size for key, value in kwargs.items()}
 
 
 def _dispatch_rows(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Return the arguments as lists of equal parts. Raises AssertionError for what is no batch, or whose rows do not divide."""
+    """Return each batch as a list of equal parts. Raise AssertionError for other types, or if the rows do not divide."""
 
     def parts(value: Any) -> list[DataProto]:
         assert isinstance(value, DataProto), f"expected a DataProto to split over workers, got {type(value).__name__}"

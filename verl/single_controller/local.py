@@ -1,4 +1,4 @@
-"""The local backend: one worker in the caller's process, no Ray; for debugging and for machines without it."""
+"""The local backend: one worker in the caller's process, without Ray; for debugging and for machines without Ray."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ END_TIMEOUT_S = 10.0
 
 
 class LocalResourcePool(ResourcePool):
-    """One process: this one. Raises ValueError when asked for more."""
+    """The pool of this one process. Raises ValueError when more are requested."""
 
     def __init__(self, process_on_nodes: Sequence[int] = (1,)) -> None:
         super().__init__(list(process_on_nodes))
         if self.world_size != 1:
             raise ValueError(
-                f"the local controller runs one process a worker group, got process_on_nodes={list(process_on_nodes)}; "
+                f"the local controller runs one process per worker group, got process_on_nodes={list(process_on_nodes)}; "
                 "set one GPU on one node, or use the ray controller"
             )
 
 
 class LocalPendingResults(PendingResults):
-    """A list of `concurrent.futures.Future`, one a call."""
+    """A list of `concurrent.futures.Future`, one per call."""
 
     def __init__(self, futures: Iterable[concurrent.futures.Future[Any]], method_name: str, timeout_s: float) -> None:
         super().__init__(futures)
@@ -46,7 +46,7 @@ class LocalPendingResults(PendingResults):
         return LocalPendingResults([self[i] for i in ranks], self.method_name, self.timeout_s)
 
     def get(self, timeout: float | None = None) -> list[Any]:
-        """Wait for all calls. Raises TimeoutError, or what the worker raised."""
+        """Wait for all calls and return their results. Raise TimeoutError, or the worker's error."""
         limit = self.timeout_s if timeout is None else timeout
         _done, unfinished = concurrent.futures.wait(self, timeout=limit)
         if unfinished:
@@ -54,7 +54,7 @@ class LocalPendingResults(PendingResults):
         return [future.result() for future in self]
 
     async def wait(self) -> list[Any]:
-        """As `get`, on an event loop."""
+        """Await what `get` waits for."""
         futures = [asyncio.wrap_future(future) for future in self]
         _done, unfinished = await asyncio.wait(futures, timeout=self.timeout_s)
         if unfinished:
@@ -67,13 +67,13 @@ class LocalPendingResults(PendingResults):
 class LocalWorkerGroup(WorkerGroup):
     """The interface of `RayWorkerGroup` on one worker in this process.
 
-    Calls run at once, in the caller's thread, so a non-blocking call has finished when it returns. A worker with an `async def`
+    Calls run immediately in the caller's thread, so a non-blocking call has finished when it returns. A worker with an `async def`
     method gets a thread with an event loop, on which all its methods run, as in a Ray actor.
 
     Args:
-        resource_pool: must hold one process.
+        resource_pool: pool of one process.
         class_with_init: the worker class and its arguments.
-        worker_env: environment variables, set in this process where they are not set yet.
+        worker_env: environment variables to set in this process unless they are already set.
         timeout_s: limit of every wait for a result, in seconds.
 
     Raises ValueError when the pool holds more than one process, or this process is itself a rank of a larger group.
@@ -94,7 +94,7 @@ class LocalWorkerGroup(WorkerGroup):
             raise ValueError("LocalWorkerGroup needs class_with_init, a ClassWithInitArgs")
         if pool.world_size != 1:
             raise ValueError(
-                f"the local controller runs one process a worker group, the pool holds {pool.world_size}; use the ray controller"
+                f"the local controller runs one process per worker group, the pool has {pool.world_size}; use the ray controller"
             )
         _set_rank_environment(worker_env or {})
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -114,11 +114,11 @@ class LocalWorkerGroup(WorkerGroup):
 
     @property
     def worker(self) -> Any:
-        """The worker itself."""
+        """The worker object."""
         return self._worker
 
     def shutdown(self) -> None:
-        """Let the worker go and end its event loop."""
+        """Close the worker and end its event loop."""
         worker, self._worker = self._worker, None
         if isinstance(worker, Worker):
             worker.close()
@@ -134,9 +134,9 @@ class LocalWorkerGroup(WorkerGroup):
             if rank != 0:
                 raise ValueError(f"the local worker group has rank 0 only, got rank {rank}")
             method = getattr(self._worker, method_name)
-            own_args = tuple(_own(arg) for arg in args)
-            own_kwargs = {key: _own(value) for key, value in kwargs.items()}
-            futures.append(self._run(method, own_args, own_kwargs))
+            copied_args = tuple(_copy_batch(arg) for arg in args)
+            copied_kwargs = {key: _copy_batch(value) for key, value in kwargs.items()}
+            futures.append(self._run(method, copied_args, copied_kwargs))
         return LocalPendingResults(futures, method_name, self.timeout_s)
 
     def _run(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> concurrent.futures.Future[Any]:
@@ -150,14 +150,14 @@ class LocalWorkerGroup(WorkerGroup):
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         try:
             future.set_result(method(*args, **kwargs))
-        except Exception as error:  # handed to whoever asks for the result, as a worker process would
+        except Exception as error:  # raised where the result is read, as with a worker process
             future.set_exception(error)
         return future
 
 
 def _end_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Cancel what a worker still does, so that nothing is destroyed while it waits, and end its event loop."""
-    if threading.current_thread() is thread:  # the garbage collector found the group there
+    """Cancel a worker's tasks, so that none is destroyed while pending, and end its event loop."""
+    if threading.current_thread() is thread:  # the garbage collector finalizes the group in its own thread
         loop.stop()
         return
     try:
@@ -178,8 +178,8 @@ async def _cancel_all() -> None:
         await asyncio.wait(left)
 
 
-def _own(value: Any) -> Any:
-    """Give the worker its own batch object, so that columns it adds do not appear in the caller's (tensors are shared)."""
+def _copy_batch(value: Any) -> Any:
+    """Return a copy of a batch that shares its tensors, so that columns added by the worker do not appear in the caller's batch."""
     if not isinstance(value, DataProto):
         return value
     batch = None if value.batch is None else value.batch.clone(recurse=False)

@@ -1,4 +1,4 @@
-"""The base class of everything that runs in a worker process."""
+"""The base class of workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def find_free_port(host: str = "", port_range: Sequence[int] | None = None) -> int:
-    """Return a TCP port that is free on this machine now, the first one of `[begin, end)` when a range is given.
+    """Return a TCP port that is currently free on this machine; with a range `[begin, end)`, its first free one.
 
     Raises RuntimeError when the range has none.
     """
@@ -29,7 +29,7 @@ class Worker:
 
     The controller sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT before a worker starts, so
     `torch.distributed.init_process_group` works without arguments. LOCAL_RANK is the index of this worker's device among those
-    it sees: with Ray and GPUs every process sees one, and it is 0. Outside a controller a worker is rank 0 of 1.
+    visible to it: with Ray and GPUs every process sees one device, and LOCAL_RANK is 0. Outside a controller a worker is rank 0 of 1.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Worker:
 
     @property
     def world_size(self) -> int:
-        """Number of workers of the group."""
+        """Number of workers in the group."""
         return self._world_size
 
     def get_cuda_visible_devices(self) -> str:
@@ -51,4 +51,4 @@ class Worker:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
 
     def close(self) -> None:
-        """End what the worker has started outside this process. A group in this process calls it; elsewhere the process itself is ended."""
+        """End processes that the worker has started. Called by the local worker group; a Ray actor's process is killed instead."""

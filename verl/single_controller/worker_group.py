@@ -11,18 +11,18 @@ DEFAULT_TIMEOUT_S = 3600.0
 
 
 class WorkerDiedError(RuntimeError):
-    """A worker process is gone; the message names the worker, the method it ran and the cause."""
+    """A worker process has died; the message names the worker, the method it ran and the cause."""
 
 
 class ArgumentLostError(WorkerDiedError):
-    """What a worker was to receive is gone, with the worker that had it."""
+    """An argument of a call was lost, because the worker that held it has died."""
 
 
 class ResourcePool:
-    """How many worker processes run on each node.
+    """Number of worker processes on each node.
 
     Args:
-        process_on_nodes: number of processes, one entry a node.
+        process_on_nodes: number of processes, one entry per node.
         max_colocate_count: worker groups that may share a device.
     """
 
@@ -37,12 +37,12 @@ class ResourcePool:
 
     @property
     def world_size(self) -> int:
-        """Processes in all."""
+        """Total number of processes."""
         return sum(self._store)
 
 
 class ClassWithInitArgs:
-    """A worker class and what its constructor receives, to be built later and elsewhere."""
+    """A worker class and the arguments of its constructor, to be instantiated later in another process."""
 
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
         self.cls = cls
@@ -54,7 +54,7 @@ class ClassWithInitArgs:
 
 
 class PendingResults(list):
-    """The unfinished calls of one method on several workers, a list of the backend's futures with one `get`.
+    """The unfinished calls of one method on several workers: a list of the backend's futures.
 
     Backends subclass it. `ray.get` accepts the list of the Ray backend as well.
     """
@@ -62,12 +62,12 @@ class PendingResults(list):
     def get(self, timeout: float | None = None) -> list[Any]:
         """Wait for all calls and return their results in rank order.
 
-        Raises TimeoutError after `timeout` seconds (default: the worker group's limit), else what a worker raised.
+        Raises TimeoutError after `timeout` seconds (default: the worker group's limit), or a worker's error.
         """
         raise NotImplementedError
 
     async def wait(self) -> list[Any]:
-        """As `get` with the group's limit, on an event loop."""
+        """Await the results that `get` returns, with the group's limit."""
         raise NotImplementedError
 
     def subset(self, ranks: Sequence[int]) -> PendingResults:
@@ -76,13 +76,13 @@ class PendingResults(list):
 
 
 class PendingResult:
-    """One unfinished call: `get(timeout)` waits for it, `await` waits on an event loop."""
+    """One unfinished call: `get(timeout)` blocks, `await` waits on an event loop."""
 
     def __init__(self, calls: PendingResults) -> None:
         self.calls = calls
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait and return. Raises TimeoutError, WorkerDiedError or what the worker raised."""
+        """Wait and return the result. Raise TimeoutError, WorkerDiedError or the worker's error."""
         return self.calls.get(timeout)[0]
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -118,11 +118,11 @@ class WorkerGroup:
         raise NotImplementedError
 
     def shutdown(self) -> None:
-        """Stop the workers of this group, and nothing else. Calling it again does nothing."""
+        """Stop the workers of this group only. Calling it again does nothing."""
         raise NotImplementedError
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> PendingResults:
-        """Start a method on all workers. If every argument is a list with an entry a worker, each worker gets its entry."""
+        """Start a method on all workers. If every argument is a list with one entry per worker, each worker gets its entry."""
         size = self.world_size
         values = [*args, *kwargs.values()]
         calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]
@@ -137,7 +137,7 @@ class WorkerGroup:
         return self.execute_all_async(method_name, *args, **kwargs).get()
 
     def call_async(self, method_name: str, *args: Any, rank: int = 0, **kwargs: Any) -> Awaitable[Any]:
-        """Start a method on one worker; what is returned can be awaited on any event loop."""
+        """Start a method on one worker and return an awaitable for any event loop."""
         return PendingResult(self._submit(method_name, [(rank, args, kwargs)]))
 
     def _bind_worker_methods(self, worker_class: type) -> None:

@@ -1,4 +1,4 @@
-"""The world: it asks for a text of a certain length, and pays the team for how near it comes."""
+"""The environment: it asks for a text of a certain length; the reward is higher the nearer the text is to that length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MyFlowEnvOptions:
 
 @EnvRegistry.register("my_flow")
 class MyFlowEnv(BaseEnv):
-    """One turn an episode. `info`: `success` (the length is right), `length` (of the text)."""
+    """One turn per episode. `info`: `success` (the length is right), `length` (of the text)."""
 
     config_class = MyFlowEnvOptions
     blocking = False
@@ -33,14 +33,14 @@ class MyFlowEnv(BaseEnv):
         return Observation(task.prompt)
 
     def act(self, agent_id: str, action: str) -> Outcome:
-        """React to one call: pay the Writer for its draft."""
+        """Apply one call: a local reward for the Writer's draft."""
         return Outcome(local=self.config.draft_reward * self.closeness(action)) if agent_id == WRITER else Outcome()
 
     def step(self, action: str) -> Outcome:
-        """End the turn, and here the episode: pay the team for its text."""
+        """End the turn, and here the episode: the team's reward for its text."""
         score = self.closeness(action)
         return Outcome(team=score, done=True, info={"success": score == 1.0, "length": len(action)})
 
     def closeness(self, text: str) -> float:
-        """Return 1 for a text of the wanted length, less the farther it is away, 0 at least."""
+        """Return 1 for a text of the required length, less the relative deviation, at least 0."""
         return max(0.0, 1.0 - abs(len(text) - self.wanted) / self.wanted)

@@ -1,4 +1,4 @@
-"""Who speaks: a Writer drafts a text, and an Editor improves it."""
+"""The team: a Writer drafts a text, and an Editor improves it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ EDITOR = "Editor"
 
 @AgentRegistry.register(WRITER, orchestra="my_flow")
 class Writer(BaseAgent):
-    """Its action is its whole reply; `projection = tag("answer")` would take what stands in `<answer>...</answer>`."""
+    """Its action is its whole reply; `projection = tag("answer")` would take the content of `<answer>...</answer>`."""
 
     prompt = "Task: {env_prompt}\nAnswer with the text and nothing else."
 
 
 @AgentRegistry.register(EDITOR, orchestra="my_flow")
 class Editor(BaseAgent):
-    """Reads what was said before in the turn as `{team_context}`."""
+    """Its prompt contains the earlier replies of the turn as `{team_context}`."""
 
     prompt = "Task: {env_prompt}\n\n{team_context}\n\nAnswer with a better text and nothing else."
 
@@ -37,7 +37,7 @@ class MyFlowOptions:
 
 @OrchestraRegistry.register("my_flow")
 class MyFlow(BaseOrchestra):
-    """A draft, then revisions; the last text is what the team does."""
+    """A draft, then revisions; the last text is the team's action."""
 
     agents = (WRITER, EDITOR)
     config_class = MyFlowOptions

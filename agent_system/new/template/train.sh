@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Trains my_flow for two steps, with a tiny random model on the CPU:
+# Train my_flow for two steps, with a tiny random model on the CPU:
 #
 #   bash my_flow/train.sh
 #
-# MODEL_PATH names a model of yours (a Hugging Face folder or hub id); what follows the command are keys of docs/config.md, and win:
+# MODEL_PATH is a model of yours (a Hugging Face folder or hub id); arguments are keys of docs/config.md and override those below:
 #
 #   MODEL_PATH=Qwen/Qwen3-1.7B bash my_flow/train.sh trainer.total_training_steps=100 trainer.controller=ray
 set -euo pipefail
@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=outputs/my_flow
 mkdir -p "$OUT"
 
-# Tasks: a jsonl or parquet file of rows like these is all that training reads.
+# Tasks: training needs a jsonl or parquet file of rows like these.
 for n in 10 20 30 40 50 60 70 80; do
   echo "{\"prompt\": \"Describe rain in exactly $n characters.\", \"reward_model\": {\"ground_truth\": \"$n\"}}"
 done > "$OUT/tasks.jsonl"

@@ -1,6 +1,6 @@
-"""The inside of the local sandbox: processes that hold programs. Standard library only; nothing here is imported by the trainer's process.
+"""Processes of the local sandbox that isolate programs. Standard library only.
 
 `main.py` is started in a clean interpreter as the package `jail`, so imports inside are relative. The chain of processes, each the parent
-of the next: the watcher (`main.py`: sees the host, measures), the warden (`warden.py`: builds the view), an init for every job
-(`init.py`, `runner.py`: run the tests one after the other, judge nothing), the program (`program.py`).
+of the next: the watcher (`main.py`: measures memory and disk from outside), the warden (`warden.py`: builds the file system view), an init
+per job (`init.py`, `runner.py`: run the tests one after the other, without grading them), the program (`program.py`).
 """

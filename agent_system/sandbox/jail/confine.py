@@ -1,4 +1,4 @@
-"""The last steps before a program runs: its user, its limits, its filter. Every step is for good."""
+"""The last steps before a program runs: its user, limits and seccomp filter. No step can be undone."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 from . import kernel, landlock, tree
 
 STACK_BYTES = 64 << 20
-# The kernel's buffers of sockets and pipes are in no limit of memory: their number is bounded here, their size by the filter.
+# No memory limit counts the kernel's buffers of sockets and pipes: their number is bounded here, their size by the filter.
 OPEN_FILES = 64
-# Timers and signals that wait are held by the kernel.
-WAITING_SIGNALS = 256
-# Processes and threads that others of the same user may start while a test runs, without the test running out of its own.
-OTHERS = 1000
+# Pending timers and signals use kernel memory.
+PENDING_SIGNALS = 256
+# Processes and threads that the same user may start elsewhere while a test runs without using up the test's limit.
+OTHER_THREADS = 1000
 
 
 class Confinement(NamedTuple):
-    """How the programs of one worker are held.
+    """Isolation of the programs of one worker.
 
     Attributes:
-        namespaces: the process is in namespaces of its own, with a view of its own.
-        landlock: files are kept away by Landlock.
-        filter: puts the filter of system calls in place; None for none.
-        uid: user to become; None stays.
-        readable: with `landlock`, what can be read.
-        counted: processes and threads of the same user that are not the program's, which the limit of processes counts too; None where
-            others start and end some: then the watcher counts those of the run, and the limit is a ceiling for what comes in between.
-        overhead_bytes: address space that is taken before the program begins.
+        namespaces: the process has its own namespaces and file system view.
+        landlock: Landlock restricts access to files.
+        filter: installs the filter of system calls; None for none.
+        uid: user to become; None keeps the user.
+        readable: paths that can be read with `landlock`.
+        counted: number of processes and threads of the same user outside the program, which the process limit counts too; None if it
+            varies: then the watcher counts those of the run, and the kernel's limit is only a ceiling between its looks.
+        overhead_bytes: address space in use before the program starts.
     """
 
     namespaces: bool
@@ -43,7 +43,7 @@ class Confinement(NamedTuple):
 
 
 def confine_worker() -> None:
-    """What is the same for every program and does not hinder those who start it."""
+    """Apply the restrictions that are the same for every program and that the starting processes can live with."""
     kernel.no_new_privileges()
     kernel.never_gain_capabilities()
     if os.geteuid() == 0:
@@ -53,41 +53,41 @@ def confine_worker() -> None:
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_SIGPENDING: WAITING_SIGNALS,
+        resource.RLIMIT_SIGPENDING: PENDING_SIGNALS,
     })  # fmt: skip
 
 
 def limit_job(how: Confinement, limits: dict[str, Any]) -> None:
-    """Limits of a job that its init can live with."""
+    """Set the limits of a job that its init can live with."""
     if how.counted is not None:
         _set({resource.RLIMIT_NPROC: how.counted + limits["processes"]})
     _set({
         resource.RLIMIT_FSIZE: limits["file_mb"] << 20,
-        resource.RLIMIT_NOFILE: OPEN_FILES,  # only here: folders that are open for programs have higher numbers
+        resource.RLIMIT_NOFILE: OPEN_FILES,  # not earlier: descriptors of folders that are open for programs have higher numbers
     })  # fmt: skip
 
 
 def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
-    """Confine this process, which is to be the program. Raises OSError saying which step failed.
+    """Confine this process, which then becomes the program. Raise OSError naming the step that failed.
 
     Args:
-        how: what is done.
-        limits: the fields of `Limits`.
-        folder: the one writable folder.
+        how: the isolation.
+        limits: the fields of `SandboxLimitsConfig`.
+        folder: the only writable folder.
     """
     cpu_s = math.ceil(limits["cpu_s"])
-    # The signal of the soft limit says what happened, that of the hard limit cannot be ignored.
+    # The soft limit's signal identifies the cause; the hard limit's signal cannot be ignored.
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     _set({resource.RLIMIT_AS: how.overhead_bytes + (limits["memory_mb"] << 20)})
-    if how.counted is None and not how.namespaces:  # elsewhere the host's processes cannot be seen
-        _set({resource.RLIMIT_NPROC: tree.threads_of(os.getuid()) + limits["processes"] + OTHERS})
+    if how.counted is None and not how.namespaces:  # in a namespace the host's processes are not visible
+        _set({resource.RLIMIT_NPROC: tree.threads_of(os.getuid()) + limits["processes"] + OTHER_THREADS})
     if how.uid is not None:
         os.setresgid(how.uid, how.uid, how.uid)
-        os.setresuid(how.uid, how.uid, how.uid)  # takes the capabilities with it
+        os.setresuid(how.uid, how.uid, how.uid)  # also drops the capabilities
     elif how.namespaces:
         kernel.drop_capabilities()
     if not how.namespaces:
-        kernel.die_with_parent()  # only now: a change of user takes it back
+        kernel.die_with_parent()  # not earlier: a change of user resets it
     if how.landlock:
         landlock.restrict(how.readable, folder)
     if how.filter is not None:
@@ -95,7 +95,7 @@ def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
 
 
 def _set(wanted: dict[int, int]) -> None:
-    """Set limits for good, none above what we may have ourselves."""
+    """Set soft and hard limits, none above the present hard limit."""
     for kind, value in wanted.items():
         most = resource.getrlimit(kind)[1]
         value = value if most == resource.RLIM_INFINITY else min(value, most)

@@ -1,4 +1,4 @@
-"""Messages on a pipe: a JSON object (nothing for an empty one) and some bytes, behind their lengths. Both ends use this file."""
+"""Messages on a pipe: lengths, a JSON object (no bytes for an empty one) and binary blobs. Both ends use this file."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-MOST_HEADER_BYTES = 4 << 20
-MOST_BLOB_BYTES = 256 << 20
-MOST_AT_ONCE = 1 << 20
+MAX_HEADER_BYTES = 4 << 20
+MAX_BLOB_BYTES = 256 << 20
+MAX_READ_BYTES = 1 << 20
 PIPE_BYTES = 1 << 16
 
 
 class ClosedError(EOFError):
-    """The other end is gone."""
+    """The other end was closed."""
 
 
 class FrameError(ValueError):
-    """What came is not a message."""
+    """The bytes are not a message."""
 
 
 LENGTHS = struct.Struct("!IB")
@@ -28,9 +28,9 @@ LENGTH = struct.Struct("!I")
 
 
 def write_frame(fd: int, header: dict[str, Any], *blobs: bytes | bytearray, wait: Callable[[int], None] = lambda fd: None) -> None:
-    """Write a message. Raises BrokenPipeError when the other end is gone.
+    """Write a message. Raise BrokenPipeError when the other end was closed.
 
-    `wait` is called when a pipe that does not block is full; it may raise to give up.
+    `wait` is called when a non-blocking pipe is full; it may raise to abort.
     """
     text = json.dumps(header).encode() if header else b""
     lengths = b"".join([LENGTHS.pack(len(text), len(blobs)), *[LENGTH.pack(len(blob)) for blob in blobs]])
@@ -43,23 +43,23 @@ def write_frame(fd: int, header: dict[str, Any], *blobs: bytes | bytearray, wait
 
 
 def read_frame(fd: int) -> tuple[dict[str, Any], list[bytes]]:
-    """Read a message, and no byte more.
+    """Read a message and no further byte.
 
     Raises:
         ClosedError: the other end was closed.
-        FrameError: the bytes are no message, or a length is beyond the limits.
+        FrameError: the bytes are not a message, or a length exceeds the limits.
     """
     return _message(functools.partial(_exactly, fd))
 
 
 class FrameReader:
-    """Reads messages from a pipe that nobody else reads: a short one is a single system call."""
+    """Buffered reader of messages; it must be the only reader of its pipe. A short message is a single system call."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._held = fd, bytearray()
 
     def read(self, wait: Callable[[int], None]) -> tuple[dict[str, Any], list[bytes]]:
-        """The next message; raises as `read_frame`. `wait` is called before each read and may raise to give up."""
+        """Return the next message; raise as `read_frame`. `wait` is called before each read and may raise to abort."""
         return _message(functools.partial(self._take, wait))
 
     def _take(self, wait: Callable[[int], None], count: int) -> bytes:
@@ -72,16 +72,16 @@ class FrameReader:
 
 
 def _message(take: Callable[[int], bytes]) -> tuple[dict[str, Any], list[bytes]]:
-    """A message from what gives the next so many bytes."""
+    """Read a message with `take`, which returns the given number of next bytes."""
     length, count = LENGTHS.unpack(take(LENGTHS.size))
     sizes = [size for (size,) in LENGTH.iter_unpack(take(LENGTH.size * count))] if count else []
-    if length > MOST_HEADER_BYTES or sum(sizes) > MOST_BLOB_BYTES:
-        raise FrameError(f"a message of {length} and {sizes} bytes; the limits are {MOST_HEADER_BYTES} and {MOST_BLOB_BYTES} in all")
+    if length > MAX_HEADER_BYTES or sum(sizes) > MAX_BLOB_BYTES:
+        raise FrameError(f"a message of {length} and {sizes} bytes; the limits are {MAX_HEADER_BYTES} and {MAX_BLOB_BYTES} in all")
     body = take(length + sum(sizes))
     try:
         header = json.loads(body[:length]) if length else {}
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"a message that is not readable: {body[:80]!r}") from error
+        raise FrameError(f"a message whose header is not JSON: {body[:80]!r}") from error
     if not isinstance(header, dict):
         raise FrameError(f"a message whose header is {type(header).__name__}, expected an object")
     blobs, at = [], length
@@ -94,12 +94,12 @@ def _message(take: Callable[[int], bytes]) -> tuple[dict[str, Any], list[bytes]]
 def _exactly(fd: int, count: int) -> bytes:
     if not count:
         return b""
-    chunk = _some(fd, min(count, MOST_AT_ONCE))
+    chunk = _some(fd, min(count, MAX_READ_BYTES))
     if len(chunk) == count:
         return chunk
     parts = bytearray(chunk)
     while len(parts) < count:
-        parts += _some(fd, min(count - len(parts), MOST_AT_ONCE))
+        parts += _some(fd, min(count - len(parts), MAX_READ_BYTES))
     return bytes(parts)
 
 

@@ -1,4 +1,4 @@
-"""System calls that Python 3.11 has no function for, through ctypes."""
+"""System calls without a function in Python 3.11, through ctypes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAST_CAPABILITY = 63
 _CAPSET_HEADER = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
 _NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
 
-# PyDLL keeps the interpreter's lock during a call: a child that `clone` makes has one thread, which must hold it.
+# PyDLL holds the interpreter's lock during a call: the single thread of a child made by `clone` must hold it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _ZERO = ctypes.c_ulong(0)
@@ -36,21 +36,21 @@ def _check(result: int, what: str) -> int:
 
 
 def syscall(what: str, number: int, *arguments: int | bytes | ctypes.Array | ctypes._CData | None) -> int:
-    """Make a system call. Raises OSError that begins with `what`."""
+    """Make a system call. Raise OSError that begins with `what`."""
     typed = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     return _check(_libc.syscall(ctypes.c_long(number), *typed), what)
 
 
 def prctl(what: str, option: int, argument: int = 0, pointer: ctypes.c_ulong = _ZERO) -> int:
-    """Call prctl. Raises OSError that begins with `what`."""
+    """Call prctl. Raise OSError that begins with `what`."""
     return _check(_libc.prctl(option, argument, pointer, _ZERO, _ZERO), what)
 
 
 def fork() -> int:
-    """Fork a process that has one thread, without the handlers that Python's modules have put around it.
+    """Fork a single-threaded process without running the fork handlers of Python's modules.
 
-    They would only find that there are no other threads, and touching what they look at costs more than the fork. A random generator
-    that must differ in the child is seeded by whoever forks.
+    The handlers have no effect without other threads, and the memory pages they touch cost more than the fork. The caller reseeds random
+    generators in the child.
     """
     if not hasattr(_libc, "_Fork"):  # glibc 2.34
         return os.fork()
@@ -58,54 +58,54 @@ def fork() -> int:
 
 
 def clone(flags: int) -> int:
-    """`fork` into new namespaces. Raises OSError saying what the system refused."""
+    """Fork into new namespaces. Raise OSError naming what the system refused."""
     if not flags:
         return fork()
     if MACHINE not in CLONE_NUMBER:
-        raise OSError(f"namespaces are known here for {', '.join(CLONE_NUMBER)} and not for {MACHINE}")
+        raise OSError(f"namespaces are supported on {', '.join(CLONE_NUMBER)} only, not on {MACHINE}")
     return syscall(f"clone into new namespaces (flags {flags:#x})", CLONE_NUMBER[MACHINE], flags | signal.SIGCHLD, 0, 0, 0, 0)
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
-    """Mount. Raises OSError that names the target."""
+    """Mount `source` on `target`. Raise OSError that names the target."""
     words = [source.encode(), target.encode(), kind.encode() if kind else None]
     result = _libc.mount(*words, ctypes.c_ulong(flags), options.encode() if options else None)
     _check(result, f"mount {kind or source} on {target}")
 
 
 def unmount(target: str) -> None:
-    """Take a mount away, also when it is in use."""
+    """Unmount `target`, also when it is in use."""
     _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
 
 
 def pivot_root(new: str, old: str) -> None:
-    """Make `new` the root; the old one is then at `old`."""
+    """Make `new` the root; the old root is then at `old`."""
     syscall(f"pivot_root {new}", PIVOT_ROOT_NUMBER[MACHINE], new.encode(), old.encode())
 
 
 def set_host_name(name: str) -> None:
-    """Name this machine and its domain, as the processes of this host-name namespace see them."""
+    """Set host and domain name in this host-name namespace."""
     for setter in (_libc.sethostname, _libc.setdomainname):
         _check(setter(name.encode(), ctypes.c_size_t(len(name))), "set the host's name")
 
 
 def die_with_parent() -> None:
-    """SIGKILL when the parent ends. A change of user or capabilities takes this back."""
+    """Get SIGKILL when the parent ends. A change of user or capabilities resets this."""
     prctl("PR_SET_PDEATHSIG", PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def never_gain_capabilities() -> None:
-    """Whatever is executed later gains none, whoever it runs as; those held now stay."""
+    """Prevent programs executed later from gaining capabilities, as any user; those held now stay."""
     for capability in range(LAST_CAPABILITY + 1):
         if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), *[ctypes.c_ulong(0)] * 3) < 0:
-            break  # the kernel has no such capability, or we hold none that allows dropping
+            break  # the kernel has no such capability, or this process may not drop it
 
 
 def drop_capabilities() -> None:
-    """Give up every capability."""
+    """Drop every capability."""
     _check(_libc.capset(_CAPSET_HEADER, _NO_CAPABILITIES), "capset")
 
 
 def no_new_privileges() -> None:
-    """Nothing executed later gains rights; an unprivileged process needs this for seccomp and Landlock."""
+    """Prevent programs executed later from gaining privileges; an unprivileged process needs this for seccomp and Landlock."""
     prctl("PR_SET_NO_NEW_PRIVS", PR_SET_NO_NEW_PRIVS, 1)

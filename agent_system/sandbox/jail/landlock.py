@@ -1,4 +1,4 @@
-"""Landlock: which folders a process may read, and the one it may write."""
+"""Landlock: restricts a process to paths it may read and one folder it may write."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ WRITE = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAK
 
 
 def version() -> int:
-    """Landlock's version on this kernel. Raises OSError when there is none."""
+    """Return Landlock's ABI version on this kernel. Raise OSError when the kernel has no Landlock."""
     return syscall("Landlock (Linux 5.13 or newer, `lsm=landlock` among the boot options)", CREATE_RULESET, None, 0, ASK_VERSION)
 
 
 def scopes_signals() -> bool:
-    """Whether signals to processes outside are refused too (Linux 6.12)."""
+    """Return whether signals to processes outside are refused too (Linux 6.12)."""
     return version() >= SCOPED_FROM
 
 
 def restrict(readable: Sequence[str], writable: str) -> None:
-    """Keep this process and all it will start from everything but these; it needs `no_new_privileges`.
+    """Restrict this process and its descendants to these paths; needs `no_new_privileges`.
 
     Args:
-        readable: folders and files to read.
-        writable: folder to read and write.
+        readable: folders and files that may be read.
+        writable: folder that may be read and written.
     """
     known = version()
     rights = FILE_RIGHTS[min(known, len(FILE_RIGHTS) - 1)]
     scope = SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL if known >= SCOPED_FROM else 0
-    # Fields: file rights, network rights, scope. A kernel that does not know the later ones wants them left out.
+    # Fields: file rights, network rights, scope. Kernels that do not know the later ones reject them.
     attributes = struct.pack("=QQQ", rights, 0, scope) if known >= SCOPED_FROM else struct.pack("=Q", rights)
     ruleset = syscall("landlock_create_ruleset", CREATE_RULESET, attributes, len(attributes), 0)
     for path, allowed in (*((path, READ) for path in readable), (writable, WRITE)):

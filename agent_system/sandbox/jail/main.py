@@ -1,4 +1,4 @@
-"""The process that the trainer starts: it makes the warden, then watches from outside how much memory and disk its programs hold.
+"""The process that the trainer starts: it starts the warden, then watches from outside the memory and disk use of programs.
 
 python -S -s -c "... from jail.main import main; main()"      # commands on stdin, results on stdout
 """
@@ -15,7 +15,7 @@ from . import frames, kernel, preload, scratch, tree, warden
 from .place import ALARM, COMMANDS, RESULTS, WATCH, kill_below
 
 LOOK_EVERY_S = 0.05
-# Users that no system gives to anyone: one for each worker, so that the processes of one are not counted with another's.
+# User ids that no system assigns: one per worker, so that the processes of different workers are counted separately.
 FIRST_UID = 1_500_000_000
 
 
@@ -42,11 +42,11 @@ def main() -> None:
     finally:
         if not settings.namespaces:
             kill_below()
-        scratch.remove(settings.scratch)  # the trainer may be gone
+        scratch.remove(settings.scratch)  # the trainer may have ended
 
 
 def _start(settings: warden.Settings) -> tuple[int, int]:
-    """Make the warden; returns the descriptors from and to the job's init."""
+    """Start the warden and return the descriptors from and to the job's init."""
     uid = FIRST_UID + os.getpid() if os.geteuid() == 0 else None
     host = warden.Host(uid, _address_space_bytes())
     (watch, watch_end), (alarm_end, alarm), (go_end, go) = os.pipe(), os.pipe(), os.pipe()
@@ -70,7 +70,7 @@ def _start(settings: warden.Settings) -> tuple[int, int]:
 
 
 def _map_users(pid: int, uid: int | None) -> None:
-    """Say who is who in the warden's user namespace: root and a user apart where we are root, else only ourselves."""
+    """Map the users of the warden's user namespace: root and a separate user if this process is root, else only its own user."""
     if uid is None:
         _write(pid, "setgroups", "deny")
     for name, own in (("gid_map", os.getegid()), ("uid_map", os.geteuid())):
@@ -88,7 +88,7 @@ def _address_space_bytes() -> int:
 
 
 def _watch(watch: int, alarm: int, settings: warden.Settings) -> None:
-    """Look at the processes of the test that runs, and tell its init when they hold too much; ends with the warden."""
+    """Measure the processes of the running test, and send its init an alarm when they exceed a limit; return when the warden ends."""
     poller = select.poll()
     poller.register(watch, select.POLLIN)
     number = memory = disk = processes = 0
@@ -100,15 +100,15 @@ def _watch(watch: int, alarm: int, settings: warden.Settings) -> None:
                 return
             number, memory, disk, processes = WATCH.unpack(data)
             continue
-        taken, running = _taken()
-        too_much = {b"m": taken > memory, b"p": running > processes > 0, b"d": disk and scratch.used_bytes(folder) > disk}
-        for what in [what for what, much in too_much.items() if much][:1]:
+        used, running = _usage()
+        exceeded = {b"m": used > memory, b"p": running > processes > 0, b"d": disk and scratch.used_bytes(folder) > disk}
+        for what in [what for what, over in exceeded.items() if over][:1]:
             with suppress(BlockingIOError, BrokenPipeError):
                 os.write(alarm, ALARM.pack(number, what))
 
 
-def _taken() -> tuple[int, int]:
-    """Bytes that the processes of the test hold beyond what each of them began with, and how many they are, threads included."""
+def _usage() -> tuple[int, int]:
+    """Return the memory of the test's processes in bytes, beyond the memory each started with, and their number, threads included."""
     warden_pid = tree.children(os.getpid())[:1]
     job = [pid for parent in warden_pid for pid in tree.children(parent)[:1]]
     base = sum(tree.memory_bytes(pid) for pid in job)

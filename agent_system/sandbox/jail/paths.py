@@ -1,21 +1,21 @@
-"""How programs reach the standard library and their packages."""
+"""Paths of the standard library and packages, as programs see them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
-# Descriptors of folders that a program's user cannot reach by name begin here.
+# First descriptor of folders that a program's user cannot reach by name.
 FIRST_FOLDER = 200
 
 
 def search_path(stdlib: str, packages: str) -> tuple[str, ...]:
-    """What `sys.path` is for programs."""
+    """Return the `sys.path` of programs."""
     return (stdlib, f"{stdlib}/lib-dynload", packages)
 
 
 def reachable(uid: int | None, paths: dict[str, str]) -> dict[str, str]:
-    """The same paths, those below a folder that the program's user may not enter by an open descriptor instead."""
+    """Return the paths, with open descriptors in place of those below a folder that the program's user may not enter."""
     found = {}
     for name, path in paths.items():
         found[name] = path

@@ -1,4 +1,4 @@
-"""What a job's init has around it: channels to the trainer and the watcher, and how programs are confined and ended."""
+"""The context of a job's init: channels to the trainer and the watcher, and functions that confine and kill programs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 from . import tree
 
 COMMANDS, RESULTS = 0, 1
-# To the watcher: number of the run (0: it is over), bytes of memory, bytes of disk, processes (0: nobody needs to look).
+# To the watcher: number of the run (0: it is over), limits of memory and disk in bytes, and of processes (0: not watched).
 WATCH = struct.Struct("!QQQQ")
-# From the watcher: number of the run, what it has too much of.
+# From the watcher: number of the run, the limit that it exceeds.
 ALARM = struct.Struct("!Qc")
 ALARMS = {b"m": "memory", b"d": "disk", b"p": "processes"}
 
 
-class Place(NamedTuple):
-    """What a job needs of its surroundings.
+class JobContext(NamedTuple):
+    """Channels and functions that a job's init uses.
 
     Attributes:
         watch: descriptor to the watcher.
         alarm: descriptor from the watcher.
         keep: descriptors that programs may inherit.
-        clean: empties the writable folder (its size in bytes is given) and returns its path.
-        limit: sets what limits of a job its init can live with.
-        confine: confines the process of a test; takes the limits and the folder.
+        clean: empties the writable folder, given its size in bytes, and returns its path.
+        limit: sets the limits of a job that its init can live with.
+        confine: confines the process of a test, given the limits and the folder.
         kill_all: kills every process of the job but this one.
-        disk_is_bounded: the folder cannot grow beyond its size.
-        processes_are_bounded: the kernel counts those of the run and no others.
+        disk_is_bounded: the kernel bounds the size of the folder.
+        processes_are_bounded: the kernel's process limit counts the processes of the run only.
     """
 
     watch: int

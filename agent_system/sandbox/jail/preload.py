@@ -1,8 +1,8 @@
-"""What a program can import: the standard library and the packages that were asked for; what is often used is loaded once for all runs.
+"""Imports of programs: the standard library and the configured packages; frequently used modules are loaded once for all runs.
 
-C modules that need a library of the system must be loaded here, because a program's view has no such library. Every mapped library and
-every page that is touched makes each run slower, so only what small programs use is loaded: `ssl`, `sqlite3`, `bz2` and `lzma` are not,
-and cannot be imported.
+C modules that need a system library must be loaded here, because a program's file system view has no such library. Every mapped library
+and every touched page makes each run slower, so only modules that small programs use are loaded: `ssl`, `sqlite3`, `bz2` and `lzma` are
+not, and cannot be imported.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ OFTEN_USED = (
     "bisect", "collections", "copy", "datetime", "functools", "heapq", "io", "itertools", "json", "math", "operator", "re",
     "string", "time", "traceback", "typing", "zlib",
 )  # fmt: skip
-# Their libraries are large, and `hashlib` does without.
+# Their libraries are large, and `hashlib` works without them.
 LEFT_OUT = ("_hashlib", "_ssl")
 
 
 def preload(packages: Sequence[str]) -> None:
-    """Import what programs often use, and `packages`. Raises ImportError when one of `packages` cannot be imported."""
+    """Import frequently used modules and `packages`. Raise ImportError when one of `packages` cannot be imported."""
     hidden = {name: sys.modules.get(name) for name in LEFT_OUT}
     sys.modules.update(dict.fromkeys(LEFT_OUT))  # type: ignore[arg-type]
     with warnings.catch_warnings():
@@ -35,15 +35,15 @@ def preload(packages: Sequence[str]) -> None:
             del sys.modules[name]
     from _sitebuiltins import Quitter
 
-    # What `site` would add, and programs use.
+    # Builtins that `site` would add.
     builtins.exit, builtins.quit = Quitter("exit", "exit()"), Quitter("quit", "quit()")
 
 
 def relocate(moved: Mapping[str, str], path: Sequence[str]) -> None:
-    """Let later imports look in new places.
+    """Change the folders of later imports.
 
     Args:
-        moved: folder at the time of loading to folder as programs see it, for packages that are loaded already.
+        moved: folder at the time of loading -> folder as programs see it, for packages that are already loaded.
         path: the new `sys.path`.
     """
     for module in list(sys.modules.values()):

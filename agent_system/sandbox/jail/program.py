@@ -1,4 +1,4 @@
-"""The process that is the program: takes its three pipes, is confined, compiles, runs, and says how it ended."""
+"""The process of the program: takes its three pipes, is confined, compiles and runs the program, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 NAME = "program.py"
-SAY = 3
-# What a program may inherit: its three pipes and the one on which it says how it ended.
-PIPES = (0, 1, 2, SAY)
-# Taken now: a program may put something else in its place.
+STATUS_FD = 3
+# Descriptors of a program: its three pipes and the one for the end report.
+PIPES = (0, 1, 2, STATUS_FD)
+# Bound now, because a program may replace it.
 _exit = os._exit
 SETUP_FAILED = 125
-MOST_DESCRIPTORS = 1 << 16
-# Characters: a line of the program can be as long as the program.
-MOST_TRACEBACK = 8000
+MAX_DESCRIPTORS = 1 << 16
+# In characters, since a line of the program can be as long as the program.
+MAX_TRACEBACK_CHARS = 8000
 RETURNED = b'{"end": "returned"}'
-# What is told to the job's init before the program runs: an error, or the compiled program, which no later test has to compile again.
+# Kinds of messages to the job's init before the program runs: an error, or the compiled program, which later tests reuse.
 FAILED, COMPILED = b"f", b"c"
-MOST_COMPILED = 1 << 15
+MAX_COMPILED_BYTES = 1 << 15
 
 
 def start(
@@ -41,13 +41,13 @@ def start(
 
     Args:
         source: the program's text.
-        compiled: what an earlier test told of it; empty for the first one and where none told anything.
+        compiled: its code, compiled by an earlier test; empty if there is none.
         test: `mode` (call | compile; empty just runs) and, for a call, `function`, `args` and `kwargs`.
-        pipes: ends, all above `SAY`, for stdin, stdout, stderr, and for the JSON object that says how it ended.
-        setup: where `FAILED` and an error go, or `COMPILED`, the length and the code, before the program runs; it never blocks, and the
-            program does not have it.
+        pipes: pipe ends, all above `STATUS_FD`, for stdin, stdout, stderr, and for the end report, a JSON object.
+        setup: descriptor for `FAILED` and an error, or `COMPILED`, the length and the code, before the program runs; it never blocks, and
+            is closed for the program.
         keep: other descriptors that stay open, ascending.
-        confine: takes away what the program must not have.
+        confine: confines this process.
     """
     try:
         _take(pipes)
@@ -67,21 +67,21 @@ def _take(pipes: tuple[int, int, int, int]) -> None:
 
 
 def _close_others(keep: tuple[int, ...]) -> None:
-    previous = SAY
-    for fd in (*keep, MOST_DESCRIPTORS):
+    previous = STATUS_FD
+    for fd in (*keep, MAX_DESCRIPTORS):
         os.closerange(previous + 1, fd)
         previous = fd
 
 
 def _reseed() -> None:
-    """Generators that were seeded when they were loaded would draw the same in every run."""
+    """Reseed random generators, which would otherwise draw the same numbers in every run."""
     for name in ("random", "numpy.random"):
         if (module := sys.modules.get(name)) is not None:
             module.seed()
 
 
 def open_streams() -> None:
-    """Make `sys.stdin`, `stdout` and `stderr` anew over their descriptors, whatever these will be when a program begins."""
+    """Create new `sys.stdin`, `stdout` and `stderr` over descriptors 0 to 2, which are replaced by pipes before a program runs."""
     out, err = (io.BufferedWriter(io.FileIO(fd, "wb", closefd=False)) for fd in (1, 2))
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "rb", closefd=False)), encoding="utf-8", errors="replace")
     sys.stdout = io.TextIOWrapper(out, encoding="utf-8", errors="backslashreplace")
@@ -91,44 +91,44 @@ def open_streams() -> None:
 
 
 def _run(source: str, known: bytes, test: dict[str, Any], setup: int) -> NoReturn:
-    said: dict[str, Any] = {"end": "returned"}
+    report: dict[str, Any] = {"end": "returned"}
     code = 1
     try:
         module = _new_main(source)
         try:
             compiled = marshal.loads(known) if known else _compile(source, setup)
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-            said = {"end": "compile", "type": type(error).__name__}
-            _explain(error, source)
+            report = {"end": "compile", "type": type(error).__name__}
+            _print_traceback(error, source)
         else:
             os.close(setup)
             if test.get("mode") != "compile":
-                _execute(compiled, module, test, said)
+                _execute(compiled, module, test, report)
             code = 0
     except SystemExit as error:
-        said, code = {"end": "exit"}, _exit_code(error)
+        report, code = {"end": "exit"}, _exit_code(error)
     except BaseException as error:
-        said = {"end": "raised", "type": type(error).__name__}
-        _explain(error, source)
-    _leave(code, said)
+        report = {"end": "raised", "type": type(error).__name__}
+        _print_traceback(error, source)
+    _finish(code, report)
 
 
 def _compile(source: str, setup: int) -> CodeType:
-    """The code of the program, told to the init as well: nothing of the program has run yet, so it is what the text says."""
+    """Compile the program and send the code to the init as well: no code of the program has run yet, so it cannot be forged."""
     compiled = compile(source, NAME, "exec", dont_inherit=True)
     try:
-        told = marshal.dumps(compiled)
-        if len(told) <= MOST_COMPILED:
-            os.write(setup, COMPILED + len(told).to_bytes(4) + told)
+        data = marshal.dumps(compiled)
+        if len(data) <= MAX_COMPILED_BYTES:
+            os.write(setup, COMPILED + len(data).to_bytes(4) + data)
     except (ValueError, MemoryError, OSError):  # nested too deep, too large for its limits, or more than the pipe takes
         pass
     return compiled
 
 
-def known_code(told: bytes) -> bytes:
-    """The compiled program of what a test told; nothing where it told none, or not all of it."""
-    whole = told[:1] == COMPILED and int.from_bytes(told[1:5]) == len(told) - 5
-    return told[5:] if whole else b""
+def compiled_code(message: bytes) -> bytes:
+    """Return the compiled program in a setup message; empty if there is none, or it is not complete."""
+    complete = message[:1] == COMPILED and int.from_bytes(message[1:5]) == len(message) - 5
+    return message[5:] if complete else b""
 
 
 def _new_main(source: str) -> ModuleType:
@@ -139,7 +139,7 @@ def _new_main(source: str) -> ModuleType:
     return module
 
 
-def _execute(compiled: CodeType, module: ModuleType, test: dict[str, Any], said: dict[str, Any]) -> None:
+def _execute(compiled: CodeType, module: ModuleType, test: dict[str, Any], report: dict[str, Any]) -> None:
     exec(compiled, module.__dict__)
     if test:
         found: Any = module.__dict__
@@ -149,11 +149,11 @@ def _execute(compiled: CodeType, module: ModuleType, test: dict[str, Any], said:
         found = found[first]
         for name in rest:
             found = getattr(found() if isinstance(found, type) else found, name)
-        said["value"] = json.dumps(found(*test["args"], **test["kwargs"]), default=_plain)
+        report["value"] = json.dumps(found(*test["args"], **test["kwargs"]), default=_plain)
 
 
 def _plain(value: Any) -> Any:
-    """JSON of what JSON has no name for, where there is one obvious way."""
+    """Convert a value without a JSON type to one with it, for types with one obvious conversion."""
     if isinstance(value, (set, frozenset, range)) or hasattr(value, "popleft"):
         return list(value)
     if hasattr(value, "tolist"):
@@ -168,21 +168,21 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _explain(error: BaseException, source: str) -> None:
-    """The traceback as Python prints it, without the frames of this file."""
+def _print_traceback(error: BaseException, source: str) -> None:
+    """Print the traceback as Python does, without the frames of this file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     try:
-        import linecache  # these two are loaded for programs that fail only
+        import linecache  # these two are loaded only for programs that fail
         import traceback
 
         linecache.cache[NAME] = (len(source), None, source.splitlines(keepends=True), NAME)
         text = "".join(traceback.format_exception(error.with_traceback(trace)))
-        if len(text) > MOST_TRACEBACK:
-            text = f"{text[: MOST_TRACEBACK // 2]}\n...\n{text[-MOST_TRACEBACK // 2 :]}"
+        if len(text) > MAX_TRACEBACK_CHARS:
+            text = f"{text[: MAX_TRACEBACK_CHARS // 2]}\n...\n{text[-MAX_TRACEBACK_CHARS // 2 :]}"
         sys.stderr.write(text)
-    except BaseException:  # out of memory or of recursion, or an exception that cannot be printed
+    except BaseException:  # out of memory, recursion limit, or an exception that cannot be printed
         os.write(2, f"{type(error).__name__}\n".encode())
 
 
@@ -191,16 +191,16 @@ def _join_threads() -> None:
         threading._shutdown()
 
 
-def _leave(code: int, said: dict[str, Any]) -> NoReturn:
-    """End as an interpreter does (threads, exit handlers, buffers), then say how it ended."""
+def _finish(code: int, report: dict[str, Any]) -> NoReturn:
+    """Exit as an interpreter does (threads, exit handlers, buffers), after writing the end report."""
     for last in (_join_threads, atexit._run_exitfuncs, lambda: sys.stdout.flush(), lambda: sys.stderr.flush()):
         try:
             last()
         except BaseException as error:
             code = code or (1 if not isinstance(error, SystemExit) else _exit_code(error))
     try:
-        data = RETURNED if said == {"end": "returned"} else json.dumps(said).encode()
+        data = RETURNED if report == {"end": "returned"} else json.dumps(report).encode()
         while data:
-            data = data[os.write(SAY, data) :]
+            data = data[os.write(STATUS_FD, data) :]
     finally:
         _exit(code)

@@ -1,6 +1,6 @@
-"""Runs the tests of a job: starts each program, moves its bytes, ends it, collects all of its processes, reports.
+"""Runs the tests of a job: starts each program, transfers its input and output, ends it, reaps all of its processes, and reports.
 
-Everything that this process touches is copied once more for every program that it forks: it does little, with few modules.
+Memory pages that this process touches are copied for every program that it forks, so it does little and imports few modules.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import time
 from typing import Any
 
 from . import frames, kernel, program
-from .place import ALARM, ALARMS, COMMANDS, RESULTS, WATCH, Place
+from .place import ALARM, ALARMS, COMMANDS, RESULTS, WATCH, JobContext
 
-# To the trainer, before what the program wrote: place in `STOPPED`, exit status, seconds on the clock, seconds of CPU.
+# To the trainer, before the program's output: index in `STOPPED`, exit status, seconds of wall-clock time, seconds of CPU time.
 REPORT = struct.Struct("!bidd")
 STOPPED = (None, "timeout", "output", "memory", "disk", "processes")
 CHUNK = 65536
@@ -26,42 +26,42 @@ class Runner:
     """Runs the tests of one job.
 
     Attributes:
-        number: of the run, never the same again in this worker: an alarm that comes late must not end another run.
-        stopped: why the test was ended here; None while it runs and when it ended by itself.
-        status: how its process ended, negative for a signal; None while it runs.
+        number: number of the run, unique in this worker: a late alarm must not end another run.
+        stopped: why the test was ended by the runner; None while it runs and when it ended by itself.
+        status: exit status of its process, negative for a signal; None while it runs.
         cpu_s: CPU time of its processes that have ended.
-        compiled: the program as the first test compiled it, which is only ever loaded by processes of the program; empty before.
+        compiled: the program as compiled by the first test; only processes of the program load it. Empty before.
     """
 
-    def __init__(self, place: Place, source: str, limits: dict[str, Any]) -> None:
-        self.place, self.source, self.limits = place, source, limits
+    def __init__(self, context: JobContext, source: str, limits: dict[str, Any]) -> None:
+        self.context, self.source, self.limits = context, source, limits
         self.compiled = b""
         self.most = limits["output_kb"] * 1024
         self.number = 0
         self.poller = select.poll()
         self.poller.register(COMMANDS, 0)
-        self.poller.register(place.alarm, select.POLLIN)
+        self.poller.register(context.alarm, select.POLLIN)
 
     def run(self, test: dict[str, Any], stdin: bytes) -> None:
-        """Start the program, wait for its end or end it, leave no process of it, report."""
+        """Start the program, wait for its end or end it, kill all of its processes, and report."""
         began = time.monotonic()
         self.number = time.monotonic_ns()
         self.stopped: str | None = None
         self.status: int | None = None
         self.cpu_s, self.watched = 0.0, False
-        folder = self.place.clean(self.limits["disk_mb"] << 20)
-        (stdin_end, feed), (out, out_end), (err, err_end), (said, said_end) = [os.pipe() for _ in range(4)]
+        folder = self.context.clean(self.limits["disk_mb"] << 20)
+        (stdin_end, feed), (out, out_end), (err, err_end), (end, end_end) = [os.pipe() for _ in range(4)]
         setup, setup_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(feed, False)
         self.stdin = memoryview(stdin)
         feeding = feed if self._feed(feed) else None
         pid = kernel.fork()
         if pid == 0:
-            theirs = (stdin_end, out_end, err_end, said_end)
-            program.start(self.source, self.compiled, test, theirs, setup_end, self.place.keep, lambda: self._confine(folder))
-        for fd in (stdin_end, out_end, err_end, said_end, setup_end):
+            pipes = (stdin_end, out_end, err_end, end_end)
+            program.start(self.source, self.compiled, test, pipes, setup_end, self.context.keep, lambda: self._confine(folder))
+        for fd in (stdin_end, out_end, err_end, end_end, setup_end):
             os.close(fd)
-        outputs = {out: bytearray(), err: bytearray(), said: bytearray()}
+        outputs = {out: bytearray(), err: bytearray(), end: bytearray()}
         try:
             self._wait(pid, began + self.limits["wall_s"], outputs, feeding)
         finally:
@@ -69,28 +69,28 @@ class Runner:
         for fd, kept in outputs.items():
             while self._read(fd, kept):
                 pass
-        failure = self._told(setup)
-        for fd in (feed, out, err, said, setup):
+        failure = self._read_setup(setup)
+        for fd in (feed, out, err, end, setup):
             os.close(fd)
         if self.watched:
-            os.write(self.place.watch, WATCH.pack(0, 0, 0, 0))
+            os.write(self.context.watch, WATCH.pack(0, 0, 0, 0))
         report = REPORT.pack(STOPPED.index(self.stopped), self.status or 0, time.monotonic() - began, self.cpu_s)
         frames.write_frame(RESULTS, {}, report, *outputs.values(), failure)
 
-    def _told(self, setup: int) -> bytes:
-        """Keep the compiled program of the first test that has one; returns why the program could not be started, or nothing."""
+    def _read_setup(self, setup: int) -> bytes:
+        """Keep the compiled program of the first test that sends one; return the error if the program could not be started."""
         if self.compiled and self.status != program.SETUP_FAILED:
             return b""
-        told = os.read(setup, CHUNK)
-        self.compiled = self.compiled or program.known_code(told)
-        return told[1:] if told[:1] == program.FAILED else b""
+        message = os.read(setup, CHUNK)
+        self.compiled = self.compiled or program.compiled_code(message)
+        return message[1:] if message[:1] == program.FAILED else b""
 
     def _confine(self, folder: str) -> None:
         os.chdir(folder)
-        self.place.confine(self.limits, folder)
+        self.context.confine(self.limits, folder)
 
     def _wait(self, pid: int, deadline: float, outputs: dict[int, bytearray], feeding: int | None) -> None:
-        """Move bytes until the process has ended or has had its share."""
+        """Transfer input and output until the process has ended or exceeds a limit."""
         over = _exit_descriptor(pid)
         pause = WITHOUT_DESCRIPTOR_S if over is None else LOOK_EVERY_S
         listening = {fd for fd in (*outputs, over, feeding) if fd is not None}
@@ -108,8 +108,8 @@ class Runner:
                 if fd == over:
                     self._reap(pid)
                 elif fd == COMMANDS:
-                    raise frames.ClosedError("the trainer is gone")
-                elif fd == self.place.alarm:
+                    raise frames.ClosedError("the trainer closed the channel")
+                elif fd == self.context.alarm:
                     self._alarm()
                 elif not (self._feed(fd) if fd == feeding else self._read(fd, outputs[fd])):
                     self.poller.unregister(fd)
@@ -120,20 +120,20 @@ class Runner:
             os.close(over)
 
     def _feed(self, fd: int) -> bool:
-        """Write what the pipe takes; returns whether there is more."""
+        """Write to the program's stdin what the pipe takes; return whether more is left."""
         try:
             while self.stdin:
                 self.stdin = self.stdin[os.write(fd, self.stdin[:CHUNK]) :]
         except BlockingIOError:
             return True
         except BrokenPipeError:
-            pass  # the program does not want to read it
-        # The number stays taken, the pipe is closed: the program sees its end.
-        os.dup2(self.place.watch, fd)
+            pass  # the program has closed its stdin
+        # Close the pipe, so that the program sees its end, but keep the descriptor number in use.
+        os.dup2(self.context.watch, fd)
         return False
 
     def _read(self, fd: int, kept: bytearray) -> bool:
-        """Take what is there and keep what a program may write; returns False at the end."""
+        """Read available output and keep it up to the limit; return False at the end of the pipe."""
         chunk = os.read(fd, CHUNK)
         kept += chunk
         if len(kept) > self.most:
@@ -142,20 +142,20 @@ class Runner:
         return bool(chunk)
 
     def _ask_to_watch(self) -> None:
-        """Only once a program has run for a while: most are over before anyone could look."""
+        """Ask the watcher to measure the run; not at its start, since most programs end before the first measurement."""
         if not self.watched:
             self.watched = True
-            disk = 0 if self.place.disk_is_bounded else self.limits["disk_mb"] << 20
-            processes = 0 if self.place.processes_are_bounded else self.limits["processes"]
-            os.write(self.place.watch, WATCH.pack(self.number, self.limits["memory_mb"] << 20, disk, processes))
+            disk = 0 if self.context.disk_is_bounded else self.limits["disk_mb"] << 20
+            processes = 0 if self.context.processes_are_bounded else self.limits["processes"]
+            os.write(self.context.watch, WATCH.pack(self.number, self.limits["memory_mb"] << 20, disk, processes))
 
     def _alarm(self) -> None:
-        number, what = ALARM.unpack(os.read(self.place.alarm, ALARM.size))
+        number, what = ALARM.unpack(os.read(self.context.alarm, ALARM.size))
         if number == self.number:
             self.stopped = ALARMS[what]
 
     def _reap(self, main: int) -> bool:
-        """Collect what has ended, orphans of the program included; returns whether a process is left."""
+        """Reap ended processes, orphans of the program included; return whether a process is left."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -168,14 +168,14 @@ class Runner:
                 self.status = os.waitstatus_to_exitcode(status)
 
     def _end(self, main: int) -> None:
-        """Kill and collect until no process of the job is left but this one."""
+        """Kill and reap until no process of the job but this one is left."""
         while self._reap(main):
-            self.place.kill_all()
+            self.context.kill_all()
             time.sleep(0.0005)
 
 
 def _exit_descriptor(pid: int) -> int | None:
-    """A descriptor that is readable once the process has ended; None where the system has none (Linux before 5.3)."""
+    """Return a descriptor that is readable once the process has ended; None where the system has none (Linux before 5.3)."""
     try:
         return os.pidfd_open(pid)
     except OSError:

@@ -1,4 +1,4 @@
-"""The folder that a program writes to, where it is a folder of the host: emptied and measured whatever was left in it."""
+"""The writable folder of programs where it is a folder of the host: emptied and measured whatever a program left in it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import stat
 from contextlib import suppress
 
 ENTRY_BYTES = 4096
-MOST_ENTRIES = 200_000
+MAX_ENTRIES = 200_000
 
 
 def empty(folder: str) -> None:
     """Remove everything in a folder. Folders inside are moved up before they are emptied, so depth does not matter."""
     number = 0
-    os.chmod(folder, 0o700)  # its user, who may be ours, can have taken away the right to list it
+    os.chmod(folder, 0o700)  # the program may have removed the permission to list it
     while names := os.listdir(folder):
         for name in names:
             path = os.path.join(folder, name)
@@ -35,7 +35,7 @@ def empty(folder: str) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder with everything in it; one that is gone already is fine, a link that was put in its place goes alone."""
+    """Remove a folder with its contents, if it exists; of a link in its place, remove only the link."""
     with suppress(FileNotFoundError):
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             os.unlink(folder)
@@ -45,10 +45,10 @@ def remove(folder: str) -> None:
 
 
 def used_bytes(folder: str) -> int:
-    """Space taken below a folder, at least `ENTRY_BYTES` an entry; counting ends at `MOST_ENTRIES`."""
+    """Return the disk space used below a folder in bytes, at least `ENTRY_BYTES` per entry; stop counting at `MAX_ENTRIES`."""
     total = entries = 0
     folders = [folder]
-    while folders and entries < MOST_ENTRIES:
+    while folders and entries < MAX_ENTRIES:
         with suppress(OSError), os.scandir(folders.pop()) as listed:
             for entry in listed:
                 entries += 1

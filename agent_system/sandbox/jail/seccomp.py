@@ -1,7 +1,7 @@
-"""The filter of system calls: a list of what is allowed, assembled as classic BPF.
+"""The filter of system calls: a list of allowed calls, assembled as classic BPF.
 
-The kernel compiles a new filter and evaluates it for every call number when it is installed, which happens before every program, so it is
-short, and the numbers are found by binary search and not one after the other.
+The kernel compiles a filter and evaluates it for every call number when it is installed, which happens before every program. It is
+therefore short, and finds the numbers by binary search.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 LOAD, JUMP, JUMP_EQUAL, JUMP_FROM, JUMP_ANY_BIT, RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
-# A conditional jump has a byte for each of its two ways.
-MOST_SKIPPED = 255
+# A conditional jump has one byte for each of its two offsets.
+MAX_JUMP = 255
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 REFUSED, UNKNOWN, NO_TERMINAL, NO_MEMORY = (FAIL | number for number in (errno.EPERM, errno.ENOSYS, errno.ENOTTY, errno.ENOMEM))
-# The call is not made, and its answer is 0.
+# The call is not made and returns 0.
 IGNORED = FAIL
 NAMESPACES = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
 AF_UNIX = 1
-# Streams and sequences of packets, each with any of SOCK_NONBLOCK and SOCK_CLOEXEC. One of a pair of datagram sockets can send to any other
-# socket of the host by its name.
+# SOCK_STREAM and SOCK_SEQPACKET, each with any of SOCK_NONBLOCK and SOCK_CLOEXEC. Not SOCK_DGRAM: such a socket of a pair can send to any
+# named socket of the host.
 SOCKETS = tuple(kind | flags for kind in (1, 5) for flags in (0, 0x800, 0x80000, 0x80800))
 O_TRUNC, O_WRONLY, O_RDWR = 0o1000, 1, 2
 MAP_SHARED, MAP_ANONYMOUS = 1, 0x20
-# FIONREAD, FIONBIO, FIOCLEX, FIONCLEX: what Python itself asks of a file. Terminals are none here.
+# FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, which Python itself uses on files. Requests to terminals answer "not a terminal".
 IOCTLS = (0x541B, 0x5421, 0x5451, 0x5450)
-# Duplicating, flags, the size of a pipe (not F_SETPIPE_SZ: what it holds is in no limit of memory). F_SETOWN with F_SETSIG would send any
-# signal to any process of the same user; for locks see `syscalls.REFUSED`.
+# Duplication, flags, the size of a pipe (not F_SETPIPE_SZ: no memory limit counts a pipe's contents). F_SETOWN with F_SETSIG could send
+# any signal to any process of the same user; for locks see `syscalls.REFUSED`.
 FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
 # PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_GET_NO_NEW_PRIVS
 PRCTLS = (15, 16, 3, 39)
@@ -46,14 +46,14 @@ Code = list[tuple[int, int, int, int]]
 
 
 def assemble(machine: str, signals: bool, changes: bool) -> bytes:
-    """The filter of a machine of `AUDIT_ARCH`.
+    """Return the filter for a machine of `AUDIT_ARCH`.
 
     Args:
         machine: `x86_64` or `aarch64`. The x32 and 32-bit calls of x86-64 end the process.
-        signals: programs may send signals; False where nothing else keeps them from the processes of others.
-        changes: programs may make `syscalls.FILE_CHANGES`; False where they can name files of others.
+        signals: programs may send signals; False where nothing else protects processes outside the sandbox from them.
+        changes: programs may use `syscalls.FILE_CHANGES`; False where they can name files outside the sandbox.
     """
-    judged = syscalls.numbers(syscalls.JUDGED, machine)
+    by_arguments = syscalls.numbers(syscalls.BY_ARGUMENTS, machine)
     answers: dict[int, Code] = {}
     for table, verdict in (
         (syscalls.ALLOWED, ALLOW),
@@ -62,16 +62,16 @@ def assemble(machine: str, signals: bool, changes: bool) -> bytes:
         (syscalls.REFUSED, REFUSED),
     ):
         answers |= dict.fromkeys(syscalls.numbers(table, machine).values(), _answer(verdict))
-    answers |= {judged[name]: _answer(ALLOW if signals else REFUSED) for name in SIGNALLING}
-    answers[judged["clone"]] = [(LOAD, ARGUMENTS, 0, 0), (JUMP_ANY_BIT, NAMESPACES, 0, 1), *_answer(REFUSED), *_answer(ALLOW)]
-    answers[judged["socketpair"]] = [
+    answers |= {by_arguments[name]: _answer(ALLOW if signals else REFUSED) for name in SIGNALLING}
+    answers[by_arguments["clone"]] = [(LOAD, ARGUMENTS, 0, 0), (JUMP_ANY_BIT, NAMESPACES, 0, 1), *_answer(REFUSED), *_answer(ALLOW)]
+    answers[by_arguments["socketpair"]] = [
         (LOAD, ARGUMENTS, 0, 0),
         (JUMP_EQUAL, AF_UNIX, 1, 0),
         *_answer(REFUSED),
         *_answer_by(1, SOCKETS, REFUSED),
     ]
-    # Shared memory without a file stays when it is in the address space of nobody, and only root can see how much there is.
-    answers[judged["mmap"]] = [
+    # Anonymous shared memory can outlive its mappings, and only root can see its size.
+    answers[by_arguments["mmap"]] = [
         (LOAD, ARGUMENTS + 8 * 3, 0, 0),
         (JUMP_ANY_BIT, MAP_SHARED, 0, 1),
         (JUMP_ANY_BIT, MAP_ANONYMOUS, 1, 0),
@@ -79,12 +79,12 @@ def assemble(machine: str, signals: bool, changes: bool) -> bytes:
         *_answer(NO_MEMORY),
     ]
     for name, index in (("open", 1), ("openat", 2)):
-        if name in judged:
-            answers[judged[name]] = _answer(ALLOW) if changes else _answer_open(index)
-    answers[judged["ioctl"]] = _answer_by(1, IOCTLS, NO_TERMINAL)
-    answers[judged["fcntl"]] = _answer_by(1, FCNTLS, REFUSED)
-    answers[judged["prctl"]] = _answer_by(0, PRCTLS, REFUSED)
-    answers[judged["prlimit64"]] = answers[judged["sched_setaffinity"]] = _answer_by(0, (0,), REFUSED)
+        if name in by_arguments:
+            answers[by_arguments[name]] = _answer(ALLOW) if changes else _answer_open(index)
+    answers[by_arguments["ioctl"]] = _answer_by(1, IOCTLS, NO_TERMINAL)
+    answers[by_arguments["fcntl"]] = _answer_by(1, FCNTLS, REFUSED)
+    answers[by_arguments["prctl"]] = _answer_by(0, PRCTLS, REFUSED)
+    answers[by_arguments["prlimit64"]] = answers[by_arguments["sched_setaffinity"]] = _answer_by(0, (0,), REFUSED)
     known = max(answers) + 1
     numbered = [(number, answers.get(number, _answer(UNKNOWN))) for number in range(known)]
     ranges = [(next(members)[0], answer) for answer, members in groupby(numbered, key=lambda pair: pair[1])]
@@ -94,13 +94,13 @@ def assemble(machine: str, signals: bool, changes: bool) -> bytes:
 
 
 def _search(ranges: list[tuple[int, Code]]) -> Code:
-    """Find the last range that begins at the loaded number or below it."""
+    """Return code that finds the last range that begins at the loaded number or below it."""
     if len(ranges) == 1:
         return ranges[0][1]
     middle = len(ranges) // 2
     below, above = _search(ranges[:middle]), _search(ranges[middle:])
     first = ranges[middle][0]
-    if len(below) <= MOST_SKIPPED:
+    if len(below) <= MAX_JUMP:
         return [(JUMP_FROM, first, len(below), 0), *below, *above]
     return [(JUMP_FROM, first, 0, 1), (JUMP, len(below), 0, 0), *below, *above]
 
@@ -110,7 +110,7 @@ def _answer(verdict: int) -> Code:
 
 
 def _answer_by(index: int, values: Iterable[int], otherwise: int) -> Code:
-    """Allow a call whose argument `index` (its low 32 bits) is one of `values`."""
+    """Return code that allows a call whose argument `index` (its low 32 bits) is one of `values`."""
     code: Code = [(LOAD, ARGUMENTS + 8 * index, 0, 0)]
     for value in values:
         code += [(JUMP_EQUAL, value, 0, 1), *_answer(ALLOW)]
@@ -118,7 +118,7 @@ def _answer_by(index: int, values: Iterable[int], otherwise: int) -> Code:
 
 
 def _answer_open(index: int) -> Code:
-    """Refuse O_TRUNC without the right to write, which Landlock lets pass before Linux 6.2; argument `index` holds the flags."""
+    """Return code that refuses O_TRUNC without write access, which Landlock allows before Linux 6.2; argument `index` has the flags."""
     return [
         (LOAD, ARGUMENTS + 8 * index, 0, 0),
         (JUMP_ANY_BIT, O_TRUNC, 0, 3),
@@ -135,21 +135,21 @@ class _Program(ctypes.Structure):
 
 
 def prepare(code: bytes) -> Callable[[], None]:
-    """A function that puts a filter on the calling process and all it will start; it needs `no_new_privileges`.
+    """Return a function that installs a filter for the calling process and its descendants; needs `no_new_privileges`.
 
     The function raises OSError where the kernel has no filters.
     """
     program = _Program(len(code) // 8, code)
     address = ctypes.c_ulong(ctypes.addressof(program))
 
-    def install(program: _Program = program) -> None:  # the default keeps alive what the address is of
+    def install(program: _Program = program) -> None:  # the default keeps the structure at `address` alive
         prctl("seccomp filter", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, address)
 
     return install
 
 
 def for_this_machine(signals: bool, changes: bool) -> bytes:
-    """`assemble` for the machine at hand. Raises OSError when it is none of those known."""
+    """Return the filter for this machine. Raise OSError if it is not supported."""
     if MACHINE not in AUDIT_ARCH:
-        raise OSError(f"the seccomp filter is written for {', '.join(AUDIT_ARCH)} and not for {MACHINE}")
+        raise OSError(f"the seccomp filter supports {', '.join(AUDIT_ARCH)} only, not {MACHINE}")
     return assemble(MACHINE, signals, changes)

@@ -1,4 +1,4 @@
-"""The processes below a process: who they are, what they hold, and their end."""
+"""The descendants of a process: finding, measuring and killing them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the children of all threads of a process; none when it is gone."""
+    """Return process ids of the children of all threads of a process; empty when it has ended."""
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -22,7 +22,7 @@ def children(pid: int) -> list[int]:
 
 
 def _children_by_parent(pid: int) -> list[int]:
-    """The same where the kernel keeps no list of children: every process is asked for its parent."""
+    """Return the same where the kernel has no list of children, from the parent of every process."""
     if not os.path.exists(f"/proc/{pid}") or os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
         return []
     found = []
@@ -35,17 +35,17 @@ def _children_by_parent(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Process ids of all processes below a process, parents first."""
+    """Return process ids of all descendants of a process, parents first."""
     found = children(pid)
-    for child in found:  # grows while it is read
+    for child in found:  # the list grows during the loop
         found += [c for c in children(child) if c not in found]
     return found
 
 
 def memory_bytes(pid: int) -> int:
-    """Private and shared memory that a process holds, without files it has mapped; 0 when it is gone.
+    """Return the private and shared memory of a process in bytes, without mapped files; 0 when it has ended.
 
-    A first thread that has ended holds none any more, while the others of its process go on: they are asked as well.
+    The first thread reports no memory once it has ended, even if other threads of the process still run, so the others are read too.
     """
     with suppress(OSError):
         for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
@@ -57,14 +57,14 @@ def memory_bytes(pid: int) -> int:
 
 
 def threads(pid: int) -> int:
-    """Threads of a process, one that has ended and is not yet collected included; 0 when it is gone."""
+    """Return the number of threads of a process, zombies included; 0 when it has ended."""
     with suppress(OSError):
         return len(os.listdir(f"/proc/{pid}/task"))
     return 0
 
 
 def threads_of(uid: int) -> int:
-    """Threads of a user on the whole machine, which the limit of processes counts where there is no user namespace."""
+    """Return the number of threads of a user on the whole machine, which the process limit counts without a user namespace."""
     total = 0
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -75,9 +75,9 @@ def threads_of(uid: int) -> int:
 
 
 def kill_descendants(pid: int) -> None:
-    """Kill all processes below a process, which must be their subreaper for orphans to be found.
+    """Kill all descendants of a process, which must be their subreaper so that orphans are found.
 
-    First all are stopped, so that none can fork while others are looked for, then all are killed.
+    All are stopped first, so that none can fork during the search, then all are killed.
     """
     stopped: set[int] = set()
     while fresh := set(descendants(pid)) - stopped:

@@ -9,24 +9,24 @@ from . import kernel
 from .kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
 
 STDLIB, PACKAGES, TMP = "/usr/lib/python", "/usr/lib/packages", "/tmp"
-# Not /dev/zero: mapped to be shared and written, it is memory that no limit counts.
+# Not /dev/zero: a shared writable mapping of it is memory that no limit counts.
 DEVICES = ("null", "random", "urandom")
 TMP_MODE = 0o700
 STAGE = "/tmp"
-# Where an installation keeps packages inside its standard library; they are hidden.
+# Folders of installed packages inside the standard library; they are hidden.
 FOREIGN = ("site-packages", "dist-packages")
 PLAIN = MS_NOSUID | MS_NODEV
 
 
 def build(stdlib: str, packages: Mapping[str, str]) -> None:
-    """Replace the root of this mount namespace; everything but /tmp is read-only afterwards, and nothing of the host is left.
+    """Replace the root of this mount namespace; everything but /tmp is read-only afterwards, and no other file of the host is visible.
 
     Args:
-        stdlib: the standard library's folder on the host.
-        packages: name in `PACKAGES` to file or folder on the host.
+        stdlib: folder of the standard library on the host.
+        packages: name in `PACKAGES` -> file or folder on the host.
     """
     kernel.mount("none", "/", None, MS_REC | MS_PRIVATE)
-    # Opened now: once the stage is mounted, what lies below its place cannot be reached by name.
+    # Opened now: paths below the stage cannot be reached by name once it is mounted.
     library = os.open(stdlib, os.O_PATH)
     sources = {name: (os.open(path, os.O_PATH), os.path.isdir(path)) for name, path in packages.items()}
     devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in DEVICES}
@@ -40,7 +40,7 @@ def build(stdlib: str, packages: Mapping[str, str]) -> None:
     for name, (source, is_folder) in sources.items():
         _show(source, _place(f"{STAGE}{PACKAGES}/{name}", is_folder))
     for name, source in devices.items():
-        _show(source, _place(f"{STAGE}/dev/{name}", False), MS_NOSUID)  # read-only: what is written to a device changes no file
+        _show(source, _place(f"{STAGE}/dev/{name}", False), MS_NOSUID)  # read-only mount: writing to a device changes no file
     os.symlink(TMP, f"{STAGE}/dev/shm")
     for fd in (library, *(fd for fd, _ in sources.values()), *devices.values()):
         os.close(fd)
@@ -52,19 +52,19 @@ def build(stdlib: str, packages: Mapping[str, str]) -> None:
 
 
 def tmp_is_empty() -> bool:
-    """Whether nothing is in /tmp, which costs less to find out than mounting it anew."""
+    """Return whether /tmp is empty, a check that is cheaper than mounting it again."""
     state = os.statvfs(TMP)
     return state.f_files - state.f_ffree == 1  # the folder itself
 
 
 def reset_tmp() -> None:
-    """Give the folder itself its mode back, and times that are the same whatever a program did to it."""
+    """Reset mode and times of the folder itself, which a program may have changed."""
     os.chmod(TMP, TMP_MODE)
     os.utime(TMP)
 
 
 def mount_tmp(size_bytes: int, uid: int, gid: int) -> None:
-    """Mount an empty /tmp of a limited size and number of files that belongs to a user."""
+    """Mount an empty /tmp, owned by a user, of a limited size and number of files."""
     files = max(64, size_bytes // 4096)
     options = f"size={size_bytes},nr_inodes={files},mode={TMP_MODE:o},uid={uid},gid={gid}"
     kernel.mount("tmpfs", TMP, "tmpfs", PLAIN | MS_NOEXEC, options)
@@ -79,7 +79,7 @@ def _place(path: str, is_folder: bool) -> str:
 
 
 def _show(source: int, target: str, flags: int = PLAIN) -> None:
-    """Bind read-only. A user namespace may not take away the restrictions that the host put on the mount, so they are kept."""
+    """Bind read-only. The mount flags set by the host are kept, because a user namespace may not remove them."""
     kernel.mount(f"/proc/self/fd/{source}", target, None, MS_BIND)
     kept = os.statvfs(target).f_flag & (MS_NOEXEC | MS_NOSUID | MS_NODEV)
     kernel.mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags | kept)

@@ -1,4 +1,4 @@
-"""The process that holds a worker's view of the world and starts an init in it for every job; it never sees a program."""
+"""The process that builds a worker's file system view and starts an init in it for every job; it never sees a program."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from . import frames, init, kernel, landlock, preload, program, scratch, seccomp
 from .confine import Confinement, confine, confine_worker, limit_job
 from .kernel import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
 from .paths import reachable, search_path
-from .place import RESULTS, Place, kill_below, kill_namespace
+from .place import RESULTS, JobContext, kill_below, kill_namespace
 
 WORLD = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 JOB = CLONE_NEWPID | CLONE_NEWNS
-# The user that a program is in a user namespace, and the one that prepares its view where the host's root started us.
+# In a user namespace: the user of programs, and the user that prepares the view if root on the host started this process.
 INSIDE, PREPARING = 1, 0
 
 
 class Settings(NamedTuple):
-    """What the trainer asks of a worker.
+    """Settings of a worker, sent by the trainer.
 
     Attributes:
         level: `namespaces`, `landlock`, `seccomp` or `rlimits`.
         stdlib: folder of the standard library.
-        packages: file or folder name to its path on the host.
+        packages: file or folder name -> path on the host.
         imports: packages to import.
         shown: folder on the host with a link to each of `packages`.
         scratch: folder on the host for this worker; unused with namespaces.
@@ -44,10 +44,10 @@ class Settings(NamedTuple):
 
 
 class Host(NamedTuple):
-    """What is measured before anything is taken away.
+    """Values determined before any confinement.
 
     Attributes:
-        uid: user on the host that programs are, chosen where root started us; None leaves them ours.
+        uid: user of programs on the host if root started this process; None keeps the user.
         overhead_bytes: address space of this process.
     """
 
@@ -56,7 +56,7 @@ class Host(NamedTuple):
 
 
 def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoReturn:
-    """Be the warden: wait for `go`, build the view, say that it is ready, then run jobs until the trainer closes the channel."""
+    """Run the warden: wait for `go`, build the view, report readiness, then run jobs until the trainer closes the channel."""
     try:
         if not os.read(go, 1):
             os._exit(1)
@@ -64,26 +64,26 @@ def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoRe
         kernel.die_with_parent()
         program.open_streams()
         confine_worker()
-        watch = os.dup2(watch, program.SAY)  # so that no pipe of a program gets this number
-        place = _in_namespaces(settings, host, watch, alarm) if settings.namespaces else _on_the_host(settings, host, watch, alarm)
+        watch = os.dup2(watch, program.STATUS_FD)  # so that no pipe of a program gets this number
+        context = _in_namespaces(settings, host, watch, alarm) if settings.namespaces else _on_the_host(settings, host, watch, alarm)
         frames.write_frame(RESULTS, {"ready": True})
     except Exception as error:
         frames.write_frame(RESULTS, {"error": f"{type(error).__name__}: {error}"})
         os._exit(1)
     try:
-        _run_jobs(settings, place)
+        _run_jobs(settings, context)
     finally:
         os._exit(1)
 
 
-def _run_jobs(settings: Settings, place: Place) -> NoReturn:
+def _run_jobs(settings: Settings, context: JobContext) -> NoReturn:
     while True:
         pid = kernel.clone(JOB if settings.namespaces else 0)
         if pid == 0:
             try:
                 if not settings.namespaces:
                     kernel.prctl("PR_SET_CHILD_SUBREAPER", kernel.PR_SET_CHILD_SUBREAPER, 1)
-                init.serve(place)
+                init.serve(context)
             finally:
                 os._exit(1)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -93,10 +93,10 @@ def _run_jobs(settings: Settings, place: Place) -> NoReturn:
             os._exit(0 if status == init.NO_MORE_JOBS else 1)
 
 
-def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Place:
-    apart = os.getuid() == PREPARING
-    # A user of its own has no other processes. Else the warden and the init are counted, before Linux 5.14 all of the user's on the host.
-    counted = 0 if apart else 2 if _release() >= (5, 14) else None
+def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> JobContext:
+    separate = os.getuid() == PREPARING
+    # A separate user has no other processes. Else the limit counts the warden and the init, before Linux 5.14 all of the user's processes.
+    counted = 0 if separate else 2 if _release() >= (5, 14) else None
     kernel.set_host_name("sandbox")
     view.build(settings.stdlib, settings.packages)
     preload.relocate({settings.stdlib: view.STDLIB, settings.shown: view.PACKAGES}, search_path(view.STDLIB, view.PACKAGES))
@@ -104,13 +104,13 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Pl
         namespaces=True,
         landlock=False,
         filter=seccomp.prepare(seccomp.for_this_machine(signals=True, changes=True)),
-        uid=INSIDE if apart else None,
+        uid=INSIDE if separate else None,
         readable=(),
         counted=counted,
         overhead_bytes=host.overhead_bytes,
     )
 
-    mounted = False  # of each job, which has a copy of this process
+    mounted = False  # one value per job, since each has a copy of this process
 
     def clean(size_bytes: int) -> str:
         nonlocal mounted
@@ -122,7 +122,7 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Pl
         view.reset_tmp()
         return view.TMP
 
-    return Place(
+    return JobContext(
         watch,
         alarm,
         (),
@@ -135,7 +135,7 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Pl
     )
 
 
-def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> Place:
+def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> JobContext:
     kernel.prctl("PR_SET_CHILD_SUBREAPER", kernel.PR_SET_CHILD_SUBREAPER, 1)
     os.chmod(settings.scratch, 0o711)
     named = reachable(host.uid, {"": settings.stdlib, **settings.packages})
@@ -147,7 +147,7 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> Plac
     preload.relocate({settings.stdlib: named[""], settings.shown: packages}, search_path(named[""], packages))
     folder = os.path.join(settings.scratch, "run")
     landlocked, filtered = settings.level == "landlock", settings.level in ("landlock", "seccomp")
-    apart, owner = host.uid is not None, os.getuid() if host.uid is None else host.uid
+    separate, owner = host.uid is not None, os.getuid() if host.uid is None else host.uid
     scoped = landlocked and landlock.scopes_signals()
     how = Confinement(
         namespaces=False,
@@ -155,7 +155,7 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> Plac
         filter=seccomp.prepare(seccomp.for_this_machine(signals=scoped, changes=False)) if filtered else None,
         uid=host.uid,
         readable=(*named.values(), packages, *(f"/dev/{name}" for name in view.DEVICES)),
-        counted=0 if apart else None,
+        counted=0 if separate else None,
         overhead_bytes=host.overhead_bytes,
     )
 
@@ -165,7 +165,7 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> Plac
         os.chown(folder, owner, -1)
         return folder
 
-    return Place(
+    return JobContext(
         watch,
         alarm,
         keep,
@@ -174,7 +174,7 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> Plac
         functools.partial(confine, how),
         kill_below,
         disk_is_bounded=False,
-        processes_are_bounded=apart,
+        processes_are_bounded=separate,
     )
 
 

@@ -22,7 +22,7 @@ def call(
 
 def episode(samples: Sequence[Sample], turn_rewards: Sequence[float], name: str = "e", failure: str | None = None) -> EpisodeRecord:
     """An episode of these calls, one after the other, whose turns ended with these team rewards."""
-    samples = [replace(s, heard=i, order=i) for i, s in enumerate(samples)]
+    samples = [replace(s, prior_replies=i, order=i) for i, s in enumerate(samples)]
     team = sum(s.act_reward or 0.0 for s in samples) + sum(turn_rewards)
     return EpisodeRecord("g", name, "t", "", 0, tuple(samples), team, len(turn_rewards), failure=failure, turn_rewards=tuple(turn_rewards))
 

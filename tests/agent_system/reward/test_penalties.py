@@ -45,7 +45,7 @@ def test_penalties_are_subtracted_after_shaping() -> None:
     assert (sample.mixed_reward, sample.invalid_penalty, sample.overlong_penalty, sample.reward) == (7.0, 0.25, 0.5, 0.25)
 
 
-def test_the_reward_of_a_step_pays_both_penalties_and_none_in_validation() -> None:
+def test_the_step_reward_has_both_penalties_and_none_in_validation() -> None:
     # Two turns of A. The first is not valid and full (0.25 and 0.5), and its turn pays 7; the second is neither, and its turn pays 3.
     first, second = call("A", 1, 0, local=0.125, valid=False, tokens=10), call("A", 2, 0, local=1.0)
     reward = RewardConfig(alpha=2.0, overlong_buffer=OverlongBufferConfig(True, 4, 0.5), shaping="normalized")
@@ -62,12 +62,12 @@ def test_a_candidate_of_a_tree_pays_for_itself() -> None:
     assert [s.step_reward for s in rewarded.samples] == [1.0, 0.5]
 
 
-def test_validation_knows_no_penalties() -> None:
+def test_validation_has_no_penalties() -> None:
     reward = RewardConfig(alpha=3.0, overlong_buffer=OverlongBufferConfig(True))
     settings = CollectorSettings(reward=reward, invalid_action_penalty={"A": 1.0}, joint_prompt_length=8)
     assert settings.for_validation() == CollectorSettings(reward=RewardConfig(alpha=3.0))
 
 
 @pytest.mark.parametrize("enabled", [False, True])
-def test_short_replies_pay_nothing_either_way(enabled: bool) -> None:
+def test_short_replies_have_no_penalty_either_way(enabled: bool) -> None:
     assert overlong(np.array([3]), np.array([10]), OverlongBufferConfig(enabled, 4, 1.0)).tolist() == [0.0]

@@ -118,7 +118,7 @@ def test_episodes_of_one_call_have_no_link_to_cut() -> None:
 
 @pytest.mark.parametrize("mode", ["uniform", "discounted", "threshold"])
 def test_a_local_reward_out_of_range_names_the_agent_and_the_value(mode: str) -> None:
-    with pytest.raises(AgentSystemError, match=r"local_range=\[0, 1\], but a call of A1 got the local reward 1\.5 \(1 of 2 calls"):
+    with pytest.raises(AgentSystemError, match=r"local_range=\[0, 1\], but a call of A1 got the local reward 1\.5 \(1 of 2 local rewards"):
         credit([chain([0.5, 1.5], 1.0)], mode=mode)
 
 

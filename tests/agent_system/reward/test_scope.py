@@ -61,12 +61,12 @@ def test_step_reward_counts_no_team_reward_twice_and_adds_the_local_one() -> Non
     assert sum(step_rewards(both, 1.0)) == both.team_reward + 0.75
 
 
-def test_what_came_before_an_agent_spoke_is_not_its_doing() -> None:
+def test_rewards_before_an_agents_first_call_are_not_credited_to_it() -> None:
     late = episode([call("A", 1, 0, act=1.0), call("B", 1, 1, act=2.0)], [0.0])
     assert step_rewards(late, 1.0) == [3.0, 2.0]
 
 
-def test_calls_at_the_same_time_share_what_any_of_them_earns() -> None:
+def test_concurrent_calls_share_each_others_rewards() -> None:
     # Turn 1: A, B and again A are asked at once and answer B (act 2), the second A (act 4), the first A (act 1); the step pays 8.
     # Turn 2: B and A at once; A answers first (act 16), then B (act 32).
     calls = [
@@ -78,7 +78,8 @@ def test_calls_at_the_same_time_share_what_any_of_them_earns() -> None:
     ]
     one_by_one = episode(calls, [8.0, 0.0])
     times = [(0, 2), (0, 0), (0, 1), (3, 4), (3, 3)]
-    together = replace(one_by_one, samples=tuple(replace(s, heard=h, order=o) for s, (h, o) in zip(one_by_one.samples, times, strict=True)))
+    timed = zip(one_by_one.samples, times, strict=True)
+    together = replace(one_by_one, samples=tuple(replace(s, prior_replies=prior, order=order) for s, (prior, order) in timed))
     # The first A: its own 1. B: all 1 + 2 + 4 + 8 of the turn. The second A: its 4, B's 2, the step's 8. Turn 2: 48 for both.
     assert step_rewards(together, 1.0) == [1.0, 15.0, 14.0, 48.0, 48.0]
     first = replace(together, samples=tuple(reversed(together.samples)))

@@ -16,7 +16,7 @@ import pytest
 from agent_system import AgentSystemError, Task
 from agent_system.errors import masked
 from agent_system.rollout import TooManyFailuresError
-from agent_system.rollout.endpoint import MOST_SEARCHED, Endpoint, EndpointError, EndpointSettings
+from agent_system.rollout.endpoint import MAX_SEARCHED_CHARS, Endpoint, EndpointError, EndpointSettings
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.remote import RemoteBinding
 from tests.chat_server import ChatServer, completion
@@ -77,7 +77,7 @@ async def test_a_server_that_recovers_costs_retries_only(server: ChatServer) -> 
 
 
 @pytest.mark.timing
-async def test_a_slow_server_is_given_up_after_its_time_limit_and_the_last_retry(server: ChatServer) -> None:
+async def test_a_slow_server_is_abandoned_after_its_time_limit_and_the_last_retry(server: ChatServer) -> None:
     server.answer = lambda body: time.sleep(3)
     before = time.monotonic()
     with pytest.raises(EndpointError, match=r"Judge, some-model at .*in 3 attempts, the last: no answer within request_timeout_s=0\.2 s"):
@@ -157,8 +157,8 @@ def test_no_answer_makes_the_search_for_keys_slow(text: str) -> None:
 async def test_a_key_that_the_cut_divides_is_not_quoted(server: ChatServer) -> None:
     quoted = endpoint(server.url, api_key="sk-secret")._quoted
     for cut in range(1, 10):
-        assert "sk" not in quoted("\\" * (MOST_SEARCHED - cut) + "sk-secret")
-    assert quoted(" " * MOST_SEARCHED + "Bearer sk-secret") == "Bearer ***"
+        assert "sk" not in quoted("\\" * (MAX_SEARCHED_CHARS - cut) + "sk-secret")
+    assert quoted(" " * MAX_SEARCHED_CHARS + "Bearer sk-secret") == "Bearer ***"
 
 
 @pytest.mark.parametrize("character", "\n\r\t\0\x7f")

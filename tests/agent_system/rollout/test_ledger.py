@@ -1,4 +1,4 @@
-"""Rewards are added up in the order of calls, whoever was answered first."""
+"""Rewards are summed in the order of calls, whatever the order of replies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agent_system import Outcome
 from agent_system.rollout.ledger import Ledger
 
 
-def test_the_order_in_which_acts_are_booked_changes_no_bit() -> None:
+def test_the_order_in_which_acts_are_recorded_changes_no_bit() -> None:
     sums = set()
     for order in permutations(range(3)):
         ledger = Ledger("World", lambda _: None)

@@ -101,7 +101,7 @@ async def test_propagation_sees_the_whole_collection_and_reports_it(make_collect
     assert result.metrics["reward/propagation/pass_rate"] == 0.5
 
 
-async def test_a_call_that_is_paid_nothing_for_itself_is_told_from_one_that_is_paid_zero(make_collector, scripted) -> None:
+async def test_a_call_without_a_local_reward_differs_from_one_with_a_local_reward_of_zero(make_collector, scripted) -> None:
     class Judges(OneTurn):
         def act(self, agent_id: str, action: str) -> Outcome:
             return Outcome(local=0.0) if agent_id == "Verifier" else Outcome()
@@ -150,7 +150,7 @@ class TakesTurns(BaseOrchestra):
         return (await turn.act("Verifier" if turn.step == 2 else "Solver")).action
 
 
-async def test_a_silent_agent_is_paid_for_its_last_call_before(make_collector, scripted) -> None:
+async def test_an_agent_without_a_call_in_the_turn_gets_the_reward_at_its_last_call(make_collector, scripted) -> None:
     class Duel(BaseEnv):
         """Each turn pays both by name, 1, 10 and 100 to the Solver and ten times as much less to the Verifier."""
 

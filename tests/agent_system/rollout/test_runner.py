@@ -166,7 +166,7 @@ async def test_an_episode_that_never_ends_says_what_it_waited_for(make_collector
         (1.0, "must return Outcome, found float"),
     ],
 )
-async def test_an_outcome_that_makes_no_sense_is_an_error_that_teaches(make_collector, scripted, outcome, message: str) -> None:
+async def test_an_invalid_outcome_is_an_error_with_a_fix(make_collector, scripted, outcome, message: str) -> None:
     class Odd(OneTurn):
         def step(self, action: str) -> Any:
             return outcome

@@ -53,10 +53,10 @@ async def test_a_world_in_which_only_step_pays_is_named_once_for_each_agent(coll
     assert first.metrics["tree/signal_rate"] == 0.0
     warnings = of_ties(caplog)
     (step,) = {record.getMessage() for record in caplog.records} - {*warnings}
-    assert "step() of OnlyStepPays paid in 50 of 50 turns, of which no candidate gets anything" in step
+    assert "step() of OnlyStepPays gave a reward in 50 of 50 turns; these rewards are in the episode's metrics, but no candidate" in step
     assert len(warnings) == 2
     for agent, warning in zip("AB", warnings, strict=True):
-        assert f"in 50 of the first 50 calls of {agent} whose candidates acted differently, all of them earned the same" in warning
+        assert f"in 50 of the first 50 calls of {agent} with different candidates, all candidates got the same reward" in warning
         assert "OnlyStepPays" in warning and "score()" in warning
     await collector.collect(MANY, 1, step=2)
     assert len(caplog.records) == 3
@@ -77,7 +77,7 @@ async def test_a_step_that_pays_beside_act_is_named_unless_a_score_promises_it(c
     for step in (1, 2):
         await collector.collect(MANY, 1, step=step)
     (record,) = caplog.records
-    assert "step() of StepPaysToo paid in 25 of 25 turns" in record.getMessage()
+    assert "step() of StepPaysToo gave a reward in 25 of 25 turns" in record.getMessage()
 
 
 async def test_only_the_agent_whose_candidates_tie_is_named(collector_of, caplog) -> None:

@@ -127,7 +127,7 @@ async def test_branches_of_several_calls_are_the_same_whoever_is_answered_first(
     assert Watched.faults == []
 
 
-async def test_a_call_that_fails_lets_its_branch_go_on_when_all_of_its_block_are_through(play) -> None:
+async def test_a_failed_call_returns_only_after_its_simultaneous_calls_are_done(play) -> None:
     async def mends(turn: Turn) -> str:
         async def pair() -> str:
             try:
@@ -153,7 +153,7 @@ async def test_a_call_that_fails_lets_its_branch_go_on_when_all_of_its_block_are
         assert rows(await play(script, mends, n=3, delay=one_is_slow)) == rows(plain)
 
 
-async def test_calls_given_up_together_do_not_hold_up_the_turn(play) -> None:
+async def test_calls_cancelled_together_do_not_block_the_turn(play) -> None:
     async def gives_up(turn: Turn) -> str:
         try:
             async with asyncio.timeout(0.05):
@@ -171,7 +171,7 @@ async def test_calls_given_up_together_do_not_hold_up_the_turn(play) -> None:
     assert Adder.alive == 0
 
 
-async def test_a_call_given_up_while_it_waits_for_another_is_left_out_and_the_other_goes_on(play) -> None:
+async def test_a_call_cancelled_while_it_waits_for_another_is_left_out_and_the_other_continues(play) -> None:
     async def one_goes(turn: Turn) -> str:
         quick, slow = asyncio.create_task(turn.act("A")), asyncio.create_task(turn.act("B"))
         await asyncio.sleep(0.02)
@@ -188,7 +188,7 @@ async def test_a_call_given_up_while_it_waits_for_another_is_left_out_and_the_ot
     assert Adder.alive == 0
 
 
-async def test_a_commitment_that_fails_ends_the_episode_although_its_callers_do_not_mind(play) -> None:
+async def test_a_failed_commit_ends_the_episode_although_its_callers_catch_the_error(play) -> None:
     class BreaksTogether(Adder):
         def act(self, agent_id: str, action: str) -> Outcome:
             if len(self.said) == 1:
@@ -243,14 +243,14 @@ async def test_an_episode_that_ends_in_the_middle_of_a_trial_leaves_no_fork_behi
 
 
 @pytest.mark.timing
-async def test_a_fork_that_hangs_is_given_up_with_a_warning(play, monkeypatch, caplog) -> None:
+async def test_a_fork_that_hangs_is_abandoned_with_a_warning(play, monkeypatch, caplog) -> None:
     monkeypatch.setattr("agent_system.rollout.forks.CLOSE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(Held, "stay", 3.0)
     began = time.monotonic()
     await play(numbers(), stops_inside, env=Held)
     assert time.monotonic() - began < 3.0
-    assert "Held.fork() did not come back within 0.05 s; given up" in caplog.text
-    assert "Held.close() did not come back within 0.05 s; given up" in caplog.text
+    assert "Held.fork() did not return within 0.05 s; abandoned" in caplog.text
+    assert "Held.close() did not return within 0.05 s; abandoned" in caplog.text
 
 
 async def test_stopping_the_run_while_episodes_are_being_closed_closes_every_world(play) -> None:
@@ -288,7 +288,7 @@ async def test_losers_are_closed_at_the_same_time_and_only_once(play) -> None:
     assert (Watched.faults, Meets.alive) == ([], 0)
 
 
-async def test_a_fork_that_cannot_be_closed_is_logged_and_hurts_nobody(play, caplog) -> None:
+async def test_a_fork_that_cannot_be_closed_is_logged_and_does_not_affect_the_episode(play, caplog) -> None:
     class Clings(Adder):
         def close(self) -> None:
             super().close()

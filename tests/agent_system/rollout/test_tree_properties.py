@@ -1,4 +1,4 @@
-"""Whatever is replied, in whatever order: what a tree must do, checked by playing its record again on a state of our own."""
+"""Properties of trees for any replies in any order, checked by replaying the record on a separate state."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Replay:
 
 @given(CASES)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_call_of_every_episode_is_what_the_engine_and_the_world_make_of_it(collect, case: Case) -> None:
+def test_every_call_agrees_with_a_replay_of_engine_and_environment(collect, case: Case) -> None:
     result = collect(case)
     assert len(result.episodes) == case.tasks * case.episodes
     for episode in result.episodes:

@@ -1,4 +1,4 @@
-"""An attack where nothing holds it, to show that it is one."""
+"""Runs attacks without a sandbox, to show that they succeed there."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_messages_that_come_together_and_in_pieces_are_read_one_by_one() -> None
     thread.join()
 
 
-def test_who_shares_a_pipe_reads_no_byte_more_than_its_message() -> None:
+def test_a_shared_pipe_is_read_to_the_end_of_the_message_only() -> None:
     reading, writing = os.pipe()
     for header, blobs in MESSAGES[:2]:
         frames.write_frame(writing, header, *blobs)

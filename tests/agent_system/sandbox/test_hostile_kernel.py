@@ -32,7 +32,7 @@ async def test_refused_calls(arena: Arena) -> None:
 
 @pytest.mark.parametrize("flag", [0x10000000, 0x20000000, 0x40000000, 0x00020000], ids=["user", "pid", "net", "mount"])
 async def test_no_namespaces_inside(flag: int, arena: Arena) -> None:
-    clone = syscalls.numbers(syscalls.JUDGED, MACHINE)
+    clone = syscalls.numbers(syscalls.BY_ARGUMENTS, MACHINE)
     program = (
         f"{C}print(c.unshare({flag}), errno.errorcode[ctypes.get_errno()])\n"
         f"print(c.syscall({clone['clone']}, {flag | 17}, 0, 0, 0, 0), errno.errorcode[ctypes.get_errno()])\n"
@@ -41,7 +41,7 @@ async def test_no_namespaces_inside(flag: int, arena: Arena) -> None:
     assert (await arena.attack(program)).stdout == "-1 EPERM\n-1 EPERM\n-1 ENOSYS\n"
 
 
-async def test_calls_that_nobody_knows(arena: Arena) -> None:
+async def test_unknown_calls_are_not_implemented(arena: Arena) -> None:
     program = f"{C}print([c.syscall(number) for number in (500, 511, 1000, 100000)], errno.errorcode[ctypes.get_errno()])"
     assert (await arena.attack(program)).stdout == "[-1, -1, -1, -1] ENOSYS\n"
 
@@ -85,11 +85,11 @@ def test_the_filter_answers_every_number_as_its_tables_say(machine: str, signals
     changing = set(syscalls.numbers(syscalls.FILE_CHANGES, machine).values())
     assert not ignored & (allowed | refused | changing) and not changing & (allowed | refused)
     (allowed if changes else refused).update(changing)
-    judged = syscalls.numbers(syscalls.JUDGED, machine)
-    signalling = {judged[name] for name in seccomp.SIGNALLING}
-    assert not allowed & refused and not (allowed | refused) & set(judged.values())
+    by_arguments = syscalls.numbers(syscalls.BY_ARGUMENTS, machine)
+    signalling = {by_arguments[name] for name in seccomp.SIGNALLING}
+    assert not allowed & refused and not (allowed | refused) & set(by_arguments.values())
     for number in range(600):
-        if number in set(judged.values()) - signalling:
+        if number in set(by_arguments.values()) - signalling:
             continue
         right = seccomp.ALLOW if number in allowed or (signals and number in signalling) else seccomp.UNKNOWN
         right = seccomp.REFUSED if number in refused or (not signals and number in signalling) else right
@@ -98,20 +98,20 @@ def test_the_filter_answers_every_number_as_its_tables_say(machine: str, signals
     assert evaluate(code, machine, 39 | 1 << 30) == seccomp.KILL
     other = "aarch64" if machine == "x86_64" else "x86_64"
     assert evaluate(code, other, 0) == seccomp.KILL
-    assert evaluate(code, machine, judged["clone"], 0x10000011) == seccomp.REFUSED
-    assert evaluate(code, machine, judged["clone"], 0x003D0F00) == seccomp.ALLOW
+    assert evaluate(code, machine, by_arguments["clone"], 0x10000011) == seccomp.REFUSED
+    assert evaluate(code, machine, by_arguments["clone"], 0x003D0F00) == seccomp.ALLOW
     for family, kind, right in (
         (1, 1, seccomp.ALLOW), (1, 0x80001, seccomp.ALLOW), (1, 0x80805, seccomp.ALLOW),
         (2, 1, seccomp.REFUSED), (1, 2, seccomp.REFUSED), (1, 0x80002, seccomp.REFUSED), (1, 3, seccomp.REFUSED), (1, 4, seccomp.REFUSED),
     ):  # fmt: skip
-        assert evaluate(code, machine, judged["socketpair"], family, kind) == right
+        assert evaluate(code, machine, by_arguments["socketpair"], family, kind) == right
     for flags, right in ((0x01, seccomp.ALLOW), (0x22, seccomp.ALLOW), (0x21, seccomp.NO_MEMORY), (0x8021, seccomp.NO_MEMORY)):
-        assert evaluate(code, machine, judged["mmap"], 0, 4096, 3, flags) == right
+        assert evaluate(code, machine, by_arguments["mmap"], 0, 4096, 3, flags) == right
     # To truncate a file takes the right to write it.
     for flags, right in ((0, True), (0o1000, changes), (0o1001, True), (0o1002, True), (0o1003, changes), (3, True), (0o101101, True)):
         for name, before in (("open", (0,)), ("openat", (0, 0))):
-            if name in judged:
-                answer = evaluate(code, machine, judged[name], *before, flags)
+            if name in by_arguments:
+                answer = evaluate(code, machine, by_arguments[name], *before, flags)
                 assert answer == (seccomp.ALLOW if right else seccomp.REFUSED)
 
 

@@ -79,7 +79,7 @@ raise SystemExit(7)
     ],
     ids=["returned", "compile", "memory", "nested", "bytes", "types"],
 )
-async def test_what_a_program_says_of_its_end_never_makes_it_succeed(said: bytes, arena: Arena) -> None:
+async def test_a_forged_end_report_never_makes_a_program_succeed(said: bytes, arena: Arena) -> None:
     result = await arena.attack(f"import os\nos.write(3, {said!r})\nos._exit(9)")
     assert (result.ok, result.exit_code, result.value) == (False, 9, None)
     assert result.reason in ("error", "compile", "memory")
@@ -234,7 +234,7 @@ os._exit(125)
 
 @pytest.mark.parametrize("told", ['b"c" + len(evil).to_bytes(4) + evil', 'b"fnot my fault"'])
 async def test_a_program_cannot_say_what_the_next_test_runs_nor_that_it_could_not_be_started(arena: Arena, told: str) -> None:
-    """It is too large to be told to the other tests, so that nothing else is said before."""
+    """The program is too large for its code to be sent to the init, so that the forged message is the first."""
     large = "".join(f"x{i} = {i}\n" for i in range(3000))
     results = await arena.sandbox.run_tests(large + FORGER.format(told=told), [""] * 2)
     assert [(r.stdout, r.reason, r.exit_code, r.message) for r in results] == [("mine\n", "error", 125, "")] * 2
@@ -251,7 +251,7 @@ async def test_programs_of_any_size_run_their_tests_alike(arena: Arena) -> None:
     assert [r.reason for r in await arena.sandbox.run_tests("def (", [""] * 2)] == ["compile"] * 2
 
 
-def test_code_that_did_not_come_whole_is_none() -> None:
+def test_incomplete_code_is_ignored() -> None:
     whole = program.COMPILED + (3).to_bytes(4) + b"abc"
-    assert program.known_code(whole) == b"abc"
-    assert [program.known_code(told) for told in (b"", whole[:3], whole[:-1], program.FAILED + b"OSError: no")] == [b""] * 4
+    assert program.compiled_code(whole) == b"abc"
+    assert [program.compiled_code(told) for told in (b"", whole[:3], whole[:-1], program.FAILED + b"OSError: no")] == [b""] * 4

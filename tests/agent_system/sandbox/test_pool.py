@@ -27,7 +27,7 @@ from agent_system.sandbox import (
 )
 from agent_system.sandbox.jail import tree
 from agent_system.sandbox.job import Job
-from agent_system.sandbox.levels import LEVELS, complaint, rank
+from agent_system.sandbox.levels import LEVELS, level_error, rank
 from agent_system.sandbox.local import LocalSandbox
 from agent_system.sandbox.packages import find_packages
 from agent_system.sandbox.worker import Worker, WorkerError
@@ -260,7 +260,7 @@ def test_every_level_below_the_least_is_refused() -> None:
     least = LEVELS[-1]
     with pytest.raises(ConfigError, match=f"sandbox.level=rlimits is weaker than sandbox.min_level={least}"):
         make_sandbox(SandboxConfig(level="rlimits", min_level=least))
-    message = complaint("seccomp", "namespaces", {"namespaces": "OSError: clone: not permitted", "landlock": "OSError: no Landlock"})
+    message = level_error("seccomp", "namespaces", {"namespaces": "OSError: clone: not permitted", "landlock": "OSError: no Landlock"})
     for part in (
         "sandbox.min_level=namespaces",
         "'seccomp' only",
@@ -275,7 +275,7 @@ def test_every_level_below_the_least_is_refused() -> None:
 def test_a_level_that_does_not_hold_what_it_promises_is_not_taken(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from agent_system.sandbox import local
 
-    monkeypatch.setattr(local, "TRIES", f"print({does!r}, 42)")
+    monkeypatch.setattr(local, "PROBE_PROGRAM", f"print({does!r}, 42)")
     best, *_ = levels = offered()
     expected = f"{best}: a program can do this to files of the trainer: {', '.join(does.split())}"
     with pytest.raises(SandboxError, match=expected if rank(best) > rank("seccomp") else "min_level=landlock") as error:

@@ -83,7 +83,7 @@ def test_after_an_engine_has_died_its_successor_gets_everything_from_the_first_b
 
 def test_a_policy_that_dies_with_a_bucket_is_named_with_the_cause() -> None:
     policy = Policy({None: 4})
-    engine = Engine({"None1": ArgumentLostError("what worker engine:0 was to receive is lost")}, policy)
+    engine = Engine({"None1": ArgumentLostError("an argument of load for worker engine:0 is lost")}, policy)
     with pytest.raises(WorkerDiedError, match="worker policy:0 died while it ran next_weights: out of memory"):
         send_weights(policy, engine, (), 1)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""A worker class that becomes a Ray actor."""
+"""A worker class to be run as a Ray actor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verl.single_controller.worker_group import ClassWithInitArgs
 class RayClassWithInitArgs(ClassWithInitArgs):
     """A worker class, plain or decorated with `ray.remote`, with its constructor arguments and actor options.
 
-    `update_options({"max_concurrency": 64})` lets an actor with `async def` methods serve that many calls at once.
+    `update_options({"max_concurrency": 64})` lets an actor with `async def` methods serve that many concurrent calls.
     """
 
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
@@ -36,7 +36,7 @@ class RayClassWithInitArgs(ClassWithInitArgs):
         self._options.update(options)
 
     def create(self, placement_group: Any, bundle: int, name: str | None, env_vars: dict[str, str], num_gpus: float) -> Any:
-        """Start one actor in a bundle and return its handle; the caller's `env_vars` options are kept below `env_vars`."""
+        """Start one actor in a bundle and return its handle; `env_vars` override those of the `runtime_env` option."""
         actor_class = self.cls if isinstance(self.cls, ActorClass) else ray.remote(self.cls)
         runtime_env = dict(self._options.get("runtime_env") or {})
         runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **env_vars}

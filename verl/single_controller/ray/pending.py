@@ -1,4 +1,4 @@
-"""Unfinished calls of Ray actors: waits with a limit, errors that name the worker and the method."""
+"""Unfinished calls of Ray actors: waits with a timeout, errors that name the worker and the method."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 
 from verl.single_controller.worker_group import ArgumentLostError, PendingResults, WorkerDiedError
 
-# How long a rank's error waits for the death of another rank: a peer that dies in a collective is often heard of first through the
-# lost connection of those who live.
+# How long to wait, after an error of one rank, for the death of another: if a rank dies in a collective, the lost connections of its
+# peers are often reported first.
 DEATH_NOTICE_S = 10.0
 
 
 def failures(futures: Sequence[asyncio.Future[Any]], done: set[asyncio.Future[Any]]) -> dict[int, Any]:
-    """The exceptions of those that are done, by position."""
+    """Return the exceptions of the futures in `done`, by position in `futures`."""
     return {i: future.exception() for i, future in enumerate(futures) if future in done and future.exception() is not None}
 
 
 def deaths(errors: dict[int, Any]) -> list[int]:
-    """The ranks that died, of those that failed."""
+    """Return the ranks whose error is the death of the worker."""
     return [rank for rank, error in errors.items() if is_death(error)]
 
 
 def is_death(error: Any) -> bool:
-    """Whether a worker is gone, or what it returned is, with its node; not what it was to receive (`ArgumentLostError`)."""
+    """Return whether a worker, or its node with its result, is lost; not true of a lost argument (`ArgumentLostError`)."""
     return isinstance(error, RayActorError | ObjectLostError) and not isinstance(error, RayTaskError)
 
 
 class RayPendingResults(PendingResults):
-    """A list of object references, one a worker. `ray.get` works on it; `get` gives the better errors."""
+    """A list of object references, one per call. `ray.get` works on it; `get` raises more informative errors."""
 
     def __init__(self, refs: Iterable[Any], workers: Sequence[str], method_name: str, timeout_s: float) -> None:
         super().__init__(refs)
@@ -49,10 +49,9 @@ class RayPendingResults(PendingResults):
         return RayPendingResults([self[i] for i in ranks], [self.workers[i] for i in ranks], self.method_name, self.timeout_s)
 
     def get(self, timeout: float | None = None) -> list[Any]:
-        """Wait for all calls; the first that fails ends the wait, so that peers stuck in a collective do not hold it up.
+        """Wait for all calls; the first failure ends the wait, so that peers stuck in a collective do not delay it.
 
-        Raises TimeoutError, WorkerDiedError (ArgumentLostError when not this worker died, but the one that had what it was to receive), or
-        what the worker raised.
+        Raises TimeoutError, WorkerDiedError (ArgumentLostError if the worker that held an argument has died), or the worker's error.
         """
         limit = self.timeout_s if timeout is None else timeout
         deadline = time.monotonic() + limit
@@ -67,7 +66,7 @@ class RayPendingResults(PendingResults):
                 try:
                     results[rank_of[ref]] = ray.get(ref, timeout=limit)
                 except RayTaskError as error:
-                    self._raise_a_death(waiting, rank_of)
+                    self._raise_death_of_a_peer(waiting, rank_of)
                     if isinstance(error, ObjectLostError):
                         raise self._lost(rank_of[ref], error) from error
                     raise
@@ -75,7 +74,7 @@ class RayPendingResults(PendingResults):
                     raise self._died(rank_of[ref], error) from error
         return results
 
-    def _raise_a_death(self, refs: list[Any], rank_of: dict[Any, int]) -> None:
+    def _raise_death_of_a_peer(self, refs: list[Any], rank_of: dict[Any, int]) -> None:
         deadline = time.monotonic() + DEATH_NOTICE_S
         while refs:
             ready, refs = ray.wait(refs, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
@@ -89,7 +88,7 @@ class RayPendingResults(PendingResults):
                 raise self._died(rank_of[ready[0]], error) from error
 
     async def wait(self) -> list[Any]:
-        """As `get`, on an event loop."""
+        """Await the results that `get` returns."""
         futures = [asyncio.wrap_future(ref.future()) for ref in self]
         done, pending = await asyncio.wait(futures, timeout=self.timeout_s, return_when=asyncio.FIRST_EXCEPTION)
         errors = failures(futures, done)
@@ -119,7 +118,7 @@ class RayPendingResults(PendingResults):
     def _lost(self, rank: int, error: Exception) -> ArgumentLostError:
         last = str(error).strip().splitlines()[-1]
         return ArgumentLostError(
-            f"what worker {self.workers[rank]} was to receive for {self.method_name} is lost with the one that had it: {last}"
+            f"an argument of {self.method_name} for worker {self.workers[rank]} is lost, because the worker that held it died: {last}"
         )
 
     def _died(self, rank: int, error: Exception) -> WorkerDiedError:

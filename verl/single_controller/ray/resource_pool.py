@@ -1,4 +1,4 @@
-"""Resource pools of the Ray backend: placement groups, one a node."""
+"""Resource pools of the Ray backend: placement groups, one per node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one rank runs: a bundle of a placement group, and its place among the ranks of that node."""
+    """The bundle of a placement group in which one rank runs, and its position among the ranks of that node."""
 
     placement_group: PlacementGroup
     bundle: int
@@ -27,16 +27,16 @@ class Slot:
 
 
 class RayResourcePool(ResourcePool):
-    """Placement groups that hold the resources of `process_on_nodes` processes.
+    """Placement groups that reserve the resources of `process_on_nodes` processes.
 
     A bundle reserves `cpus_per_process` CPUs and, with `use_gpu`, one GPU; worker groups that share the pool share its bundles,
     and each takes 1 / `max_colocate_count` of the GPU. The groups are made on first use and removed with the last worker group.
 
     Args:
         process_on_nodes: processes per node.
-        use_gpu: reserve a GPU a process.
+        use_gpu: reserve one GPU per process.
         max_colocate_count: worker groups that may share a GPU.
-        cpus_per_process: CPUs a bundle reserves; workers themselves ask for none, so colocation never waits for CPUs.
+        cpus_per_process: CPUs reserved per bundle; workers themselves request none, so colocation never waits for CPUs.
         timeout_s: limit of the wait for the resources, in seconds.
     """
 
@@ -59,13 +59,13 @@ class RayResourcePool(ResourcePool):
         self._users: set[int] = set()
 
     def bundle(self) -> dict[str, float]:
-        """Return the resources that one process reserves."""
+        """Return the resources reserved per process."""
         return {"CPU": self.cpus_per_process} | ({"GPU": 1.0} if self.use_gpu else {})
 
     def get_placement_groups(self, strategy: str = "STRICT_PACK") -> list[PlacementGroup]:
         """Return the placement groups, made on the first call.
 
-        Raises TimeoutError saying what was asked for and what the cluster has, when the resources do not come in time.
+        Raises TimeoutError, naming requested and available resources, when the resources are not available in time.
         """
         if self.pgs is not None:
             return self.pgs
@@ -88,22 +88,22 @@ class RayResourcePool(ResourcePool):
         return self.pgs
 
     def slots(self, strategy: str = "STRICT_PACK") -> list[Slot]:
-        """Return where every rank runs."""
+        """Return the slot of every rank."""
         groups = self.get_placement_groups(strategy)
         return [Slot(group, i, i, group.bundle_count) for group in groups for i in range(group.bundle_count)]
 
     def acquire(self, user: object) -> None:
-        """Note that a worker group uses the pool."""
+        """Register a worker group that uses the pool."""
         self._users.add(id(user))
 
     def release(self, user: object) -> None:
-        """Note that a worker group is done; the last one takes the placement groups with it."""
+        """Unregister a worker group; the placement groups are removed with the last one."""
         self._users.discard(id(user))
         if not self._users:
             self.shutdown()
 
     def shutdown(self) -> None:
-        """Remove the placement groups of this pool; a later use makes new ones."""
+        """Remove the placement groups of this pool; they are made again when needed."""
         groups, self.pgs = self.pgs, None
         for group in groups or []:
             if ray.is_initialized():
@@ -129,16 +129,16 @@ class SubRayResourcePool(RayResourcePool):
         return self.parent.get_placement_groups(strategy)
 
     def slots(self, strategy: str = "STRICT_PACK") -> list[Slot]:
-        """Return where every rank runs; local ranks count from 0 within this part."""
+        """Return the slot of every rank; local ranks count from 0 within this part."""
         mine = self.parent.slots(strategy)[self.start_bundle_index : self.start_bundle_index + self.subgroup_world_size]
         return _renumbered(mine)
 
     def acquire(self, user: object) -> None:
-        """Note at the parent that a worker group uses it."""
+        """Register a worker group with the parent pool."""
         self.parent.acquire(user)
 
     def release(self, user: object) -> None:
-        """Note at the parent that a worker group is done."""
+        """Unregister a worker group from the parent pool."""
         self.parent.release(user)
 
     def shutdown(self) -> None:
@@ -159,13 +159,13 @@ def _renumbered(slots: list[Slot]) -> list[Slot]:
 
 
 def node_of(group: PlacementGroup, bundle: int = 0) -> str:
-    """Return the id of the node that holds a bundle."""
+    """Return the id of the node of a bundle."""
     node: str = placement_group_table(group)["bundles_to_node_id"][bundle]
     return node
 
 
 def sort_placement_group_by_node_ip(pgs: list[PlacementGroup]) -> list[PlacementGroup]:
-    """Order placement groups by their node's address, so that ranks are the same in every run."""
+    """Return placement groups in order of their node's address, so that ranks are the same in every run."""
     if len(pgs) < 2:
         return pgs
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}

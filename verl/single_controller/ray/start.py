@@ -8,15 +8,15 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 4
-# Ray gives its processes half a minute, however busy the machine is.
+# Ray's processes must start within half a minute, however busy the machine is.
 TOO_SLOW = "timed out during startup"
 
 
 def start_private_cluster(**options: Any) -> None:
-    """`ray.init(address="local", ...)` without a dashboard, begun anew when a busy machine is slower than Ray's patience.
+    """Call `ray.init(address="local", ...)` without a dashboard, with retries when Ray's startup times out on a busy machine.
 
     Args:
-        options: of `ray.init`.
+        options: options of `ray.init`.
     """
     import ray
 
@@ -27,5 +27,5 @@ def start_private_cluster(**options: Any) -> None:
         except Exception as error:  # Ray raises no class of its own
             if TOO_SLOW not in str(error) or attempt == ATTEMPTS:
                 raise
-            logger.warning("Ray did not start in time (attempt %d of %d); once more: %s", attempt, ATTEMPTS, error)
+            logger.warning("Ray did not start in time (attempt %d of %d); retrying: %s", attempt, ATTEMPTS, error)
             ray.shutdown()

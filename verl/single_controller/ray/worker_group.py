@@ -26,13 +26,13 @@ class RayWorkerGroup(WorkerGroup):
     """One actor per rank of a resource pool.
 
     Args:
-        resource_pool: where the actors run.
-        ray_cls_with_init: what they are.
+        resource_pool: pool in which the actors run.
+        ray_cls_with_init: their class and constructor arguments.
         name_prefix: start of the actors' names; random when None.
         worker_env: environment variables for the workers, e.g. OMP_NUM_THREADS.
         timeout_s: limit of every wait for a result, in seconds.
 
-    Raises ValueError when `worker_env` sets a variable that the group sets itself; TimeoutError when resources do not come.
+    Raises ValueError when `worker_env` sets a variable that the group sets itself; TimeoutError when resources are not available in time.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RayWorkerGroup(WorkerGroup):
             self._worker_names.append(name)
 
     def shutdown(self) -> None:
-        """Kill this group's actors; the pool's placement groups go with the last group that used them."""
+        """Kill this group's actors; the pool's placement groups are removed with its last group."""
         workers, self._workers = self._workers, []
         if not self._owned:
             return
@@ -169,12 +169,12 @@ def _address_and_port(port_range: Sequence[int] | None) -> tuple[str, int]:
 def find_rendezvous(
     slots: list[Slot], address: str | None = None, port: int | str | None = None, port_range: Sequence[int] | None = None
 ) -> tuple[str, int]:
-    """Return address and port of rank 0; loopback when all ranks share a node, so that nothing listens outside.
+    """Return address and port of rank 0: loopback when all ranks share a node, so that no port is open to the network.
 
     Args:
-        slots: where the ranks run.
-        address: of rank 0, given with its port.
-        port: of rank 0.
+        slots: slots of the ranks.
+        address: address of rank 0, given together with its port.
+        port: port of rank 0.
         port_range: `[begin, end)` to take a free port from.
     """
     if address is not None and port is not None:

@@ -128,7 +128,7 @@ def _check_override(override: str) -> None:
 def _unknown(key: str) -> str:
     """What is said of a key that does not exist: what verl's key of that name is here, or the nearest that exists."""
     if verls := find_verl_key(key):
-        return f"unknown key {key}; {verls.says()} (verl's keys: docs/upstream_map.md)"
+        return f"unknown key {key}; {verls.hint()} (verl's keys: docs/upstream_map.md)"
     near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5) or [k for k in KEYS if k.endswith(f".{key}")][:1]
     hint = f"did you mean {near[0]}?" if near else f"sections are {', '.join(sorted(s for s in SECTIONS if '.' not in s))}"
     return f"unknown key {key}; {hint} (all keys: docs/config.md)"
