@@ -85,9 +85,7 @@ class StopRequest:
         if self.requested:
             raise StoppedAtOnce(number, "for the second time: stopped without saving a checkpoint")
         self.number = number
-        logger.warning(
-            "%s: finishing what cannot be repeated, then checkpointing; repeat to stop at once", signal.Signals(number).name
-        )
+        logger.warning("%s: finishing what cannot be repeated, then checkpointing; repeat to stop at once", signal.Signals(number).name)
         if self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
 

@@ -36,7 +36,7 @@ from verl.trainer.ppo.batching import (
     trim_padding,
 )
 from verl.trainer.ppo.controller import Controller
-from verl.trainer.ppo.core_algos.rollout_correction import over_policies
+from verl.trainer.ppo.core_algos.rollout_correction import aggregate_policies
 from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
 from verl.trainer.ppo.timeline import Timeline
@@ -409,7 +409,7 @@ def _team_metrics(per_group: dict[str, dict[str, float]]) -> dict[str, float]:
     """Return `wg/<id>/<metric>` of every group, `TEAM_METRICS` aggregated over groups, and `agent/<id>/<metric>` unchanged."""
     agents = {name: value for metrics in per_group.values() for name, value in metrics.items() if name.startswith("agent/")}
     groups = {group: {name: value for name, value in metrics.items() if name not in agents} for group, metrics in per_group.items()}
-    return agents | {name: value for name, value in over_policies(groups).items() if name.startswith(("wg/", *TEAM_METRICS))}
+    return agents | {name: value for name, value in aggregate_policies(groups).items() if name.startswith(("wg/", *TEAM_METRICS))}
 
 
 def _unpadded(out: DataProto, order: np.ndarray, padding: int) -> DataProto:

@@ -9,7 +9,7 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.core_algos import AdaptiveKLController, FixedKLController, get_kl_controller
-from verl.trainer.ppo.core_algos.rollout_correction import over_policies, policies
+from verl.trainer.ppo.core_algos.rollout_correction import aggregate_policies, policies
 from verl.trainer.ppo.reward import apply_kl_penalty
 
 COLUMNS = ("token_level_scores", "old_log_probs", "ref_log_prob", "response_mask")
@@ -48,7 +48,7 @@ class KLInReward:
             _, per_policy[policy] = apply_kl_penalty(own, self._controller(policy), self._config.kl_penalty)
             rewards[torch.as_tensor(rows)] = own.batch["token_level_rewards"]
         batch.batch["token_level_rewards"] = rewards
-        return over_policies(per_policy)
+        return aggregate_policies(per_policy)
 
     def _controller(self, policy: str) -> FixedKLController | AdaptiveKLController:
         return self._controllers.setdefault(policy, get_kl_controller(self._config.kl_ctrl))

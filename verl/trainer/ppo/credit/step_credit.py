@@ -12,8 +12,8 @@ from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.core_algos.rollout_correction import (
     apply_bypass_mode,
+    apply_m2po_mask,
     compute_rollout_correction_and_add_to_batch,
-    narrow_by_m2po,
     sampler_gap_metrics,
     staleness_metrics,
 )
@@ -77,7 +77,7 @@ class CreditAssigner:
             batch = self._advantages(batch, version)
             correction = self.config.algorithm.rollout_correction
             if correction.corrects_batch and correction.m2po_tau is not None:
-                metrics |= narrow_by_m2po(batch, correction.m2po_tau)
+                metrics |= apply_m2po_mask(batch, correction.m2po_tau)
         return batch, metrics
 
     def _log_probs(self, batch: DataProto, timer: Timer, metrics: dict[str, float], warmup: bool) -> DataProto:
