@@ -56,7 +56,7 @@ class TrainedModelConfig:
     enable_gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
     use_remove_padding: bool = key(True, "pack rows into one sequence without padding in the trainer's forward pass")
     attn_implementation: str = key(
-        "auto", "attention implementation; auto takes flash-attn on a GPU where it is installed", choices=ATTENTION_NAMES
+        "auto", "attention implementation; auto takes flash-attn on a GPU if it is installed", choices=ATTENTION_NAMES
     )
 
 
@@ -188,10 +188,8 @@ class ValSamplingConfig:
     temperature: float = key(1.0, "sampling temperature in validation", gt=0, effect=SAMPLED)
     top_p: float = key(1.0, "nucleus sampling mass in validation", gt=0, le=1, effect=SAMPLED)
     top_k: int = key(-1, "top-k sampling in validation; -1 keeps all tokens", ge=1, off=-1, effect=SAMPLED)
-    response_length: Optional[int] = key(
-        None, "maximum number of new tokens of a reply in validation; default: rollout.response_length", ge=1
-    )
-    stop: Optional[list[str]] = key(None, "stop strings in validation; default: rollout.stop; []: none", check=_stops)
+    response_length: Optional[int] = key(None, "maximum number of new tokens of a reply in validation; default: as in training", ge=1)
+    stop: Optional[list[str]] = key(None, "stop strings in validation; default: as in training; []: none", check=_stops)
 
 
 @dataclass

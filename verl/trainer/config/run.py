@@ -167,8 +167,8 @@ class CollectConfig:
 
 @dataclass
 class TrainerConfig:
-    project_name: str = key("verl-mas", "project: folder under outputs/")
-    experiment_name: str = key("default", "experiment: folder under outputs/<project>/")
+    project_name: str = key("verl-mas", "project name: folder under outputs/")
+    experiment_name: str = key("default", "experiment name: folder under outputs/<project>/")
     default_local_dir: Optional[str] = key(None, "output folder of the run; default: outputs/<project>/<experiment>")
     total_epochs: int = key(1, "epochs over the training tasks", ge=1)
     total_training_steps: int = key(

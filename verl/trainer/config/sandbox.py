@@ -13,13 +13,13 @@ LOCAL = "sandbox.backend=local (a SandboxFusion server has its own limits)"
 @dataclass
 class SandboxLimitsConfig:
     cpu_s: float = key(
-        5.0, "CPU time limit of each process of a run, in seconds, rounded up to whole seconds", gt=0, le=LONGEST_S, effect=LOCAL
+        5.0, "CPU time limit of each process of an execution, in seconds, rounded up to whole seconds", gt=0, le=LONGEST_S, effect=LOCAL
     )
-    wall_s: float = key(10.0, "wall-clock time limit of a run, in seconds", gt=0, le=LONGEST_S)
-    memory_mb: int = key(512, "memory limit of each process, and of all processes of a run together, in MiB", ge=1, le=2**40)
-    processes: int = key(16, "maximum number of concurrent processes and threads of a run", ge=1, effect=LOCAL)
+    wall_s: float = key(10.0, "wall-clock time limit of one execution, in seconds", gt=0, le=LONGEST_S)
+    memory_mb: int = key(512, "memory limit of each process, and of all processes of one execution together, in MiB", ge=1, le=2**40)
+    processes: int = key(16, "maximum number of concurrent processes and threads of one execution", ge=1, effect=LOCAL)
     file_mb: int = key(16, "maximum size of one file, in MiB", ge=1, le=2**40, effect=LOCAL)
-    disk_mb: int = key(32, "maximum size of all files of a run, in MiB", ge=1, le=2**40, effect=LOCAL)
+    disk_mb: int = key(32, "maximum size of all files of one execution, in MiB", ge=1, le=2**40, effect=LOCAL)
     output_kb: int = key(
         256, "maximum size of stdout, stderr and a returned value each, in KiB; a program that writes more is killed", ge=1, le=2**40
     )
@@ -35,9 +35,12 @@ class SandboxConfig:
         effect="sandbox.backend=local",
     )
     min_level: str = key(
-        "landlock", "weakest isolation that is accepted; with less, the run is refused", choices=LEVELS, effect="sandbox.backend=local"
+        "landlock",
+        "weakest isolation that is accepted; with less, the training run is refused",
+        choices=LEVELS,
+        effect="sandbox.backend=local",
     )
-    workers: int = key(0, "maximum number of concurrent programs; 0: the number of cores (local) or 32 (http)", ge=0)
+    workers: int = key(0, "maximum number of concurrent executions; 0: the number of cores (local) or 32 (http)", ge=0)
     packages: list[str] = key(
         [], "packages that programs may import beside the standard library; list their dependencies as well", effect="sandbox.backend=local"
     )
@@ -45,7 +48,7 @@ class SandboxConfig:
     url: str = key("", "address of the SandboxFusion server, such as http://localhost:8080", secret=True, effect="sandbox.backend=http")
     request_timeout_s: float = key(
         30.0,
-        "time limit of a request in addition to the time of its program, in seconds; includes queueing at the server",
+        "time limit of a request in addition to that of its execution, in seconds; includes queueing at the server",
         gt=0,
         le=LONGEST_S,
         effect="sandbox.backend=http",
