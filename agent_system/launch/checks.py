@@ -20,7 +20,7 @@ from agent_system.sandbox import configure
 from verl.models.loader import ModelPathError
 from verl.protocol.generate import EngineGoneError
 from verl.single_controller.worker_group import WorkerDiedError
-from verl.trainer.checkpoint.given_models import check_saved_models, fingerprints, stay_as_given
+from verl.trainer.checkpoint.given_models import check_saved_models, fingerprints, groups_with_fixed_models
 from verl.trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_state
 from verl.trainer.config import RunConfig, SandboxConfig
 from verl.trainer.config.cross_checks import check_settings, warn_of_warmup
@@ -28,7 +28,7 @@ from verl.trainer.config.presets import describe_preset
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run
 from verl.trainer.model_checks import adapter_sizes, check_critic, check_vllm
-from verl.trainer.placement.role_policies import set_apart
+from verl.trainer.placement.role_policies import output_dir
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.controller import ControllerError, resolve_device
 from verl.trainer.ppo.critic import critic_signature
@@ -142,10 +142,10 @@ def check_run(config: RunConfig) -> CheckedRun:
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
     if checkpoint is not None:
         critics = None if config.trainer.val_only else critic_signature(config, placement)
-        bases = fingerprints(stay_as_given(placement, None if config.trainer.val_only else config))
+        bases = fingerprints(groups_with_fixed_models(placement, None if config.trainer.val_only else config))
         read_state(checkpoint, placement, critics, bases)
         check_saved_models(checkpoint, config, placement)
-    run_dir = set_apart(config, placement, trained_in, checkpoint)
+    run_dir = output_dir(config, placement, trained_in, checkpoint)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
     sizes = adapter_sizes(placement)
     check_critic(config, placement, tokenizers)

@@ -19,7 +19,7 @@ from verl.protocol.generate import RolloutError, SamplingParams
 from verl.trainer.config import RolloutConfig, RunConfig
 from verl.trainer.config.cross_checks import api_key, candidates_of
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement.role_policies import speakers
+from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.critic import critic_agents
 from verl.utils.dataset import PromptMeasure
@@ -109,7 +109,7 @@ def check_endpoints(bindings: Collection[RemoteBinding]) -> None:
 def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]) -> TaskCollector:
     """Bind every agent to the client of its policy, or to its server, and build the collector of the team."""
     found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(config, placement))
-    for agent_id, row in speakers(config, placement).items():
+    for agent_id, row in policy_rows(config, placement).items():
         tokenizer = tokenizers[row.wg_id]
         stop = stop_token_ids(str(row.config.model.path), tokenizer)
         found[agent_id] = AgentBinding(

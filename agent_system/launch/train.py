@@ -19,10 +19,10 @@ from agent_system.launch.collector import build_collector
 from agent_system.sandbox import close_shared
 from verl.trainer.checkpoint.store import CONFIG_FILE
 from verl.trainer.config import RunConfig
-from verl.trainer.config.entry import explain, fail, mistakes_in_one_line, prepared, register_config, save_config
+from verl.trainer.config.entry import explain, fail, prepare_overrides, register_config, report_config_errors, save_config
 from verl.trainer.derived import table_row
 from verl.trainer.placement.pools import assign_devices
-from verl.trainer.placement.role_policies import speakers
+from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.ppo.controller import build_controller
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.ray_trainer import METRICS_FILE, RayPPOTrainer
@@ -44,7 +44,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
     with writing(config_file):
         run_dir.mkdir(parents=True, exist_ok=True)
         save_config(config, config_file)
-    for agent_id, row in speakers(config, placement).items():
+    for agent_id, row in policy_rows(config, placement).items():
         logger.info(table_row(agent_id, row, checked.adapter_sizes))
     for remote in placement.api:
         logger.info("agent %s -> %s at %s (not trained)", remote.agent_id, remote.policy_id, remote.api.base_url)
@@ -106,6 +106,6 @@ def cli() -> None:
     """Run the command line: `main`, with Hydra's errors about keys and values reported in one line."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
     given = sys.argv[1:]
-    with mistakes_in_one_line(given):
-        sys.argv[1:] = prepared(given)
+    with report_config_errors(given):
+        sys.argv[1:] = prepare_overrides(given)
         main()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from agent_system.errors import AgentSystemError
-from verl.trainer.config.reward import OverlongBufferConfig, RewardConfig, check_rewards_of_a_tree
+from verl.trainer.config.reward import OverlongBufferConfig, RewardConfig, check_tree_rewards
 from verl.trainer.config.run import TreeConfig
 from verl.trainer.config.spec import check_values
 
@@ -49,7 +49,7 @@ class CollectorSettings:
                 raise AgentSystemError(f"rollout.{name} must be 1 or more here, found {getattr(self, name)}")
         if self.tree is not None:
             check_values(self.tree, "rollout.tree")
-            check_rewards_of_a_tree(self.reward)
+            check_tree_rewards(self.reward)
 
     def candidates(self, agent_id: str, trained: bool) -> int:
         """Return the number of candidates per call of an agent in a tree: `k_per_agent`, else `k` if it is trained and 1 if not."""

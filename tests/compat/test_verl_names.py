@@ -246,5 +246,5 @@ def test_keys_of_ours_in_a_foreign_config_hold() -> None:
 
 def test_a_batch_that_has_no_mask_and_nothing_to_make_it_from_says_so() -> None:
     data = DataProto.from_dict({"token_level_rewards": torch.zeros(2, 3), "responses": torch.zeros(2, 3)}, {"uid": ["a", "a"]})
-    with pytest.raises(ValueError, match=r"no response_mask, nor \['attention_mask'\] to make it from"):
+    with pytest.raises(ValueError, match=r"no response_mask, nor \['attention_mask'\] to compute it from"):
         compute_advantage(data, "grpo")

@@ -82,7 +82,7 @@ def write(path: Path, rows: list[dict]) -> str:
         ({"algorithm.filter_groups.enable": True, "env.rollout.n": 1}, ["algorithm.filter_groups.enable=true", "env.rollout.n=1"]),
         ({"algorithm.kl_penalty": "k9"}, ["algorithm.kl_penalty='k9'", "low_var_kl"]),
         ({"algorithm.kl_ctrl.type": "none"}, ["algorithm.kl_ctrl.type='none'", "adaptive"]),
-        ({"trainer.resource_pool": "dedicated"}, ["1 devices cannot be shared out equally among 2 worker groups", "trainer.pool_sizes"]),
+        ({"trainer.resource_pool": "dedicated"}, ["1 devices cannot be divided equally among 2 worker groups", "trainer.pool_sizes"]),
         ({"trainer.controller": "rya"}, ["trainer.controller='rya'", "did you mean 'ray'"]),
         ({"trainer.resume_mode": "never"}, ["trainer.resume_mode='never'", "disable"]),
         ({f"{MODEL}.actor.loss_agg_mode": "token"}, ["loss_agg_mode='token'", "token-mean"]),
@@ -148,7 +148,7 @@ def write(path: Path, rows: list[dict]) -> str:
             ["algorithm.per_agent.asker.gdpo_reward_keys='format'", "local_reward"],
         ),
         ({"trainer.logger": "[wandb]"}, ["trainer.logger has 'wandb'", "WANDB_API_KEY", "WANDB_MODE=offline"]),
-        ({"algorithm.group_by": "[traj_uid]", "algorithm.statistics_over": "trajectories"}, ["one trajectory a group", "uid"]),
+        ({"algorithm.group_by": "[traj_uid]", "algorithm.statistics_over": "trajectories"}, ["one trajectory per group", "uid"]),
         (
             {"trainer.pool_sizes": "{asker: 1, verifier_agent: 1}"},
             ["trainer.pool_sizes={'asker': 1,", "resource_pool=dedicated"],

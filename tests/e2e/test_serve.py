@@ -126,7 +126,7 @@ def test_the_cards_say_which_agents_base_step_and_metrics(math_run: dict[str, An
         assert fact in card
     team = (tmp_path / "out" / "README.md").read_text()
     assert "| Solver Agent | [solver_agent](solver_agent/README.md) |" in team
-    assert f"| Verifier Agent | `{tiny_model_dir}`, frozen: it is not here |" in team
+    assert f"| Verifier Agent | `{tiny_model_dir}`, frozen: not exported |" in team
 
 
 def test_what_cannot_be_exported_is_one_line(
@@ -144,7 +144,7 @@ def test_what_cannot_be_exported_is_one_line(
     assert json.loads(written.read_text())["base_model_name_or_path"] == str(base)
     out.mkdir()
     (out / "kept").write_text("mine")
-    assert f"--out {out} is there and not empty" in failed(["--checkpoint", str(run_dir), "--out", str(out)])
+    assert f"--out {out} exists and is not empty" in failed(["--checkpoint", str(run_dir), "--out", str(out)])
     (out / "kept").unlink()
     metrics = (run_dir / "metrics.jsonl").read_text()
     (run_dir / "metrics.jsonl").write_text('{"step": 1, "agent/\n' + metrics)
@@ -152,13 +152,13 @@ def test_what_cannot_be_exported_is_one_line(
     (run_dir / "metrics.jsonl").write_text(metrics)
     data = (base / "model.safetensors").read_bytes()
     (base / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert f"adapters on the model '{base}' as it was; the files there have changed" in failed(
+    assert f"adapters on an earlier version of the model '{base}'; its files have changed" in failed(
         ["--checkpoint", str(run_dir), "--out", str(out)]
     )
     (base / "model.safetensors").write_bytes(data)
     (run_dir / "config.yaml").unlink()
     (run_dir / "checkpoints" / "global_step_1" / "config.yaml").write_text("agent: {no_such_key: 1}\n")
-    assert "config.yaml is no configuration of this version" in failed(["--checkpoint", str(run_dir), "--out", str(out)])
+    assert "config.yaml is not a configuration of this version" in failed(["--checkpoint", str(run_dir), "--out", str(out)])
     (run_dir / "checkpoints" / "global_step_1" / "config.yaml").unlink()
     assert "has no config.yaml" in failed(["--checkpoint", str(run_dir), "--out", str(out)])
     assert list(out.iterdir()) == []

@@ -113,7 +113,7 @@ def test_a_checkpoint_beside_another_frozen_model_or_of_other_frozen_agents_is_r
     data = (judge / "model.safetensors").read_bytes()
     (judge / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     said = refused(run | {"agent.frozen": "[Verifier Agent]"})
-    assert f"is of a team with the model '{judge}' as it was; the files there have changed since" in said
+    assert f"is of a team with an earlier version of the model '{judge}'; its files have changed since" in said
 
 
 def test_agents_that_cannot_be_left_untrained_so_are_one_line(refused: Callable[[dict[str, Any]], str], server: ChatServer) -> None:
@@ -122,14 +122,14 @@ def test_agents_that_cannot_be_left_untrained_so_are_one_line(refused: Callable[
     assert "twice" in refused({"agent.frozen": "[Asker,asker]"})
     assert "leave no agent of ['Asker', 'Verifier Agent'] to train" in refused({"agent.frozen": "[asker,verifier_agent]"})
     said = refused({"agent.frozen": "[Asker]", "agent.model_sharing": True})
-    assert "agent 'Asker', which shares its policy with agent 'Verifier Agent', who learns" in said
+    assert "agent 'Asker', which shares its policy with the trained agent 'Verifier Agent'" in said
     lora = {"agent.specialization": "lora", "agent.adapter_ids": "[one,one]", "agent.frozen": "[Asker]"}
-    assert "gives agent 'Asker', who is in agent.frozen, adapter 'one'" in refused(lora)
+    assert "gives agent 'Asker', which is in agent.frozen, adapter 'one'" in refused(lora)
     said = refused({"agent.frozen": "[Asker]", "agent.agent_specific_parameters.actor.optim.lr": "[0.1,null]"})
     assert "actor.optim.lr gives agent 'Asker' 0.1, which has no effect: it is frozen; give it null" in said
     said = refused({"agent.frozen": "[Asker]", "algorithm.per_agent.asker.adv_estimator": "rloo"})
     assert "algorithm.per_agent.asker has no effect: agent 'Asker' is not trained" in said
-    assert "models are placed by agent.model_ids" in refused({"agent.agent_specific_parameters.model.path": "[null,x]"})
+    assert "models are assigned by agent.model_ids" in refused({"agent.agent_specific_parameters.model.path": "[null,x]"})
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_agents_that_cannot_be_left_untrained_so_are_one_line(refused: Callable[
         ({"model": ""}, "agent.api.verifier_agent.model is missing"),
         ({"base_url": "localhost:8000"}, "base_url: expected http://host"),
         ({"base_url": "http://127.0.0.1:port/v1"}, "base_url: expected http://host"),
-        ({"base_url": "http://me:pw@127.0.0.1/v1"}, "holds a user or a password"),
+        ({"base_url": "http://me:pw@127.0.0.1/v1"}, "contains a user name or a password"),
         ({"base_ur": "x"}, "agent.api.verifier_agent.base_ur: no such key; did you mean 'base_url'?"),
-        ({"api_key": "sk-x"}, "the key itself stays in the environment"),
+        ({"api_key": "sk-x"}, "set the API key in the environment"),
         ({"api_key_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE: this environment variable is not set"),
         ({"max_retries": "many"}, "agent.api.verifier_agent.max_retries=many: expected int"),
         ({"request_timeout_s": 0}, "request_timeout_s=0: expected above 0"),
@@ -162,7 +162,7 @@ def test_an_api_beside_keys_that_it_does_not_read_is_one_line(refused: Callable[
     assert "agent.api both name agent 'Verifier Agent'" in refused(run | {"agent.frozen": "[Verifier Agent]"})
     said = refused(run | {"agent.agent_specific_parameters.rollout.top_k": "[-1,5]"})
     assert "rollout.top_k gives agent 'Verifier Agent' 5, which has no effect: it is behind an API" in said
-    assert "who is behind an API, model 'x'; give it null" in refused(run | {"agent.model_ids": "[null,x]"})
+    assert "which is behind an API, model 'x'; give it null" in refused(run | {"agent.model_ids": "[null,x]"})
     assert "is behind an API and has no policy; give it null" in refused(run | {"agent.specialization": "[full,lora]"})
     assert "no agent 'judge'" in refused({"agent.api.judge.base_url": server.url})
 

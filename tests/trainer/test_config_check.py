@@ -34,11 +34,11 @@ def test_the_kl_of_the_reward_has_no_gradient_to_pass_through(config: RunConfig)
 
 def test_an_empty_text_ends_no_reply(config: RunConfig) -> None:
     config.actor_rollout_ref.rollout.stop = ["</a>", ""]
-    with pytest.raises(ConfigError, match=r"rollout\.stop=\['</a>', ''\].*: an empty text would end every reply"):
+    with pytest.raises(ConfigError, match=r"rollout\.stop=\['</a>', ''\].*: an empty string would end every reply"):
         check_settings(config)
     config.actor_rollout_ref.rollout.stop = []
     config.actor_rollout_ref.rollout.val_kwargs.stop = [""]
-    with pytest.raises(ConfigError, match=r"rollout\.val_kwargs\.stop=\[''\].*: an empty text would end every reply"):
+    with pytest.raises(ConfigError, match=r"rollout\.val_kwargs\.stop=\[''\].*: an empty string would end every reply"):
         check_settings(config)
 
 

@@ -137,7 +137,7 @@ def test_a_key_that_only_the_preset_gives_is_called_the_presets(capsys: pytest.C
     ("override", "message"),
     [
         ("data.train_files=null", "data.train_files=null: expected str or list[str]"),
-        ("agent.plugins=['']", "agent.plugins=['']: expected no empty text"),
+        ("agent.plugins=['']", "agent.plugins=['']: expected no empty string"),
         ("agent.agent_ids=[[a]]", "agent.agent_ids=[[a]]: expected list[str]"),
         ("agent.orchestra.draft=5", "agent.orchestra.draft=5: expected dict[str, Any]"),
         ("data.apply_chat_template_kwargs.tools=5", "data.apply_chat_template_kwargs.tools=5: tools is set by the run"),

@@ -1,4 +1,4 @@
-"""What follows from a run's configuration before anything is started: where it writes, values left open, tokenizers, the printed table."""
+"""Values derived from a run's configuration before anything is started: output folder, defaults, tokenizers, the printed placement."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from verl.models.path import absolute_model_path
 from verl.trainer.config import RolloutConfig, RunConfig, TrainerConfig
 from verl.trainer.placement.table import AgentPlacement, Placement, WorkerGroupSpec
 
-# Enough that no slot of an engine waits for an environment, few enough that a call does not use up its time limit in the queue.
+# Enough to keep the engine's slots busy while environments run, few enough that calls do not time out in the queue.
 EPISODES_PER_SLOT = 4
 
 
 def run_dir_of(config: RunConfig) -> Path:
-    """`trainer.default_local_dir`, or `outputs/<project>/<experiment>`."""
+    """Return `trainer.default_local_dir`, or `outputs/<project>/<experiment>`."""
     trainer = config.trainer
     return Path(trainer.default_local_dir or Path("outputs") / trainer.project_name / trainer.experiment_name).expanduser().absolute()
 
 
 def steps_of_run(trainer: TrainerConfig, steps_of_epoch: int) -> int:
-    """Steps of the whole run: `trainer.total_training_steps`, or all epochs."""
+    """Return the number of training steps of the run: `trainer.total_training_steps`, or those of all epochs."""
     return trainer.total_training_steps if trainer.total_training_steps > 0 else steps_of_epoch * trainer.total_epochs
 
 
 def resolve_defaults(config: RunConfig) -> None:
-    """Fill in what a key takes from another one, and where model folders are, so that config.yaml shows what ran wherever it is read."""
+    """Fill in defaults that other keys determine, and make model folders absolute, so that config.yaml is complete."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
     rollout.prompt_length = rollout.prompt_length or data.max_prompt_length
     rollout.response_length = rollout.response_length or data.max_response_length
@@ -44,12 +44,12 @@ def resolve_defaults(config: RunConfig) -> None:
 
 
 def _folder(path: Any) -> Any:
-    """`absolute_model_path` of text; what is none, and what is there to be refused later, as it is."""
+    """Return `absolute_model_path` of a string; other values, which are checked later, unchanged."""
     return absolute_model_path(path) if isinstance(path, str) else path
 
 
 def max_model_len(config: RunConfig, placement: Placement, group: WorkerGroupSpec) -> int:
-    """Most tokens of prompt and reply together, over the agents that a worker group serves."""
+    """Return the maximum length of prompt plus reply, in tokens, over the agents of a worker group."""
 
     def longest(r: RolloutConfig) -> int:
         trained = r.response_length or config.data.max_response_length
@@ -59,7 +59,7 @@ def max_model_len(config: RunConfig, placement: Placement, group: WorkerGroupSpe
 
 
 def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
-    """The tokenizer of a worker group's model. Raises ModelPathError when there is none, or the model lacks some of its tokens."""
+    """Return the tokenizer of a worker group's model. Raises ModelPathError if it is missing or has tokens that the model lacks."""
     from verl.models.loader import ModelPathError, check_vocabulary, load_tokenizer
 
     model = group.config.model
@@ -75,10 +75,10 @@ def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
 
 
 def table_row(agent_id: str, row: AgentPlacement, adapter_sizes: Mapping[str, int]) -> str:
-    """One line of the placement table: who speaks with which policy, and what that is."""
-    what = str(row.config.model.path)
+    """Return one line of the placement table: an agent, its policy, and the model of the policy."""
+    model = str(row.config.model.path)
     if row.adapter is not None:
-        what += f", adapter of rank {row.config.model.lora_rank} with {adapter_sizes[row.adapter]:,} parameters"
+        model += f", adapter of rank {row.config.model.lora_rank} with {adapter_sizes[row.adapter]:,} parameters"
     if row.frozen:
-        what += ", frozen"
-    return f"agent {agent_id} -> policy {row.policy_id} -> worker group {row.wg_id} ({what})"
+        model += ", frozen"
+    return f"agent {agent_id} -> policy {row.policy_id} -> worker group {row.wg_id} ({model})"

@@ -1,6 +1,6 @@
 """Train a team: `python -m verl.trainer.main_ppo key=value ...`
 
-The command of verl; all that it does is in `agent_system.launch`.
+verl's entry point; the implementation is `agent_system.launch`.
 """
 
 import sys
@@ -9,7 +9,7 @@ from agent_system.registry import load_plugins
 from verl.trainer.config.cross_checks import check_command_line
 
 if __name__ == "__main__":
-    check_command_line(sys.argv[1:], load_plugins)  # what follows imports torch
+    check_command_line(sys.argv[1:], load_plugins)  # the next import loads torch
 
 from agent_system.launch.train import cli
 

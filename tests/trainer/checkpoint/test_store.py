@@ -95,7 +95,7 @@ def test_another_rank_is_refused_with_the_key_that_sets_it(tmp_path: Path, own: 
         return build_placement(agent, base)
 
     folder = CheckpointStore(tmp_path).write(1, fill, {"placement": team([4, 8]).signature()}, keep=2)
-    with pytest.raises(CheckpointError, match=rf"with lora_rank=8, this run has lora_rank=16; set {re.escape(key)} to what was trained"):
+    with pytest.raises(CheckpointError, match=rf"with lora_rank=8, this run has lora_rank=16; set {re.escape(key)} as in training"):
         read_state(folder, team(own))
 
 

@@ -44,7 +44,7 @@ def test_dedicated_pools_are_equal_parts_or_as_large_as_asked_for(placement: Pla
 @pytest.mark.parametrize(
     ("devices", "keys", "said"),
     [
-        (4, {"resource_pool": "dedicated"}, "4 devices cannot be shared out equally among 3 worker groups"),
+        (4, {"resource_pool": "dedicated"}, "4 devices cannot be divided equally among 3 worker groups"),
         (4, {"pool_sizes": {"asker": 4}}, "needs trainer.resource_pool=dedicated"),
         (4, {"resource_pool": "dedicated", "pool_sizes": {"asker": 2, "judge": 2}}, "give each of them a size"),
         (4, {"resource_pool": "dedicated", "pool_sizes": {"asker": 2, "judge": 1, "critic": 2}}, "found 5 in all"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from verl.trainer.checkpoint.given_models import stay_as_given
+from verl.trainer.checkpoint.given_models import groups_with_fixed_models
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.derived import resolve_defaults
@@ -225,7 +225,7 @@ def test_a_frozen_agent_has_a_model_of_its_own_or_the_base_of_adapters() -> None
 def test_frozen_agents_share_their_model_among_themselves_and_with_nobody_who_learns() -> None:
     expected = [("x_frozen", "x_frozen", None, True)] * 2 + [("c", "c", None, False), ("d", "d", None, False)]
     assert frozen(["A", "B"], specialization=["prompt", "lora", "full", "full"]) == expected
-    with pytest.raises(PlacementError, match="agent 'B', which shares its policy with agent 'A', who learns"):
+    with pytest.raises(PlacementError, match="agent 'B', which shares its policy with the trained agent 'A'"):
         frozen(["B"], specialization="prompt")
     assert frozen(["A", "B", "C"], specialization="prompt")[0] == ("x_frozen", "x_frozen", None, True)
 
@@ -269,12 +269,12 @@ def test_models_that_are_read_again_are_those_of_adapters_frozen_agents_and_refe
     """A model that is trained whole is in the checkpoint: whoever serves it need not have what it began as."""
     config = RunConfig()
     whole = build_placement(team(), config.actor_rollout_ref)
-    assert stay_as_given(whole) == stay_as_given(whole, config) == []
+    assert groups_with_fixed_models(whole) == groups_with_fixed_models(whole, config) == []
     config.algorithm.use_kl_in_reward = True
-    assert stay_as_given(whole, config) == list(whole.groups)
-    assert stay_as_given(whole) == []
+    assert groups_with_fixed_models(whole, config) == list(whole.groups)
+    assert groups_with_fixed_models(whole) == []
     own = {"actor": {"use_kl_loss": [True, False, False]}}
     one = build_placement(team(agent_specific_parameters=own), config.actor_rollout_ref)
-    assert [spec.agent_ids for spec in stay_as_given(one, RunConfig())] == [(TEAM[0],)]
+    assert [spec.agent_ids for spec in groups_with_fixed_models(one, RunConfig())] == [(TEAM[0],)]
     adapters = build_placement(AgentConfig(**LORA_TEAM, specialization="lora"), config.actor_rollout_ref)
-    assert stay_as_given(adapters) == list(adapters.groups)
+    assert groups_with_fixed_models(adapters) == list(adapters.groups)

@@ -13,8 +13,8 @@ from verl.trainer.ppo.batching import (
     combine_batches,
     pad_zero_weight,
     split_batch_by_wg_ids,
+    trainable_rows,
     trim_padding,
-    with_tokens,
 )
 
 
@@ -98,9 +98,9 @@ def test_ranks_get_equal_rows_and_about_equal_tokens() -> None:
 def test_rows_without_a_token_are_spread_over_no_rank_unless_there_is_nothing_else() -> None:
     batch = make_batch([(1, 2)] * 3, ["a"] * 3)
     batch.batch["response_mask"][1] = 0
-    assert with_tokens(batch).non_tensor_batch["row"].tolist() == [0, 2]
+    assert trainable_rows(batch).non_tensor_batch["row"].tolist() == [0, 2]
     batch.batch["response_mask"][:] = 0
-    assert len(with_tokens(batch)) == 3
+    assert len(trainable_rows(batch)) == 3
 
 
 def test_correction_weights_are_cut_and_padded_like_the_response() -> None:

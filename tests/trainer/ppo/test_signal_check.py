@@ -73,7 +73,7 @@ def test_a_run_that_learns_is_not_warned_of(config: RunConfig, caplog: pytest.Lo
 @pytest.mark.parametrize("fields", [["traj_uid"], ["traj_uid", "agent_id"]])
 def test_groups_of_one_trajectory_are_refused(config: RunConfig, caplog: pytest.LogCaptureFixture, fields: list[str]) -> None:
     changes = {"algorithm.group_by": fields, "algorithm.statistics_over": "trajectories"}
-    with pytest.raises(ConfigError, match=r"holds one trajectory a group, .*statistics_over=trajectories"):
+    with pytest.raises(ConfigError, match=r"holds one trajectory per group, .*statistics_over=trajectories"):
         warnings(config, caplog, changes)
     assert warnings(config, caplog, changes | {"algorithm.statistics_over": "samples"}) == []
 

@@ -1,4 +1,4 @@
-"""From a checkpoint to folders that plain transformers and plain peft load, one for each policy, with a card that says what it is."""
+"""Export of a checkpoint to folders that transformers and peft load, one per policy, with a model card."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ PIECE_BYTES = 1 << 30
 
 
 class ExportError(ValueError):
-    """A folder that cannot be written to."""
+    """Invalid output folder."""
 
 
 def export(checkpoint: str | Path, out: str | Path) -> list[Path]:
-    """Write every trained policy of a checkpoint to `out/<policy_id>/`, and `out/README.md` about the team; returns the policies' folders.
+    """Write every trained policy of a checkpoint to `out/<policy_id>/`, and `out/README.md` about the team. Return the policies' folders.
 
-    `out` appears all at once when everything is written.
+    `out` appears atomically after everything is written.
 
     Raises:
-        ExportError: `out` is there and not empty.
+        ExportError: `out` exists and is not empty.
         CheckpointError, PlacementError: as `SavedRun.open`.
-        OSError: something cannot be written.
+        OSError: a file cannot be written.
     """
     target = Path(out).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ExportError(f"--out {target} is there and not empty; name a new folder")
+        raise ExportError(f"--out {target} exists and is not empty; name a new folder")
     saved = SavedRun.open(checkpoint)
     aside = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
@@ -55,7 +55,7 @@ def export(checkpoint: str | Path, out: str | Path) -> list[Path]:
 
 
 def write_policy(saved: SavedRun, spec: WorkerGroupSpec, adapter: str | None, folder: Path) -> None:
-    """Write one policy with its tokenizer: the copy that the checkpoint has (`trainer.save_hf_model`), or one made of its parameters."""
+    """Write one policy with its tokenizer: the copy in the checkpoint (`trainer.save_hf_model`), or one built from its parameters."""
     copy = saved.folder / "actor" / spec.wg_id / HF_FOLDER / (adapter or "")
     if (copy / ("adapter_config.json" if adapter else "config.json")).is_file():
         shutil.copytree(copy, folder)

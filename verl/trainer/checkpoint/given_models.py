@@ -1,4 +1,4 @@
-"""Models that a run reads as they were given, more than once: their files must not change meanwhile."""
+"""Models that a run loads again when it resumes: their files must not change between."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from verl.utils.checkpoint import CheckpointError, read_meta
 
 
 def fingerprints(specs: Iterable[WorkerGroupSpec]) -> dict[str, str]:
-    """`model_fingerprint`, by `wg_id`, of the models that are on this machine."""
+    """Return `model_fingerprint` of the models on this machine, by `wg_id`."""
     found = {spec.wg_id: model_fingerprint(spec.model_path) for spec in specs}
     return {wg: fingerprint for wg, fingerprint in found.items() if fingerprint is not None}
 
 
-def stay_as_given(placement: Placement, training: RunConfig | None = None) -> list[WorkerGroupSpec]:
-    """The worker groups whose models are read again as they were given: the bases of adapters, the models of frozen agents and, of a run
-    that is `training`, those that a KL is measured from."""
+def groups_with_fixed_models(placement: Placement, training: RunConfig | None = None) -> list[WorkerGroupSpec]:
+    """Return the worker groups whose given models are needed throughout: bases of adapters, models of frozen agents and, with the config
+    of a `training` run, references of a KL divergence."""
     in_reward = training is not None and training.algorithm.use_kl_in_reward
 
-    def refers(spec: WorkerGroupSpec) -> bool:
+    def has_reference(spec: WorkerGroupSpec) -> bool:
         return in_reward or (training is not None and spec.config.actor.use_kl_loss)
 
-    return [spec for spec in placement.groups if spec.adapters or not spec.trained or refers(spec)]
+    return [spec for spec in placement.groups if spec.adapters or not spec.trained or has_reference(spec)]
 
 
 def check_saved_models(folder: Path, config: RunConfig, placement: Placement) -> None:
-    """Raise CheckpointError when the checkpoint in `folder` holds the parameters of another model, or in another dtype, than the run's
-    policies and critics have. Models are built without memory for their weights; adapters are looked at by `read_state`."""
+    """Raise CheckpointError if model or dtype of a policy or critic in the checkpoint `folder` differ from those of the run.
+
+    Models are built on the meta device; `read_state` checks adapters."""
     with_critic = critic_agents(config, placement)
     for spec in placement.groups:
         if spec.trained and not spec.adapters:
@@ -50,7 +51,7 @@ def _check_saved(saved: Path, model: TrainedModelConfig, fsdp: FSDPConfig, loade
     try:
         parameters = dict(read_meta(saved)["model"])
     except CheckpointError:
-        return  # the worker that reads it says what is wrong with it
+        return  # reported by the worker that reads it
     dtype = DTYPES[fsdp.model_dtype]
     found = {name: text.rpartition(" ") for name, text in parameters.items()}
     anew = "or start anew with trainer.resume_mode=disable"

@@ -1,4 +1,4 @@
-"""The README.md of what is exported: which agents, base, step and metrics."""
+"""Model cards (README.md) of exported policies: agents, base model, step and metrics."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from verl.trainer.placement.table import WorkerGroupSpec, slug
 if TYPE_CHECKING:
     from verl.trainer.checkpoint.saved_run import SavedRun
 
-OF_THE_TEAM = ("val-core/*", "val/episode/success_rate", "episode/success_rate", "episode/team_reward/mean")
-OF_AN_AGENT = ("reward/mean", "valid_rate", "response_length/mean")
-OF_A_POLICY = ("actor/entropy", "actor/kl_loss", "actor/lr")
+TEAM_METRICS = ("val-core/*", "val/episode/success_rate", "episode/success_rate", "episode/team_reward/mean")
+AGENT_METRICS = ("reward/mean", "valid_rate", "response_length/mean")
+POLICY_METRICS = ("actor/entropy", "actor/kl_loss", "actor/lr")
 
 
 def policy_card(saved: SavedRun, spec: WorkerGroupSpec, policy: str, metrics: Mapping[str, float]) -> str:
-    """The card of one policy, in Markdown with the front matter of the Hugging Face hub."""
+    """Return the card of one policy, in Markdown with the front matter of the Hugging Face hub."""
     own, agents = spec.policies[policy], [row.agent_id for row in saved.placement.agents if row.policy_id == policy]
     lora = policy in spec.adapters
     kind = f"LoRA adapter of rank {own.model.lora_rank}, alpha {own.model.lora_alpha}" if lora else "whole model"
@@ -32,12 +32,12 @@ def policy_card(saved: SavedRun, spec: WorkerGroupSpec, policy: str, metrics: Ma
         "estimator": f"`{saved.config.algorithm.adv_estimator}`, loss `{own.actor.policy_loss.loss_mode}`, peak learning rate "
         f"{own.actor.optim.lr:g}",
     }
-    names = [*OF_THE_TEAM, *(f"agent/{slug(a)}/{m}" for a in agents for m in OF_AN_AGENT), *(f"wg/{policy}/{m}" for m in OF_A_POLICY)]
+    names = [*TEAM_METRICS, *(f"agent/{slug(a)}/{m}" for a in agents for m in AGENT_METRICS), *(f"wg/{policy}/{m}" for m in POLICY_METRICS)]
     lines = [
         *_front_matter("peft" if lora else "transformers", spec.model_path),
         f"# {policy}",
         "",
-        f"What {_listed(agents)} of a team of {len(saved.config.agent.agent_ids)} learned with verl-mas.",
+        f"Policy of {_listed(agents)} in a team of {len(saved.config.agent.agent_ids)}, trained with verl-mas.",
         "",
         *_table(facts),
         *_metrics(metrics, names, saved.step),
@@ -67,13 +67,13 @@ _LOAD_ADAPTER = (
 
 
 def team_card(saved: SavedRun, metrics: Mapping[str, float]) -> str:
-    """The page above the policies: who speaks with what."""
-    rows = {row.agent_id: f"`{row.config.model.path}`, frozen: it is not here" for row in saved.placement.agents if row.frozen}
+    """Return the page of the team: each agent and its policy."""
+    rows = {row.agent_id: f"`{row.config.model.path}`, frozen: not exported" for row in saved.placement.agents if row.frozen}
     rows |= {row.agent_id: f"[{row.policy_id}]({row.policy_id}/README.md)" for row in saved.placement.trained}
     rows |= {row.agent_id: f"`{row.api.model}` behind an API" for row in saved.placement.api}
     table = {agent: rows[agent] for agent in saved.config.agent.agent_ids}
     lines = [f"# {saved.config.trainer.experiment_name}, step {saved.step}", "", f"A {_team(saved)}.", ""]
-    return "\n".join([*lines, *_table(table, ("agent", "speaks with")), *_metrics(metrics, OF_THE_TEAM, saved.step)])
+    return "\n".join([*lines, *_table(table, ("agent", "policy")), *_metrics(metrics, TEAM_METRICS, saved.step)])
 
 
 def _team(saved: SavedRun) -> str:

@@ -1,4 +1,4 @@
-"""A run as its checkpoint tells of it: the configuration, the placement table and the weights, without a trainer."""
+"""A run read from its checkpoint: configuration, placement and weights, without a trainer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from verl.models.lora import peft_names
-from verl.trainer.checkpoint.given_models import fingerprints, stay_as_given
+from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
 from verl.trainer.checkpoint.store import CONFIG_FILE, POINTER, STATE_FILE, CheckpointStore, read_state
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import load_config
@@ -20,14 +20,14 @@ from verl.utils.tracking.jsonl import read_steps
 
 @dataclass(frozen=True)
 class SavedRun:
-    """One checkpoint and what it belongs to.
+    """One checkpoint and its run.
 
     Attributes:
         folder: `global_step_N`.
         step: N.
-        config: of the run.
-        placement: of its agents.
-        run_dir: where the run wrote; None when the checkpoint was moved away from it.
+        config: configuration of the run.
+        placement: placement of its agents.
+        run_dir: output folder of the run; None if the checkpoint was moved out of it.
     """
 
     folder: Path
@@ -38,11 +38,11 @@ class SavedRun:
 
     @classmethod
     def open(cls, path: str | Path) -> SavedRun:
-        """Read the checkpoint at `path`: a folder `global_step_N`, or a run's folder, of which the newest one is taken.
+        """Read the checkpoint at `path`: a folder `global_step_N`, or a run's folder, with its newest checkpoint.
 
         Raises:
-            CheckpointError: there is none, it has no configuration that can be read, or a frozen model that it needs has changed.
-            PlacementError: a model that it needs is not there.
+            CheckpointError: there is none, its configuration cannot be read, or a frozen model that it needs has changed.
+            PlacementError: a model that it needs is missing.
         """
         folder = find_saved(Path(path).expanduser().absolute())
         run_dir = folder.parent.parent if folder.parent.name == "checkpoints" else None
@@ -55,13 +55,13 @@ class SavedRun:
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         placement = build_placement(config.agent, config.actor_rollout_ref)
-        state = read_state(folder, placement, None, fingerprints(stay_as_given(placement)))
+        state = read_state(folder, placement, None, fingerprints(groups_with_fixed_models(placement)))
         return cls(folder, int(state["global_step"]), config, placement, run_dir)
 
     def weights(self, spec: WorkerGroupSpec, adapter: str | None, limit_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
-        """The trained parameters of a policy, piece by piece: of an adapter by the names of PEFT's files, of a model by its own.
+        """Yield the trained parameters of a policy, piece by piece: of an adapter by PEFT's names, of a model by its own names.
 
-        Raises CheckpointError when they cannot be read.
+        Raises CheckpointError if they cannot be read.
         """
         for piece in stored_tensors(self.folder / "actor" / spec.wg_id, "model.", limit_bytes):
             names = peft_names(piece, adapter) if adapter is not None else {key: key for key in piece}
@@ -69,9 +69,9 @@ class SavedRun:
                 yield {name: piece[key] for key, name in names.items()}
 
     def metrics(self) -> dict[str, float]:
-        """What `metrics.jsonl` of the run says of the checkpoint's step; {} when it is not there.
+        """Return the metrics of the checkpoint's step in `metrics.jsonl` of the run; {} if there is no such file.
 
-        A last line that a killed run did not finish is left out. Raises CheckpointError for any other that is not one.
+        An incomplete last line of a killed run is ignored. Raises CheckpointError for any other invalid line.
         """
         file = self.run_dir / "metrics.jsonl" if self.run_dir is not None else None
         if file is None or not file.is_file():
@@ -81,11 +81,11 @@ class SavedRun:
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         found = {name: value for line in lines if line["step"] == self.step for name, value in line.items() if name != "step"}
-        return {name: value for name, value in found.items() if value is not None}  # null stands for what is no finite number
+        return {name: value for name, value in found.items() if value is not None}  # null stands for a non-finite value
 
 
 def find_saved(path: Path) -> Path:
-    """The checkpoint folder that `path` names. Raises CheckpointError when there is none."""
+    """Return the checkpoint folder at `path`. Raises CheckpointError if there is none."""
     if (path / STATE_FILE).is_file():
         return path
     for root in (path / "checkpoints", path):

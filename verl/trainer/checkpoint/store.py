@@ -1,4 +1,4 @@
-"""Where a run's checkpoints lie, how one appears all at once, and which one a run continues from."""
+"""Checkpoints of a run: folders, atomic writes, and the one that a run continues from."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class CheckpointStore:
     root: Path
 
     def path(self, step: int) -> Path:
-        """Folder of one step."""
+        """Return the folder of one step."""
         return self.root / f"global_step_{step}"
 
     def latest(self) -> Path | None:
-        """The folder that the pointer names, or None when there is no checkpoint yet.
+        """Return the folder that the pointer names, or None if there is no checkpoint yet.
 
-        Raises CheckpointError when the pointer names a folder that is gone.
+        Raises CheckpointError if that folder is missing.
         """
         pointer = self.root / POINTER
         if not pointer.is_file():
@@ -43,9 +43,9 @@ class CheckpointStore:
         return folder
 
     def write(self, step: int, fill: Callable[[Path], None], state: dict[str, Any], keep: int) -> Path:
-        """Let `fill` write into a folder set aside, rename it to `global_step_N`, move the pointer, drop old ones.
+        """Let `fill` write into a temporary folder, rename it to `global_step_N`, move the pointer, and delete old checkpoints.
 
-        Raises CheckpointError (the previous checkpoint stays what it was) when anything cannot be written.
+        Raises CheckpointError if a file cannot be written; the previous checkpoint is then intact.
         """
         aside, final, replaced = self.root / f".writing_global_step_{step}", self.path(step), self.root / f".replaced_global_step_{step}"
         for unfinished in self.root.glob(".writing_global_step_*"):
@@ -76,9 +76,9 @@ class CheckpointStore:
         return final
 
     def amend(self, step: int, state: Mapping[str, Any]) -> None:
-        """Add to the trainer state of a step's checkpoint, if there is one.
+        """Add `state` to the trainer state of a step's checkpoint, if there is one.
 
-        Raises CheckpointError (the state stays what it was) when it cannot be written.
+        Raises CheckpointError if it cannot be written; the old state is then intact.
         """
         path = self.path(step) / STATE_FILE
         if not path.is_file():
@@ -92,7 +92,7 @@ class CheckpointStore:
             raise CheckpointError(f"{path} could not be extended: {error}; the checkpoint is intact") from error
 
     def _drop_old(self, keep: int) -> None:
-        """By age and not by number: a run that started anew has lower steps than what an earlier one left here."""
+        """Delete old checkpoints by age, not by step: a restarted run has lower steps than checkpoints of an earlier run in this folder."""
         if keep <= 0:
             return
         for folder in sorted(self.root.glob("global_step_*"), key=_written_at)[:-keep]:
@@ -102,16 +102,16 @@ class CheckpointStore:
 def read_state(
     folder: Path, placement: Placement, critics: Mapping[str, Any] | None = None, bases: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The trainer state of a checkpoint.
+    """Return the trainer state of a checkpoint after comparing it with this run.
 
     Args:
-        folder: of the checkpoint.
-        placement: of this run.
-        critics: `critic_signature` of this run; None does not look at critics.
-        bases: `fingerprints` of models that stay as given in this run; a group that either side does not know is not looked at.
+        folder: folder of the checkpoint.
+        placement: placement of this run.
+        critics: `critic_signature` of this run; None skips the check of critics.
+        bases: `fingerprints` of fixed models of this run; only groups that are in both are compared.
 
     Raises:
-        CheckpointError: it is of another placement, of adapters of another shape or on another base, or of other critics.
+        CheckpointError: the checkpoint has another placement, other shapes or bases of adapters, or other critics.
     """
     state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
     if _without_lora(state["placement"]) != _without_lora(placement.signature()):
@@ -140,7 +140,7 @@ def _check_adapters(folder: Path, state: Mapping[str, Any], placement: Placement
             if there.get(name) != here.get(name):
                 raise CheckpointError(
                     f"{folder} holds the adapter '{own['policy_id']}' of agent '{own['agent_id']}' with {name}={there.get(name)}, this run "
-                    f"has {name}={here.get(name)}; set {placement.agent(own['agent_id']).key(f'model.{name}')} to what was trained, or "
+                    f"has {name}={here.get(name)}; set {placement.agent(own['agent_id']).key(f'model.{name}')} as in training, or "
                     "start anew with trainer.resume_mode=disable"
                 )
     for wg_id, fingerprint in state.get("bases", {}).items():
@@ -148,16 +148,16 @@ def _check_adapters(folder: Path, state: Mapping[str, Any], placement: Placement
             spec = next(spec for spec in placement.groups if spec.wg_id == wg_id)
             holds = "holds adapters on" if spec.adapters else "is of a team with"
             raise CheckpointError(
-                f"{folder} {holds} the model {spec.model_path!r} as it was; the files there have changed since. Restore them, or start "
-                "anew with trainer.resume_mode=disable"
+                f"{folder} {holds} an earlier version of the model {spec.model_path!r}; its files have changed since. Restore them, or "
+                "start anew with trainer.resume_mode=disable"
             )
 
 
 def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | None:
-    """The checkpoint to continue from under `trainer.resume_mode`, or None to start anew.
+    """Return the checkpoint to continue from under `trainer.resume_mode`, or None to start anew.
 
-    Raises CheckpointError for an unknown mode, a path that holds no checkpoint, or nothing to evaluate (`trainer.val_only`): a base
-    model is evaluated only when it is asked for.
+    Raises CheckpointError for an unknown mode, a path without a checkpoint, or no checkpoint to evaluate (`trainer.val_only`): untrained
+    models are evaluated only with `trainer.resume_mode=disable`.
     """
     if config.resume_mode == "disable":
         return None
@@ -174,7 +174,7 @@ def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | Non
     folder = Path(config.resume_from_path or "").expanduser()
     if not config.resume_from_path or not (folder / STATE_FILE).is_file():
         raise CheckpointError(
-            f"trainer.resume_from_path={config.resume_from_path!r} is no checkpoint (a folder global_step_N with {STATE_FILE})"
+            f"trainer.resume_from_path={config.resume_from_path!r} is not a checkpoint (a folder global_step_N with {STATE_FILE})"
         )
     return folder
 

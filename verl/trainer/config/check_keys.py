@@ -1,22 +1,22 @@
-"""Whether the keys of a command line exist, and their values have the right types: `python -m verl.trainer.config.check_keys key=value ...`
+"""Check keys and types of values of a command line: `python -m verl.trainer.config.check_keys key=value ...`
 
-It composes the configuration as `verl.trainer.main_ppo` does and says what is wrong in the same line, in a second: nothing heavy is
-imported. Scripts ask it before they make what a run needs.
+Composes the configuration as `verl.trainer.main_ppo` does and prints the same one-line error, within a second: torch is not imported.
+Scripts call it before they prepare data and models.
 """
 
 from __future__ import annotations
 
 import sys
 
-from verl.trainer.config.entry import compose_config, mistakes_in_one_line
+from verl.trainer.config.entry import compose_config, report_config_errors
 
 
 def cli() -> None:
-    """The command line; options such as `--cfg` are left to the run."""
+    """Check the overrides of `sys.argv`; options such as `--cfg` are left to the run."""
     from hydra._internal.utils import get_args_parser
 
     given = get_args_parser().parse_args(sys.argv[1:]).overrides
-    with mistakes_in_one_line(given):
+    with report_config_errors(given):
         compose_config(given)
 
 

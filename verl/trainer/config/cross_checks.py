@@ -1,7 +1,6 @@
-"""What the keys of a run say of each other: combinations that cannot be, found before torch is imported, which takes seconds.
+"""Checks across keys: invalid combinations are found before torch is imported, which takes seconds.
 
-What concerns one key alone stands at its declaration (`verl.trainer.config.spec`), and keys without effect are those of
-`verl.trainer.config.effect`.
+Checks of a single key are part of its declaration (`verl.trainer.config.spec`); `verl.trainer.config.effect` finds keys without effect.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any
 from verl.trainer.config import ApiConfig, RunConfig, TrainedModelConfig, TrainerConfig
 from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.effect import check_effect
-from verl.trainer.config.reward import check_rewards_of_a_tree
+from verl.trainer.config.reward import check_tree_rewards
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, keys
 from verl.trainer.placement.pools import assign_devices, check_engine_spans
-from verl.trainer.placement.role_policies import speakers
-from verl.trainer.placement.table import OF_THE_BASE, AgentPlacement, ApiPlacement, Placement, build_placement
+from verl.trainer.placement.role_policies import policy_rows
+from verl.trainer.placement.table import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
 from verl.trainer.placement.untrained import by_agent, trained_agents
 from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
 from verl.trainer.ppo.critic import critic_agents, needs_values, reads_values
@@ -30,26 +29,26 @@ from verl.workers.weight_transfer import transfer_exists
 
 logger = logging.getLogger(__name__)
 
-# What is read of the own keys of an agent whose replies train nothing: how it is served, and of one behind an API what is in a request.
+# Own keys that are read of an untrained agent: those of serving, and for an API agent those sent in a request.
 SERVED = ("model.path", "model.tokenizer_path", "model.trust_remote_code", "rollout.")
 NOT_SERVED = ("rollout.log_prob_", "rollout.update_bucket_mb", "rollout.weight_transfer", "rollout.free_cache_engine")
-# On the base of adapters that learn, it also has what all on the base must agree in.
-SERVED_BY_A_BASE = (*SERVED, *OF_THE_BASE)
+# On a base model with trained adapters, also the keys that must be equal for all agents of the base.
+SERVED_BY_A_BASE = (*SERVED, *BASE_KEYS)
 NOT_SERVED_BY_A_BASE = ("rollout.log_prob_",)
 ASKED = ("rollout.temperature", "rollout.top_p", "rollout.response_length", "rollout.stop", "rollout.val_kwargs.")
 NOT_ASKED = ("rollout.val_kwargs.top_k",)
-# Fields that together name one call of one episode: in parallel sampling, one sample.
+# Fields that together identify one call of one episode: in parallel sampling, one sample.
 CALL_FIELDS = {"traj_uid", "turn", "call"}
 # Keys that only a validation reads.
 VALIDATION_KEYS = ("data.val_batch_size", "data.val_max_samples", "env.rollout.val_n", "trainer.test_freq")
 
 
 def check_settings(config: RunConfig) -> Placement:
-    """Check every key by its declaration, and the keys with each other. Neither models nor data are looked at.
+    """Check every key by its declaration, and the keys against each other, without reading models or data. Return the placement.
 
-    Call it after plug-ins are imported, which may register estimators and losses. Returns who is trained where.
+    Call it after plug-ins are imported, which may register estimators and losses.
 
-    Raises ConfigError for the first mistake.
+    Raises ConfigError for the first error.
     """
     check_values(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
@@ -58,7 +57,7 @@ def check_settings(config: RunConfig) -> Placement:
     _check_per_agent(config, placement)
     check_reward(config, placement)
     _check_models(config, placement)
-    speakers(config, placement)
+    policy_rows(config, placement)
     check_filter_groups(config)
     check_sampling(config, placement)
     check_rollout_correction(config, placement)
@@ -70,32 +69,32 @@ def check_settings(config: RunConfig) -> Placement:
 
 
 def check_values(config: RunConfig) -> None:
-    """Check every key by its declaration. Raises ConfigError for the first value that cannot be used."""
+    """Check every key by its declaration. Raises ConfigError for the first invalid value."""
     for name, key in keys(RunConfig).items():
         key.validate(value_at(config, name))
 
 
 def check_command_line(given: Sequence[str], load_plugins: Callable[[Sequence[str]], object]) -> None:
-    """End the process with one line when the settings of a command line cannot be; else return, and the run checks them again.
+    """End the process with a one-line error if the settings of a command line are invalid; else return, and the run checks them again.
 
-    Nothing is logged, since the run says it; a command line with options of Hydra (`--cfg`) and plug-ins that fail are left to the run.
+    Warnings are left to the run, as are command lines with options of Hydra (`--cfg`) and errors of plug-ins.
 
     Args:
         given: the command line without the program.
         load_plugins: imports the modules of `agent.plugins`, which may register estimators and losses.
     """
-    from verl.trainer.config.entry import compose_config, mistakes_in_one_line
+    from verl.trainer.config.entry import compose_config, report_config_errors
     from verl.trainer.derived import resolve_defaults
 
     if any(word.startswith("-") for word in given):
         return
-    with mistakes_in_one_line(given):
+    with report_config_errors(given):
         config = compose_config(given)
         logging.disable()
         try:
             try:
                 load_plugins(config.agent.plugins)
-            except Exception:  # the run says what is wrong with them
+            except Exception:  # reported by the run
                 return
             resolve_defaults(config)
             check_settings(config)
@@ -104,19 +103,19 @@ def check_command_line(given: Sequence[str], load_plugins: Callable[[Sequence[st
 
 
 def _shown(agent: AgentPlacement | ApiPlacement, name: str) -> str:
-    """`key=value` of an agent, as its own key where it has one."""
+    """Return `key=value` of an agent, with its own key if it has one."""
     who = f" (agent '{agent.agent_id}')" if name in agent.own_keys else ""
     value = value_at(agent.config, name)
     return f"{agent.key(name)}={str(value).lower() if isinstance(value, bool) else value}{who}"
 
 
-def _of(config: RunConfig, agent_id: str) -> str:
-    """Behind a key of `algorithm` in a message: whose it is, where agents have keys of their own."""
+def _agent_note(config: RunConfig, agent_id: str) -> str:
+    """Return the agent as a note after a key of `algorithm` in a message; empty if no agent has its own keys."""
     return f" (agent '{agent_id}')" if config.algorithm.per_agent else ""
 
 
 def check_untrained(config: RunConfig, placement: Placement) -> None:
-    """Look at `agent.frozen`, `agent.api` and what is said of these agents elsewhere."""
+    """Check `agent.frozen`, `agent.api` and other keys of these agents."""
     if not config.trainer.val_only and not placement.trained:
         raise ConfigError(
             f"agent.frozen={list(config.agent.frozen)} and agent.api leave no agent of {list(config.agent.agent_ids)} to train; take one "
@@ -134,9 +133,9 @@ def check_untrained(config: RunConfig, placement: Placement) -> None:
 
 
 def api_key(agent_id: str, api: ApiConfig, environment: Mapping[str, str] | None = None) -> str | None:
-    """The key of an agent's server, from the environment variable that `api_key_env` names; None when it names none.
+    """Return the API key from the environment variable `api_key_env`; None if `api_key_env` is null.
 
-    Raises ConfigError when the variable is not set.
+    Raises ConfigError if the variable is not set.
     """
     if api.api_key_env is None:
         return None
@@ -160,7 +159,7 @@ def _check_own_keys(config: RunConfig, agent: AgentPlacement | ApiPlacement, wha
 
 
 def _check_per_agent(config: RunConfig, placement: Placement) -> None:
-    """Look at `algorithm.per_agent`, and at the settings that each agent has in the end."""
+    """Check `algorithm.per_agent`, and the resulting settings of each agent."""
     agents = [agent.agent_id for agent in placement.trained]
     others = {name: row.agent_id for row in placement.everyone for name in (row.agent_id, slug(row.agent_id))}
     names = {name: agent for agent in agents for name in (agent, slug(agent))}
@@ -169,7 +168,7 @@ def _check_per_agent(config: RunConfig, placement: Placement) -> None:
         if name in others and name not in names:
             raise IneffectiveKeyError(f"algorithm.per_agent.{name} has no effect: agent '{others[name]}' is not trained; leave it out")
         if name not in names:
-            raise ConfigError(f"algorithm.per_agent.{name}: no such agent{did_you_mean(name, names)}; agents that learn are {agents}")
+            raise ConfigError(f"algorithm.per_agent.{name}: no such agent{did_you_mean(name, names)}; trained agents are {agents}")
         if names[name] in seen:
             raise ConfigError(f"algorithm.per_agent names agent '{names[name]}' twice: {seen[names[name]]} and {name}; keep one")
         seen[names[name]] = name
@@ -179,12 +178,12 @@ def _check_per_agent(config: RunConfig, placement: Placement) -> None:
 
 
 def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorithm") -> None:
-    """Look at what one agent's estimator is given, and at ways to average or weigh that it does not have.
+    """Check the arguments of one agent's estimator, and that it supports the statistics and weights that are set.
 
     Args:
-        settings: an `AlgorithmConfig` with the agent's own keys in it.
-        agents: those that learn.
-        where: what stands before the keys in messages.
+        settings: `AlgorithmConfig` with the agent's own keys.
+        agents: trained agents.
+        where: prefix of keys in messages.
     """
     estimator, keys_, weights = settings.adv_estimator, settings.gdpo_reward_keys, settings.gdpo_reward_weights
     if estimator == "gdpo" and not keys_:
@@ -210,11 +209,11 @@ def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorith
 
 
 def check_reward(config: RunConfig, placement: Placement) -> None:
-    """Look at keys under `reward` that contradict each other or an agent's limit."""
+    """Check keys under `reward` for contradictions with each other or with an agent's length limit."""
     reward, buffer = config.reward, config.reward.overlong_buffer
     if reward.propagation.mode != "none" and reward.team_scope != "episode":
         raise ConfigError(
-            f"reward.team_scope={reward.team_scope} contradicts reward.propagation.mode={reward.propagation.mode}, which shares out the "
+            f"reward.team_scope={reward.team_scope} contradicts reward.propagation.mode={reward.propagation.mode}, which propagates the "
             "reward of the whole episode; set reward.team_scope=episode or reward.propagation.mode=none"
         )
     for agent in placement.agents:
@@ -222,7 +221,7 @@ def check_reward(config: RunConfig, placement: Placement) -> None:
         if buffer.enable and buffer.len > limit:
             raise ConfigError(
                 f"reward.overlong_buffer.len={buffer.len} is more than the {limit} tokens that agent '{agent.agent_id}' may write: even "
-                "an empty reply would pay; choose a smaller one"
+                "an empty reply would be penalized; choose a smaller one"
             )
 
 
@@ -245,12 +244,12 @@ def _check_models(config: RunConfig, placement: Placement) -> None:
 def _check_mini_batch(size: int, shown: str, tasks: int) -> None:
     if size and (size > tasks or tasks % size):
         raise ConfigError(
-            f"{shown} does not divide data.train_batch_size={tasks}; both count tasks: choose a divisor, or 0 for one update a step"
+            f"{shown} does not divide data.train_batch_size={tasks}; both count tasks: choose a divisor, or 0 for one update per step"
         )
 
 
 def _check_attention(model: TrainedModelConfig, shown: Callable[[str], str]) -> None:
-    """Refuse kinds of attention that cannot run. `shown` writes a key with its value."""
+    """Raise ConfigError for an attention implementation that cannot run. `shown` returns `key=value` of a key."""
     key, name = shown("model.attn_implementation"), model.attn_implementation
     if name == "eager" and model.use_remove_padding:
         packed = shown("model.use_remove_padding").partition("=")[0]
@@ -260,40 +259,40 @@ def _check_attention(model: TrainedModelConfig, shown: Callable[[str], str]) -> 
 
 
 def check_skipping(config: RunConfig, agent: AgentPlacement | ApiPlacement) -> None:
-    """Rows without advantage may be left out only where nothing pulls on them, and where the loss counts no row by its log-probs."""
+    """Raise ConfigError if rows with advantage 0 are skipped although they have a gradient or the loss needs their log-probs."""
     actor = agent.config.actor
     if not actor.skip_zero_advantages:
         return
     skipping, loss_mode = _shown(agent, "actor.skip_zero_advantages"), actor.policy_loss.loss_mode
     if config.algorithm.rollout_correction.bypass_mode:
         raise ConfigError(
-            f"{skipping} contradicts algorithm.rollout_correction.bypass_mode=true, which rejects, ranks and weighs tokens of the whole "
-            "mini-batch by log-probs that are not computed for rows left out; turn one off"
+            f"{skipping} contradicts algorithm.rollout_correction.bypass_mode=true, which rejects, ranks and weights tokens of the whole "
+            "mini-batch by log-probs that are not computed for skipped rows; turn one off"
         )
-    pulls = {
+    gradients = {
         "entropy_coeff": bool(actor.entropy_coeff),
         "use_kl_loss": actor.use_kl_loss,
         f"policy_loss.loss_mode={loss_mode}": POLICY_LOSSES.traits(loss_mode).uses_every_row,
     }
-    if any(pulls.values()):
+    if any(gradients.values()):
         raise ConfigError(
-            f"{skipping}: rows without advantage have a gradient by {', '.join(name for name, holds in pulls.items() if holds)}; "
-            "leave one of them out"
+            f"{skipping}: rows with advantage 0 have a gradient with {', '.join(name for name, holds in gradients.items() if holds)}; "
+            "turn one of them off"
         )
 
 
 def check_filter_groups(config: RunConfig) -> None:
-    """Refuse what makes no sense beside `algorithm.filter_groups.enable`."""
+    """Raise ConfigError for keys that contradict `algorithm.filter_groups.enable`."""
     if not config.algorithm.filter_groups.enable:
         return
     for agent_id in trained_agents(config.agent):
         _check_filtered(config, agent_id)
     if config.algorithm.use_kl_in_reward:
-        logger.warning("algorithm.filter_groups looks at rewards before algorithm.use_kl_in_reward subtracts the KL")
+        logger.warning("algorithm.filter_groups compares rewards before algorithm.use_kl_in_reward subtracts the KL")
 
 
 def _check_filtered(config: RunConfig, agent_id: str) -> None:
-    settings, own = agent_config(config.algorithm, agent_id), _of(config, agent_id)
+    settings, own = agent_config(config.algorithm, agent_id), _agent_note(config, agent_id)
     estimator, fields = settings.adv_estimator, group_fields(settings)
     traits = ESTIMATORS.traits(estimator)
     if not traits.grouped or needs_values(estimator) or estimator_needs(estimator, "reward_baselines"):
@@ -308,36 +307,36 @@ def _check_filtered(config: RunConfig, agent_id: str) -> None:
         )
     if traits.learns_from:
         logger.warning(
-            "algorithm.filter_groups drops groups in which %s does not differ, also where %s do, from which adv_estimator=%s%s learns",
+            "algorithm.filter_groups drops groups in which %s is equal, even if %s, from which adv_estimator=%s%s learns, differ",
             config.algorithm.filter_groups.metric, traits.learns_from, estimator, own,
         )  # fmt: skip
     if config.env.rollout.n == 1 and "traj_uid" not in fields and settings.singleton == "zero":
         raise ConfigError(
-            "algorithm.filter_groups.enable=true with env.rollout.n=1: groups of one episode have nothing that differs; "
+            "algorithm.filter_groups.enable=true with env.rollout.n=1: rewards in a group of one episode cannot differ; "
             "set env.rollout.n to 2 or more, or turn the filter off"
         )
 
 
 def candidates_of(config: RunConfig) -> dict[str, int]:
-    """What `rollout.tree.k_per_agent` gives, by the agents' names. Raises PlacementError for one that is not in the team."""
+    """Return `rollout.tree.k_per_agent` by agent name. Raises PlacementError for an agent that is not in the team."""
     given = config.rollout.tree.k_per_agent
     return {agent: given[name] for agent, name in by_agent("rollout.tree.k_per_agent", given, config.agent.agent_ids).items()}
 
 
 def check_sampling(config: RunConfig, placement: Placement) -> None:
-    """Refuse what makes no sense beside `rollout.sampling`."""
+    """Raise ConfigError for keys that contradict `rollout.sampling`."""
     tree = config.rollout.sampling == "tree"
     if tree:
-        check_rewards_of_a_tree(config.reward)
+        check_tree_rewards(config.reward)
     own_k = candidates_of(config)
     for agent in placement.trained:
-        settings, own = agent_config(config.algorithm, agent.agent_id), _of(config, agent.agent_id)
+        settings, own = agent_config(config.algorithm, agent.agent_id), _agent_note(config, agent.agent_id)
         estimator, fields = str(settings.adv_estimator), group_fields(settings)
         if tree:
-            _check_estimator_of_a_tree(estimator, own)
+            _check_tree_estimator(estimator, own)
             if averages_trajectories(settings, estimator) and estimator_takes(estimator, "traj_index"):
                 raise ConfigError(
-                    f"rollout.sampling=tree compares the candidates of a call, but the samples of an episode are averaged first by "
+                    f"rollout.sampling=tree compares the candidates of a call, but the samples of an episode are averaged first with "
                     f"algorithm.statistics_over={settings.statistics_over} with adv_estimator={estimator} and groups {fields}{own}; "
                     "set algorithm.statistics_over=samples, algorithm.adv_estimator=grpo"
                 )
@@ -345,16 +344,16 @@ def check_sampling(config: RunConfig, placement: Placement) -> None:
         compares = estimator_takes(estimator, "index")
         if (not tree or own_k.get(agent.agent_id) == 1) and set(fields) >= CALL_FIELDS and settings.singleton == "zero" and compares:
             raise ConfigError(
-                f"algorithm.group_by={fields}{own} holds one sample a group with {one}, so every advantage is 0; "
+                f"algorithm.group_by={fields}{own} holds one sample per group with {one}, so every advantage is 0; "
                 f"set {'2 or more candidates' if tree else 'rollout.sampling=tree'}, or algorithm.group_by=[uid,agent_id,turn]"
             )
 
 
-def _check_estimator_of_a_tree(estimator: str, own: str) -> None:
+def _check_tree_estimator(estimator: str, own: str) -> None:
     if needs_values(estimator):
         why = "reads values along an episode's calls"
     elif estimator_needs(estimator, "reward_baselines"):
-        why = "takes the reward of a greedy episode as the baseline"
+        why = "uses the reward of a greedy episode as the baseline"
     else:
         why = ESTIMATORS.traits(estimator).follows_calls
     if not why:
@@ -366,7 +365,7 @@ def _check_estimator_of_a_tree(estimator: str, own: str) -> None:
 
 
 def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
-    """Refuse bounds of ratios and weights of losses that mean nothing, and say where no correction helps."""
+    """Raise ConfigError for invalid bounds of ratios or keys of losses, and warn of bias that no correction removes."""
     correction = config.algorithm.rollout_correction
     try:
         bands = {"rollout_is_threshold": Band.parse(correction.rollout_is_threshold)}
@@ -378,8 +377,8 @@ def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
     for name, band in bands.items():
         if band.lower is not None and not band.lower <= 1 <= band.upper:
             raise ConfigError(
-                f"algorithm.rollout_correction.{name}={band.lower:g}_{band.upper:g} excludes 1, the ratio of a token of which sampler and "
-                "trainer agree: nothing would be left to learn from; choose a lower bound of at most 1 and an upper one of at least 1"
+                f"algorithm.rollout_correction.{name}={band.lower:g}_{band.upper:g} excludes 1, the ratio of a token with equal "
+                "log-probs in sampler and trainer, so no token is left; choose a lower bound of at most 1 and an upper bound of at least 1"
             )
     for agent in placement.trained:
         _check_loss(config, agent)
@@ -387,12 +386,12 @@ def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
 
 
 def _check_loss(config: RunConfig, agent: AgentPlacement) -> None:
-    """Refuse estimators that read what the pass for old log-probs computes where there is none, and losses that cannot take a step."""
+    """Raise ConfigError for an estimator that needs the missing pass for old log-probs, and for a loss without its keys."""
     bypass, estimator = config.algorithm.rollout_correction.bypass_mode, agent_config(config.algorithm, agent.agent_id).adv_estimator
     if bypass and estimator_needs(estimator, "sum_pi_squared"):
         raise ConfigError(
             f"algorithm.adv_estimator={estimator} (agent '{agent.agent_id}') needs sum_pi_squared, which the pass for old log-probs "
-            "computes and algorithm.rollout_correction.bypass_mode=true leaves out; set bypass_mode=false, or choose another estimator"
+            "computes and algorithm.rollout_correction.bypass_mode=true skips; set bypass_mode=false, or choose another estimator"
         )
     loss = agent.config.actor.policy_loss.loss_mode
     if loss == "bypass_mode" and not bypass:
@@ -407,18 +406,18 @@ def _check_loss(config: RunConfig, agent: AgentPlacement) -> None:
 
 
 def _warn_of_truncation(placement: Placement) -> None:
-    """Truncated sampling biases the gradient, and the sampler's log-probs are those before truncation: no ratio shows it."""
+    """Warn of truncated sampling, which biases the gradient: log-probs are those before truncation, so no ratio shows the bias."""
     truncated = [a.agent_id for a in placement.trained if a.config.rollout.top_p < 1.0 or a.config.rollout.top_k != -1]
     if truncated:
         logger.warning(
-            "actor_rollout_ref.rollout.top_p/top_k truncate the replies of %s: the update takes them for samples of the full distribution, "
-            "and no algorithm.rollout_correction sees the difference; use top_p=1.0 and top_k=-1 for an unbiased gradient",
+            "actor_rollout_ref.rollout.top_p/top_k truncate the sampling of %s: the update treats replies as samples of the full "
+            "distribution, and algorithm.rollout_correction cannot correct this; use top_p=1.0 and top_k=-1 for an unbiased gradient",
             ", ".join(truncated),
         )
 
 
 def check_critic_keys(config: RunConfig, placement: Placement) -> None:
-    """Find critics that are missing, that nobody asks for, or that could not read a whole prompt."""
+    """Raise ConfigError for critics that are missing, not read, or unable to read a whole prompt."""
     for agent in placement.trained:
         name = agent_config(config.algorithm, agent.agent_id).adv_estimator
         if config.critic.enable is False and needs_values(name):
@@ -429,18 +428,18 @@ def check_critic_keys(config: RunConfig, placement: Placement) -> None:
         if config.critic.enable and not reads_values(name):
             raise ConfigError(
                 f"critic.enable=true, but algorithm.adv_estimator={name} of agent '{agent.agent_id}' reads no values: its critic would "
-                "learn what nobody asks for; set critic.enable=null, or choose an estimator with a critic (gae)"
+                "not be used; set critic.enable=null, or choose an estimator with a critic (gae)"
             )
         longest = agent.config.rollout.prompt_length or config.data.max_prompt_length
         if config.critic.view == "joint" and longest > config.critic.joint_prompt_length:
             raise ConfigError(
-                f"critic.joint_prompt_length={config.critic.joint_prompt_length} is less than the prompt of agent '{agent.agent_id}' may "
-                f"take ({longest} tokens); it holds the transcript and the prompt: choose a larger one"
+                f"critic.joint_prompt_length={config.critic.joint_prompt_length} is less than the prompt of agent '{agent.agent_id}' "
+                f"({longest} tokens); it limits transcript and prompt together: choose a larger one"
             )
 
 
 def check_signal(config: RunConfig, placement: Placement) -> None:
-    """Look at a training run for what keeps its policies as they are: refused where every advantage is 0, else one warning."""
+    """Raise ConfigError if every advantage of a training run is 0, and warn of other settings that prevent learning."""
     if not config.trainer.val_only:
         _check_groups(config, placement)
         _warn_of_rates(config, placement)
@@ -449,13 +448,13 @@ def check_signal(config: RunConfig, placement: Placement) -> None:
 
 
 def warn_of_warmup(trainer: TrainerConfig, steps: int) -> None:
-    """Say when policies wait for their critics in all `steps` of the run."""
+    """Warn if all `steps` of the run are critic warm-up."""
     if trainer.critic_warmup >= steps:
         logger.warning("trainer.critic_warmup=%d: the run has %d steps, so no policy is updated", trainer.critic_warmup, steps)
 
 
 def _check_groups(config: RunConfig, placement: Placement) -> None:
-    """In parallel sampling; the candidates of a tree are compared with each other."""
+    """Check groups in parallel sampling; in tree sampling, candidates of a call are compared with each other."""
     alone: dict[str, str] = {}
     for agent in placement.trained if config.rollout.sampling == "parallel" else ():
         settings = agent_config(config.algorithm, agent.agent_id)
@@ -465,7 +464,7 @@ def _check_groups(config: RunConfig, placement: Placement) -> None:
         averaged = averages_trajectories(settings, estimator) and estimator_takes(estimator, "traj_index")
         if averaged and "traj_uid" in fields:
             raise ConfigError(
-                f"algorithm.group_by={fields} (agent '{agent.agent_id}') holds one trajectory a group, and "
+                f"algorithm.group_by={fields} (agent '{agent.agent_id}') holds one trajectory per group, and "
                 f"algorithm.statistics_over={settings.statistics_over} averages its samples first, so every advantage is 0; group by uid "
                 "instead of traj_uid, or set algorithm.statistics_over=samples"
             )
@@ -474,7 +473,7 @@ def _check_groups(config: RunConfig, placement: Placement) -> None:
     if alone:
         logger.warning(
             "env.rollout.n=1: algorithm.adv_estimator=%s compares the episodes of a task, and there is one, so that advantages of %s are 0 "
-            "unless its own calls earn differently; set env.rollout.n to 2 or more, or use an estimator without groups",
+            "unless rewards differ between its own calls; set env.rollout.n to 2 or more, or use an estimator without groups",
             ", ".join(sorted(set(alone.values()))), ", ".join(alone),
         )  # fmt: skip
 

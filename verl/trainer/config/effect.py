@@ -1,12 +1,12 @@
-"""Keys that were changed and would do nothing: each needs another key, and an error is better than a run that ignores it.
+"""Detection of changed keys without an effect: each depends on other keys, and is an error instead of being ignored.
 
 A key declares the conditions that it depends on (`effect`, see `verl.trainer.config.spec`). A condition is one of
 
-- `key=value,value`, `key!=value`, `key>number`, or a key alone, which must be set; several with ` or ` between them. A label in front
-  (`a GPU: trainer.device=auto,cuda`) and a note in brackets behind are for the reader of the message.
-- one of `FACTS`: what follows from several keys.
+- `key=value,value`, `key!=value`, `key>number`, or a key alone, which must be set; alternatives are separated by ` or `. A label in
+  front (`a GPU: trainer.device=auto,cuda`) and a note in parentheses at the end are shown in messages only.
+- one of `FACTS`, which depend on several keys.
 
-A key counts as changed when its value is not the default. An estimator or a loss that a plug-in registered may read any key.
+A key is changed if its value is not the default. An estimator or a loss that a plug-in registered may read any key.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from typing import Any
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
 from verl.trainer.config.algorithm import READ as ESTIMATED
 from verl.trainer.config.critic import CRITIC
-from verl.trainer.config.model import ADAPTER, AVERAGES, SCORED
+from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
 from verl.trainer.config.spec import IneffectiveKeyError, Key, keys
 from verl.trainer.placement.table import AgentPlacement, ApiPlacement, Placement
-from verl.trainer.ppo.credit.passes import scores_policies
+from verl.trainer.ppo.credit.passes import computes_old_log_probs
 from verl.trainer.ppo.critic import need_critic
 from verl.trainer.ppo.per_agent import agent_config
 from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES
 from verl.utils.names import value_at
 
 ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref."
-# Keys that every estimator reads which compares rows with their group.
-OF_GROUPS = ("group_by", "group_by_agent_id", "singleton")
-# What is read of the keys of an agent that does not learn, and what not.
+# Keys that every estimator with groups reads.
+GROUP_KEYS = ("group_by", "group_by_agent_id", "singleton")
+# Keys that are read of an agent that is not trained: served here, or behind an API.
 SERVED = ("model.", "rollout.")
 ASKED = ("rollout.val_kwargs.",)
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What a condition is evaluated on; where a key of `agent` is judged, `config` holds that agent's own values."""
+    """Input of a condition; for a key of `agent`, `config` holds the values of that agent."""
 
     config: RunConfig
     placement: Placement
@@ -47,11 +47,11 @@ class Scope:
 
 
 def _estimator_reads(key: str, scope: Scope) -> bool:
-    """The estimator of the team does, or one that a single agent has for itself."""
+    """Return whether the estimator of the team, or the own estimator of an agent, reads `key`."""
     algorithm = scope.config.algorithm
     used = {algorithm.adv_estimator, *(own["adv_estimator"] for own in algorithm.per_agent.values() if "adv_estimator" in own)}
     own = key.removeprefix("algorithm.")
-    return any(ESTIMATORS.traits(name).grouped if own in OF_GROUPS else ESTIMATORS.reads(name, own) for name in used)
+    return any(ESTIMATORS.traits(name).grouped if own in GROUP_KEYS else ESTIMATORS.reads(name, own) for name in used)
 
 
 def _loss_reads(key: str, scope: Scope) -> bool:
@@ -59,14 +59,14 @@ def _loss_reads(key: str, scope: Scope) -> bool:
 
 
 def _averages_by_mode(key: str, scope: Scope) -> bool:
-    """`actor.loss_agg_mode` is read, by the loss or by a term beside it, or says what happens anyway."""
+    """Return whether the loss or an added term reads `actor.loss_agg_mode`, or the loss always aggregates that way."""
     actor = scope.config.actor_rollout_ref.actor
     beside = bool(actor.entropy_coeff) or actor.use_kl_loss
     return beside or POLICY_LOSSES.traits(actor.policy_loss.loss_mode).averages in ("", actor.loss_agg_mode)
 
 
 def _adapter_reads(key: str, scope: Scope) -> bool:
-    """A value of its own needs an adapter of its own; a common one any."""
+    """Return whether an adapter reads `key`: for an agent's own value its own adapter, for a common value any."""
     own = scope.agent is not None and key.removeprefix(MODEL) in scope.agent.own_keys
     return any(row.adapter is not None for row in scope.placement.agents if not own or row == scope.agent)
 
@@ -74,23 +74,23 @@ def _adapter_reads(key: str, scope: Scope) -> bool:
 FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
     ESTIMATED: _estimator_reads,
     IN_THE_LOSS: _loss_reads,
-    AVERAGES: _averages_by_mode,
+    AGGREGATES: _averages_by_mode,
     CRITIC: lambda key, scope: need_critic(scope.config),
-    SCORED: lambda key, scope: scores_policies(scope.config, scope.placement),
+    OLD_LOG_PROBS: lambda key, scope: computes_old_log_probs(scope.config, scope.placement),
     ADAPTER: _adapter_reads,
 }
 
 
 def readers(key: str) -> list[str]:
-    """Return the names of the estimators or losses that say that they read a key."""
+    """Return the names of the estimators or losses that declare to read a key."""
     if key.startswith(ACTOR):
         return POLICY_LOSSES.readers(key.removeprefix(ACTOR))
     own = key.removeprefix("algorithm.")
-    return [name for name in ESTIMATORS.names() if ESTIMATORS.traits(name).grouped] if own in OF_GROUPS else ESTIMATORS.readers(own)
+    return [name for name in ESTIMATORS.names() if ESTIMATORS.traits(name).grouped] if own in GROUP_KEYS else ESTIMATORS.readers(own)
 
 
 def condition_text(condition: str, key: str) -> str:
-    """A condition of a key as messages and docs/config.md have it."""
+    """Return a condition of a key as messages and docs/config.md show it."""
     if condition == ESTIMATED:
         return f"algorithm.adv_estimator={' or '.join(readers(key))}"
     if condition == IN_THE_LOSS:
@@ -99,7 +99,7 @@ def condition_text(condition: str, key: str) -> str:
 
 
 def holds(condition: str, key: str, scope: Scope) -> bool:
-    """Whether a condition of a key holds."""
+    """Return whether a condition of a key holds."""
     if condition in FACTS:
         return FACTS[condition](key, scope)
     expression = re.sub(r" \(.*\)$", "", condition.rpartition(": ")[2])
@@ -118,9 +118,9 @@ def _compare(expression: str, config: RunConfig) -> bool:
 
 
 def check_effect(config: RunConfig, placement: Placement) -> None:
-    """Find changed keys without an effect, for the run and for each agent.
+    """Check that every changed key has an effect, for the run and for each agent.
 
-    Raises IneffectiveKeyError naming the key, its value and what it needs.
+    Raises IneffectiveKeyError naming the key, its value and the conditions it needs.
     """
     scope, default = Scope(config, placement), RunConfig()
     for key, value, needed in _without_effect(scope, default):
@@ -143,13 +143,13 @@ def check_effect(config: RunConfig, placement: Placement) -> None:
 
 
 def _is_read_of(agent: AgentPlacement | ApiPlacement, key: str) -> bool:
-    """Whether a key is judged for an agent: of one that does not learn, only how it is served or asked is read."""
+    """Return whether a key is checked for an agent: without training, only keys of serving or of API requests are."""
     learns = isinstance(agent, AgentPlacement) and not agent.frozen
     return learns or (key.startswith(SERVED if isinstance(agent, AgentPlacement) else ASKED) and "log_prob_" not in key)
 
 
 def _without_effect(scope: Scope, default: RunConfig) -> Iterator[tuple[str, Any, str]]:
-    """(key, value, what it needs) of every key that differs from `default` in vain."""
+    """Yield (key, value, unmet condition) of keys that differ from `default` without an effect."""
     for name, key in keys(RunConfig).items():
         value = value_at(scope.config, name) if key.effect else None
         if key.effect and value != value_at(default, name):
@@ -157,5 +157,5 @@ def _without_effect(scope: Scope, default: RunConfig) -> Iterator[tuple[str, Any
 
 
 def unmet(key: Key, scope: Scope) -> list[str]:
-    """The conditions of a key that do not hold, in words."""
+    """Return the conditions of a key that do not hold, in words."""
     return [condition_text(condition, key.name) for condition in key.effect if not holds(condition, key.name, scope)]

@@ -1,4 +1,4 @@
-"""From a command line to a configuration: how overrides are checked and composed, and what Hydra's errors mean."""
+"""From a command line to a configuration: check and compose overrides, and explain Hydra's errors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from verl.trainer.config.spec import ConfigError, keys, type_text
 CONFIG_NAME = "ppo_trainer"
 KEYS = keys(RunConfig)
 SECTIONS = {name.rsplit(".", i)[0] for name in KEYS for i in range(1, name.count(".") + 1)}
-# Mappings of the configuration, whose keys belong to the user: to a workflow, an environment, agents or worker groups.
+# Mappings with keys of the user: options of a workflow or an environment, or names of agents or worker groups.
 FREE_FORM = tuple(f"{name}." for name, key in KEYS.items() if isinstance(key.default, dict))
 
 
 def register_config() -> str:
-    """Store `RunConfig` in Hydra's ConfigStore and return the name to give `hydra.main`; Hydra writes no folders of its own."""
+    """Store `RunConfig` in Hydra's ConfigStore and return the name for `hydra.main`; Hydra writes no folders."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
@@ -39,7 +39,7 @@ def register_config() -> str:
 
 
 def fail(message: str, status: int) -> NoReturn:
-    """End the process with one line on stderr; a list of causes keeps its lines."""
+    """End the process with `message` on stderr, in one line unless it contains an indented list."""
     listed = "\n  " in message
     sys.stderr.write(f"error: {message if listed else ' '.join(message.split())}\n")
     sys.stderr.flush()
@@ -47,21 +47,21 @@ def fail(message: str, status: int) -> NoReturn:
 
 
 @contextmanager
-def mistakes_in_one_line(given: Sequence[str]) -> Iterator[None]:
-    """End the process with one line when keys or values of the command line `given` cannot be."""
+def report_config_errors(given: Sequence[str]) -> Iterator[None]:
+    """End the process with a one-line error if keys or values of the command line `given` are invalid."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         yield
     except ConfigError as error:
-        fail(of_the_preset(str(error), given), 1)
+        fail(with_preset_note(str(error), given), 1)
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain(error, given), 1)
 
 
-def of_the_preset(message: str, given: Sequence[str]) -> str:
-    """A message about `key=value`, which says so where a preset set that key and the command line does not have it."""
+def with_preset_note(message: str, given: Sequence[str]) -> str:
+    """Return a message about `key=value`, with a note if a preset, not the command line, set that key."""
     name = next((o.partition("=")[2].strip("'\"") for o in given if key_of(o) == "algorithm.preset"), "")
     key = message.partition("=")[0]
     by_preset = key in PRESETS.get(name, {}) and key not in map(key_of, given)
@@ -69,16 +69,16 @@ def of_the_preset(message: str, given: Sequence[str]) -> str:
 
 
 def key_of(override: str) -> str:
-    """The key that an override is of."""
+    """Return the key of an override."""
     return override.lstrip("+~").partition("=")[0]
 
 
-def prepared(given: Sequence[str]) -> list[str]:
-    """The overrides of a command line as Hydra takes them: checked one by one, with those of a preset in front.
+def prepare_overrides(given: Sequence[str]) -> list[str]:
+    """Return the overrides of a command line for Hydra: checked one by one, with those of a preset in front.
 
-    Free-form sections, given key by key or whole, get `++`: Hydra would refuse their keys as unknown.
+    Overrides of free-form sections, whole or key by key, get `++`: Hydra would refuse their keys as unknown.
 
-    Raises ConfigError naming the first override whose key or value cannot be; what Hydra cannot read is left to Hydra.
+    Raises ConfigError naming the first override with an invalid key or value; syntax errors are left to Hydra.
     """
     for override in given:
         _check_override(override)
@@ -86,11 +86,11 @@ def prepared(given: Sequence[str]) -> list[str]:
 
 
 def compose_config(given: Sequence[str]) -> RunConfig:
-    """The configuration of a command line. Raises ConfigError, or what Hydra raises, for keys and values that cannot be."""
+    """Return the configuration of a command line. Raises ConfigError, or an error of Hydra, for invalid keys and values."""
     from hydra import compose, initialize
     from omegaconf import OmegaConf
 
-    overrides = prepared(given)
+    overrides = prepare_overrides(given)
     with initialize(version_base=None, config_path=None):
         config = OmegaConf.to_object(compose(register_config(), overrides=overrides))
     assert isinstance(config, RunConfig)
@@ -98,7 +98,7 @@ def compose_config(given: Sequence[str]) -> RunConfig:
 
 
 def _check_override(override: str) -> None:
-    """Raise ConfigError for an unknown key, or a value that the key cannot have."""
+    """Raise ConfigError for an unknown key or an invalid value."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -126,7 +126,7 @@ def _check_override(override: str) -> None:
 
 
 def _unknown(key: str) -> str:
-    """What is said of a key that does not exist: what verl's key of that name is here, or the nearest that exists."""
+    """Return the message for an unknown key: the counterpart of verl's key of that name, or the nearest known key."""
     if verls := find_verl_key(key):
         return f"unknown key {key}; {verls.hint()} (verl's keys: docs/upstream_map.md)"
     near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5) or [k for k in KEYS if k.endswith(f".{key}")][:1]
@@ -135,29 +135,29 @@ def _unknown(key: str) -> str:
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> str:
-    """One line for an error of Hydra or OmegaConf: the override it is about, and what is wrong with it."""
+    """Return one line for an error of Hydra or OmegaConf: the override and its error."""
     from hydra.errors import OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
 
     if isinstance(error, OverrideParseException):
-        return _misspelt_name(overrides) or f"{error.override}: {str(error).strip().splitlines()[0]}"
+        return _invalid_name(overrides) or f"{error.override}: {str(error).strip().splitlines()[0]}"
     cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-    said = str(cause).strip().splitlines()[0]
+    message = str(cause).strip().splitlines()[0]
     key = str(cause.full_key or "") if isinstance(cause, OmegaConfBaseException) else ""
     about = next((o for o in reversed(overrides) if key and key_of(o) == key), key)
     if not about:
         whole = str(error).strip().splitlines()[0]
-        return whole if said in whole else f"{whole}: {said}"
-    return f"{about}: {said} (expected {type_text(KEYS[key].type)})" if key in KEYS else f"{about}: {said}"
+        return whole if message in whole else f"{whole}: {message}"
+    return f"{about}: {message} (expected {type_text(KEYS[key].type)})" if key in KEYS else f"{about}: {message}"
 
 
-def _misspelt_name(overrides: Sequence[str]) -> str:
-    """What is wrong with the first override whose names Hydra cannot read; empty when there is none."""
+def _invalid_name(overrides: Sequence[str]) -> str:
+    """Return a message about the first override with a name that Hydra cannot parse; empty if there is none."""
     for override in overrides:
         if re.search(r"""=.*[{,]\s*(["'])[^"']*\1\s*:""", override):
-            return f"{override}: names in front of a colon stand without quotes, e.g. {{Solver Agent: verifier_agent}}"
+            return f"{override}: names in front of a colon must not be quoted, e.g. {{Solver Agent: verifier_agent}}"
         if " " in override.split("=", 1)[0]:
-            return f"{override}: a name with spaces is written as its slug in front of '=', e.g. solver_agent for Solver Agent"
+            return f"{override}: in front of '=' write a name with spaces as its slug, e.g. solver_agent for Solver Agent"
     return ""
 
 
@@ -169,7 +169,7 @@ def save_config(config: RunConfig, path: Path) -> None:
 
 
 def load_config(path: Path) -> RunConfig:
-    """Read what `save_config` wrote. Raises ValueError for a file with keys or values that this version does not have."""
+    """Read a file of `save_config`. Raises ValueError for a file with keys or values unknown to this version."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -177,6 +177,6 @@ def load_config(path: Path) -> RunConfig:
     try:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(path)))
     except (OmegaConfBaseException, YAMLError, OSError) as error:
-        raise ValueError(f"{path} is no configuration of this version: {str(error).strip().splitlines()[0]}") from error
+        raise ValueError(f"{path} is not a configuration of this version: {str(error).strip().splitlines()[0]}") from error
     assert isinstance(config, RunConfig)
     return config

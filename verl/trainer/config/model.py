@@ -1,4 +1,4 @@
-"""Keys under `actor_rollout_ref`: one model, how it is trained, and under `rollout` how an engine samples its replies."""
+"""Keys under `actor_rollout_ref`: one model, its training, and under `rollout` how an engine samples its replies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ from verl.trainer.config.spec import key, section
 from verl.trainer.ppo.registry import POLICY_LOSSES
 
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
-# As a loss every estimator of the KL has a straight-through form; in the reward, which has no gradient, that would change nothing.
+# In the loss, every KL estimator has a straight-through form; in the reward, which has no gradient, it would change nothing.
 KL_LOSSES = (*KL_ESTIMATORS, *(f"{name}+" for name in KL_ESTIMATORS))
 ADAPTER = "an agent with agent.specialization=lora"
 ON_A_GPU = "a GPU: trainer.device=auto,cuda"
-FALLING = "{}.lr_scheduler_type=linear,cosine"
+DECAYING = "{}.lr_scheduler_type=linear,cosine"
 READ = "a loss that reads it"
 CLIPS = (
-    "algorithm.rollout_correction.bypass_mode=false or algorithm.rollout_correction.loss_type=ppo_clip (reinforce is a loss of its own, "
-    "without a clip)"
+    "algorithm.rollout_correction.bypass_mode=false or algorithm.rollout_correction.loss_type=ppo_clip (reinforce is a separate loss, "
+    "without clipping)"
 )
 REFERENCE = f"a reference: {ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true"
-SCORED = (
-    "a pass for old log-probs: several updates a step, algorithm.use_kl_in_reward=true, a correction, trainer.critic_warmup or an "
+OLD_LOG_PROBS = (
+    "a pass for old log-probs: several updates per step, algorithm.use_kl_in_reward=true, a correction, trainer.critic_warmup or an "
     "estimator that reads them (and algorithm.rollout_correction.bypass_mode=false)"
 )
-AVERAGES = "a loss that averages by it, an entropy_coeff or use_kl_loss=true"
+AGGREGATES = "a loss that reads it, entropy_coeff other than 0 or use_kl_loss=true"
 VLLM = f"{ROLLOUT}.name=vllm"
 SAMPLED = f"{ROLLOUT}.val_kwargs.do_sample=true"
 
@@ -44,19 +44,19 @@ def _betas(value: list[float]) -> list[float]:
 
 def _stops(value: list[str] | None) -> list[str] | None:
     if not all(value or ()):
-        raise ValueError("an empty text would end every reply")
+        raise ValueError("an empty string would end every reply")
     return value
 
 
 @dataclass
 class TrainedModelConfig:
     path: Optional[str] = key(None, "Hugging Face folder or hub id; agent.model_ids sets it per agent")
-    tokenizer_path: Optional[str] = key(None, "tokenizer folder, when it is not the model's")
-    trust_remote_code: bool = key(False, "allow code that ships with the model")
+    tokenizer_path: Optional[str] = key(None, "tokenizer folder, if it is not the model's")
+    trust_remote_code: bool = key(False, "run code that is shipped with the model")
     enable_gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
-    use_remove_padding: bool = key(True, "pack rows into one sequence without padding for the trainer's forward")
+    use_remove_padding: bool = key(True, "pack rows into one sequence without padding in the trainer's forward pass")
     attn_implementation: str = key(
-        "auto", "how attention is computed; auto takes flash-attn when it is installed on a GPU", choices=ATTENTION_NAMES
+        "auto", "attention implementation; auto takes flash-attn on a GPU if it is installed", choices=ATTENTION_NAMES
     )
 
 
@@ -66,14 +66,14 @@ class ModelConfig(TrainedModelConfig):
     lora_alpha: int = key(32, "the adapter's output is scaled by lora_alpha / lora_rank", ge=1, effect=ADAPTER)
     target_modules: Any = key(
         "all-linear",
-        "all-linear (all linear layers but the head) | a list of layer names or their ends | a regex",
+        "layers with an adapter: all-linear (all linear layers but the head) | a list of layer names or suffixes | a regex",
         type=Union[str, list[str]],
         check=_layers,
         effect=ADAPTER,
     )
     exclude_modules: Any = key(
         None,
-        "layers of target_modules that get no adapter, a list or a regex",
+        "layers of target_modules without an adapter: a list or a regex",
         type=Optional[Union[str, list[str]]],
         check=_layers,
         effect=ADAPTER,
@@ -83,12 +83,15 @@ class ModelConfig(TrainedModelConfig):
 @dataclass
 class OptimConfig:
     lr: float = key(1e-6, "peak learning rate of AdamW", ge=0)
-    lr_scheduler_type: str = key("constant", "the learning rate after the warm-up", choices=SCHEDULES)
+    lr_scheduler_type: str = key("constant", "learning-rate schedule after the warm-up", choices=SCHEDULES)
     lr_warmup_steps: int = key(-1, "optimizer steps of linear warm-up; -1 uses lr_warmup_steps_ratio", ge=-1)
-    lr_warmup_steps_ratio: float = key(0.0, "warm-up as a share of the total steps", ge=0, le=1, effect="{}.lr_warmup_steps=-1")
-    min_lr_ratio: float = key(0.0, "the schedule ends at this share of lr", ge=0, le=1, effect=FALLING)
+    lr_warmup_steps_ratio: float = key(0.0, "warm-up as a fraction of total_training_steps", ge=0, le=1, effect="{}.lr_warmup_steps=-1")
+    min_lr_ratio: float = key(0.0, "final learning rate as a fraction of lr", ge=0, le=1, effect=DECAYING)
     total_training_steps: int = key(
-        -1, "optimizer steps of the schedule; -1 is filled in by the trainer", ge=-1, effect=f"{FALLING} or {{}}.lr_warmup_steps_ratio>0"
+        -1,
+        "length of the schedule in optimizer steps; -1: all steps of the run",
+        ge=-1,
+        effect=f"{DECAYING} or {{}}.lr_warmup_steps_ratio>0",
     )
     weight_decay: float = key(0.01, "decoupled weight decay", ge=0)
     betas: list[float] = key([0.9, 0.999], "AdamW betas", ge=0, lt=1, check=_betas)
@@ -98,7 +101,7 @@ class OptimConfig:
 @dataclass
 class FSDPConfig:
     model_dtype: str = key("fp32", "dtype of the master weights", choices=DTYPE_NAMES)
-    dtype: str = key("auto", "compute dtype; auto: bf16 on GPU, fp32 on CPU; gradients reduce in fp32", choices=("auto", *DTYPE_NAMES))
+    dtype: str = key("auto", "compute dtype; auto: bf16 on GPU, fp32 on CPU; gradients are reduced in fp32", choices=("auto", *DTYPE_NAMES))
     param_offload: bool = key(False, "keep parameters in host memory outside compute", effect=ON_A_GPU)
     optimizer_offload: bool = key(False, "keep optimizer state in host memory outside the update", effect=ON_A_GPU)
     reshard_after_forward: bool = key(True, "free gathered parameters after the forward pass")
@@ -107,34 +110,37 @@ class FSDPConfig:
 @dataclass
 class PolicyLossConfig:
     loss_mode: str = key(
-        "vanilla", "a name of docs/algorithms.md, or one given to register_policy_loss", choices=POLICY_LOSSES.names, effect=CLIPS
+        "vanilla",
+        "policy loss of docs/algorithms.md, or one registered with register_policy_loss",
+        choices=POLICY_LOSSES.names,
+        effect=CLIPS,
     )
-    clip_cov_ratio: float = key(0.0002, "share of tokens that are clipped", effect=READ)
-    clip_cov_lb: float = key(1.0, "covariance from which a token may be clipped", effect=READ)
-    clip_cov_ub: float = key(5.0, "covariance up to which a token may be clipped", effect=READ)
-    kl_cov_ratio: float = key(0.0002, "share of tokens that pay the KL", effect=READ)
-    ppo_kl_coef: float = key(0.1, "weight of the KL", effect=READ)
+    clip_cov_ratio: float = key(0.0002, "fraction of tokens that are clipped", effect=READ)
+    clip_cov_lb: float = key(1.0, "minimum covariance of a token that may be clipped", effect=READ)
+    clip_cov_ub: float = key(5.0, "maximum covariance of a token that may be clipped", effect=READ)
+    kl_cov_ratio: float = key(0.0002, "fraction of tokens with a KL penalty", effect=READ)
+    ppo_kl_coef: float = key(0.1, "weight of the KL penalty", effect=READ)
     dro_beta: Optional[float] = key(None, "weight of the squared log-ratio; required by dro", effect=READ)
 
 
 @dataclass
 class ActorConfig:
-    # Set by the worker for each mini-batch: what `agg_loss` needs to know of the whole of it.
+    # Set by the worker for each mini-batch: totals over the mini-batch that `agg_loss` needs.
     global_batch_info: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    # Set by the worker too: what a loss prepared over the mini-batch, and `algorithm.rollout_correction`.
+    # Also set by the worker: values that a loss prepared over the mini-batch, and `algorithm.rollout_correction`.
     prepared: ClassVar[Optional[Mapping[str, Any]]] = None
     rollout_correction: ClassVar[Any] = None
 
-    ppo_mini_batch_size: int = key(0, "tasks per optimizer step; 0 means data.train_batch_size (one update a step)", ge=0)
-    ppo_epochs: int = key(1, "passes over the batch", ge=1)
-    use_dynamic_bsz: bool = key(True, "micro-batches by token budget instead of by rows")
+    ppo_mini_batch_size: int = key(0, "tasks per optimizer step; 0 means data.train_batch_size (one update per step)", ge=0)
+    ppo_epochs: int = key(1, "epochs over the batch", ge=1)
+    use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows")
     ppo_max_token_len_per_gpu: int = key(16384, "token budget of one micro-batch", ge=1, effect="{}.use_dynamic_bsz=true")
     ppo_micro_batch_size_per_gpu: int = key(8, "rows of one micro-batch", ge=1, effect="{}.use_dynamic_bsz=false")
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
     skip_zero_advantages: bool = key(
         False,
-        "do not compute rows whose advantage is 0, which add nothing to the gradient; what the update measures (actor/*, at times "
-        "rollout_corr/*) is then of the other rows; not with algorithm.rollout_correction.bypass_mode",
+        "leave out rows with advantage 0, whose gradient is 0; metrics of the update (actor/*, in part rollout_corr/*) then cover only the "
+        "other rows; not with algorithm.rollout_correction.bypass_mode",
     )
     grad_clip: float = key(1.0, "maximum gradient norm", gt=0)
     clip_ratio: float = key(
@@ -146,15 +152,15 @@ class ActorConfig:
     clip_ratio_low: Optional[float] = key(None, "lower clip range", ge=0, effect=(CLIPS, READ))
     clip_ratio_high: Optional[float] = key(None, "upper clip range (DAPO clip-higher)", ge=0, effect=(CLIPS, READ))
     clip_ratio_c: float = key(3.0, "dual-clip constant for negative advantages", gt=1, effect=(CLIPS, READ))
-    loss_agg_mode: str = key("token-mean", "how token losses are averaged", choices=LOSS_AGG_MODES, effect=AVERAGES)
+    loss_agg_mode: str = key("token-mean", "aggregation of token losses", choices=LOSS_AGG_MODES, effect=AGGREGATES)
     tau_pos: float = key(1.0, "temperature for positive advantages", effect=READ)
     tau_neg: float = key(1.05, "temperature for negative advantages", effect=READ)
     entropy_coeff: float = key(0.0, "weight of the entropy bonus")
-    use_kl_loss: bool = key(False, "add the KL to the reference to the loss")
+    use_kl_loss: bool = key(False, "add the KL divergence from the reference to the loss")
     kl_loss_coef: float = key(0.001, "weight of the KL loss", ge=0, effect="{}.use_kl_loss=true")
     kl_loss_type: str = key(
         "low_var_kl",
-        "kl (k1) | abs | mse (k2) | low_var_kl (k3); a + behind it (k1+, k3+) keeps the value and takes the gradient of k2",
+        "KL estimator: kl (k1) | abs | mse (k2) | low_var_kl (k3); with a + appended (k1+, k3+): its value with the gradient of k2",
         choices=KL_LOSSES,
         effect="{}.use_kl_loss=true",
     )
@@ -167,7 +173,7 @@ class ActorConfig:
 
 @dataclass
 class RefConfig:
-    log_prob_use_dynamic_bsz: bool = key(True, "micro-batches by token budget instead of by rows", effect=REFERENCE)
+    log_prob_use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows", effect=REFERENCE)
     log_prob_max_token_len_per_gpu: int = key(
         32768, "token budget of one micro-batch", ge=1, effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=true")
     )
@@ -178,53 +184,58 @@ class RefConfig:
 
 @dataclass
 class ValSamplingConfig:
-    do_sample: bool = key(True, "sample in validation; off means greedy")
-    temperature: float = key(1.0, "validation temperature", gt=0, effect=SAMPLED)
-    top_p: float = key(1.0, "validation nucleus mass", gt=0, le=1, effect=SAMPLED)
-    top_k: int = key(-1, "validation top-k; -1 keeps all", ge=1, off=-1, effect=SAMPLED)
-    response_length: Optional[int] = key(None, "most new tokens of one reply in validation; default rollout.response_length", ge=1)
-    stop: Optional[list[str]] = key(None, "texts that end a reply in validation; default rollout.stop, [] for none", check=_stops)
+    do_sample: bool = key(True, "sample in validation; false: greedy decoding")
+    temperature: float = key(1.0, "sampling temperature in validation", gt=0, effect=SAMPLED)
+    top_p: float = key(1.0, "nucleus sampling mass in validation", gt=0, le=1, effect=SAMPLED)
+    top_k: int = key(-1, "top-k sampling in validation; -1 keeps all tokens", ge=1, off=-1, effect=SAMPLED)
+    response_length: Optional[int] = key(None, "maximum number of new tokens of a reply in validation; default: as in training", ge=1)
+    stop: Optional[list[str]] = key(None, "stop strings in validation; default: as in training; []: none", check=_stops)
 
 
 @dataclass
 class RolloutConfig:
+    """`actor_rollout_ref.rollout`: how an engine samples a reply (not `rollout`, collection, nor `env.rollout`, episodes per task)."""
+
     name: str = key("hf", "rollout engine", choices=("hf", "vllm"))
     temperature: float = key(1.0, "sampling temperature of training episodes", gt=0)
-    top_p: float = key(1.0, "nucleus mass; below 1 the policy gradient is biased", gt=0, le=1)
-    top_k: int = key(-1, "top-k; -1 keeps all", ge=1, off=-1)
-    response_length: Optional[int] = key(None, "most new tokens of one reply; default data.max_response_length", ge=1)
-    prompt_length: Optional[int] = key(None, "longest prompt of one call; default data.max_prompt_length", ge=1)
-    stop: list[str] = key(
-        [], "texts that end a reply, with the token that completes one; what is sampled after it is cut off", check=_stops
-    )
+    top_p: float = key(1.0, "nucleus sampling mass; below 1 the policy gradient is biased", gt=0, le=1)
+    top_k: int = key(-1, "top-k sampling; -1 keeps all tokens", ge=1, off=-1)
+    response_length: Optional[int] = key(None, "maximum number of new tokens of a reply; default: data.max_response_length", ge=1)
+    prompt_length: Optional[int] = key(None, "maximum length of a prompt, in tokens; default: data.max_prompt_length", ge=1)
+    stop: list[str] = key([], "stop strings; a reply ends with the token that completes one, and later tokens are dropped", check=_stops)
     tensor_model_parallel_size: int = key(
-        1, "devices of one node that an engine spans; a worker group has its devices / this many engines", ge=1, effect=VLLM
+        1, "devices of one node per engine; a worker group has (its devices / this) engines", ge=1, effect=VLLM
     )
-    max_num_seqs: int = key(64, "KV-cache slots: replies decoded at the same time", ge=1)
+    max_num_seqs: int = key(64, "KV-cache slots: maximum number of replies decoded concurrently", ge=1)
     max_num_batched_tokens: Optional[int] = key(
         None,
-        "most tokens of one step; default vLLM's own (2048), and what max_num_seqs and enable_chunked_prefill=false need",
+        "maximum number of tokens per engine step; default: 2048 (vLLM's), more if max_num_seqs or enable_chunked_prefill=false need it",
         ge=1,
         effect=VLLM,
     )
     enable_chunked_prefill: Optional[bool] = key(
-        None, "a prompt may be computed in several steps; default true on a GPU, false on a CPU, where it cannot be true", effect=VLLM
+        None,
+        "process long prompts in several engine steps; default: true on a GPU, false on a CPU, where true is not supported",
+        effect=VLLM,
     )
     dtype: str = key("auto", "dtype of the engine's weights; auto: bf16 on GPU, fp32 on CPU", choices=("auto", *DTYPE_NAMES))
-    gpu_memory_utilization: float = key(0.5, "share of a GPU's memory for weights and key-value cache", gt=0, le=1, effect=(VLLM, ON_A_GPU))
-    enforce_eager: bool = key(False, "no compilation, no CUDA graphs; starts sooner, runs slower", effect=(VLLM, ON_A_GPU))
-    free_cache_engine: bool = key(True, "give the key-value cache back while the policies are updated")
-    num_threads: int = key(0, "CPU threads of the engine's process; 0 shares the cores among the worker groups", ge=0, le=1024)
-    update_bucket_mb: int = key(256, "weights travel to the engine in buckets of this size", ge=1)
+    gpu_memory_utilization: float = key(0.5, "fraction of GPU memory for weights and KV cache", gt=0, le=1, effect=(VLLM, ON_A_GPU))
+    enforce_eager: bool = key(False, "disable compilation and CUDA graphs: faster start, slower generation", effect=(VLLM, ON_A_GPU))
+    free_cache_engine: bool = key(True, "free the KV cache while the policies are updated")
+    num_threads: int = key(0, "CPU threads of the engine process; 0 divides the cores among the worker groups", ge=0, le=1024)
+    update_bucket_mb: int = key(256, "size of the buckets in which weights are sent to the engine, in MiB", ge=1)
     weight_transfer: str = key(
-        "object_store", "how weights travel to the engine: object_store | shared_memory (one node) | module.Class of your own"
+        "object_store",
+        "transport of weights to the engine: object_store | shared_memory (one node) | module.Class (a custom WeightTransfer)",
     )
-    log_prob_use_dynamic_bsz: bool = key(True, "old log-probs: micro-batches by token budget instead of by rows", effect=SCORED)
+    log_prob_use_dynamic_bsz: bool = key(
+        True, "old log-probs: micro-batches with a token budget instead of a number of rows", effect=OLD_LOG_PROBS
+    )
     log_prob_max_token_len_per_gpu: int = key(
-        32768, "old log-probs: token budget of one micro-batch", ge=1, effect=(SCORED, "{}.log_prob_use_dynamic_bsz=true")
+        32768, "old log-probs: token budget of one micro-batch", ge=1, effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=true")
     )
     log_prob_micro_batch_size_per_gpu: int = key(
-        16, "old log-probs: rows of one micro-batch", ge=1, effect=(SCORED, "{}.log_prob_use_dynamic_bsz=false")
+        16, "old log-probs: rows of one micro-batch", ge=1, effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=false")
     )
     val_kwargs: ValSamplingConfig = section(ValSamplingConfig)
 

@@ -1,4 +1,4 @@
-"""Values that a key may have and that code all over reads. Imports no torch, so that they are checked before it is."""
+"""Allowed values of keys that are used in several modules. Imports no torch, so that values are checked before it is imported."""
 
 ATTENTION_NAMES = ("auto", "sdpa", "eager", "flash_attention_2")
 DTYPE_NAMES = ("fp32", "bf16")
@@ -14,5 +14,5 @@ RS_MODES = (
     "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3",
     "seq_max_k2", "seq_max_k3",
 )  # fmt: skip
-# algorithm.filter_groups.metric, and the column it stands for.
+# Values of algorithm.filter_groups.metric, with the column of each.
 FILTER_METRICS = {"seq_reward": "reward", "mixed_reward": "mixed_reward", "team_reward": "team_reward", "local_reward": "local_reward"}

@@ -1,51 +1,51 @@
-"""Presets: `algorithm.preset=<name>` sets the keys that a method stands for.
+"""Presets: `algorithm.preset=<name>` sets the keys that define a method.
 
-A preset sets what makes the method, nothing else: learning rates, batch and group sizes and lengths stay those of the run. Keys given
-beside it win, wherever they stand; so do those that a script gives (examples/run_math.sh gives no value that a preset would change).
-`actor_rollout_ref.actor.clip_ratio`, when given, takes the place of a preset's two sides. The run prints the expansion, and its
-config.yaml holds it. In Python: `apply_preset(config, "dapo")`, then whatever is to differ.
+A preset sets only what defines the method: learning rates, batch and group sizes and lengths stay those of the run. Explicitly given
+keys win, before or after the preset; so do those of a script (examples/run_math.sh gives no value that a preset would change).
+`actor_rollout_ref.actor.clip_ratio`, if given, replaces both sides of a preset's clip range. The run prints the expansion, and its
+config.yaml contains it. In Python: call `apply_preset(config, "dapo")`, then set other keys.
 
 dr_mas
 ------
-`A = (s - mean_ug) / (std_ug + 1e-6)` over the samples of a task u and agent g (arXiv 2602.08847, eq. 5): every agent's samples of a task
-are compared with that agent's samples of it; the team reward of an episode goes to all its samples. The paper trains with GRPO's clip
-0.2, 8 episodes a task, learning rate 1e-6 and no KL on mathematics.
+`A = (s - mean_ug) / (std_ug + 1e-6)` over the samples of a task u and agent g (arXiv 2602.08847, eq. 5): samples are compared with
+samples of the same task and agent; the team reward of an episode is the reward of all its samples. For mathematics, the paper uses
+GRPO's clip range 0.2, 8 episodes per task, learning rate 1e-6 and no KL.
 
 Keys: `algorithm.group_by_agent_id`, `algorithm.norm_adv_by_std_in_grpo`, `reward.team_scope`.
-Use when: agents of a team are paid on different scales or called at different rates ([recipe/dr_mas](../recipe/dr_mas/README.md)).
-Fails when: an agent is called so seldom that it is alone in its group: it then learns nothing from that task.
+Use when: rewards or call frequencies differ between the agents of a team ([recipe/dr_mas](../recipe/dr_mas/README.md)).
+Fails when: an agent is called so rarely that its groups have one sample: its advantage is then 0.
 
 at_grpo
 -------
-`A_k = (r_k - mean_K r) / (std_K r + 1e-6)`, `r = alpha * team + local` (arXiv 2510.11062): every call of an agent that learns samples K = 4
-candidates, which are compared with each other; the reward of a candidate is what its own action earned, alpha = 1; the episode goes on
-with the best one. The environment needs `fork()`. Its parallel sampling: `rollout.sampling=parallel algorithm.group_by=[uid,agent_id,turn]
-reward.team_scope=turn`.
+`A_k = (r_k - mean_K r) / (std_K r + 1e-6)`, `r = alpha * team + local` (arXiv 2510.11062): every call of a trained agent samples K = 4
+candidates, which are compared with each other; the reward of a candidate is that of its own action, alpha = 1; the episode continues
+with the best one. The environment needs `fork()`. The paper's parallel sampling: `rollout.sampling=parallel
+algorithm.group_by=[uid,agent_id,turn] reward.team_scope=turn`.
 
 Keys: `rollout.sampling`, `rollout.tree.k`, `algorithm.group_by`, `reward.alpha`, `reward.team_scope`.
-Use when: episodes have many turns and the environment pays each action, so that calls can be compared in the very same state.
-Fails when: only the end of an episode pays: all candidates of a call then earn the same (`tree/signal_rate`).
+Use when: episodes have many turns and the environment rewards each action, so that replies in the same state can be compared.
+Fails when: only the end of an episode is rewarded: all candidates of a call then have equal rewards (`tree/signal_rate`).
 
 dr_grpo
 -------
-`A = s - mean_g`, `L = sum_i sum_t L_it / (n * constant)` (arXiv 2503.20783): advantages are not divided by a standard deviation, and a
-reply's loss is summed over its tokens and divided by a constant (the longest reply allowed), so that neither easy tasks nor long replies
-weigh more; no KL.
+`A = s - mean_g`, `L = sum_i sum_t L_it / (n * constant)` (arXiv 2503.20783): advantages are not divided by a standard deviation, and the
+loss of a reply is summed over its tokens and divided by a constant (the maximum reply length), so that neither the difficulty of a task
+nor the length of a reply changes its weight; no KL.
 
 Keys: `algorithm.norm_adv_by_std_in_grpo`, `actor.loss_agg_mode`, `algorithm.use_kl_in_reward`, `actor.use_kl_loss`.
-Use when: replies grow without getting better, or tasks that are nearly always solved dominate the gradient.
-Fails when: rewards differ in scale between tasks, since nothing divides them; the learning rate may have to grow.
+Use when: replies become longer but not better, or tasks that are nearly always solved dominate the gradient.
+Fails when: the scale of rewards differs between tasks, since they are not normalized; the learning rate may have to be increased.
 
 dapo
 ----
-`L = max(-r A, -clip(r, 1 - 0.2, 1 + 0.28) A)`, averaged over tokens (arXiv 2503.14476): clip-higher, tasks that all episodes solve or
-none are replaced by new ones (dynamic sampling), a soft penalty over the last fifth of the reply limit (the paper: 4,096 of 20,480
-tokens, at most 1), no KL. The filter looks at rewards before penalties, as the paper does at correctness.
+`L = max(-r A, -clip(r, 1 - 0.2, 1 + 0.28) A)`, averaged over tokens (arXiv 2503.14476): clip-higher; tasks that all or
+no episodes solve are replaced by new ones (dynamic sampling); a soft penalty over the last fifth of the reply limit (paper: 4,096 of
+20,480 tokens, at most 1); no KL. The filter uses rewards before penalties, as the paper uses correctness.
 
 Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`, `actor.loss_agg_mode`, `algorithm.filter_groups.enable`,
 `algorithm.filter_groups.metric`, `reward.overlong_buffer.enable`.
 Use when: entropy collapses under the symmetric clip, replies are long, and tasks are many.
-Fails when: tasks are few or sampling is slow: filtered groups are played for nothing.
+Fails when: tasks are few or sampling is slow: filtered groups are sampled in vain.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from verl.utils.names import did_you_mean
 
 ACTOR = "actor_rollout_ref.actor"
 NO_KL = {"algorithm.use_kl_in_reward": "false", f"{ACTOR}.use_kl_loss": "false"}
-# Values are written as on the command line.
+# Values as on the command line.
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "dr_mas": {
         "algorithm.adv_estimator": "grpo",
@@ -96,30 +96,30 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         **NO_KL,
     },
 }
-# A key that is given speaks for these as well, unless it switches on what the preset switches on.
-SPEAKS_FOR = {
+# A given key replaces these keys of a preset as well, unless its value is true.
+REPLACES = {
     f"{ACTOR}.clip_ratio": (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"),
     "algorithm.filter_groups.enable": ("algorithm.filter_groups.metric",),
 }
 
 
 class PresetError(ConfigError):
-    """A preset that does not exist, or one that was named but not applied; the message says what to do."""
+    """Unknown preset, or one that was named but not applied; the message says what to do."""
 
 
 def expansion(name: str, given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """Key -> value, as on the command line, of a preset beside the keys and values that are given.
+    """Return key -> value, as on the command line, of a preset without the keys that `given` sets or replaces.
 
-    Raises PresetError listing the presets there are.
+    Raises PresetError listing the known presets.
     """
     if name not in PRESETS:
         raise PresetError(f"algorithm.preset='{name}': expected one of {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}")
-    left_out = {*given, *(other for key, value in given.items() if value.lower() != "true" for other in SPEAKS_FOR.get(key, ()))}
+    left_out = {*given, *(other for key, value in given.items() if value.lower() != "true" for other in REPLACES.get(key, ()))}
     return {key: value for key, value in PRESETS[name].items() if key not in left_out}
 
 
 def expand_presets(overrides: Sequence[str]) -> list[str]:
-    """Put what `algorithm.preset=<name>` stands for before the first override, so that those given win.
+    """Insert the keys of `algorithm.preset=<name>` before the first override, so that given overrides win.
 
     Raises PresetError for an unknown name.
     """
@@ -134,7 +134,7 @@ def expand_presets(overrides: Sequence[str]) -> list[str]:
 
 
 def apply_preset(config: RunConfig, name: str, keep: Collection[str] = ()) -> None:
-    """Set the keys of a preset on a config built in Python, but for those in `keep`; set others afterwards.
+    """Set the keys of a preset, except those in `keep`, on a config built in Python; set other keys afterwards.
 
     Raises PresetError for an unknown name.
     """
@@ -145,9 +145,9 @@ def apply_preset(config: RunConfig, name: str, keep: Collection[str] = ()) -> No
 
 
 def describe_preset(config: RunConfig) -> str:
-    """One line: the preset's keys as they are set in `config`, and those that have another value; empty without a preset.
+    """Return one line with the preset's keys that `config` has, and those with other values; empty without a preset.
 
-    Raises PresetError for an unknown name, and when no key was set although the preset is named.
+    Raises PresetError for an unknown name, and if the preset is named but none of its keys is set.
     """
     name = config.algorithm.preset
     if name is None:

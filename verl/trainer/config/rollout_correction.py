@@ -1,4 +1,4 @@
-"""Keys under `algorithm.rollout_correction`, and verl's names for combinations of them."""
+"""Keys under `algorithm.rollout_correction`, and verl's named combinations of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl.trainer.config.spec import key
 CORRECTION = "algorithm.rollout_correction"
 WEIGHTS = f"{CORRECTION}.rollout_is=token,sequence"
 
-# verl's arguments of the named combinations, and the keys they set.
+# Arguments of verl's named combinations, with the keys they set.
 _ARGUMENTS = {"threshold": "rollout_is_threshold", "is_threshold": "rollout_is_threshold", "rs_threshold": "rollout_rs_threshold"}
 _IS = {"threshold": 2.0}
 _BAND = {"threshold": 5.0, "threshold_lower": 0.5}
@@ -22,7 +22,7 @@ _IS_GEO, _IS_K3 = {"is_threshold": 2.0} | _GEO, {"is_threshold": 2.0} | _K3
 
 
 def _named(arguments: dict[str, Any], **keys: Any) -> Any:
-    """A class method with verl's `arguments` (name -> default) that makes a config with `keys` set."""
+    """Return a class method with verl's `arguments` (name -> default) that creates a config with `keys` set."""
     signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=value) for name, value in arguments.items()])
 
     def make(cls: type[RolloutCorrectionConfig], *args: Any, **named: Any) -> RolloutCorrectionConfig:
@@ -42,36 +42,39 @@ class RolloutCorrectionConfig:
 
     rollout_is: Optional[str] = key(
         None,
-        "importance weights old/sampler, of each token or of the reply",
+        "importance weights old/sampler, per token or per reply",
         choices=IS_LEVELS,
-        effect=f"{CORRECTION}.bypass_mode=false or {CORRECTION}.loss_type=reinforce (the clip of ppo_clip takes the place of the weights)",
+        effect=f"{CORRECTION}.bypass_mode=false or {CORRECTION}.loss_type=reinforce (with ppo_clip, clipping replaces the weights)",
     )
     rollout_is_threshold: Any = key(
-        2.0, 'upper bound of a weight (TIS), or "lower_upper" outside which it is 0 (IcePop)', type=Union[float, str], effect=WEIGHTS
+        2.0,
+        'upper bound of a weight (TIS), or "lower_upper": weights outside are set to 0 (IcePop)',
+        type=Union[float, str],
+        effect=WEIGHTS,
     )
-    rollout_is_batch_normalize: bool = key(False, "scale the weights of a policy's batch to a mean of 1", effect=WEIGHTS)
+    rollout_is_batch_normalize: bool = key(False, "scale the weights of a policy's batch to mean 1", effect=WEIGHTS)
     rollout_rs: Optional[str] = key(
-        None, "rejection, comma-separated: token_k1, seq_sum_k1, seq_mean_k3, seq_max_k2, ...; null rejects nothing"
+        None, "rejection modes, comma-separated: token_k1, seq_sum_k1, seq_mean_k3, seq_max_k2, ...; null rejects nothing"
     )
     rollout_rs_threshold: Any = key(
         None,
-        'one bound a mode, comma-separated; "lower_upper" of sampler/trainer, exp(-x), for k1; an upper bound for k2 and k3',
+        'one bound per mode, comma-separated: for k1 "lower_upper" of the ratio sampler/trainer, for k2 and k3 an upper bound',
         type=Optional[Union[float, str]],
         effect=f"{CORRECTION}.rollout_rs!=null",
     )
     m2po_tau: Optional[float] = key(
         None,
-        "M2PO: of the tokens that the update drives from the sampler (A > 0, r > 1 or A < 0, r < 1), mask the worst until the mean of "
-        "(log pi_old - log sampler)^2 of the others is at most this, once a step; with bypass_mode before each update, of the policy as it "
-        "then is; null is off",
+        "M2PO: among tokens that the update moves away from the sampler (A > 0, r > 1 or A < 0, r < 1), mask the largest "
+        "(log pi_old - log sampler)^2 until the mean of the rest is at most this, once per step; with bypass_mode before each update, with "
+        "the current policy as pi_old; null: off",
         gt=0,
     )
-    bypass_mode: bool = key(False, "take the sampler's log-probs as the old ones")
+    bypass_mode: bool = key(False, "use the sampler's log-probs as the old log-probs")
     loss_type: str = key("ppo_clip", "loss in bypass mode", choices=("ppo_clip", "reinforce"), effect=f"{CORRECTION}.bypass_mode=true")
 
     @property
     def corrects_batch(self) -> bool:
-        """Weights or rejection are due before the updates; in bypass mode both are left to the loss."""
+        """Whether weights or rejection are applied before the updates; in bypass mode the loss applies both."""
         wanted = (self.rollout_is, self.rollout_rs, self.m2po_tau)
         return not self.bypass_mode and any(value is not None for value in wanted)
 

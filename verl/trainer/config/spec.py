@@ -1,6 +1,6 @@
-"""How a configuration key is declared, and how its value is validated.
+"""Declaration of a configuration key, and validation of its value.
 
-A key is one field of a dataclass: type, default, meaning, range, choices and the keys that it depends on stand at the field.
+A key is one field of a dataclass, which declares type, default, meaning, range, choices and the keys that it depends on.
 OmegaConf reads the type, pydantic validates the value, and docs/config.md is generated from the declaration.
 
     lr: float = key(1e-6, "peak learning rate of AdamW", ge=0)
@@ -20,18 +20,18 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 from verl.utils.names import did_you_mean, value_at
 
 T = TypeVar("T")
-# Numbers end up in float32 and int64, where larger ones overflow and positive smaller ones become 0.
+# Numbers are converted to float32 and int64, where larger ones overflow and smaller positive ones become 0.
 LARGEST, SMALLEST, LARGEST_INT = 3.4e38, 1.2e-38, 2**63 - 1
 # Seconds: poll(2) counts milliseconds in 32 bits.
 LONGEST_S = 2_000_000
 
 
 class ConfigError(ValueError):
-    """A key whose value cannot be used; the message names the key, the value and what is expected."""
+    """Invalid value of a key; the message names the key, the value and what is expected."""
 
 
 class IneffectiveKeyError(ConfigError):
-    """A changed key that nothing reads under the other keys of the run; the message names both."""
+    """Changed key that is not read with the other keys of the run; the message names both."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Key:
     """One declared key.
 
     Attributes:
-        meaning: one line.
+        meaning: description in one line.
         ge, gt, le, lt: bounds of a number, or of each number in a list or a mapping.
-        off: a number outside the bounds that is allowed as well, such as -1 for no limit.
-        choices: the values that are allowed, of a list for each item; a function where plug-ins may register more.
-        type: type of the value, where the annotation that OmegaConf needs is wider (`Any`).
-        check: returns a value of the right type and range, or raises ValueError saying what is expected.
-        secret: messages do not show the value.
-        effect: conditions that must all hold for the key to have an effect, see `verl.trainer.config.effect`; `{}` is the key's section.
-        name: with all sections, filled in by `keys` as `default` is.
+        off: number outside the bounds that is also allowed, such as -1 for no limit.
+        choices: allowed values, or allowed items of a list; a function if plug-ins may register more.
+        type: type of the value, if the annotation that OmegaConf needs is wider (`Any`).
+        check: function that returns a value of the right type and range, or raises ValueError naming what is expected.
+        secret: whether messages hide the value.
+        effect: conditions that must all hold for the key to have an effect, see `verl.trainer.config.effect`; `{}` stands for the section.
+        name: dotted name with all sections; filled in by `keys`, as is `default`.
     """
 
     meaning: str
@@ -66,17 +66,17 @@ class Key:
 
     @property
     def range(self) -> str:
-        """The bounds in words; empty without any."""
+        """Bounds in words; empty if there are none."""
         return self._range(0)
 
     def validate(self, value: Any, *, name: str = "", who: str = "", typed: str | None = None) -> Any:
-        """Return `value` in the declared type: an integer becomes a float where that is declared.
+        """Return `value` in the declared type: an integer becomes a float if the key is a float.
 
         Args:
-            value: of the key.
-            name: of the key in messages; its own by default.
-            who: follows the value in messages, such as ` (agent 'Solver')`.
-            typed: the value as typed on a command line, where `yes` is a boolean and 7 a string; what plug-ins may register is allowed.
+            value: value of the key.
+            name: name of the key in messages; default: its own.
+            who: text after the value in messages, such as ` (agent 'Solver')`.
+            typed: value as typed on a command line, where `yes` may be a boolean and 7 a string; names that plug-ins may register pass.
 
         Raises ConfigError naming the key, the value and what is expected.
         """
@@ -111,7 +111,7 @@ class Key:
         return TypeAdapter(self._bounded(self.type), config=ConfigDict(coerce_numbers_to_str=True))
 
     def _bounded(self, kind: Any) -> Any:
-        """The type with the bounds at its numbers."""
+        """Return the type `kind` with the bounds added to its numbers."""
         from pydantic import Field
 
         if kind is int:
@@ -124,7 +124,7 @@ class Key:
         return kind if not parts else Union[parts] if origin is Union else origin[parts]
 
     def _range(self, value: float) -> str:
-        """The bounds in words, with those that `value` is beyond: of float32 and int64."""
+        """Return the bounds in words, including those of float32 and int64 if `value` violates them."""
         low = f"above {self.gt:g}" if self.gt is not None else f"at least {self.ge:g}" if self.ge is not None else ""
         high = f"less than {self.lt:g}" if self.lt is not None else f"at most {self.le:.10g}" if self.le is not None else ""
         largest = LARGEST if isinstance(value, float) else LARGEST_INT
@@ -138,7 +138,7 @@ class Key:
         return f"{self.off} or {text}" if self.off is not None else text
 
     def _expected(self, error: Mapping[str, Any], in_mapping: bool) -> str:
-        """What is expected instead of the value that pydantic refuses, or of an item of it."""
+        """Return what is expected instead of the value, or the item, that pydantic refuses."""
         if error["type"].startswith(("greater", "less")) and isinstance(error["input"], (int, float)):
             return self._range(error["input"])
         kind = get_args(self.type)[1] if in_mapping and error["loc"] else self.type
@@ -146,7 +146,7 @@ class Key:
 
 
 def key(default: Any, meaning: str, *, effect: str | tuple[str, ...] = (), **rule: Any) -> Any:
-    """Declare a key of a config dataclass; `rule` are attributes of `Key`."""
+    """Declare a key of a config dataclass; `rule` holds further attributes of `Key`."""
     metadata = {"key": Key(meaning, effect=(effect,) if isinstance(effect, str) else effect, **rule)}
     shown = not rule.get("secret", False)
     if isinstance(default, (list, dict)):
@@ -155,20 +155,20 @@ def key(default: Any, meaning: str, *, effect: str | tuple[str, ...] = (), **rul
 
 
 def section(cls: type, effect: str | None = None) -> Any:
-    """Declare a sub-section that is itself a config dataclass; `effect` goes before the conditions of all its keys."""
+    """Declare a sub-section that is itself a config dataclass; `effect` is prepended to the conditions of all its keys."""
     return field(default_factory=cls, metadata={"effect": effect})
 
 
 def texts(value: Any) -> Any:
-    """Refuse empty strings; a `check` of keys that are names or files."""
+    """Return `value`, or raise ValueError for an empty string; a `check` for names and files."""
     if not all(item is None or item for item in ([value] if isinstance(value, str) else value or ())):
-        raise ValueError("expected no empty text")
+        raise ValueError("expected no empty string")
     return value
 
 
 @cache
 def keys(cls: type) -> Mapping[str, Key]:
-    """All keys under a config dataclass, by their dotted names, in the order of declaration."""
+    """Return all keys under a config dataclass by their dotted names, in the order of declaration."""
     return dict(_keys(cls, "", ()))
 
 
@@ -186,16 +186,16 @@ def _keys(cls: type, prefix: str, effect: tuple[str, ...]) -> Iterator[tuple[str
 
 
 def with_values(config: T, values: Mapping[str, Any], where: str, allowed: Iterable[str] = (), who: str = "") -> T:
-    """A copy of a config dataclass with `values` (name -> value, or -> a mapping for a section) in place of its own.
+    """Return a copy of a config dataclass with `values` (name -> value, or a mapping for a section) replaced.
 
     Args:
-        config: is left as it is.
-        values: a tree of keys.
-        where: what stands before the names in messages, such as `algorithm.per_agent.solver`.
-        allowed: the names that may be given, all by default.
-        who: as `Key.validate` has it.
+        config: is not changed.
+        values: nested mapping of keys.
+        where: prefix of names in messages, such as `algorithm.per_agent.solver`.
+        allowed: allowed names; default: all.
+        who: as for `Key.validate`.
 
-    Raises ConfigError naming an unknown key, or a value that cannot be used.
+    Raises ConfigError naming an unknown key or an invalid value.
     """
     known = list(allowed) or [f.name for f in fields(config)]  # type: ignore[arg-type]
     changes: dict[str, Any] = {}
@@ -213,13 +213,13 @@ def with_values(config: T, values: Mapping[str, Any], where: str, allowed: Itera
 
 
 def check_values(config: Any, where: str) -> None:
-    """Validate every key of a config dataclass. Raises ConfigError; `where` stands before the names in its message."""
+    """Validate every key of a config dataclass. Raises ConfigError; `where` is the prefix of names in its message."""
     for name, declared in keys(config.__class__).items():
         declared.validate(value_at(config, name), name=f"{where}.{name}")
 
 
 def type_text(kind: Any) -> str:
-    """A type in words: `int`, `list[str]`, `float or null`."""
+    """Return a type in words: `int`, `list[str]`, `float or null`."""
     if get_origin(kind) is Union:
         return " or ".join("null" if part is type(None) else type_text(part) for part in get_args(kind))
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "").replace("Optional", "")

@@ -1,4 +1,4 @@
-"""What learns in a team, as the controller calls it: every policy and every critic, each on its own rows of a batch."""
+"""Trained models of a team, as the controller calls them: every policy and every critic, each on its own rows of a batch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Learner:
     """One policy, or one critic.
 
     Attributes:
-        wg_id: the worker group that holds it.
-        adapter: of a policy that is an adapter on the group's model; None for a whole model.
-        temperature: of its sampler.
-        longest_reply: most tokens that a reply of any of its agents may have.
-        mini_batches: that its rows of a step are cut into.
-        updates: optimizer steps in one training step: mini-batches times epochs.
+        wg_id: its worker group.
+        adapter: name of the policy's adapter; None for a whole model.
+        temperature: temperature of its sampler.
+        longest_reply: maximum reply length of its agents, in tokens.
+        mini_batches: number of mini-batches per step.
+        updates: optimizer steps per training step: mini-batches times epochs.
     """
 
     wg_id: str
@@ -35,12 +35,12 @@ class Learner:
 
 
 def policy_learners(config: RunConfig, placement: Placement) -> dict[str, Learner]:
-    """By `policy_id`, in the order of the table; frozen agents have none."""
+    """Return the trained policies by `policy_id`, in the order of the placement."""
     return {policy: _learner(config, [a for a in placement.trained if a.policy_id == policy]) for policy in placement.policy_ids}
 
 
 def group_learners(config: RunConfig, placement: Placement) -> dict[str, Learner]:
-    """By `wg_id`: what learns from the rows of all agents of a group, as critics do."""
+    """Return the learners that use the rows of all agents of a worker group, as critics do, by `wg_id`."""
     groups = {spec.wg_id: [a for a in placement.trained if a.wg_id == spec.wg_id] for spec in placement.groups if spec.trained}
     return {wg: _learner(config, agents, whole=True) for wg, agents in groups.items()}
 
@@ -56,17 +56,17 @@ def _learner(config: RunConfig, agents: Sequence[AgentPlacement], whole: bool = 
 
 
 def num_mini_batches(config: RunConfig, tasks: int) -> int:
-    """Mini-batches of `tasks` tasks (0: all) that the rows of a step are cut into."""
+    """Return the number of mini-batches per step, for mini-batches of `tasks` tasks (0: all)."""
     return max(config.data.train_batch_size // tasks, 1) if tasks > 0 else 1
 
 
 def is_on_policy(learners: Mapping[str, Learner]) -> bool:
-    """One update a step on fresh samples, of every policy: the old log-probs are the current ones and need no pass of their own."""
+    """Return whether every policy has one update per step on fresh samples: the old log-probs are then the current ones."""
     return all(learner.updates == 1 for learner in learners.values())
 
 
-def in_turn(learners: Mapping[str, Learner], present: Sequence[str], fn: Callable[[str], T]) -> dict[str, Callable[[], dict[str, T]]]:
-    """For each worker group, what calls `fn` for its learners among `present`, one after the other in the order of the table."""
+def group_calls(learners: Mapping[str, Learner], present: Sequence[str], fn: Callable[[str], T]) -> dict[str, Callable[[], dict[str, T]]]:
+    """Return, per worker group, a function that calls `fn` for its learners among `present`, one after the other."""
     wanted: dict[str, list[str]] = {}
     for name, learner in learners.items():
         if name in present:

@@ -1,4 +1,4 @@
-"""Which devices each worker group works on: all of them, or some of its own."""
+"""Devices of each worker group: all of them, or its own part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verl.trainer.placement.table import Placement
 
 @dataclass(frozen=True)
 class Devices:
-    """`ranks` devices from number `first` on; a worker group has one process of each of its workers on each."""
+    """`ranks` consecutive devices from index `first`; on each, a worker group has one process per worker."""
 
     first: int
     ranks: int
@@ -21,12 +21,12 @@ class Devices:
 
 
 def assign_devices(trainer: TrainerConfig, placement: Placement) -> dict[str, Devices]:
-    """The devices of every worker group, by `wg_id`: with `trainer.resource_pool=shared` all, with `dedicated` a part of its own.
+    """Return the devices of every worker group, by `wg_id`: all with `trainer.resource_pool=shared`, its own part with `dedicated`.
 
-    The parts follow each other in the order of the placement, `trainer.pool_sizes` ranks each; without sizes they are equal.
+    The parts are consecutive, in the order of the placement, with `trainer.pool_sizes` ranks each; without sizes they are equal.
 
-    Raises PlacementError when sizes name other groups, do not add up to the devices, or the devices cannot be shared out equally; and for
-    devices of their own where no agent has a model here.
+    Raises PlacementError if sizes name other groups or do not sum to the number of devices, if the devices cannot be divided equally, and
+    for dedicated pools of a team without worker groups.
     """
     total, groups = trainer.nnodes * trainer.n_gpus_per_node, [spec.wg_id for spec in placement.groups]
     sizes = dict(trainer.pool_sizes)
@@ -42,8 +42,8 @@ def assign_devices(trainer: TrainerConfig, placement: Placement) -> dict[str, De
     if not sizes:
         if total % len(groups):
             raise PlacementError(
-                f"trainer.resource_pool=dedicated: {devices} = {total} devices cannot be shared out equally among {len(groups)} worker "
-                f"groups {groups}; say how many each has under trainer.pool_sizes"
+                f"trainer.resource_pool=dedicated: {devices} = {total} devices cannot be divided equally among {len(groups)} worker "
+                f"groups {groups}; set trainer.pool_sizes"
             )
         sizes = dict.fromkeys(groups, total // len(groups))
     if set(sizes) != set(groups):
@@ -60,7 +60,7 @@ def assign_devices(trainer: TrainerConfig, placement: Placement) -> dict[str, De
 
 
 def check_engine_spans(trainer: TrainerConfig, placement: Placement) -> None:
-    """Raise PlacementError where `rollout.tensor_model_parallel_size` devices for each engine do not fit the devices of a worker group."""
+    """Raise PlacementError if engines of `rollout.tensor_model_parallel_size` devices do not fit the devices of a worker group."""
     per_node, devices = trainer.n_gpus_per_node, assign_devices(trainer, placement)
     for spec in placement.groups:
         tp, own = spec.config.rollout.tensor_model_parallel_size, devices[spec.wg_id]
@@ -68,11 +68,11 @@ def check_engine_spans(trainer: TrainerConfig, placement: Placement) -> None:
             continue
         key = f"{placement.agent(spec.agent_ids[0]).key('rollout.tensor_model_parallel_size')}={tp}"
         if trainer.controller == "local":
-            raise PlacementError(f"{key} needs trainer.controller=ray: local runs one rank, an engine over {tp} devices has that many")
+            raise PlacementError(f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} devices needs {tp}")
         if own.ranks % tp:
             raise PlacementError(
                 f"{key} does not divide the {own.ranks} devices of worker group '{spec.wg_id}' (trainer.nnodes * trainer.n_gpus_per_node, "
-                "or its part of them by trainer.pool_sizes); choose a divisor"
+                "or its part of them in trainer.pool_sizes); choose a divisor"
             )
         for first in range(own.first, own.first + own.ranks, tp):
             if first // per_node != (first + tp - 1) // per_node:
@@ -84,6 +84,6 @@ def check_engine_spans(trainer: TrainerConfig, placement: Placement) -> None:
 
 
 def processes_per_device(devices: dict[str, Devices]) -> int:
-    """Worker groups that work on one device at the same time."""
+    """Return the number of worker groups that share one device."""
     shared = len({d.first for d in devices.values()}) == 1
     return len(devices) if shared else 1

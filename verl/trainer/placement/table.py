@@ -1,4 +1,4 @@
-"""Who is trained where: the table agent -> policy -> worker group, built once from the config and checked before any model loads."""
+"""Placement: the table agent -> policy -> worker group, built once from the config and checked before any model is loaded."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from verl.trainer.placement.untrained import api_agents, frozen_agents
 from verl.utils.names import did_you_mean, slug, value_at
 
 LEVELS = ("prompt", "lora", "full")
-# Keys of `rollout` that belong to a request, so that agents on one policy may differ in them.
+# Keys of `actor_rollout_ref.rollout` that are set per request, so that agents on one policy may differ in them.
 PER_REQUEST = ("top_p", "top_k", "response_length", "prompt_length", "stop", "val_kwargs")
 REQUEST_KEYS = {("rollout", name) for name in PER_REQUEST}
 LORA_KEYS = ("lora_rank", "lora_alpha", "target_modules", "exclude_modules")
-# What the adapters of one base have in common: they are trained in one model and sampled by one engine.
-OF_THE_BASE = (
+# Keys that must be equal for all adapters of one base: they are trained in one model and sampled by one engine.
+BASE_KEYS = (
     "model.path", "model.tokenizer_path", "model.trust_remote_code", "model.enable_gradient_checkpointing", "model.use_remove_padding",
     "model.attn_implementation", "actor.fsdp_config", "rollout.name", "rollout.max_num_seqs", "rollout.dtype", "rollout.free_cache_engine",
     "rollout.num_threads", "rollout.update_bucket_mb", "rollout.gpu_memory_utilization", "rollout.enforce_eager",
@@ -28,21 +28,20 @@ OF_THE_BASE = (
 
 
 class Row:
-    """What rows of the table have in common: keys under `actor_rollout_ref`, of which those in `own_keys` are the agent's own."""
+    """Base class of rows: keys under `actor_rollout_ref`, of which the agent has its own values for `own_keys`."""
 
     own_keys: frozenset[str]
 
     def key(self, name: str) -> str:
-        """Where the agent's value of a key under `actor_rollout_ref` is set: there, or among its own, which go before."""
+        """Return the full name under which the agent's value of a key is set: its own key, or the common `actor_rollout_ref` key."""
         return f"{WHERE}.{name}" if name in self.own_keys else f"actor_rollout_ref.{name}"
 
 
 @dataclass(frozen=True)
 class AgentPlacement(Row):
-    """One row of the table; `config` has the agent's own overrides applied, of the keys in `own_keys`, `adapter` is None where the policy
-    is a whole model.
+    """One row of the table; `config` includes the agent's own values (of `own_keys`); `adapter` is None if the policy is a whole model.
 
-    A frozen agent is served by its policy, which nobody trains: a model as it was given, or the base of other agents' adapters.
+    The policy of a frozen agent is not trained: an unchanged model, or the base model of other agents' adapters.
     """
 
     agent_id: str
@@ -56,7 +55,7 @@ class AgentPlacement(Row):
 
 @dataclass(frozen=True)
 class ApiPlacement(Row):
-    """An agent without a policy; of `config` only the sampling is read."""
+    """Agent without a policy; only the sampling keys of `config` are read."""
 
     agent_id: str
     api: ApiConfig
@@ -65,7 +64,7 @@ class ApiPlacement(Row):
 
     @property
     def policy_id(self) -> str:
-        """What stands for a policy in trajectories; no policy has a name with a colon."""
+        """Placeholder for a policy in trajectories; names of policies contain no colon."""
         return f"api:{self.api.model}"
 
 
@@ -74,9 +73,9 @@ class WorkerGroupSpec:
     """One worker group: the model it holds and the agents it serves.
 
     Attributes:
-        config: of its policy; with adapters that of the first, which is everyone's in all that concerns the base.
-        adapters: the config of every adapter on this base, by policy, in the order of the table; empty when the model itself is trained.
-        trained: false for a model all of whose agents are frozen: it is served, and no trainer holds it.
+        config: config of its policy; with adapters that of the first, whose keys of the base model are equal for all.
+        adapters: config of every adapter on this base model, by policy, in the order of the table; empty if the model itself is trained.
+        trained: false for a model all of whose agents are frozen: it is served without a trainer.
     """
 
     wg_id: str
@@ -88,39 +87,39 @@ class WorkerGroupSpec:
 
     @property
     def policies(self) -> dict[str, ActorRolloutRefConfig]:
-        """The config of every policy that the group trains, by `policy_id`."""
+        """Configs of the trained policies, by `policy_id`."""
         return (dict(self.adapters) or {self.wg_id: self.config}) if self.trained else {}
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The whole table, in the order of `agent.agent_ids`: agents with a policy, their worker groups, and agents behind an API."""
+    """The whole table, in the order of `agent.agent_ids`: agents with a policy, their worker groups, and API agents."""
 
     agents: tuple[AgentPlacement, ...]
     groups: tuple[WorkerGroupSpec, ...]
     api: tuple[ApiPlacement, ...] = ()
 
     def agent(self, agent_id: str) -> AgentPlacement:
-        """The row of one agent."""
+        """Return the row of one agent."""
         return next(a for a in self.agents if a.agent_id == agent_id)
 
     @property
     def everyone(self) -> list[AgentPlacement | ApiPlacement]:
-        """The rows of all agents, those behind an API last."""
+        """Rows of all agents, API agents last."""
         return [*self.agents, *self.api]
 
     @property
     def trained(self) -> list[AgentPlacement]:
-        """The rows of the agents that learn."""
+        """Rows of the trained agents."""
         return [a for a in self.agents if not a.frozen]
 
     @property
     def policy_ids(self) -> list[str]:
-        """Every policy that is trained once, in the order of the table."""
+        """Trained policies without repetition, in the order of the table."""
         return list(dict.fromkeys(a.policy_id for a in self.trained))
 
     def signature(self) -> list[dict[str, Any]]:
-        """What a checkpoint must agree with: agent, policy and worker group of every row, and what shapes its adapter."""
+        """Return the part that a checkpoint must match: agent, policy and worker group of every row, and the shape of its adapter."""
         rows: list[dict[str, Any]] = [{"agent_id": a.agent_id, "policy_id": a.policy_id, "wg_id": a.wg_id} for a in self.agents]
         for row, agent in zip(rows, self.agents, strict=True):
             if agent.adapter is not None:
@@ -134,9 +133,9 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     """Place every agent by its `agent.specialization`.
 
     Raises:
-        PlacementError: no or repeated agents, names that metrics cannot tell apart, lists of different length, a model that is not
-            named or does not exist, an unknown override, agents on one policy or one base that disagree on how it is trained, or a
-            frozen agent that shares a policy with one that learns.
+        PlacementError: no or repeated agents, names that are equal in metrics, lists of different length, a model that is not named or
+            does not exist, an unknown override, agents on one policy or one base with different training keys, or a frozen agent that
+            shares a policy with a trained one.
     """
     names = list(agent.agent_ids)
     if not names:
@@ -149,7 +148,7 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     own = [config_of(i, names, models[i], agent.agent_specific_parameters, base) for i in range(len(names))]
     adapters = _adapters(agent, levels, models, frozen)
     here = [i for i, name in enumerate(names) if name not in api]
-    keys = _sharing([(names[i], models[i], levels[i]) for i in here], frozen)
+    keys = _group_keys([(names[i], models[i], levels[i]) for i in here], frozen)
     wg_ids = _worker_group_ids(keys, {a for a in adapters if a is not None})
     rows = tuple(
         AgentPlacement(names[i], adapters[i] or wg, wg, own[i][0], adapters[i], names[i] in frozen, own[i][1])
@@ -160,7 +159,7 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
 
 
 def _group(wg_id: str, members: Sequence[AgentPlacement]) -> WorkerGroupSpec:
-    """The worker group of these agents, which must agree on everything that they share."""
+    """Return the worker group of these agents, whose shared keys must be equal."""
     by_policy: dict[str, list[AgentPlacement]] = {}
     for member in members:
         by_policy.setdefault(member.policy_id, []).append(member)
@@ -169,9 +168,9 @@ def _group(wg_id: str, members: Sequence[AgentPlacement]) -> WorkerGroupSpec:
     first = members[0]
     for other in members[1:]:
         on_one_base = other.policy_id != first.policy_id or first.frozen
-        if on_one_base and (differing := _differing(first.config, other.config, OF_THE_BASE)):
+        if on_one_base and (differing := _differing(first.config, other.config, BASE_KEYS)):
             raise PlacementError(
-                f"agents '{first.agent_id}' and '{other.agent_id}' are on one base, '{first.config.model.path}', but differ in "
+                f"agents '{first.agent_id}' and '{other.agent_id}' share the base model '{first.config.model.path}', but differ in "
                 f"{differing}; give them one value, or agent.specialization=full"
             )
     adapters = {policy: rows[0].config for policy, rows in by_policy.items() if rows[0].adapter is not None}
@@ -187,24 +186,24 @@ def _check_slugs(names: Sequence[str]) -> None:
             found = f"agents '{other}' and '{name}' both become '{slug(name)}'" if slug(name) else f"agent '{name}' becomes an empty name"
             raise PlacementError(
                 f"agent.agent_ids={list(names)}: {found} in metrics and folders, where only a-z and 0-9 count; "
-                "give every agent a name with at least one of them that differs in them from the others"
+                "give every agent a name that has at least one of these characters and differs from the others in them"
             )
 
 
 def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collection[str]) -> list[str]:
-    """The model of each agent, a folder by its absolute name; of one behind an API whatever the others have, which nobody reads."""
+    """Return the model of each agent, folders as absolute paths; the entry of an API agent is not read."""
     names: list[str] = list(agent.agent_ids)
     models: list[Any] = list(agent.model_ids)  # None for an agent behind an API
     if not models:
         if not base.model.path and set(names) - set(api):
-            raise PlacementError("no model: set actor_rollout_ref.model.path, or agent.model_ids with one model an agent")
+            raise PlacementError("no model: set actor_rollout_ref.model.path, or agent.model_ids with one model per agent")
         models = [base.model.path] * len(names)
     if len(models) != len(names):
         raise PlacementError(f"agent.model_ids has {len(models)} entries, agent.agent_ids has {len(names)}; they are parallel lists")
     for i, name in enumerate(names):
         if name in api:
             if agent.model_ids and models[i] is not None:
-                raise PlacementError(f"agent.model_ids gives agent '{name}', who is behind an API, model {models[i]!r}; give it null")
+                raise PlacementError(f"agent.model_ids gives agent '{name}', which is behind an API, model {models[i]!r}; give it null")
             continue
         model = models[i] = models[i] or base.model.path
         if not model:
@@ -217,16 +216,16 @@ def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collectio
 
 
 def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
-    """What each agent has for itself: one of `LEVELS`, or `api`."""
+    """Return the specialization of each agent: one of `LEVELS`, or `api`."""
     given, names = agent.specialization, agent.agent_ids
     if given is None:
         given = "prompt" if agent.model_sharing else "full"
     if not isinstance(given, (str, list, tuple)):
-        raise PlacementError(f"agent.specialization={given!r}: expected one of {', '.join(LEVELS)}, or a list with one for each agent")
+        raise PlacementError(f"agent.specialization={given!r}: expected one of {', '.join(LEVELS)}, or a list with one per agent")
     levels = [given] * len(names) if isinstance(given, str) else list(given)
     if len(levels) != len(names):
         raise PlacementError(
-            f"agent.specialization has {len(levels)} entries, agent.agent_ids has {len(names)}; give one value, or one for each"
+            f"agent.specialization has {len(levels)} entries, agent.agent_ids has {len(names)}; give one value, or one per agent"
         )
     for i, name in enumerate(names):
         if name in api:
@@ -245,7 +244,7 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
 
 
 def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str], frozen: Collection[str]) -> list[str | None]:
-    """The adapter of each agent: the one that it names, else its own; None without one, as for a frozen agent."""
+    """Return the adapter of each agent: that of `agent.adapter_ids`, else its own; None without one, as for a frozen agent."""
     names, given = list(agent.agent_ids), list(agent.adapter_ids) or [None] * len(agent.agent_ids)
     if len(given) != len(names):
         raise PlacementError(f"agent.adapter_ids has {len(given)} entries, agent.agent_ids has {len(names)}; they are parallel lists")
@@ -257,8 +256,8 @@ def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str], 
             )
         if wanted is not None and name in frozen:
             raise PlacementError(
-                f"agent.adapter_ids gives agent '{name}', who is in agent.frozen, adapter '{wanted}': a frozen agent has none and speaks "
-                "with the base itself; give null"
+                f"agent.adapter_ids gives agent '{name}', which is in agent.frozen, adapter '{wanted}': a frozen agent uses "
+                "the base model without an adapter; give null"
             )
         if wanted is not None and not slug(wanted):
             raise PlacementError(f"agent.adapter_ids: {wanted!r} (agent '{name}') becomes an empty name; only a-z and 0-9 count")
@@ -280,26 +279,26 @@ def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str], 
     return found
 
 
-def _sharing(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -> list[tuple[str, str, str]]:
-    """(kind, what shares, model) of each agent; agents that agree in all three are in one worker group.
+def _group_keys(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -> list[tuple[str, str, str]]:
+    """Return (kind, sharer, model) of each agent; agents with equal triples are in one worker group.
 
-    A frozen agent whose level is `lora` sits on the base of adapters when one is trained on its model. Other frozen agents that are not
-    `full` share their model among themselves, a copy beside that base: `prompt` asks for the model and for no place in another group.
+    A frozen agent with level `lora` uses the base of adapters if one is trained on its model. Other frozen agents that are not `full`
+    share one separate copy of their model.
 
     Args:
         team: name, model and level of each agent with a policy.
-        frozen: names.
+        frozen: names of frozen agents.
     """
-    learning = {(level, model) for name, model, level in team if name not in frozen}
+    trained = {(level, model) for name, model, level in team if name not in frozen}
     kinds = []
     for name, model, level in team:
-        if name in frozen and level == "prompt" and (level, model) in learning:
+        if name in frozen and level == "prompt" and (level, model) in trained:
             other = next(n for n, m, lv in team if (lv, m) == (level, model) and n not in frozen)
             raise PlacementError(
-                f"agent.frozen names agent '{name}', which shares its policy with agent '{other}', who learns: the policy would move under "
-                f"it. Give '{name}' agent.specialization full (the model as it is given, held apart) or freeze both"
+                f"agent.frozen names agent '{name}', which shares its policy with the trained agent '{other}': the policy would change. "
+                f"Give '{name}' agent.specialization full (a separate, unchanged copy of the model) or freeze both"
             )
-        kinds.append("frozen" if name in frozen and level != "full" and (level, model) not in learning else level)
+        kinds.append("frozen" if name in frozen and level != "full" and (level, model) not in trained else level)
     pairs = [(kind, model) for kind, (_, model, _) in zip(kinds, team, strict=True)]
     keys = []
     for (name, model, _), kind in zip(team, kinds, strict=True):
@@ -309,7 +308,7 @@ def _sharing(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -> l
 
 
 def _worker_group_ids(keys: Sequence[tuple[str, str, str]], taken: Collection[str]) -> list[str]:
-    """A name for the worker group of each agent, by what `_sharing` says; none is in `taken`."""
+    """Return a name for the worker group of each agent by its `_group_keys`; none is in `taken`."""
     names: dict[tuple[str, str, str], str] = {}
     for key in keys:
         if key in names:
@@ -325,7 +324,7 @@ def _worker_group_ids(keys: Sequence[tuple[str, str, str]], taken: Collection[st
 def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
     first = members[0]
     if first.frozen:
-        return  # what they differ in belongs to a request, and the base is compared by `_group`
+        return  # frozen agents may differ in keys of a request, and `_group` compares keys of the base
     sections = {name: getattr(first.config, name) for name in ("model", "actor", "ref", "rollout")}
     keys = [f"{name}.{f.name}" for name, section in sections.items() for f in fields(section) if (name, f.name) not in REQUEST_KEYS]
     for other in members[1:]:
@@ -333,7 +332,7 @@ def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
             if first.adapter is not None:
                 raise PlacementError(
                     f"agents '{first.agent_id}' and '{other.agent_id}' claim adapter '{first.adapter}' but differ in {differing}; give "
-                    "them one value, or each an adapter of its own under agent.adapter_ids"
+                    "them one value, or each its own adapter in agent.adapter_ids"
                 )
             raise PlacementError(
                 f"agents '{first.agent_id}' and '{other.agent_id}' share policy '{first.policy_id}' but differ in {differing}; "
@@ -342,7 +341,7 @@ def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
 
 
 def _differing(mine: ActorRolloutRefConfig, theirs: ActorRolloutRefConfig, keys: Iterable[str]) -> str:
-    """The keys in which two configs differ, with the values of those that are no sections; empty when there is none."""
+    """Return the keys in which two configs differ, with values unless they are sections; empty if there are none."""
     found = []
     for key in keys:
         one, other = value_at(mine, key), value_at(theirs, key)

@@ -1,4 +1,4 @@
-"""`agent.frozen` and `agent.api`: agents that take part and are never trained."""
+"""`agent.frozen` and `agent.api`: agents that are never trained."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ from verl.utils.names import did_you_mean, slug
 
 
 def frozen_agents(agent: AgentConfig) -> list[str]:
-    """The agents of `agent.frozen`, in the order of the team. Raises PlacementError for a name that no agent has, or one given twice."""
+    """Return the agents of `agent.frozen`, in the order of the team. Raises PlacementError for an unknown or repeated name."""
     found = by_agent("agent.frozen", list(agent.frozen), agent.agent_ids)
     return [name for name in agent.agent_ids if name in found]
 
 
 def api_agents(agent: AgentConfig) -> dict[str, ApiConfig]:
-    """What `agent.api` says of each agent in it, in the order of the team.
+    """Return the config of each agent in `agent.api`, in the order of the team.
 
     Raises:
-        PlacementError: a name that no agent has or that is frozen as well, an unknown or missing key, or a value that cannot be used.
+        PlacementError: an unknown agent, one that is also frozen, an unknown or missing key, or an invalid value.
     """
     found = by_agent("agent.api", list(agent.api), agent.agent_ids)
     both = [name for name in frozen_agents(agent) if name in found]
     if both:
-        raise PlacementError(f"agent.frozen and agent.api both name agent '{both[0]}': one behind an API has no model here; leave it out")
+        raise PlacementError(
+            f"agent.frozen and agent.api both name agent '{both[0]}': an API agent has no model here; remove it from agent.frozen"
+        )
     return {name: _api_config(f"agent.api.{found[name]}", agent.api[found[name]]) for name in agent.agent_ids if name in found}
 
 
 def trained_agents(agent: AgentConfig) -> list[str]:
-    """The agents that learn, in the order of the team. Raises as `frozen_agents` and `api_agents` do."""
+    """Return the trained agents, in the order of the team. Raises as `frozen_agents` and `api_agents` do."""
     others = {*frozen_agents(agent), *api_agents(agent)}
     return [name for name in agent.agent_ids if name not in others]
 
 
 def by_agent(key: str, given: Iterable[str], agent_ids: Iterable[str]) -> dict[str, str]:
-    """Agent -> the name or slug by which it was given. Raises PlacementError for a name that no agent has, or one given twice."""
+    """Return agent -> the name or slug in `given`. Raises PlacementError for an unknown or repeated name."""
     names = {name: agent_id for agent_id in agent_ids for name in (agent_id, slug(agent_id))}
     found: dict[str, str] = {}
     for name in given:
@@ -51,10 +53,10 @@ def by_agent(key: str, given: Iterable[str], agent_ids: Iterable[str]) -> dict[s
 
 def _api_config(where: str, given: Any) -> ApiConfig:
     if any("key" in str(name) and name != "api_key_env" for name in given):
-        raise PlacementError(f"{where}: the key itself stays in the environment; {where}.api_key_env names the variable")
+        raise PlacementError(f"{where}: set the API key in the environment; {where}.api_key_env names the variable")
     api = with_values(ApiConfig(), given, where)
     if not api.base_url:
         raise PlacementError(f"{where}.base_url is missing; give the address of an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1")
     if not api.model:
-        raise PlacementError(f"{where}.model is missing; give the name that the server at {where}.base_url has for its model")
+        raise PlacementError(f"{where}.model is missing; give the model name on the server at {where}.base_url")
     return api

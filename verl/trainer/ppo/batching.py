@@ -1,4 +1,4 @@
-"""Cut a team's batch by worker group, ready for its ranks, and put the results together again in the same order."""
+"""Split a team's batch by worker group, prepare the parts for their ranks, and combine results in the original order."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ WHOLE = ("input_ids", "attention_mask", "position_ids")
 
 @dataclass(frozen=True)
 class SubBatch:
-    """The rows of one worker group; `rows` are their places in the whole batch."""
+    """Rows of one worker group; `rows` are their indices in the whole batch."""
 
     batch: DataProto
     rows: np.ndarray
 
 
 def split_batch_by_wg_ids(batch: DataProto) -> dict[str, SubBatch]:
-    """One sub-batch a worker group, in order of first appearance; rows keep their order."""
+    """Return one sub-batch per worker group, in order of first appearance; rows keep their order."""
     return _split_batch(batch, "wg_id")
 
 
 def split_batch_by_policies(batch: DataProto) -> dict[str, SubBatch]:
-    """As `split_batch_by_wg_ids`, one sub-batch a policy: a worker group with adapters has several."""
+    """Return one sub-batch per policy, as `split_batch_by_wg_ids`: a worker group with adapters has several."""
     return _split_batch(batch, "policy_id")
 
 
@@ -41,10 +41,10 @@ def _split_batch(batch: DataProto, column: str) -> dict[str, SubBatch]:
 
 
 def combine_batches(parts: Mapping[str, SubBatch]) -> DataProto:
-    """The inverse of `split_batch_by_wg_ids`: rows of all groups in their original places.
+    """Return the inverse of `split_batch_by_wg_ids`: rows of all groups in the original order.
 
-    Tensors that differ in width (each group may be as wide as its own longest row) are padded with zeros on the right.
-    Raises ValueError when the parts do not cover every row exactly once.
+    Tensors of different width (that of the longest row of each group) are padded with zeros on the right.
+    Raises ValueError if the parts do not cover every row exactly once.
     """
     rows = np.concatenate([p.rows for p in parts.values()])
     if not np.array_equal(np.sort(rows), np.arange(len(rows))):
@@ -64,7 +64,7 @@ def combine_batches(parts: Mapping[str, SubBatch]) -> DataProto:
 
 
 def trim_padding(batch: DataProto) -> DataProto:
-    """Narrow prompts (left) and responses (right) to the longest row that is left in the batch."""
+    """Trim prompts (left) and responses (right) to the longest row of the batch."""
     tensors = batch.batch
     prompt_width, response_width = tensors["prompts"].shape[1], tensors["responses"].shape[1]
     mask = tensors["attention_mask"]
@@ -85,14 +85,14 @@ def trim_padding(batch: DataProto) -> DataProto:
     return DataProto.from_dict(tensors=out, non_tensors=dict(batch.non_tensor_batch), meta_info=dict(batch.meta_info))
 
 
-def with_tokens(batch: DataProto) -> DataProto:
-    """The rows that have an unmasked token, so that every rank gets its share of what is learnt from; all rows when none has one."""
+def trainable_rows(batch: DataProto) -> DataProto:
+    """Return the rows with an unmasked token, so that ranks have equal shares of trainable rows; all rows if none has one."""
     rows = np.flatnonzero(batch.batch["response_mask"].any(dim=1).cpu().numpy())
     return batch.select_idxs(rows) if 0 < len(rows) < len(batch) else batch
 
 
 def pad_zero_weight(batch: DataProto, divisor: int) -> tuple[DataProto, int]:
-    """Append copies of the first row with an empty `response_mask` until `divisor` divides the rows: (batch, rows added)."""
+    """Append copies of the first row with an empty `response_mask` until `divisor` divides the rows. Return (batch, rows added)."""
     missing = -len(batch) % divisor
     if missing == 0:
         return batch, 0
@@ -102,7 +102,7 @@ def pad_zero_weight(batch: DataProto, divisor: int) -> tuple[DataProto, int]:
 
 
 def balance_order(batch: DataProto, ranks: int) -> np.ndarray:
-    """Row order that gives each of `ranks` equal shares of rows and about equal shares of tokens: `[bsz]`."""
+    """Return a row order `[bsz]` with equal numbers of rows and similar numbers of tokens for each of `ranks`."""
     if ranks == 1:
         return np.arange(len(batch))
     lengths = batch.batch["attention_mask"].sum(dim=1).tolist()

@@ -1,4 +1,4 @@
-"""Where workers live: Ray actors on one node or many, or plain objects in this process."""
+"""Controllers start workers: as Ray actors on one node or many, or as objects in this process."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ logger = logging.getLogger(__name__)
 
 RAY_SYSTEM_CONFIG = {
     "health_check_failure_threshold": 60,
-    # Our actors bring their own environment variables, so a worker started in advance would never be used.
+    # Our actors set their own environment variables, so a prestarted worker would never be used.
     "prestart_worker_first_driver": False,
-    # Ray keeps 100,000 finished tasks for a dashboard that a private cluster does not have: 50 KB more in its head process every step.
+    # Ray keeps 100,000 finished tasks for a dashboard that a private cluster does not have: 50 KB per step in its head process.
     "task_events_report_interval_ms": 0,
 }
 RAY_TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
-# Groups share the cores and say how many threads they use, so bundles only mark the node they are on.
+# Groups share the cores and set their number of threads, so bundles only select the node.
 BUNDLE_CPUS = 0.01
 # A policy, its rollout engine and its critic.
 WORKERS_PER_GROUP = 3
 
 
 class ControllerError(ValueError):
-    """A backend that cannot run what the config asks for."""
+    """A backend cannot run the configuration."""
 
 
 def _not_about_enabled_tokens(record: logging.LogRecord) -> bool:
-    """Ray warns that its default, a cluster behind a token, is on; that it is off stays worth a warning."""
+    """Return False for Ray's warning that token authentication, its default, is enabled; a warning that it is off is kept."""
     return not record.getMessage().startswith("Token authentication is enabled")
 
 
 class Controller(Protocol):
-    """Starts worker groups and ends what it started."""
+    """Starts worker groups and stops them."""
 
     parallel: bool
     device: str
 
     def threads_per_worker(self, groups_per_device: int) -> int:
-        """CPU threads of one worker when so many groups work on every device at the same time."""
+        """Return the CPU threads of one worker if this many groups share every device."""
         ...
 
     def spawn(self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
-        """Start a worker `cls(**kwargs)` on each of the devices; `max_concurrency` calls may run at once in each."""
+        """Start a worker `cls(**kwargs)` on each device; each runs up to `max_concurrency` calls concurrently."""
         ...
 
     def shutdown(self) -> None:
-        """End what this controller started, and nothing else."""
+        """Stop everything that this controller started, and nothing else."""
         ...
 
 
 def resolve_device(device: str) -> str:
-    """`auto` is cuda when torch sees a GPU, else cpu. Raises ControllerError for cuda without a GPU."""
+    """Return the device: `auto` is cuda if torch sees a GPU, else cpu. Raises ControllerError for cuda without a GPU."""
     import torch
 
     if device not in ("auto", "cpu", "cuda"):
@@ -70,13 +70,13 @@ def resolve_device(device: str) -> str:
 
 
 def import_path() -> str:
-    """The folders of `sys.path` that are not the interpreter's own, so that workers of any cluster find the user's plug-ins."""
+    """Return the folders of `sys.path` outside the interpreter's installation, so that workers of any cluster find plug-ins."""
     own = (sys.prefix, sys.base_prefix)
     return os.pathsep.join(dict.fromkeys(os.path.abspath(folder) for folder in sys.path if not folder.startswith(own)))
 
 
 def build_controller(config: RunConfig) -> Controller:
-    """The backend that `trainer.controller` names."""
+    """Return the backend of `trainer.controller`."""
     device = resolve_device(config.trainer.device)
     if config.trainer.controller == "local":
         return LocalController(config, device)
@@ -86,7 +86,7 @@ def build_controller(config: RunConfig) -> Controller:
 
 
 class LocalController:
-    """Every worker in this process, one rank a group; for debugging and for machines without Ray."""
+    """All workers in this process, one rank per group; for debugging and for machines without Ray."""
 
     parallel = False
 
@@ -97,26 +97,26 @@ class LocalController:
                 f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}; set both to 1 or use trainer.controller=ray"
             )
         if config.trainer.resource_pool == "dedicated":
-            raise ControllerError("trainer.resource_pool=dedicated needs trainer.controller=ray: in one process groups take turns")
+            raise ControllerError("trainer.resource_pool=dedicated needs trainer.controller=ray: local groups run one after the other")
         self.device, self.timeout_s = device, config.trainer.worker_timeout_s
 
     def threads_per_worker(self, groups_per_device: int) -> int:
-        """All cores: groups take turns."""
+        """Return the number of cores: groups run one after the other."""
         return os.cpu_count() or 1
 
     def spawn(self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
-        """Build the worker here."""
+        """Create the worker in this process."""
         from verl.single_controller.local import LocalResourcePool, LocalWorkerGroup
         from verl.single_controller.worker_group import ClassWithInitArgs
 
         return LocalWorkerGroup(LocalResourcePool([devices.ranks]), ClassWithInitArgs(cls, **kwargs), timeout_s=self.timeout_s)
 
     def shutdown(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no process was started."""
 
 
 class RayController:
-    """Every worker a Ray actor; joins the cluster at `ray_init.address` (or RAY_ADDRESS), else starts a private one."""
+    """All workers are Ray actors; joins the cluster at `ray_init.address` (or RAY_ADDRESS), else starts a private one."""
 
     parallel = True
 
@@ -141,7 +141,7 @@ class RayController:
             except (ConnectionError, ValueError) as error:
                 raise ControllerError(
                     f"ray_init.address={address!r} (or RAY_ADDRESS): {error}; start the cluster, leave the address out for a private one, "
-                    "or set RAY_AUTH_MODE=token when the cluster asks for a token"
+                    "or set RAY_AUTH_MODE=token if the cluster requires a token"
                 ) from error
         else:
             start_private_cluster(
@@ -154,11 +154,11 @@ class RayController:
         self.owns_cluster = not address
 
     def threads_per_worker(self, groups_per_device: int) -> int:
-        """The cores of a node, shared by the workers that work at the same time."""
+        """Return the cores of a node divided by the workers that run concurrently."""
         return max((os.cpu_count() or 1) // (groups_per_device * self.config.trainer.n_gpus_per_node), 1)
 
     def spawn(self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
-        """Start the actors on their part of the pool, colocated with all others there."""
+        """Start the actors on their part of the pool, colocated with other groups there."""
         import ray
 
         from verl.single_controller.ray.actor_class import RayClassWithInitArgs
@@ -192,7 +192,7 @@ class RayController:
         return self.pool if whole else SubRayResourcePool(self.pool, devices.first, devices.ranks)
 
     def shutdown(self) -> None:
-        """End the private cluster, if one was started."""
+        """Stop the private cluster, if one was started."""
         import ray
 
         if self.owns_cluster and ray.is_initialized():

@@ -1,4 +1,4 @@
-"""Bounds on a ratio, as `algorithm.rollout_correction` writes them: a number, or `"lower_upper"`."""
+"""Bounds of a ratio in `algorithm.rollout_correction`: a number, or `"lower_upper"`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Band:
 
     @property
     def floor(self) -> float:
-        """The lower bound, or `1 / upper` where there is none: from here down a ratio counts as low."""
+        """The lower bound, or `1 / upper` without one: ratios below count as low."""
         return 1.0 / self.upper if self.lower is None else self.lower
 
     def weigh(self, ratio: torch.Tensor) -> torch.Tensor:
-        """The weight of each ratio."""
+        """Return the weight of each ratio."""
         if self.lower is None:
             return ratio.clamp(max=self.upper)
         return ratio.where((ratio >= self.lower) & (ratio <= self.upper), 0.0)
@@ -39,7 +39,7 @@ class Band:
 
         Raises:
             TypeError: neither a number nor a string.
-            ValueError: no number, not positive, or the lower bound is above the upper.
+            ValueError: not a number, not positive, or the lower bound is above the upper.
         """
         name = "rollout_is_threshold"
         if isinstance(spec, bool) or not isinstance(spec, (int, float, str)):
@@ -51,28 +51,28 @@ class Band:
 
 
 def parse_modes(rollout_rs: str) -> list[str]:
-    """The modes of a comma-separated `rollout_rs`, each once. Raises ValueError for none or an unknown one."""
+    """Return the modes of a comma-separated `rollout_rs` without repetition. Raises ValueError for none or an unknown one."""
     modes = list(dict.fromkeys(m.strip() for m in rollout_rs.split(",") if m.strip())) if isinstance(rollout_rs, str) else []
     unknown = [m for m in modes if m not in RS_MODES]
     if unknown or not modes:
-        found = f"has Invalid rollout_rs option {unknown[0]!r}" if unknown else "names no mode"
+        found = f"has Invalid rollout_rs option {unknown[0]!r}" if unknown else "contains no mode"
         raise ValueError(f"rollout_rs={rollout_rs!r} {found}: expected one or more, comma-separated, of {', '.join(RS_MODES)}")
     return modes
 
 
 def parse_bounds(options: list[str], spec: str | float | None) -> dict[str, Band]:
-    """Read `rollout_rs_threshold`: bounds for each rejection mode, in order; one bound alone serves all.
+    """Read `rollout_rs_threshold`: bounds for each rejection mode, in order; a single bound is used for all.
 
-    k1 modes take `"lower_upper"` bounds of sampler/trainer, `exp(-x)` with `x` the log-ratio (weights are bounded the other way round,
-    as trainer/sampler), or an upper bound whose reciprocal is the lower; k2 and k3 an upper bound.
+    k1 modes take `"lower_upper"` bounds of sampler/trainer, `exp(-x)` with the log-ratio `x` (weights bound the inverse,
+    trainer/sampler), or an upper bound, whose reciprocal is the lower bound; k2 and k3 take an upper bound.
 
     Raises:
         TypeError: neither a number nor a string.
-        ValueError: missing, another number of bounds than modes, no number, not positive, lower above upper, or two bounds for k2 or k3.
+        ValueError: missing, a wrong number of bounds, not a number, not positive, lower above upper, or two bounds for k2 or k3.
     """
     name = "rollout_rs_threshold"
     if spec is None:
-        raise ValueError(f"{name} must be provided for rollout_rs={','.join(options)!r}: one bound a mode, comma-separated")
+        raise ValueError(f"{name} must be provided for rollout_rs={','.join(options)!r}: one bound per mode, comma-separated")
     if isinstance(spec, bool) or not isinstance(spec, (int, float, str)):
         raise TypeError(f"{name}={spec!r}: expected a number or a string, not {type(spec).__name__}")
     parts = [p.strip() for p in str(spec).split(",") if p.strip()]

@@ -1,4 +1,4 @@
-"""Which policies have a critic, and what the critics read."""
+"""Critics: the worker groups that have one, and the inputs of critics."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 
 def reads_values(estimator: str) -> bool:
-    """The estimator can be given values: it has a parameter `values`, or takes any keyword."""
+    """Return whether the estimator accepts values: it has a parameter `values` or `batch`."""
     return estimator_takes(estimator, "values") or estimator_takes(estimator, "batch")
 
 
 def needs_values(estimator: str) -> bool:
-    """The estimator has a parameter `values` without a default. Raises ValueError for a name that nothing registers."""
+    """Return whether the estimator has a parameter `values` without a default. Raises ValueError for an unknown name."""
     return estimator_needs(estimator, "values")
 
 
 def need_critic(config: RunConfig) -> bool:
-    """Whether the run trains a critic: `critic.enable`, or, where that is null, whether any agent's estimator needs values."""
+    """Return whether the run trains a critic: `critic.enable`, or if null, whether any agent's estimator needs values."""
     if config.critic.enable is not None:
         return bool(config.critic.enable)
     return any(map(needs_values, estimators_in_use(config.algorithm, trained_agents(config.agent))))
 
 
 def critic_agents(config: RunConfig, placement: Placement) -> dict[str, tuple[str, ...]]:
-    """Agents whose rows get values, by worker group; a group without such an agent has no critic, and an evaluation needs none.
+    """Return the agents whose rows get values, by worker group; a group without such agents has no critic, nor has an evaluation.
 
-    `critic.enable=null` takes the agents that learn and whose estimator needs values, true takes all that learn, false none.
+    With `critic.enable=null` these are the trained agents whose estimator needs values, with true all trained agents, with false none.
     """
     if config.critic.enable is False or config.trainer.val_only:
         return {}
@@ -52,13 +52,13 @@ def critic_agents(config: RunConfig, placement: Placement) -> dict[str, tuple[st
 
 
 def critic_signature(config: RunConfig, placement: Placement) -> dict[str, Any]:
-    """What a checkpoint must agree with: the worker groups that have a critic, and what it reads."""
+    """Return the part that a checkpoint must match: the worker groups with a critic, and `critic.view`."""
     groups = sorted(critic_agents(config, placement))
     return {"wg_ids": groups, "view": config.critic.view} if groups else {}
 
 
 def critic_config(critic: CriticConfig, spec: WorkerGroupSpec) -> CriticConfig:
-    """The configuration of one group's critic; without a model of its own it starts from the policy's, and always reads its tokens."""
+    """Return the configuration of one group's critic: model and tokenizer default to the policy's."""
     policy, model = spec.config.model, critic.model
     if model.path is None:
         model = replace(model, path=policy.path, trust_remote_code=model.trust_remote_code or policy.trust_remote_code)
@@ -67,11 +67,11 @@ def critic_config(critic: CriticConfig, spec: WorkerGroupSpec) -> CriticConfig:
 
 
 def value_metrics(batch: DataProto, agents: Mapping[str, Collection[str]]) -> dict[str, float]:
-    """`critic/values/*` and `critic/vf_explained_var` of the rows that have values, together and under `wg/<id>/`.
+    """Return `critic/values/*` and `critic/vf_explained_var` of the rows with values, in total and under `wg/<id>/`.
 
     Args:
         batch: scored rows of the whole team.
-        agents: see `critic_agents`.
+        agents: result of `critic_agents`.
     """
     out = _value_metrics(batch, {agent for own in agents.values() for agent in own})
     for wg_id, own in agents.items():
@@ -92,9 +92,9 @@ def _of_agents(batch: DataProto, agents: Collection[str]) -> np.ndarray:
 
 
 def critic_rows(batch: DataProto, agents: Collection[str]) -> DataProto:
-    """The batch as the critics read it: `critic_prompts` (`critic.view=joint`) in the place of the prompts where there are any.
+    """Return the input of the critics: the batch, with `critic_prompts` (`critic.view=joint`) instead of prompts if there are any.
 
-    Rows of agents without values become padding rows (an empty `response_mask`), so that nothing is computed for them.
+    Rows of agents without values become padding rows (empty `response_mask`).
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: ask once and the run checkpoints and stops; ask twice and it stops at once.
+"""Ctrl-C and SIGTERM: the first signal makes the run save a checkpoint and stop, the second stops it immediately.
 
-A run that a signal stopped ends with status 128 + the signal's number, as a shell would report it: 130 for Ctrl-C, 143 for SIGTERM,
-so that a script or a scheduler does not take it for a finished one.
+A run stopped by a signal exits with status 128 + the signal's number, as in a shell: 130 for Ctrl-C, 143 for SIGTERM, so that a script or
+a scheduler can tell it from a finished run.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(Exception):
-    """The user asked the run to stop, and work was abandoned that a resumed run will repeat."""
+    """A signal stopped the run; a resumed run repeats the abandoned work."""
 
 
 class StoppedAtOnce(KeyboardInterrupt):
-    """The process was told to stop where there is nothing to save, or for the second time."""
+    """A signal arrived when there was nothing to save, or for the second time."""
 
     def __init__(self, number: int, why: str) -> None:
         super().__init__(f"{signal.Signals(number).name} {why}")
@@ -35,9 +35,9 @@ class StoppedAtOnce(KeyboardInterrupt):
 
 @contextmanager
 def stopping_at_once() -> Iterator[None]:
-    """While entered, Ctrl-C and SIGTERM raise `StoppedAtOnce`, so that `finally` ends what was started.
+    """Raise `StoppedAtOnce` on Ctrl-C and SIGTERM inside the context, so that `finally` blocks run.
 
-    Enter it after `ray.init`, which takes SIGTERM for itself and would skip every `finally`.
+    Enter it after `ray.init`, whose own SIGTERM handler would skip every `finally`.
     """
     previous: dict[int, Any] = {}
 
@@ -54,9 +54,9 @@ def stopping_at_once() -> Iterator[None]:
 
 
 class StopRequest:
-    """Installs the signal handlers while it is entered, and cancels the event loop's work when one arrives.
+    """Context manager that installs signal handlers and cancels the work of the event loop when a signal arrives.
 
-    `number` is the signal that came, None before.
+    `number` is the received signal, None before.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal was received."""
         return self.number is not None
 
     def __enter__(self) -> StopRequest:
@@ -83,14 +83,14 @@ class StopRequest:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.requested:
-            raise StoppedAtOnce(number, "for the second time: stopped without a checkpoint of its own")
+            raise StoppedAtOnce(number, "for the second time: stopped without saving a checkpoint")
         self.number = number
-        logger.warning("%s: finishing what cannot be repeated, then checkpointing; again to stop at once", signal.Signals(number).name)
+        logger.warning("%s: finishing what cannot be repeated, then checkpointing; repeat to stop at once", signal.Signals(number).name)
         if self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
 
     def run(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on `loop`; raise `Interrupted` when a signal cancelled it."""
+        """Run `work` on `loop`; raise `Interrupted` if a signal cancelled it."""
         self._loop, self._task = loop, loop.create_task(work)
         if self.requested:
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""Numbers a reader asks for, under verl's names: of a batch, of the clock, per agent, and of validation."""
+"""Metrics of a batch, of time, per agent, and of validation, with verl's names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROXY_COLUMNS = ("sum_pi_squared", "old_log_probs", "advantages", "rollout_is_w
 
 
 def reduce_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """One number per key of lists: the maximum where the name says `max`, the minimum where it says `min`, else the mean."""
+    """Reduce lists to one number per key: the maximum if the name contains `max`, the minimum if it contains `min`, else the mean."""
     out = {}
     for name, values in metrics.items():
         reduce = np.max if "max" in name else np.min if "min" in name.split("/")[-1].split("_") else np.mean
@@ -42,17 +42,17 @@ def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
 
 
 def compute_data_metrics(batch: DataProto, use_critic: bool = True, *, fixed_width: bool = True) -> dict[str, float]:
-    """Mean, max and min of scores, rewards, advantages, returns, lengths, turns and tool calls over the rows that have a token.
+    """Return mean, max and min of scores, rewards, advantages, returns, lengths, turns and tool calls over rows with an unmasked token.
 
-    Rows with an empty mask (padding) count in `response/aborted_ratio` only. Prompt and response lengths are the attention mask's.
+    Rows with an empty mask (padding) count only in `response/aborted_ratio`. Prompt and response lengths are those of the attention mask.
 
     Args:
         batch: `responses`, `response_mask`, `attention_mask`, `token_level_scores`, `token_level_rewards`, `advantages`, `returns`;
-            optional columns `__num_turns__`, `tool_call_counts`, and `prompt_clipped` and `response_clipped`: the row was cut by its limit,
-            whose share is `*/clip_ratio`.
-        use_critic: report `values` as well, and how much of the returns' variance they explain (`critic/vf_explained_var`).
-        fixed_width: the batch is as wide as the longest prompt and reply allowed: without the columns `*_clipped` the rows that fill it
-            count as cut. Off for batches cut to their longest row.
+            optional columns `__num_turns__`, `tool_call_counts`, and `prompt_clipped` and `response_clipped` (the row was truncated at its
+            limit), whose mean is `*/clip_ratio`.
+        use_critic: report `values`, and the fraction of the returns' variance that they explain (`critic/vf_explained_var`).
+        fixed_width: the width of the batch is the maximum length of prompt and reply: without the columns `*_clipped` rows of full width
+            count as truncated. False for batches trimmed to their longest row.
     """
     tensors, columns = batch.batch, batch.non_tensor_batch
     mask = tensors["response_mask"].bool()
@@ -83,7 +83,7 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = True, *, fixed_wid
 
 
 def compute_variance_proxy_metrics(batch: DataProto, gradient_norm: float | None = None) -> dict[str, float]:
-    """How noisy the policy gradient is, from the squared length of each row's score function.
+    """Return estimates of the variance of the policy gradient, from the squared norm of each row's score function.
 
     With `W = sum_t (1 - 2 pi_t + sum_v pi_v^2)` and A the row's mean advantage: `variance_proxy/proxy2_total_power` is the mean of
     `(w A)^2 max(W, 0)` (w the row's mean importance weight, 1 without `rollout_is_weights`), `proxy1_signal_strength` the squared
@@ -91,8 +91,8 @@ def compute_variance_proxy_metrics(batch: DataProto, gradient_norm: float | None
 
     Args:
         batch: `sum_pi_squared` (sum over the vocabulary), `old_log_probs`, `advantages`, `response_mask`, each `[bsz, response_len]`;
-            without one of the first three there is no metric.
-        gradient_norm: of the whole batch's gradient; None reports the signal and the noise as 0.
+            without one of the first three the result is empty.
+        gradient_norm: norm of the gradient of the whole batch; None reports signal and noise as 0.
     """
     tensors = batch.batch
     if not {"sum_pi_squared", "old_log_probs", "advantages"} <= set(tensors.keys()):
@@ -119,15 +119,15 @@ def compute_variance_proxy_metrics(batch: DataProto, gradient_norm: float | None
 
 
 def compute_agent_metrics(batch: DataProto, config: AlgorithmConfig | None = None) -> dict[str, float]:
-    """Of each agent's rows that have a token: how large advantages are, and how many groups teach nothing.
+    """Return the size of advantages and the fraction of groups without a signal, per agent, over rows with an unmasked token.
 
-    `agent/<name>/advantage_abs` is the mean over rows; `agent/<name>/zero_signal_groups` the share of the agent's groups in which none
-    of its rows has an advantage, and `agent/<name>/turn_<t>/zero_signal_groups` the same for its rows of turn t. Where several agents
-    share a policy, `agent/<name>/gradient_share` is the agent's part of the policy's `sum |A|` over tokens, 0 where there is none.
+    `agent/<name>/advantage_abs` is the mean over rows; `agent/<name>/zero_signal_groups` is the fraction of the agent's groups in which
+    all of its advantages are 0, and `agent/<name>/turn_<t>/zero_signal_groups` the same for its rows of turn t. If several agents share a
+    policy, `agent/<name>/gradient_share` is the agent's fraction of the policy's `sum |A|` over tokens (0 if that sum is 0).
 
     Args:
         batch: `advantages`, `response_mask`, and the columns of the group key; optionally `policy_id`, without which none is shared.
-        config: gives the group key; without it a group is a task.
+        config: configuration of groups; without it a group is a task.
     """
     out: dict[str, float] = {}
     columns, mask = batch.non_tensor_batch, batch.batch["response_mask"]
@@ -155,7 +155,7 @@ def compute_agent_metrics(batch: DataProto, config: AlgorithmConfig | None = Non
 
 
 def _zero_signal(groups: np.ndarray, advantage: np.ndarray) -> float:
-    """Share of the groups in which no row has an advantage."""
+    """Return the fraction of groups in which all advantages are 0."""
     groups = group_index([groups])
     signal = np.zeros(groups.max() + 1)
     np.maximum.at(signal, groups, advantage)
@@ -163,12 +163,12 @@ def _zero_signal(groups: np.ndarray, advantage: np.ndarray) -> float:
 
 
 def compute_seqlen_metrics(lengths: Sequence[int], order: np.ndarray, ranks: int) -> dict[str, float]:
-    """Tokens of the rows that each rank gets, under verl's names: `balanced_*` as they are shared out, the others had no row been moved.
+    """Return the tokens per rank, with verl's names: `balanced_*` in the new order of rows, the others in the original order.
 
     Args:
-        lengths: tokens of each row as the rows came, `[bsz]`.
-        order: how they were arranged, `[bsz]`; every rank takes an equal share of rows, one after the other.
-        ranks: of the worker group.
+        lengths: tokens of each row in the original order, `[bsz]`.
+        order: new order of rows, `[bsz]`; ranks take consecutive, equal numbers of rows.
+        ranks: number of ranks of the worker group.
     """
     came = np.asarray(lengths).reshape(ranks, -1).sum(axis=1)
     balanced = np.asarray(lengths)[order].reshape(ranks, -1).sum(axis=1)
@@ -184,7 +184,7 @@ def compute_seqlen_metrics(lengths: Sequence[int], order: np.ndarray, ranks: int
 
 
 def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:
-    """`timing_s/<phase>` in seconds and `timing_per_token_ms/<phase>`, `gen` per response token, the rest per token."""
+    """Return `timing_s/<phase>` in seconds and `timing_per_token_ms/<phase>`: `gen` per response token, others per token."""
     total = int(batch.batch["attention_mask"].sum().item())
     response = int(batch.batch["response_mask"].sum().item())
     out = {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
@@ -194,7 +194,7 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) ->
 
 
 def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
-    """Tokens of the step (`meta_info["global_token_num"]`, a count a row, where given), its seconds and tokens a second a device."""
+    """Return tokens of the step (`meta_info["global_token_num"]`, one count per row, if given), its seconds, and tokens/s per device."""
     counts = batch.meta_info.get("global_token_num")
     total = int(batch.batch["attention_mask"].sum().item() if counts is None else sum(counts))
     seconds = timing_raw["step"]

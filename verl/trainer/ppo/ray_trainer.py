@@ -1,7 +1,7 @@
 """The training loop: collect -> split -> log-prob -> combine -> credit -> split -> update -> sync.
 
-One controller process drives the worker groups of a team (`TeamWorkers`) and a collector that plays the episodes. The loop does
-not know whether workers are Ray actors or objects in this process, nor what an agent is.
+One controller process drives the worker groups of a team (`TeamWorkers`) and a collector of episodes. The loop is
+independent of the backend of workers (Ray actors or objects in this process) and of agents.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from verl.protocol import DataProto
-from verl.trainer.checkpoint.given_models import fingerprints, stay_as_given
+from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
 from verl.trainer.checkpoint.store import CONFIG_FILE, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import save_config
@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
 
 
 class NoSamplesError(RuntimeError):
-    """A step whose episodes gave nothing to train on."""
+    """A step without a trainable sample."""
 
 
 class RayPPOTrainer:
@@ -72,12 +72,12 @@ class RayPPOTrainer:
     Args:
         config: the whole run's configuration.
         placement: agent -> policy -> worker group.
-        team: the worker groups, not yet initialised.
-        collector: plays episodes (the agent side of the house).
-        train_dataset: tasks to learn from; None with `trainer.val_only`.
-        val_dataset: tasks to validate on; None skips validation.
-        tracking: where metrics go.
-        run_dir: `outputs/<project>/<experiment>`.
+        team: worker groups, not yet initialised.
+        collector: runs episodes (`agent_system`).
+        train_dataset: training tasks; None with `trainer.val_only`.
+        val_dataset: validation tasks; None skips validation.
+        tracking: destination of metrics.
+        run_dir: output folder, `outputs/<project>/<experiment>`.
     """
 
     @refuse_verl_arguments
@@ -112,23 +112,23 @@ class RayPPOTrainer:
 
     @property
     def total_training_steps(self) -> int:
-        """Steps of the whole run: `trainer.total_training_steps`, or all epochs."""
+        """Training steps of the run: `trainer.total_training_steps`, or those of all epochs."""
         return steps_of_run(self.config.trainer, len(self.loader) if self.loader else 0)
 
     @property
     def finished(self) -> bool:
-        """All steps are done, or the training episodes have used up `trainer.total_generated_tokens`."""
+        """Whether all steps are done, or training episodes have reached `trainer.total_generated_tokens`."""
         budget = self.config.trainer.total_generated_tokens
         return self.global_step >= self.total_training_steps or 0 < budget <= self.generated_tokens
 
     def fit(self) -> None:
-        """Train until the total number of steps, or of tokens; a signal checkpoints and stops early, and is then `stopped_by`.
+        """Train until the total number of steps or tokens; after a signal, save a checkpoint, stop, and set `stopped_by`.
 
-        Raises whatever a step raises; the last checkpoint stays as it was.
+        Errors of a step are raised; the last checkpoint stays intact.
         """
         steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
         self.team.init_model(steps - warmup, steps)
-        # Now, when a model of the hub is on this machine.
+        # Only now are models of the hub on this machine.
         self._models = fingerprints(self.placement.groups)
         self._resume()
         with writing(self.run_dir / METRICS_FILE):
@@ -145,7 +145,7 @@ class RayPPOTrainer:
                 self._end_tasks()
 
     def _end_tasks(self) -> None:
-        """Let what was cancelled run to its end, so that nothing is destroyed while it waits."""
+        """Cancel remaining tasks and wait for them, so that no pending task is destroyed."""
         left = asyncio.all_tasks(self._loop)
         for task in left:
             task.cancel()
@@ -157,7 +157,7 @@ class RayPPOTrainer:
         trainer = self.config.trainer
         if self.before is None and (trainer.val_before_train or trainer.val_only):
             self.before = self._validate(stop)
-            self._adapt(self.before)
+            self._adapt_theta(self.before)
         if trainer.val_only or self.loader is None:
             return
         while not self.finished:
@@ -176,7 +176,7 @@ class RayPPOTrainer:
                 if last or (trainer.test_freq > 0 and self.global_step % trainer.test_freq == 0):
                     with self.timer("testing"):
                         self.after = self._validate(stop, log=False)
-                    self._adapt(self.after)
+                    self._adapt_theta(self.after)
                     metrics |= self.after.metrics if self.after else {}
                     metrics["timing_s/testing"] = self.timer.seconds["testing"]
             finally:
@@ -184,15 +184,15 @@ class RayPPOTrainer:
             if stop.requested and not last:
                 raise Interrupted("stop requested")
             if last:
-                self._keep_after()
-        if self.after is None and self.global_step > 0:  # something had come between the last step and its validation
+                self._save_validation()
+        if self.after is None and self.global_step > 0:  # the run was interrupted between the last step and its validation
             self.after = self._validate(stop)
-            self._keep_after()
+            self._save_validation()
 
     def _train_step(self, loader: TaskLoader, stop: StopRequest) -> dict[str, float]:
         self.timer = Timer()
         self._write_timeline()
-        self.team.take_generation_seconds()  # those of a validation
+        self.team.take_generation_seconds()  # discard those of a validation
         step = self.global_step + 1
         with self.timer("step"):
             with self.timer("gen"):
@@ -200,7 +200,7 @@ class RayPPOTrainer:
             self._write_trajectories(result.episodes, f"train_{step:06d}", self.config.trainer.log_trajectories)
             if result.batch is None:
                 self._log(result.metrics, step)
-                raise NoSamplesError(f"step {step}: {result.why_none}; the episodes are in trajectories/train_{step:06d}.jsonl")
+                raise NoSamplesError(f"step {step}: {result.no_batch_reason}; the episodes are in trajectories/train_{step:06d}.jsonl")
             batch, metrics = self.credit.score(result.batch, self.timer, self.global_step)
             self.team.free_caches()
             metrics |= self._update(batch)
@@ -223,7 +223,7 @@ class RayPPOTrainer:
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
 
     def _write_timeline(self) -> list[Span]:
-        """Append what the worker groups did since the last call to `timeline.jsonl`, as of the present step."""
+        """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the current step."""
         spans = self.team.timeline.take()
         path = self.run_dir / "timeline.jsonl"
         with writing(path):
@@ -231,7 +231,7 @@ class RayPPOTrainer:
         return spans
 
     def _update(self, batch: DataProto) -> dict[str, float]:
-        """Let every critic learn and, after `trainer.critic_warmup` steps, every policy."""
+        """Update every critic and, after `trainer.critic_warmup` steps, every policy."""
         before, warmup = self.global_step, self.config.trainer.critic_warmup
         seed = (self.config.data.seed, before + 1)
         metrics: dict[str, float] = {}
@@ -263,10 +263,10 @@ class RayPPOTrainer:
             self._log(result.metrics)
         return result
 
-    def _adapt(self, validation: ValidationResult | None) -> None:
-        """Let the threshold of propagation follow a validation; the step's checkpoint, which was written before, keeps it too."""
+    def _adapt_theta(self, validation: ValidationResult | None) -> None:
+        """Adapt the threshold of propagation to a validation, and add it to the step's checkpoint, which was written before."""
         if self.credit.theta.adapts and validation is not None:
-            self.credit.theta.look(validation.metrics)
+            self.credit.theta.update(validation.metrics)
             self.collector.set_theta(self.credit.theta.value)
             self.store.amend(self.global_step, {"credit": self.credit.state_dict()})
 
@@ -304,8 +304,8 @@ class RayPPOTrainer:
         self.store.write(self.global_step, fill, state, self.config.trainer.max_ckpt_to_keep)
         self._saved_step = self.global_step
 
-    def _keep_after(self) -> None:
-        """Add the validation of the last step to its checkpoint, for a run that is started again when all is done."""
+    def _save_validation(self) -> None:
+        """Add the validation of the last step to its checkpoint, for a finished run that is started again."""
         if self.after is not None:
             self.store.amend(self.global_step, {"after": self.after.to_json()})
 
@@ -314,10 +314,10 @@ class RayPPOTrainer:
         if folder is None:
             return
         val_only = self.config.trainer.val_only
-        kept = {spec.wg_id for spec in stay_as_given(self.placement, None if val_only else self.config)}
+        kept = {spec.wg_id for spec in groups_with_fixed_models(self.placement, None if val_only else self.config)}
         bases = {wg_id: fingerprint for wg_id, fingerprint in self._models.items() if wg_id in kept}
         state = read_state(folder, self.placement, None if val_only else self._critics, bases)
-        self._models |= state.get("bases", {})  # what the run began with, whether or not this start needs it
+        self._models |= state.get("bases", {})  # fingerprints from the start of the run, also of models that are not needed now
         self.team.load_checkpoint(folder)
         if self.loader is not None:
             self.loader.load_state_dict(torch.load(folder / "data.pt", weights_only=True))

@@ -1,7 +1,7 @@
-"""Advantage estimators and policy losses by name: how one is registered, and what other parts of the trainer know of it.
+"""Registries of advantage estimators and policy losses: functions by name, with the traits that other parts of the trainer read.
 
-Importing `core_algos` registers all that its files hold, but takes torch, and seconds. Keys are checked before that, so what is not
-registered yet is read from the decorators and signatures in the source of `core_algos`: there is no second list.
+Importing `core_algos` registers its functions, but imports torch, which takes seconds. Keys are checked before, so traits and parameters
+of functions that are not registered yet are read from the decorators and signatures in the source of `core_algos`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class EstimatorTraits:
-    """What the trainer must know of an advantage estimator beside its parameters; the defaults suit one that says nothing of itself.
+    """Properties of an advantage estimator beside its parameters; the defaults suit estimators that declare nothing.
 
     Attributes:
-        reads: the keys and sections of `algorithm` that have an effect only with an estimator that reads them; None: it may read any.
-        grouped: rows are compared with their group, so that one of equal rewards teaches nothing.
-        checks_rewards: it raises ValueError itself for rewards that are not finite, so nobody else has to read them for that.
-        learns_from: what it learns from beside the reward of a sample.
-        follows_calls: what it does with an episode's calls that the candidates of a tree, which are not a sequence, do not allow.
-        weighs_calls_by: the key of `algorithm` that weighs an agent's calls in the place of `call_weighting`.
-        cannot_weigh: what it does with calls that leaves no room for weights, unless trajectories are averaged first.
-        units: what an estimator that compares neither rows nor trajectories compares: a function of the settings and of the group, episode
-            and agent of each row, `[bsz]`, that returns the group and unit of each row, `[bsz]`.
+        reads: keys and sections of `algorithm` that have an effect only with an estimator that reads them; None: it may read any.
+        grouped: rows are compared with their group, so that advantages in a group of equal rewards are 0.
+        checks_rewards: it raises ValueError for non-finite rewards, so that no other check is needed.
+        learns_from: signal beside the reward of a sample, for messages.
+        follows_calls: use of an episode's sequence of calls, which candidates of a tree do not form, as the verb of a message.
+        weighs_calls_by: key of `algorithm` that weights an agent's calls instead of `call_weighting`.
+        cannot_weigh: use of calls that excludes weights, unless trajectories are averaged first, as the verb of a message.
+        units: for an estimator that compares neither rows nor trajectories, a function of the settings and of the group, episode and
+            agent of each row, `[bsz]`, that returns the group and the compared unit of each row, `[bsz]`.
     """
 
     reads: Sequence[str] | None = None
@@ -46,13 +46,13 @@ class EstimatorTraits:
 
 @dataclass(frozen=True)
 class LossTraits:
-    """What the trainer must know of a policy loss; the defaults suit one that says nothing of itself.
+    """Properties of a policy loss; the defaults suit losses that declare nothing.
 
     Attributes:
-        reads: the keys of `actor_rollout_ref.actor` that have an effect only with a loss that reads them; None: it may read any.
+        reads: keys of `actor_rollout_ref.actor` that have an effect only with a loss that reads them; None: it may read any.
         positive: those of them that must be positive.
-        averages: how token losses are averaged, whatever `loss_agg_mode` says; empty: as it says.
-        uses_every_row: rows without advantage have a gradient, or count in what is chosen from the whole mini-batch.
+        averages: fixed aggregation of token losses; empty: by `loss_agg_mode`.
+        uses_every_row: rows with advantage 0 have a gradient, or count in a selection from the whole mini-batch.
     """
 
     reads: Sequence[str] | None = None
@@ -65,21 +65,21 @@ Traits = TypeVar("Traits", EstimatorTraits, LossTraits)
 
 
 class Parameters(NamedTuple):
-    """Parameters of a function that can be given by name, each with whether it has no default, and whether it takes any keyword."""
+    """Parameters of a function that can be passed by name; `required` is True for those without a default."""
 
     required: Mapping[str, bool]
     any_keyword: bool
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Parameters:
-        """Those of a function."""
+        """Return the parameters of a function."""
         found = inspect.signature(function).parameters.values()
         named = {p.name: p.default is p.empty for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         return cls(named, any(p.kind is p.VAR_KEYWORD for p in found))
 
     @classmethod
-    def written(cls, arguments: ast.arguments) -> Parameters:
-        """Those of a function in a source file."""
+    def from_ast(cls, arguments: ast.arguments) -> Parameters:
+        """Return the parameters of a function in a source file."""
         positional = [*arguments.posonlyargs, *arguments.args]
         without = len(positional) - len(arguments.defaults)
         named = {p.arg: i < without for i, p in enumerate(positional) if p not in arguments.posonlyargs}
@@ -91,9 +91,9 @@ class Registry(Generic[Traits]):
     """Functions of one kind by name.
 
     Args:
-        kind: what messages call them.
-        decorator: the name of the function that registers them.
-        traits: their class of traits.
+        kind: their name in messages.
+        decorator: name of the function that registers them.
+        traits: class of their traits.
     """
 
     def __init__(self, kind: str, decorator: str, traits: type[Traits]) -> None:
@@ -102,7 +102,7 @@ class Registry(Generic[Traits]):
         self._given: dict[str, tuple[Callable[..., Any], Traits]] = {}
 
     def register(self, names: Sequence[str | Enum], traits: Mapping[str, Any]) -> Callable[[Fn], Fn]:
-        """Return the decorator that registers a function; it raises ValueError when another function has one of the names."""
+        """Return the decorator that registers a function; it raises ValueError if another function has one of the names."""
         own = self._type(**traits)
 
         def decorator(function: Fn) -> Fn:
@@ -118,8 +118,8 @@ class Registry(Generic[Traits]):
         return decorator
 
     def names(self) -> list[str]:
-        """Return every name that can be chosen, sorted."""
-        return sorted({*self.functions, *self._written})
+        """Return all known names, sorted."""
+        return sorted({*self.functions, *self._in_source})
 
     def function(self, name: str | Enum) -> Callable[..., Any]:
         """Return the function registered under a name; raises ValueError listing the known ones."""
@@ -129,7 +129,7 @@ class Registry(Generic[Traits]):
         return found
 
     def traits(self, name: str | Enum) -> Traits:
-        """Return the traits of a function, the defaults for one that was put into `functions` by hand.
+        """Return the traits of a function; defaults for one that was added to `functions` directly.
 
         Raises ValueError for an unknown name.
         """
@@ -140,12 +140,12 @@ class Registry(Generic[Traits]):
         return given[1] if given is not None and given[0] is function else self._type()
 
     def reads(self, name: str | Enum, key: str) -> bool:
-        """Return whether a function reads a key, named itself or by its section; one that does not say what it reads may read any."""
+        """Return whether a function reads a key, declared by name or by section; True for one that declares nothing."""
         own = self.traits(name).reads
         return own is None or any(f"{key}.".startswith(f"{read}.") for read in own)
 
     def readers(self, key: str) -> list[str]:
-        """Return the names of the functions that say that they read a key."""
+        """Return the names of the functions that declare to read a key."""
         return [name for name in self.names() if self.traits(name).reads is not None and self.reads(name, key)]
 
     def parameters(self, name: str | Enum) -> Parameters:
@@ -154,16 +154,16 @@ class Registry(Generic[Traits]):
         return self._declared(plain_name(name))[1] if function is None else Parameters.of(function)
 
     def _declared(self, name: str) -> tuple[Traits, Parameters]:
-        if name not in self._written:
+        if name not in self._in_source:
             raise self._unknown(name, self.names())
-        return self._written[name]
+        return self._in_source[name]
 
     def _unknown(self, name: str | Enum, known: Iterable[str]) -> ValueError:
         return ValueError(f"unknown {self._kind} '{plain_name(name)}'; registered are {sorted(known)}")
 
     @cached_property
-    def _written(self) -> dict[str, tuple[Traits, Parameters]]:
-        """Traits and parameters of the package's own functions, by name, as its source has them."""
+    def _in_source(self) -> dict[str, tuple[Traits, Parameters]]:
+        """Traits and parameters of the functions of `core_algos`, by name, read from its source."""
         return {
             name: (self._type(**traits), parameters)
             for decorator, names, traits, parameters in _decorated()
@@ -174,31 +174,31 @@ class Registry(Generic[Traits]):
 
 @cache
 def _decorated() -> list[tuple[str, list[str], dict[str, Any], Parameters]]:
-    """(decorator, names, traits, parameters) of every function of `core_algos` that is registered."""
+    """Return (decorator, names, traits, parameters) of every registered function of `core_algos`."""
     files = sorted((Path(__file__).parent / "core_algos").rglob("*.py"))
     return [found for file in files for found in _decorated_in(file.read_text(encoding="utf-8"))]
 
 
 def _decorated_in(source: str) -> Iterator[tuple[str, list[str], dict[str, Any], Parameters]]:
-    """Those of one file. A trait that is a function is left out: it is called only where `core_algos` is imported."""
+    """Yield the registered functions of one source file. Traits that are functions are omitted: they need `core_algos` to be imported."""
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)] if "@register_" in source else []
     for function in functions:
         for call in function.decorator_list:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
                 names = [ast.literal_eval(name) for name in call.args]
                 traits = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if not isinstance(k.value, ast.Name)}
-                yield call.func.id, names, traits, Parameters.written(function.args)
+                yield call.func.id, names, traits, Parameters.from_ast(function.args)
 
 
 ESTIMATORS = Registry("advantage estimator", "register_adv_est", EstimatorTraits)
 POLICY_LOSSES = Registry("policy loss", "register_policy_loss", LossTraits)
-# verl's names of the two; what is put in them by hand can be chosen as well.
+# verl's names of the two; functions added to them directly are known as well.
 ADV_ESTIMATOR_REGISTRY = ESTIMATORS.functions
 POLICY_LOSS_REGISTRY = POLICY_LOSSES.functions
 
 
 class AdvantageEstimator(StrEnum):
-    """verl's names of its advantage estimators; another one needs only the name given to `register_adv_est`."""
+    """verl's names of its advantage estimators; others need only a name registered with `register_adv_est`."""
 
     GAE = "gae"
     GDPO = "gdpo"
@@ -217,17 +217,17 @@ class AdvantageEstimator(StrEnum):
 
 
 def plain_name(name: str | Enum) -> str:
-    """Return a name as text."""
+    """Return a name as a string."""
     return str(name.value) if isinstance(name, Enum) else name
 
 
 def register_adv_est(name_or_enum: str | Enum, *aliases: str, **traits: Any) -> Callable[[Fn], Fn]:
-    """Register an advantage estimator; raises ValueError when another function has one of the names.
+    """Register an advantage estimator; raises ValueError if another function has one of the names.
 
     Args:
         name_or_enum: its name in `algorithm.adv_estimator`.
-        *aliases: more names for it.
-        **traits: fields of `EstimatorTraits`, literals where they are known before torch is imported.
+        *aliases: further names.
+        **traits: fields of `EstimatorTraits`, as literals if they are needed before torch is imported.
     """
     return ESTIMATORS.register((name_or_enum, *aliases), traits)
 
@@ -238,12 +238,12 @@ def get_adv_estimator_fn(name_or_enum: str | Enum) -> Callable[..., Any]:
 
 
 def register_policy_loss(name: str, *aliases: str, **traits: Any) -> Callable[[Fn], Fn]:
-    """Register a policy loss; raises ValueError when another function has one of the names.
+    """Register a policy loss; raises ValueError if another function has one of the names.
 
     Args:
         name: its name in `actor_rollout_ref.actor.policy_loss.loss_mode`.
-        *aliases: more names for it.
-        **traits: fields of `LossTraits`, literals where they are known before torch is imported.
+        *aliases: further names.
+        **traits: fields of `LossTraits`, as literals if they are needed before torch is imported.
     """
     return POLICY_LOSSES.register((name, *aliases), traits)
 

@@ -1,4 +1,4 @@
-"""verl's import path of the off-policy correction; the parts are in `core_algos.rollout_correction`."""
+"""verl's import path of the off-policy correction; implemented in `core_algos.rollout_correction`."""
 
 from verl.trainer.ppo.core_algos.rollout_correction import LOG_RATIO_BOUND as SAFETY_BOUND
 from verl.trainer.ppo.core_algos.rollout_correction import (

@@ -19,10 +19,10 @@ from verl.models.loader import ModelPathError
 from verl.protocol import DataProto, RolloutClient
 from verl.protocol.generate import EngineGoneError, EngineSetupError
 from verl.single_controller.worker_group import WorkerDiedError, WorkerGroup
-from verl.trainer.checkpoint.given_models import fingerprints, stay_as_given
+from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
 from verl.trainer.config import RunConfig
 from verl.trainer.derived import max_model_len
-from verl.trainer.placement.learners import Learner, group_learners, in_turn, policy_learners
+from verl.trainer.placement.learners import Learner, group_calls, group_learners, policy_learners
 from verl.trainer.placement.pools import assign_devices, processes_per_device
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.batching import (
@@ -32,15 +32,15 @@ from verl.trainer.ppo.batching import (
     pad_zero_weight,
     split_batch_by_policies,
     split_batch_by_wg_ids,
+    trainable_rows,
     trim_padding,
-    with_tokens,
 )
 from verl.trainer.ppo.controller import Controller
-from verl.trainer.ppo.core_algos.rollout_correction import over_policies
+from verl.trainer.ppo.core_algos.rollout_correction import aggregate_policies
 from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
 from verl.trainer.ppo.timeline import Timeline
-from verl.trainer.ppo.weight_sync import gone_when_dead, send_weights
+from verl.trainer.ppo.weight_sync import engine_errors, send_weights
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.names import slug
 from verl.workers.critic_worker import CriticWorker
@@ -52,33 +52,33 @@ from verl.workers.rollout.server import RolloutWorker
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# What a worker reads; columns that only credit needs do not travel.
+# Columns that a worker reads; columns that only credit assignment needs are not sent.
 LOG_PROB_COLUMNS = ("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids")
 UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages",
                   "row_weights", "agent_index")  # fmt: skip
 CRITIC_COLUMNS = (*LOG_PROB_COLUMNS, "values", "returns", "row_weights")
-# Metrics of an update that are worth one number for the team; the others are a worker group's own.
+# Metrics of an update that are also reported for the whole team; the others are reported per worker group only.
 TEAM_METRICS = ("actor/", "critic/", "training/", "rollout_corr/", "global_seqlen/")
-# Engines have so long to end when a run does.
+# Time limit of the shutdown of engines at the end of a run.
 END_TIMEOUT_S = 10.0
-# Errors whose message says all; anything else is a fault of the code and keeps its traceback.
+# Errors with a complete message; any other is a bug and keeps its traceback.
 PLAIN_ERRORS = (WorkerDiedError, EngineGoneError, EngineSetupError, CheckpointError, ModelPathError, TimeoutError)
 
 
 class TeamError(RuntimeError):
-    """A worker that died, did not answer in time, or could not load or save; the message names its worker group."""
+    """A worker died, timed out, or could not load or save; the message names its worker group."""
 
 
 class TeamWorkers:
-    """One policy worker group and one rollout server for every worker group of the placement, and a critic where values are needed.
+    """Policy workers and a rollout server for every worker group of the placement, and a critic if values are needed.
 
-    A group that is not trained has its rollout server alone, which serves the model as it is given.
+    A group that is not trained has only a rollout server, which serves the unchanged model.
 
     Args:
-        config: the run's configuration.
-        placement: what to build.
+        config: configuration of the run.
+        placement: agents, policies and worker groups.
         controller: starts workers (Ray or this process).
-        log_dir: folder for what the processes of engines write; None for temporary files.
+        log_dir: folder for logs of engine processes; None for temporary files.
     """
 
     def __init__(self, config: RunConfig, placement: Placement, controller: Controller, log_dir: Path | None = None) -> None:
@@ -101,7 +101,7 @@ class TeamWorkers:
         self.rollouts: dict[str, WorkerGroup] = {}
         self.clients: dict[str, RestartingClient] = {}
         self._engines: dict[str, dict[str, Any]] = {}
-        self._given = fingerprints(stay_as_given(placement))
+        self._given = fingerprints(groups_with_fixed_models(placement))
         self._version = 0
         self._sent: dict[str, int] = {}
         self._threads = ThreadPoolExecutor(
@@ -147,9 +147,9 @@ class TeamWorkers:
         start_engines(self.rollouts[wg_id], self.specs[wg_id].config.rollout.tensor_model_parallel_size)
 
     def _restart_engine(self, wg_id: str) -> RolloutClient:
-        """Replace a worker group's engines by new ones with the weights that the old ones had.
+        """Replace a worker group's engines by new ones with the same weights.
 
-        Raises EngineGoneError when they would read another model than the old ones did.
+        Raises EngineGoneError if the files of their model have changed.
         """
         spec = self.specs[wg_id]
         if wg_id in self._given and fingerprints([spec]).get(wg_id) != self._given[wg_id]:
@@ -163,7 +163,7 @@ class TeamWorkers:
         return self._engine_client(wg_id)
 
     def init_model(self, steps: int, critic_steps: int = 1) -> None:
-        """Load every model; the updates of so many training steps are what the schedules of the policies and of the critics run over."""
+        """Load every model; learning-rate schedules span the updates of `steps` (policies) and `critic_steps` (critics) training steps."""
 
         def init(wg_id: str) -> None:
             if wg_id in self.policies:
@@ -179,20 +179,20 @@ class TeamWorkers:
         self._on_all("init_model", init)
 
     def compute_log_prob(self, batch: DataProto, sum_pi_squared: bool = False) -> DataProto:
-        """Log-probs under the policies as they are: `old_log_probs`, `entropys`, if asked `sum_pi_squared` `[bsz, response_len]`."""
+        """Return log-probs under the current policies: `old_log_probs`, `entropys`, on request `sum_pi_squared`, `[bsz, response_len]`."""
         return self._score(batch, self.learners, self.policies, "compute_log_prob", meta={"sum_pi_squared": sum_pi_squared})
 
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
-        """Log-probs under the frozen reference of every policy: `ref_log_prob` `[bsz, response_len]`; zero for policies without one."""
+        """Return log-probs under the reference of every policy: `ref_log_prob` `[bsz, response_len]`; zero for policies without one."""
         learners = {policy: learner for policy, learner in self.learners.items() if self.reference_of[policy]}
         return self._score(batch, learners, self.policies, "compute_ref_log_prob", "ref_log_prob")
 
     def compute_values(self, batch: DataProto) -> DataProto:
-        """Values under the critics as they are: `values` `[bsz, response_len]`; zero for agents without one."""
+        """Return values of the current critics: `values` `[bsz, response_len]`; zero for agents without a critic."""
         learners = {wg: self._critic_learners[wg] for wg in self.critics}
-        return self._score(self._read_by_critics(batch), learners, self.critics, "compute_values", "values", split=split_batch_by_wg_ids)
+        return self._score(self._critic_rows(batch), learners, self.critics, "compute_values", "values", split=split_batch_by_wg_ids)
 
-    def _read_by_critics(self, batch: DataProto) -> DataProto:
+    def _critic_rows(self, batch: DataProto) -> DataProto:
         return critic_rows(batch, {agent for agents in self.critic_agents.values() for agent in agents})
 
     def _score(
@@ -205,7 +205,7 @@ class TeamWorkers:
         meta: Mapping[str, Any] | None = None,
         split: Callable[[DataProto], dict[str, SubBatch]] = split_batch_by_policies,
     ) -> DataProto:
-        """Call `method` for every learner on the rows that `split` gives it; for other rows the column `else_zero` is zero."""
+        """Call `method` for every learner on its rows of `split`; for rows without a learner the column `else_zero` is zero."""
         parts = split(batch)
 
         def compute(name: str) -> SubBatch:
@@ -220,26 +220,26 @@ class TeamWorkers:
         return _fit_width(combine_batches(results), batch)
 
     def update_actor(self, batch: DataProto, on_policy: bool, step: int, seed: Sequence[int]) -> dict[str, float]:
-        """One training step of every policy on its own rows; metrics come back as `wg/<id>/<metric>` and, averaged, `<metric>`.
+        """Run one training step of every policy on its own rows. Return metrics as `wg/<id>/<metric>` and, averaged, `<metric>`.
 
-        Policies with fewer updates a step wait for the others.
+        Policies with fewer updates per step wait for the others.
 
         Args:
             batch: scored rows of the whole team.
-            on_policy: old log-probs are the current ones.
-            step: training steps that the policies have made.
-            seed: of the row order.
+            on_policy: whether old log-probs are the current ones.
+            step: number of previous training steps of the policies.
+            seed: seed of the order of rows.
         """
         meta = {"on_policy": on_policy, "rollout_correction": self.config.algorithm.rollout_correction}
         return _team_metrics(self._update(batch, self.learners, self.policies, "update_actor", UPDATE_COLUMNS, meta, step, seed))
 
     def update_critic(self, batch: DataProto, step: int, seed: Sequence[int]) -> dict[str, float]:
-        """One training step of every critic on the rows of its agents; arguments and metrics are those of `update_actor`."""
-        learners, rows = {wg: self._critic_learners[wg] for wg in self.critics}, self._read_by_critics(batch)
+        """Run one training step of every critic on the rows of its agents; arguments and metrics are those of `update_actor`."""
+        learners, rows = {wg: self._critic_learners[wg] for wg in self.critics}, self._critic_rows(batch)
         per_group = self._update(rows, learners, self.critics, "update_critic", CRITIC_COLUMNS, {}, step, seed, split_batch_by_wg_ids)
         for metrics in per_group.values():
             for name in [n for n in metrics if n == "perf/tokens" or n.startswith("global_seqlen/")]:
-                del metrics[name]  # means the policy's
+                del metrics[name]  # these names are metrics of policies
         return _team_metrics(per_group)
 
     def _update(
@@ -254,17 +254,17 @@ class TeamWorkers:
         seed: Sequence[int],
         split: Callable[[DataProto], dict[str, SubBatch]] = split_batch_by_policies,
     ) -> dict[str, dict[str, float]]:
-        """Call `method` for every learner on the rows that `split` gives it and return the metrics of each."""
+        """Call `method` for every learner on its rows of `split` and return the metrics of each."""
         parts = split(batch)
 
         def update(name: str) -> dict[str, float]:
             learner = learners[name]
-            rows = with_tokens(parts[name].batch)
+            rows = trainable_rows(parts[name].batch)
             agents: list[str] = []
             if "agent_index" in columns:
-                speakers = rows.non_tensor_batch["agent_id"]
-                agents = list(dict.fromkeys(speakers))
-                rows.batch["agent_index"] = torch.tensor([agents.index(agent) for agent in speakers])
+                agent_ids = rows.non_tensor_batch["agent_id"]
+                agents = list(dict.fromkeys(agent_ids))
+                rows.batch["agent_index"] = torch.tensor([agents.index(agent) for agent in agent_ids])
             sub, order, _ = self._for_ranks(rows, columns, learner.wg_id)
             lengths = sub.batch["attention_mask"].sum(dim=1).numpy()[np.argsort(order)]
             shares = compute_seqlen_metrics(lengths, order, self.devices[learner.wg_id].ranks)
@@ -285,34 +285,34 @@ class TeamWorkers:
         return self._on_learners(method, learners, list(parts), update)
 
     def free_caches(self) -> None:
-        """Let the engines give their key-value caches back (`rollout.free_cache_engine`); `sync_weights` takes them again.
+        """Free the KV caches of engines (`actor_rollout_ref.rollout.free_cache_engine`); `sync_weights` allocates them again.
 
-        Not those of groups that are not trained: an engine that gives its weights back as well would never get them again. An engine that
-        is found dead has no memory any more; `sync_weights` replaces it.
+        Engines of untrained groups are not included: one that also frees its weights would never receive them again. A dead engine is
+        skipped; `sync_weights` replaces it.
         """
 
         def free(wg_id: str) -> None:
             try:
-                with gone_when_dead():
+                with engine_errors():
                     self.rollouts[wg_id].sleep()
             except EngineGoneError as error:
-                logger.warning("engine %s is gone, and is started anew when it gets its weights: %s", wg_id, _as_raised(error))
+                logger.warning("engine %s died, and is restarted when weights are sent to it: %s", wg_id, _as_raised(error))
 
         self._on("free_caches", [wg for wg in self.trained if self.specs[wg].config.rollout.free_cache_engine], free)
 
     def sync_weights(self, version: int) -> dict[str, float]:
-        """Send every policy's weights to its rollout server, bucket by bucket; replies sampled from now on carry `version`.
+        """Send every policy's weights to its rollout server, in buckets; replies sampled afterwards carry `version`.
 
-        Of a policy that is an adapter, only the adapter goes. An engine that is found dead is replaced, as one that dies while it samples.
-        Returns `wg/<id>/perf/sync_mb`, the MiB that each group sent.
+        For a policy that is an adapter, only the adapter is sent. A dead engine is replaced, as one that dies while it samples.
+        Return `wg/<id>/perf/sync_mb`, the MiB sent by each group.
         """
 
         def send(wg_id: str) -> int:
             try:
                 return self._send_weights(wg_id, version)
             except EngineGoneError as error:
-                why = str(_as_raised(error))  # and not the error, which holds a bucket
-            self.clients[wg_id].replace(EngineGoneError(why))  # the new engine gets its weights as it starts
+                why = str(_as_raised(error))  # not the error itself, which references a bucket
+            self.clients[wg_id].replace(EngineGoneError(why))  # the new engine receives its weights when it starts
             return self._sent[wg_id]
 
         self._version = version
@@ -322,18 +322,18 @@ class TeamWorkers:
         return {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
 
     def _send_weights(self, wg_id: str, version: int) -> int:
-        """Returns the bytes sent; raises as `send_weights` does."""
+        """Send weights and return the bytes sent; raises as `send_weights` does."""
         sent = send_weights(self.policies[wg_id], self.rollouts[wg_id], self.specs[wg_id].adapters, version)
         self._sent[wg_id] = sent
         return sent
 
     def take_generation_seconds(self) -> dict[str, float]:
-        """`wg/<id>/timing_s/gen`: seconds since the last call in which the worker group's engine had a request."""
+        """Return `wg/<id>/timing_s/gen`: seconds since the last call in which the worker group's engine had a request."""
         return {f"wg/{wg}/timing_s/gen": client.take_busy_seconds() for wg, client in self.clients.items()}
 
     @property
     def engine_restarts(self) -> int:
-        """How often an engine died and was started anew."""
+        """Number of restarts of engines that died."""
         return sum(client.restarts for client in self.clients.values())
 
     def save_checkpoint(self, folder: Path, save_hf_model: bool) -> None:
@@ -344,19 +344,19 @@ class TeamWorkers:
         )
 
     def load_checkpoint(self, folder: Path) -> None:
-        """Read what `save_checkpoint` wrote."""
+        """Load a checkpoint of `save_checkpoint`."""
         self._on("load_checkpoint", self.trained, lambda wg: self.policies[wg].load_checkpoint(str(folder / "actor" / wg)))
         self._on("load_checkpoint", list(self.critics), lambda wg: self.critics[wg].load_checkpoint(str(folder / "critic" / wg)))
 
     def shutdown(self) -> None:
-        """Stop every worker; what they held is lost."""
+        """Stop every worker; their state is lost."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._end_engines(list(self.rollouts))
         for group in (*self.rollouts.values(), *self.policies.values(), *self.critics.values()):
             group.shutdown()
 
     def _end_engines(self, wg_ids: Sequence[str]) -> None:
-        """Let engines with processes of their own end them and leave nothing behind; what is dead, or hangs, is left to be killed."""
+        """Let engines with child processes stop them and clean up; dead or hanging engines are killed later."""
         pending = []
         for wg_id in wg_ids:
             with suppress(Exception):
@@ -367,7 +367,7 @@ class TeamWorkers:
                 calls.get(timeout=END_TIMEOUT_S)
 
     def _for_ranks(self, sub: DataProto, columns: Sequence[str], wg_id: str) -> tuple[DataProto, np.ndarray, int]:
-        """Trim, pad with zero-weight rows to the group's ranks, and order rows so that every rank gets about the same tokens."""
+        """Trim, pad with zero-weight rows to a multiple of the ranks, and order rows so that ranks have similar numbers of tokens."""
         ranks, present = self.devices[wg_id].ranks, set(sub.batch.keys())
         sub = trim_padding(sub.select(batch_keys=[c for c in columns if c in present], non_tensor_batch_keys=[]))
         sub, padding = pad_zero_weight(sub, ranks)
@@ -375,22 +375,22 @@ class TeamWorkers:
         return sub.select_idxs(order), order, padding
 
     def _on_learners(self, call: str, learners: Mapping[str, Learner], present: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
-        """Run `fn` for those of the learners that are present: of several groups at once, of one group one after the other."""
-        turns = in_turn(learners, present, fn)
-        results = self._on(call, list(turns), lambda wg: turns[wg]())
+        """Run `fn` for the learners in `present`: groups in parallel, learners of one group one after the other."""
+        calls = group_calls(learners, present, fn)
+        results = self._on(call, list(calls), lambda wg: calls[wg]())
         return {name: result for of_group in results.values() for name, result in of_group.items()}
 
     def _on_all(self, call: str, fn: Callable[[str], T]) -> dict[str, T]:
         return self._on(call, list(self.specs), fn)
 
     def _on(self, call: str, wg_ids: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
-        """Run `fn` for several groups at once, noted as `call` in the timeline; the first error is raised after all have ended."""
+        """Run `fn` for several groups in parallel, recorded as `call` in the timeline; the first error is raised after all have ended."""
 
-        def noted(wg: str) -> T:
+        def recorded(wg: str) -> T:
             with self.timeline.span(wg, call):
                 return fn(wg)
 
-        futures = {wg: self._threads.submit(noted, wg) for wg in wg_ids}
+        futures = {wg: self._threads.submit(recorded, wg) for wg in wg_ids}
         errors: Mapping[str, BaseException | None] = {wg: f.exception() for wg, f in futures.items()}
         for wg, error in errors.items():
             if isinstance(error, PLAIN_ERRORS):
@@ -401,15 +401,15 @@ class TeamWorkers:
 
 
 def _as_raised(error: BaseException) -> BaseException:
-    """What the worker raised, without the traceback that Ray writes around it."""
+    """Return the error that the worker raised, without Ray's traceback."""
     return error.args[0] if error.args and isinstance(error.args[0], BaseException) else error
 
 
 def _team_metrics(per_group: dict[str, dict[str, float]]) -> dict[str, float]:
-    """`wg/<id>/<metric>` of every group, of `TEAM_METRICS` one number over them, and `agent/<id>/<metric>` as it is."""
+    """Return `wg/<id>/<metric>` of every group, `TEAM_METRICS` aggregated over groups, and `agent/<id>/<metric>` unchanged."""
     agents = {name: value for metrics in per_group.values() for name, value in metrics.items() if name.startswith("agent/")}
     groups = {group: {name: value for name, value in metrics.items() if name not in agents} for group, metrics in per_group.items()}
-    return agents | {name: value for name, value in over_policies(groups).items() if name.startswith(("wg/", *TEAM_METRICS))}
+    return agents | {name: value for name, value in aggregate_policies(groups).items() if name.startswith(("wg/", *TEAM_METRICS))}
 
 
 def _unpadded(out: DataProto, order: np.ndarray, padding: int) -> DataProto:

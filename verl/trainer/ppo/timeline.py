@@ -1,4 +1,4 @@
-"""What each worker group did when, so that one can see what ran at the same time."""
+"""Timeline: start and end of every call to a worker group, which shows what ran concurrently."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Timeline:
 
     @contextmanager
     def span(self, wg_id: str, call: str) -> Iterator[None]:
-        """Note how long the body takes, if it raises as well."""
+        """Record the duration of the body, also if it raises."""
         start = time.time()
         try:
             yield
@@ -39,14 +39,14 @@ class Timeline:
                 self._spans.append(Span(wg_id, call, start, time.time()))
 
     def take(self) -> list[Span]:
-        """Return what was collected since the last call, by start."""
+        """Return the spans since the last call, sorted by start."""
         with self._lock:
             spans, self._spans = self._spans, []
         return sorted(spans, key=lambda s: (s.start, s.wg_id))
 
 
 def overlap_seconds(spans: Sequence[Span]) -> float:
-    """Seconds in which at least two worker groups were at work."""
+    """Return the seconds in which at least two worker groups were busy."""
     edges = sorted([(s.start, 1, s.wg_id) for s in spans] + [(s.end, -1, s.wg_id) for s in spans])
     open_calls: dict[str, int] = {}
     total, since = 0.0, 0.0
@@ -60,12 +60,12 @@ def overlap_seconds(spans: Sequence[Span]) -> float:
     return total
 
 
-# A call of a worker group and the phase of the step that it is, where the names differ.
+# Calls of a worker group whose phase of the step has another name.
 PHASES = {"compute_log_prob": "old_log_prob", "compute_ref_log_prob": "ref", "compute_values": "values"}
 
 
 def seconds_by_group(spans: Sequence[Span]) -> dict[str, float]:
-    """`wg/<id>/timing_s/<phase>`: seconds that each worker group spent in each phase."""
+    """Return `wg/<id>/timing_s/<phase>`: seconds that each worker group spent in each phase."""
     out: dict[str, float] = {}
     for span in spans:
         name = f"wg/{span.wg_id}/timing_s/{PHASES.get(span.call, span.call)}"
@@ -74,7 +74,7 @@ def seconds_by_group(spans: Sequence[Span]) -> dict[str, float]:
 
 
 def append_spans(path: Path, step: int, spans: Sequence[Span]) -> None:
-    """Append a JSON line a span to `path`, whose folder is made when it is not there."""
+    """Append one JSON line per span to `path`; its folder is created if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         for span in spans:

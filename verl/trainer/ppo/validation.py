@@ -1,4 +1,4 @@
-"""Validation: every task's episodes are averaged first, then the tasks."""
+"""Validation: means over the episodes of each task, then over tasks."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl.utils.accuracy import Estimate, estimate_avg, estimate_pass
 from verl.utils.console import AccuracyRow
 
-# What the final table shows of a role, by how its name begins.
+# Prefixes of the metrics of a role that the final table shows.
 ROLE_RATES = ("accuracy", "precision", "recall", "specificity")
 
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """`metrics` for the log; `table` maps (team or agent, metric) to what the final before/after table shows."""
+    """`metrics` for the log; `table` maps (team or agent, metric) to an entry of the final before/after table."""
 
     metrics: dict[str, float]
     table: dict[tuple[str, str], Estimate]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON types, for the trainer state of a checkpoint."""
+        """Return JSON types, for the trainer state of a checkpoint."""
         return {"metrics": self.metrics, "table": [[*key, asdict(value)] for key, value in self.table.items()]}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> ValidationResult:
-        """The inverse of `to_json`."""
+        """Return the inverse of `to_json`."""
         return cls(dict(state["metrics"]), {(name, metric): Estimate(**value) for name, metric, value in state["table"]})
 
 
 def validation_result(results: Sequence[CollectResult], n: int) -> ValidationResult:
-    """Metrics of one validation with `n` episodes a task; a failed episode is a failure of the team and counts as 0.
+    """Return the metrics of one validation with `n` episodes per task; a failed episode counts as 0.
 
-    Names: `val-core/<data_source>/acc/<statistic>` for success, `val-aux/<data_source>/<score>/<statistic>` for the rest,
-    and `val/<metric>` for the pooled numbers of the agents and the environment.
+    Names: `val-core/<data_source>/acc/<statistic>` for success, `val-aux/<data_source>/<score>/<statistic>` for other scores,
+    and `val/<metric>` for pooled metrics of agents and environment.
     """
     episodes = [e for r in results for e in r.episodes]
     failed = sum(e.failure is not None for e in episodes)
@@ -60,7 +60,7 @@ def _scores(episode: Episode) -> dict[str, float]:
 
 
 def _per_source(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Statistics of every score over the episodes that have it."""
+    """Return statistics of every score over the episodes that have it."""
     scored = [(e, _scores(e)) for e in episodes]
     out = {}
     for name in sorted({name for e, scores in scored if e.failure is None for name in scores}):
@@ -74,7 +74,7 @@ def _per_source(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _pool(metrics: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:
-    """Mean over chunks, weighted by their episodes."""
+    """Return means over chunks, weighted by their numbers of episodes."""
     sums: dict[str, float] = defaultdict(float)
     totals: dict[str, int] = defaultdict(int)
     for chunk, weight in zip(metrics, weights, strict=True):
@@ -91,7 +91,7 @@ def _table(episodes: Sequence[Episode], n: int) -> dict[tuple[str, str], Estimat
 
 
 def _accuracy(name: str, metric: str, values: Sequence[tuple[float, str]], n: int) -> dict[tuple[str, str], Estimate]:
-    """avg@n of (correctness in 0..1, task), and pass@n over the tasks that have all n: an episode counts there when it is right whole."""
+    """Return avg@n of (correctness in 0..1, task), and pass@n over tasks with all n episodes (an episode passes with correctness 1)."""
     rows = {(name, f"{metric} avg@{n}"): _average(values)} if values else {}
     counts = Counter(task_id for _, task_id in values)
     whole = [(value >= 1.0, task_id) for value, task_id in values if counts[task_id] == n]
@@ -101,9 +101,9 @@ def _accuracy(name: str, metric: str, values: Sequence[tuple[float, str]], n: in
 
 
 def _role_rates(episodes: Sequence[Episode], n: int) -> dict[tuple[str, str], Estimate]:
-    """What the environment reports of a role as `<role>/<name>`, in 0..1 and over the episodes that have it.
+    """Return the rates `<role>/<name>` in 0..1 that the environment reports, over the episodes that have them.
 
-    An accuracy has avg@n and pass@n as the team's; the other rates are shares of what happened in an episode and have a mean.
+    An accuracy has avg@n and pass@n like the team's; other rates are fractions within an episode and have a mean.
     """
     scores = [(_scores(e), e.task_id) for e in episodes]
     names = sorted({name for s, _ in scores for name in s if "/" in name and name.split("/")[1].startswith(ROLE_RATES)})
@@ -120,6 +120,6 @@ def _average(values: Sequence[tuple[float, str]]) -> Estimate:
 
 
 def rows_before_after(before: ValidationResult | None, after: ValidationResult | None) -> list[AccuracyRow]:
-    """Rows of the final table, the team first, in the order of the newer result."""
+    """Return the rows of the final table, the team first, in the order of the newer result."""
     old, new = (before.table if before else {}), (after.table if after else {})
     return [{"name": n, "metric": m, "before": old.get((n, m)), "after": new.get((n, m))} for n, m in dict.fromkeys([*new, *old])]

@@ -1,4 +1,4 @@
-"""Validation numbers per data source and variable, under verl's names: `mean@n`, `best@k`, `worst@k`, `maj@k`."""
+"""Validation metrics per data source and variable, with verl's names: `mean@n`, `best@k`, `worst@k`, `maj@k`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Task = dict[str, list[Any]]
 def bootstrap_metric(
     data: Sequence[Any], subset_size: int, reduce_fns: Sequence[Callable[[Any], float]], n_bootstrap: int = N_BOOTSTRAP, seed: int = 42
 ) -> list[tuple[float, float]]:
-    """(mean, std) of every reduce function over random subsets drawn with replacement; numpy's own random state stays as it is."""
+    """Return (mean, std) of every reduce function over random subsets with replacement; numpy's global random state is not changed."""
     items = np.empty(len(data), dtype=object)
     items[:] = list(data)
     results = np.array([[fn(items[draw]) for fn in reduce_fns] for draw in _draws(len(data), subset_size, n_bootstrap, seed)])
@@ -24,12 +24,12 @@ def bootstrap_metric(
 
 
 def _draws(n: int, subset_size: int, n_bootstrap: int, seed: int) -> np.ndarray:
-    """Positions `[n_bootstrap, subset_size]`; the old generator, whose draws verl's numbers are made of."""
+    """Return indices `[n_bootstrap, subset_size]`, from numpy's legacy generator, as in verl."""
     return np.random.RandomState(seed).choice(n, size=(n_bootstrap, subset_size), replace=True)
 
 
 def calc_maj_val(data: Sequence[Mapping[str, Any]], vote_key: str, val_key: str) -> float:
-    """Value of the first item that has the most frequent vote."""
+    """Return the value of the first item with the most frequent vote."""
     winner = Counter(item[vote_key] for item in data).most_common(1)[0][0]
     return next(item[val_key] for item in data if item[vote_key] == winner)
 
@@ -41,17 +41,17 @@ def process_validation_metrics(
     seed: int = 42,
     expected_acc_counts: Mapping[tuple[str, str], int] | None = None,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Validation per data source and variable: `mean@n`, `std@n`, `best@k/*`, `worst@k/*` (and `maj@k/*` where there is a `pred`).
+    """Return metrics per data source and variable: `mean@n`, `std@n`, `best@k/*`, `worst@k/*` (and `maj@k/*` if there is a `pred`).
 
-    Rows are averaged within their task first, then over tasks: tasks with more rows weigh no more than others.
+    Rows are averaged per task first, then over tasks, so that every task has the same weight.
 
     Args:
-        data_sources: of each row.
+        data_sources: data source of each row.
         sample_uids: task of each row.
-        infos_dict: values of each row by variable; None is no value, text variables are no metrics.
-        seed: of the random subsets.
-        expected_acc_counts: rows that each (data source, task) should have: those that are missing count as `acc` 0, and
-            `acc_success_only` is the mean without them. For data sources that report `acc`.
+        infos_dict: values of each row by variable; None is a missing value, string variables are ignored.
+        seed: seed of the random subsets.
+        expected_acc_counts: expected number of rows of each (data source, task): missing rows count as `acc` 0, and `acc_success_only` is
+            the mean without them. For data sources that report `acc`.
     """
     sources = _by_task(data_sources, sample_uids, infos_dict)
     for (source, uid), expected in (expected_acc_counts or {}).items():
@@ -86,7 +86,7 @@ def _source_metrics(tasks: Sequence[Task], seed: int) -> dict[str, dict[str, flo
 
 
 def _task_metrics(values: Sequence[float], votes: Sequence[Any] | None, seed: int, most: int) -> dict[str, float]:
-    """Statistics of one task; `most` is the number of rows that a whole task has, and names the mean."""
+    """Return statistics of one task; `most`, the number of rows of a complete task, is the n of `mean@n`."""
     n = len(values)
     out = {f"mean@{most}": float(np.mean(values))}
     if n == 1:

@@ -1,4 +1,4 @@
-"""New weights of a worker group's policies, from its policy workers to its engines."""
+"""Weight synchronization: from the policy workers of a worker group to its engines."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ from verl.workers.weight_transfer.base import WeightBucket
 
 
 def send_weights(policy: WorkerGroup, engine: WorkerGroup, adapters: Collection[str], version: int) -> int:
-    """Send the weights of the adapters, or with none those of the model; replies sampled from then on carry `version`.
+    """Send the weights of the adapters, or of the model if there are none, and return the bytes sent.
 
-    Tensors go from worker to worker, as `rollout.weight_transfer` says; of each policy at most three buckets exist at a time.
-
-    Returns the bytes sent.
+    Replies sampled afterwards carry `version`. Tensors are sent from worker to worker, by `rollout.weight_transfer`; at most three buckets
+    of a policy exist at a time.
 
     Raises:
-        EngineGoneError: the engine is dead.
-        WorkerDiedError: a policy worker is.
+        EngineGoneError: the engine died.
+        WorkerDiedError: a policy worker died.
     """
     n_bytes = 0
     for adapter in adapters or (None,):
         try:
             n_bytes += load_weights(engine, _gathered(policy, adapter), version, adapter)
         except ArgumentLostError:
-            policy.next_weights(False, adapter)  # says who died, and of what
+            policy.next_weights(False, adapter)  # raises WorkerDiedError with the cause
             raise
     policy.free_weights()
-    with gone_when_dead():
+    with engine_errors():
         engine.wake()
     return n_bytes
 
 
 def load_weights(engine: WorkerGroup, buckets: Iterator[WeightBucket], version: int, adapter: str | None) -> int:
-    """Let an engine load all buckets of one policy, the last one said to be it; returns their bytes.
+    """Let an engine load all buckets of one policy, the last one marked as last, and return their bytes.
 
     Raises:
-        EngineGoneError: the engine is dead.
-        ArgumentLostError: the sender is, with a bucket.
+        EngineGoneError: the engine died.
+        ArgumentLostError: the sender died, and a bucket is lost.
     """
     n_bytes, bucket = 0, next(buckets, None)
     while bucket is not None:
         following = next(buckets, None)
-        with gone_when_dead():
+        with engine_errors():
             engine.update_weights(bucket.handle, bucket.shapes, version, following is None, adapter)
         n_bytes += bucket.n_bytes
         bucket = following
@@ -52,7 +51,7 @@ def load_weights(engine: WorkerGroup, buckets: Iterator[WeightBucket], version: 
 
 
 def _gathered(policy: WorkerGroup, adapter: str | None) -> Iterator[WeightBucket]:
-    """One policy's weights. When a bucket is handed out, the next one is being gathered."""
+    """Yield the buckets of one policy's weights; the next one is gathered while a bucket is sent."""
     bucket: WeightBucket | None = policy.next_weights(True, adapter)[0]
     while bucket is not None:
         coming = policy.execute_all_async("next_weights", False, adapter)
@@ -61,8 +60,8 @@ def _gathered(policy: WorkerGroup, adapter: str | None) -> Iterator[WeightBucket
 
 
 @contextmanager
-def gone_when_dead() -> Iterator[None]:
-    """A dead worker as a dead engine; not one that died with what was to be sent."""
+def engine_errors() -> Iterator[None]:
+    """Raise EngineGoneError for a worker of an engine that died; an argument lost with its sender stays ArgumentLostError."""
     try:
         yield
     except ArgumentLostError:

@@ -9,41 +9,41 @@ from verl.trainer.config.spec import key, section
 @dataclass
 class SFTModelConfig:
     path: Optional[str] = key(None, "Hugging Face folder or hub id of the model and its tokenizer")
-    trust_remote_code: bool = key(False, "allow code that ships with the model")
+    trust_remote_code: bool = key(False, "run code that is shipped with the model")
     enable_gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
 
 
 @dataclass
 class SFTDataConfig:
     train_files: list[str] = key([], "parquet or jsonl files with a column of chat messages")
-    messages_key: str = key("messages", "column with the chat messages; the loss is on the assistant's")
-    max_length: int = key(1024, "longer conversations are dropped and counted")
-    shuffle: bool = key(True, "shuffle every epoch; off keeps the order of the files, for a curriculum")
-    train_batch_size: int = key(32, "conversations of one optimizer step")
-    bucket_batches: int = key(20, "batches are cut from this many batches' rows sorted by length; 1 turns it off")
+    messages_key: str = key("messages", "column with the chat messages; the loss is on assistant messages")
+    max_length: int = key(1024, "maximum length of a conversation, in tokens; longer ones are dropped and counted")
+    shuffle: bool = key(True, "shuffle in every epoch; false keeps the order of the files, for a curriculum")
+    train_batch_size: int = key(32, "conversations per optimizer step")
+    bucket_batches: int = key(20, "rows of this many batches are sorted by length before they are cut into batches; 1: no sorting")
 
 
 @dataclass
 class SFTOptimConfig:
-    name: str = key("adamw", "adamw | muon (hidden matrices by Muon, the rest by AdamW)")
+    name: str = key("adamw", "adamw | muon (Muon for hidden matrices, AdamW for other parameters)")
     lr: float = key(1e-5, "peak learning rate of AdamW")
     muon_lr: float = key(0.02, "peak learning rate of Muon")
     betas: list[float] = key([0.9, 0.95], "AdamW betas")
     weight_decay: float = key(0.01, "decoupled weight decay")
     lr_warmup_steps: int = key(10, "optimizer steps of linear warm-up")
-    min_lr_ratio: float = key(0.02, "the cosine schedule ends at this share of the peak")
+    min_lr_ratio: float = key(0.02, "final learning rate of the cosine schedule, as a fraction of the peak")
     grad_clip: float = key(1.0, "maximum gradient norm")
 
 
 @dataclass
 class SFTTrainerConfig:
-    default_local_dir: Optional[str] = key(None, "folder that receives the trained model and metrics.jsonl")
-    total_epochs: int = key(1, "passes over the conversations")
-    total_training_steps: int = key(-1, "optimizer steps; -1 follows total_epochs")
-    log_freq: int = key(10, "a line of metrics every so many steps")
-    seed: int = key(0, "seed of the data order")
+    default_local_dir: Optional[str] = key(None, "output folder of the trained model and metrics.jsonl")
+    total_epochs: int = key(1, "epochs over the conversations")
+    total_training_steps: int = key(-1, "optimizer steps; -1: as many as total_epochs needs")
+    log_freq: int = key(10, "steps between lines of metrics")
+    seed: int = key(0, "random seed of the data order")
     device: str = key("auto", "auto | cpu | cuda")
-    num_threads: int = key(0, "CPU threads; 0 leaves torch's default")
+    num_threads: int = key(0, "CPU threads; 0: torch's default")
 
 
 @dataclass

@@ -17,7 +17,7 @@ IGNORED_LABEL = -100
 
 @dataclass(frozen=True)
 class Conversation:
-    """Token ids of a whole conversation and, per token, whether the assistant wrote it."""
+    """Token ids of a conversation and, per token, whether it is part of an assistant message."""
 
     input_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
@@ -28,7 +28,7 @@ def read_messages(files: Sequence[str], messages_key: str) -> list[list[dict[str
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ValueError: no file or no row at all, an unknown suffix, or a row without an assistant message.
+        ValueError: no file, no row, an unknown suffix, or a row without an assistant message.
     """
     if not files:
         raise ValueError("data.train_files is empty; expected parquet or jsonl files, e.g. data.train_files=[demos.jsonl]")
@@ -37,7 +37,7 @@ def read_messages(files: Sequence[str], messages_key: str) -> list[list[dict[str
         for index, row in enumerate(_read_rows(Path(file).expanduser())):
             messages = row.get(messages_key)
             if messages is None or not any(message["role"] == "assistant" for message in messages):
-                raise ValueError(f"{file}, row {index}: column {messages_key!r} holds no assistant message; columns: {', '.join(row)}")
+                raise ValueError(f"{file}, row {index}: column {messages_key!r} contains no assistant message; columns: {', '.join(row)}")
             conversations.append([dict(message) for message in messages])
     if not conversations:
         raise ValueError(f"no conversation in data.train_files: {', '.join(files)}")
@@ -58,12 +58,12 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def encode(messages: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> Conversation:
-    """Tokenise one conversation; what follows each generation prompt, up to and with the end token, carries loss.
+    """Tokenise one conversation; the loss is on the tokens after each generation prompt, including the end token.
 
-    A reply is tokenised apart from its prompt, as the engine samples it, so training and sampling see the same ids.
+    A reply is tokenised separately from its prompt, as in sampling, so that training and sampling have the same ids.
 
     Raises:
-        ValueError: the chat template rewrites earlier turns, so that the prompt is no prefix of the conversation.
+        ValueError: the chat template rewrites earlier turns, so that the prompt is not a prefix of the conversation.
     """
     ids: list[int] = []
     mask: list[bool] = []
@@ -86,7 +86,7 @@ def encode(messages: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBas
 def batches(
     rows: Sequence[Conversation], batch_size: int, *, shuffle: bool, bucket_batches: int, rng: random.Random
 ) -> Iterator[list[Conversation]]:
-    """Yield one epoch of batches; rows of a batch have similar lengths, and with `shuffle` off windows keep the rows' order."""
+    """Yield one epoch of batches; rows of a batch have similar lengths; without `shuffle`, windows are in the order of rows."""
     order = list(range(len(rows)))
     if shuffle:
         rng.shuffle(order)
@@ -100,7 +100,7 @@ def batches(
 
 
 def collate(rows: Sequence[Conversation], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return right-padded (input_ids, labels), both [bsz, longest]; labels are IGNORED_LABEL where no loss is wanted."""
+    """Return right-padded (input_ids, labels), both [bsz, longest]; labels are IGNORED_LABEL at tokens without a loss."""
     longest = max(len(row.input_ids) for row in rows)
     input_ids = torch.full((len(rows), longest), pad_token_id)
     labels = torch.full((len(rows), longest), IGNORED_LABEL)

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def assistant_loss(model: PreTrainedModel, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the mean cross-entropy over labelled tokens; `input_ids` and `labels` are [bsz, len], padded on the right.
 
-    Logits are made for labelled positions only, which saves most of the head's work when prompts are long.
+    Logits are computed for labelled positions only, which saves most of the head's computation for long prompts.
     """
     hidden = model.base_model(input_ids=input_ids[:, :-1]).last_hidden_state
     wanted = labels[:, 1:] != IGNORED_LABEL
@@ -34,9 +34,9 @@ def assistant_loss(model: PreTrainedModel, input_ids: torch.Tensor, labels: torc
 
 
 def run_sft(config: SFTConfig) -> dict[str, float]:
-    """Train as `config` says, write `<default_local_dir>` (Hugging Face folder and metrics.jsonl), return the last metrics.
+    """Train a model, write `<default_local_dir>` (Hugging Face folder and metrics.jsonl), and return the last metrics.
 
-    The folder is written aside and renamed, so it exists only when it is complete.
+    The folder is written under a temporary name and renamed, so that it exists only if it is complete.
 
     Raises:
         ValueError: a key is missing or wrong, or the data is empty.
@@ -64,7 +64,7 @@ def run_sft(config: SFTConfig) -> dict[str, float]:
 def train(
     model: PreTrainedModel, rows: list[Conversation], tokenizer: PreTrainedTokenizerBase, config: SFTConfig, metrics_path: Path
 ) -> dict[str, float]:
-    """Run the optimizer over `rows`; return the last of the lines of metrics, one every `log_freq` steps (`loss`: mean since the last)."""
+    """Train on `rows`. Return the last line of metrics, of which one is written every `log_freq` steps (`loss`: mean since the last)."""
     data, total = config.data, _total_steps(config, len(rows))
     optimizers = build_optimizers(model, config.optim, total)
     rng = random.Random(config.trainer.seed)
@@ -121,7 +121,7 @@ def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     device = config.trainer.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device), tokenizer  # type: ignore[arg-type]  # the decorator of transformers hides its signature
+    return model.to(device), tokenizer  # type: ignore[arg-type]  # a decorator of transformers hides the signature
 
 
 def _encode_all(messages: list[list[dict[str, str]]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[Conversation]:

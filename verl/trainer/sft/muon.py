@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal before they are applied (Jordan et al. 2024)."""
+"""Muon: updates are orthogonalized momentum matrices (Jordan et al. 2024)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch import nn
 
-# Quintic with the steepest slope at 0 that still keeps all singular values near 1 (Jordan et al. 2024).
+# Quintic polynomial with the steepest slope at 0 that keeps all singular values near 1 (Jordan et al. 2024).
 QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices; `torch.optim.Muon` with the iteration in float32 on a CPU, where bf16 may be emulated and forty times as slow.
+    """Muon for matrices: `torch.optim.Muon` with the iteration in float32 on a CPU, where emulated bf16 may be forty times slower.
 
     Args:
         params: matrices `[rows, columns]`.
-        lr: step length; a matrix with more rows than columns takes `sqrt(rows / columns)` times as much.
-        weight_decay: decoupled.
-        momentum: of Nesterov's kind.
-        ns_steps: Newton-Schulz iterations.
+        lr: learning rate; multiplied by `sqrt(rows / columns)` for a matrix with more rows than columns.
+        weight_decay: decoupled weight decay.
+        momentum: Nesterov momentum.
+        ns_steps: number of Newton-Schulz iterations.
 
     Raises:
-        ValueError: a parameter that is no matrix.
+        ValueError: a parameter is not a matrix.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update of every matrix that has a gradient."""
+        """Update every matrix that has a gradient."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             same_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
@@ -68,7 +68,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: torch.Tensor, steps: int) -> torch.Tensor:
-    """Push all singular values of each of `matrices` `[n, rows, columns]` towards 1, by `steps` Newton-Schulz iterations."""
+    """Return `matrices` `[n, rows, columns]` with singular values near 1, after `steps` Newton-Schulz iterations."""
     a, b, c = QUINTIC
     x = matrices.bfloat16() if matrices.device.type == "cuda" else matrices.float()
     tall = x.shape[-2] > x.shape[-1]

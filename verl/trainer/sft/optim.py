@@ -14,7 +14,7 @@ from verl.trainer.sft.muon import Muon
 
 
 class OptimizerSet:
-    """One or two optimizers that step together under a warm-up and cosine schedule."""
+    """One or two optimizers with a common warm-up and cosine schedule."""
 
     def __init__(self, optimizers: list[torch.optim.Optimizer], config: SFTOptimConfig, total_steps: int) -> None:
         def factor(step: int) -> float:
@@ -27,7 +27,7 @@ class OptimizerSet:
 
     @property
     def lr(self) -> float:
-        """The current rate of AdamW."""
+        """Current learning rate of AdamW."""
         return self.optimizers[0].param_groups[0]["lr"]
 
     def step(self) -> None:
@@ -38,7 +38,7 @@ class OptimizerSet:
 
 
 def build_optimizers(model: PreTrainedModel, config: SFTOptimConfig, total_steps: int) -> OptimizerSet:
-    """Return AdamW over everything, or Muon over the hidden matrices and AdamW over the rest (Jordan et al. 2024).
+    """Return AdamW for all parameters, or Muon for hidden matrices and AdamW for the others (Jordan et al. 2024).
 
     Raises:
         ValueError: an unknown `optim.name`.

@@ -235,16 +235,16 @@ def test_no_task_is_drawn_twice_in_a_step_and_a_small_dataset_ends_the_drawing(c
     drawn, table, _ = draw(dict.fromkeys(range(4), EQUAL) | {2: DIFFERENT}, 2, max_num_gen_batches=0)
     assert [tasks for tasks, _ in table.attempts] == [[0, 1], [2, 3]]
     assert tasks_of(drawn) == ["2"]
-    assert "all tasks were drawn" in caplog.text
+    assert "all tasks were sampled" in caplog.text
 
 
 def test_when_nothing_differs_the_reason_is_given_with_the_episodes() -> None:
     drawn, _, _ = draw(dict.fromkeys(range(4), (1.0, 1.0)), 2)
     assert drawn.batch is None
     assert drawn.metrics["train/filter_groups/dropped/s"] == 1.0 and drawn.metrics["train/filter_groups/tasks_missing"] == 2.0
-    assert "in none of 4 tasks (2 collections) does seq_reward differ" in drawn.why_none
-    assert "mean team reward: 1." in drawn.why_none
-    assert "too easy or too hard" in drawn.why_none
+    assert "seq_reward differs within no group of 4 tasks (2 collections)" in drawn.no_batch_reason
+    assert "mean team reward: 1." in drawn.no_batch_reason
+    assert "too easy or too hard" in drawn.no_batch_reason
     assert len(drawn.result.episodes) == 8
 
 

@@ -181,5 +181,5 @@ def test_row_weights_by_hand(mode: str, expected: float) -> None:
 
 
 def test_row_weights_of_another_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match="one weight a row"):
+    with pytest.raises(ValueError, match="one weight per row"):
         agg_loss(LOSS, MASK, "token-mean", row_weights=torch.ones(2))

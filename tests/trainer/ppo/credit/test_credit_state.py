@@ -61,7 +61,7 @@ def test_theta_falls_by_a_step_when_validation_accuracy_falls_by_a_share(accurac
     for stop in range(len(accuracies)):  # with a checkpoint between any two validations
         found, theta = [], AdaptiveTheta(config.reward.propagation)
         for number, accuracy in enumerate(accuracies):
-            theta.look({"val/episodes": 1.0, ACCURACY: accuracy})
+            theta.update({"val/episodes": 1.0, ACCURACY: accuracy})
             found.append(theta.value)
             if number == stop:
                 before, after = (CreditAssigner(config, TEAM, on_policy=True) for _ in range(2))
@@ -74,8 +74,8 @@ def test_theta_falls_by_a_step_when_validation_accuracy_falls_by_a_share(accurac
 def test_theta_stays_without_a_step_without_a_success_rate_and_with_an_older_checkpoint() -> None:
     fixed, adapts = AdaptiveTheta(PropagationConfig(theta=0.5)), AdaptiveTheta(PropagationConfig(theta=0.5, theta_step=0.1))
     for metrics in ({ACCURACY: 0.6}, {ACCURACY: 0.1}):
-        fixed.look(metrics)
-        adapts.look({"val/episodes": 1.0})
+        fixed.update(metrics)
+        adapts.update({"val/episodes": 1.0})
     assert (fixed.value, fixed.state_dict(), adapts.value) == (0.5, {}, 0.5)
     assigner = CreditAssigner(RunConfig(), TEAM, on_policy=True)
     assigner.load_state_dict({"kl_coef": {}, "estimators": {}})

@@ -1,13 +1,13 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): train on groups in which something differs, and draw new tasks for the rest.
+"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): train on groups in which rewards differ, and sample new tasks for the others.
 
-A group (`algorithm.group_by`) whose rewards are all equal has advantage 0. With `algorithm.filter_groups.enable` such groups are left
-out and more tasks are played until `data.train_batch_size` tasks have a signal. A task counts when one of its groups has one.
+A group (`algorithm.group_by`) of equal rewards has advantage 0. With `algorithm.filter_groups.enable` such groups are dropped, and tasks
+are sampled until `data.train_batch_size` tasks have a signal. A task has a signal if one of its groups has one.
 
     keep group g  if  max_(i in g) r_i > min_(i in g) r_i
 
 Keys: `algorithm.filter_groups.enable`, `algorithm.filter_groups.metric`, `algorithm.filter_groups.max_num_gen_batches`.
 Use when: many tasks are always or never solved, so that much of a batch has no gradient and its size varies.
-Fails when: sampling is what takes the time: a step then costs several collections; or tasks are few: they run out.
+Fails when: sampling dominates the time: a step then costs several collections; or tasks are few: they run out.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What dynamic sampling brought.
+class FilteredSamples:
+    """Result of dynamic sampling.
 
     Attributes:
-        result: all collections of the step as one.
-        batch: the rows to train on, as wide as the longest of them; None when no group has a signal.
-        metrics: `train/filter_groups/*`, also when there is no batch.
-        why_none: what to say when `batch` is None.
+        result: all collections of the step, joined.
+        batch: rows to train on, trimmed to the longest of them; None if no group has a signal.
+        metrics: `train/filter_groups/*`, also without a batch.
+        no_batch_reason: message if `batch` is None.
     """
 
     result: CollectResult
     batch: DataProto | None
     metrics: dict[str, float]
-    why_none: str = ""
+    no_batch_reason: str = ""
 
 
 def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
-    """Whether the group of each row has a spread in `algorithm.filter_groups.metric`, `[bsz]` bool.
+    """Return whether `algorithm.filter_groups.metric` differs within the group of each row, `[bsz]` bool.
 
-    Groups are those of the advantage, `algorithm.per_agent` included; with `m_grpo` the main agent's episodes and the sub-agents' calls
-    apart, of which all count here, also those that are not drawn later. A group of one has no spread, unless `singleton=raw` trains on
-    it; rows without a response token never count.
+    Groups are those of the advantage, including `algorithm.per_agent`; with `m_grpo` episodes of the main agent and calls of sub-agents are
+    separate groups, and calls that are not sampled later count here. A group of one has no signal, unless `singleton=raw` trains on it;
+    rows without a response token are ignored.
     """
-    # Token rewards are float32: what differs in float64 only is equal where advantages are computed.
+    # Token rewards are float32: values that differ only in float64 are equal when advantages are computed.
     values = batch.non_tensor_batch[FILTER_METRICS[config.filter_groups.metric]].astype(np.float32).astype(np.float64)
     valid = _valid(batch)
     signal = np.zeros(len(batch), dtype=bool)
@@ -84,7 +84,7 @@ def _spread(
     weights: np.ndarray | None,
     singletons: bool,
 ) -> np.ndarray:
-    """Whether the values of each row's group differ, `[rows]`; with `unit` `[rows]`, (weighted) means over a unit's rows are compared."""
+    """Return whether values in each row's group differ, `[rows]`; with `unit` `[rows]`, (weighted) means over units are compared."""
     compared = groups
     if unit is not None:
         members = group_index([groups, unit])
@@ -95,10 +95,10 @@ def _spread(
     return (~stats.constant | (singletons & (stats.count == 1)))[groups]
 
 
-async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskLoader, step: int) -> Drawn:
-    """Collect until `data.train_batch_size` tasks have a signal, no task is left, or `max_num_gen_batches` collections were made.
+async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskLoader, step: int) -> FilteredSamples:
+    """Collect until `data.train_batch_size` tasks have a signal, no task is left, or `max_num_gen_batches` is reached.
 
-    Tasks beyond the batch are cut in the order in which they were drawn. With too few tasks the batch is smaller, and a warning says so.
+    Surplus tasks are dropped in the order in which they were sampled. With too few tasks the batch is smaller, and a warning is logged.
     """
     wanted, rule = config.data.train_batch_size, config.algorithm.filter_groups
     results: list[CollectResult] = []
@@ -107,7 +107,7 @@ async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskL
     while found < wanted and (rule.max_num_gen_batches == 0 or len(results) < rule.max_num_gen_batches):
         places = loader.take(wanted, used)
         if not places:
-            logger.warning("step %d: all tasks were drawn, %d of %d have a signal", step, found, wanted)
+            logger.warning("step %d: all tasks were sampled, %d of %d have a signal", step, found, wanted)
             break
         used.update(places)
         rows = [loader.source[place] for place in places]
@@ -123,11 +123,11 @@ async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskL
     numbers |= {"tasks_with_signal": found, "tasks_missing": max(wanted - found, 0)}
     metrics = {f"train/filter_groups/{name}": float(value) for name, value in numbers.items()}
     if whole.batch is None or not signal.any():
-        return Drawn(whole, None, metrics, _nothing_differs(config, len(results), whole))
+        return FilteredSamples(whole, None, metrics, _no_signal(config, len(results), whole))
     if found < wanted:
-        logger.warning("step %d trains on %d tasks instead of %d: %d were drawn, the others had no signal", step, found, wanted, len(used))
+        logger.warning("step %d trains on %d tasks instead of %d: %d were sampled, others had no signal", step, found, wanted, len(used))
     kept = np.flatnonzero(_first_tasks(whole.batch, signal, wanted))
-    return Drawn(whole, trim_padding(whole.batch.select_idxs(kept)), metrics)
+    return FilteredSamples(whole, trim_padding(whole.batch.select_idxs(kept)), metrics)
 
 
 def _tasks(batch: DataProto, rows: np.ndarray) -> int:
@@ -141,9 +141,9 @@ def _first_tasks(batch: DataProto, keep: np.ndarray, wanted: int) -> np.ndarray:
 
 
 def _dropped_shares(batch: DataProto, signal: np.ndarray, config: AlgorithmConfig) -> Iterator[tuple[str, float]]:
-    """Share of an agent's groups that have no signal, and that of each of its turns when there are several.
+    """Yield the fraction of each agent's groups without a signal, and per turn if there are several turns.
 
-    A group counts where the agent (in that turn) has a row with a response token in it, and once however many it has.
+    A group counts once if the agent (in that turn) has a row with a response token in it.
     """
     columns, groups = batch.non_tensor_batch, group_numbers(batch, config)
     valid, turns = _valid(batch), columns["turn"].astype(int)
@@ -160,16 +160,16 @@ def _dropped_shares(batch: DataProto, signal: np.ndarray, config: AlgorithmConfi
 
 
 def _valid(batch: DataProto) -> np.ndarray:
-    """Rows with a response token, `[bsz]` bool."""
+    """Return whether rows have a response token, `[bsz]` bool."""
     rows: np.ndarray = batch.batch["response_mask"].bool().any(dim=1).numpy()
     return rows
 
 
-def _nothing_differs(config: RunConfig, collections: int, result: CollectResult) -> str:
+def _no_signal(config: RunConfig, collections: int, result: CollectResult) -> str:
     rewards = [e.team_reward for e in result.episodes if e.failure is None]
     mean = f"{np.mean(rewards):.3g}" if rewards else "unknown, all episodes failed"
     return (
-        f"in none of {len({e.uid for e in result.episodes})} tasks ({collections} collections) does "
-        f"{config.algorithm.filter_groups.metric} differ within a group, so there is nothing to learn from; mean team reward: {mean}. "
+        f"{config.algorithm.filter_groups.metric} differs within no group of {len({e.uid for e in result.episodes})} tasks "
+        f"({collections} collections), so that every advantage is 0; mean team reward: {mean}. "
         "The tasks are too easy or too hard for this team: use others, raise env.rollout.n, or turn algorithm.filter_groups.enable off"
     )

@@ -1,4 +1,4 @@
-"""ReMax's baselines: what the team earns on a task when it always takes the likeliest token (arXiv 2310.10505)."""
+"""Baselines of ReMax: the reward of a task with greedy decoding (arXiv 2310.10505)."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from verl.trainer.ppo.registry import estimator_needs
 
 
 def needs_baselines(estimator: str) -> bool:
-    """The estimator has a parameter `reward_baselines` without a default. Raises ValueError for a name that nothing registers."""
+    """Return whether the estimator has a parameter `reward_baselines` without a default. Raises ValueError for an unknown name."""
     return estimator_needs(estimator, "reward_baselines")
 
 
 def reward_baselines(batch: DataProto, greedy: CollectResult, alpha: float) -> tuple[np.ndarray, dict[str, float]]:
-    """Baseline of every row, `[bsz]` float, and the metrics `train/remax/*`.
+    """Return the baseline of every row, `[bsz]` float, and the metrics `train/remax/*`.
 
-    It is the mean reward of the row's agent in the greedy episode of the row's task. Where the agent did not speak there, it is what
-    a sample of its would have earned without a reward of its own, `alpha * team reward`; where that episode failed, the mean of the
-    agent's sampled rewards of the task.
+    It is the mean reward of the row's agent in the greedy episode of the row's task. If the agent was not called there, it is
+    `alpha * team reward`, the reward of a sample without a local reward; if that episode failed, the mean of the agent's sampled rewards
+    of the task.
 
     Args:
-        batch: sampled rows: `uid`, `agent_id`, `reward`.
-        greedy: one greedy episode of each of their tasks.
+        batch: sampled rows with `uid`, `agent_id`, `reward`.
+        greedy: one greedy episode per task of the batch.
         alpha: `reward.alpha`.
     """
-    spoken = _means(greedy.batch, GREEDY_SUFFIX) if greedy.batch is not None else {}
+    called = _means(greedy.batch, GREEDY_SUFFIX) if greedy.batch is not None else {}
     sampled = _means(batch)
     team = {e.uid.removesuffix(GREEDY_SUFFIX): alpha * e.team_reward for e in greedy.episodes if e.failure is None}
     keys = list(zip(batch.non_tensor_batch["uid"], batch.non_tensor_batch["agent_id"], strict=True))
-    values = np.array([spoken.get(key, team.get(key[0], sampled[key])) for key in keys], dtype=np.float64)
+    values = np.array([called.get(key, team.get(key[0], sampled[key])) for key in keys], dtype=np.float64)
     return values, {
         "train/remax/baseline": float(values.mean()),
-        "train/remax/silent": float(np.mean([uid in team and (uid, agent) not in spoken for uid, agent in keys])),
+        "train/remax/silent": float(np.mean([uid in team and (uid, agent) not in called for uid, agent in keys])),
         "train/remax/failed": float(np.mean([uid not in team for uid, _ in keys])),
     }
 
 
 def _means(batch: DataProto, suffix: str = "") -> dict[tuple[str, str], float]:
-    """Mean reward of an agent in a group, by (uid without its suffix, agent)."""
+    """Return the mean reward of an agent in a group, by (uid without its suffix, agent)."""
     rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
     columns = batch.non_tensor_batch
     for uid, agent, reward in zip(columns["uid"], columns["agent_id"], columns["reward"], strict=True):

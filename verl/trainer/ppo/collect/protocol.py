@@ -1,4 +1,4 @@
-"""What the trainer asks of the agent side: episodes in, one batch of samples out."""
+"""Protocol of collectors, the interface between trainer and agents: tasks in, episodes and one batch of samples out."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from verl.protocol import DataProto
 
 
 class Episode(Protocol):
-    """One finished (or failed) run of a task, as far as the trainer looks into it."""
+    """One finished (or failed) episode of a task: the attributes that the trainer reads."""
 
     @property
     def uid(self) -> str:
-        """The group it belongs to."""
+        """Group of the episode."""
         ...
 
     @property
     def task_id(self) -> str:
-        """The task played."""
+        """Task of the episode."""
         ...
 
     @property
     def data_source(self) -> str:
-        """The data set it is from."""
+        """Data source of the task."""
         ...
 
     @property
     def failure(self) -> str | None:
-        """Why the episode is in no batch, or None."""
+        """Reason why the episode is in no batch, or None."""
         ...
 
     @property
     def team_reward(self) -> float:
-        """Summed over turns."""
+        """Team reward, summed over turns."""
         ...
 
     @property
     def reply_tokens(self) -> int:
-        """Tokens that the run's engines wrote in it, candidates of a tree that were not chosen included."""
+        """Number of tokens that the run's engines generated for it, including candidates of a tree that were not committed."""
         ...
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What the environment reports: `success` in 0..1, numbers named `<role>/<name>`, and anything else."""
+        """Report of the environment: `success` in 0..1, numbers named `<role>/<name>`, and other values."""
         ...
 
     def to_json(self) -> dict[str, Any]:
-        """Everything a reader may want to see, in JSON types."""
+        """Return the whole episode in JSON types."""
         ...
 
 
@@ -56,17 +56,17 @@ class CollectResult(Protocol):
 
     @property
     def batch(self) -> DataProto | None:
-        """A row a sample, or None when there is none."""
+        """One row per sample, or None if there is none."""
         ...
 
     @property
     def episodes(self) -> Sequence[Episode]:
-        """In the order of tasks and their episodes, failed ones included."""
+        """Episodes in the order of tasks, including failed ones."""
         ...
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """`agent/<id>/*`, `env/*` and `rollout/*` of these episodes."""
+        """Metrics `agent/<id>/*`, `env/*` and `rollout/*` of these episodes."""
         ...
 
 
@@ -76,22 +76,22 @@ class Collector(Protocol):
     async def collect(
         self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False, greedy: bool = False, attempt: int = 0
     ) -> CollectResult:
-        """Play `n` episodes of every dataset row. Raises when too many of them fail.
+        """Run `n` episodes of every dataset row. Raises if too many of them fail.
 
         Args:
-            rows: the tasks.
-            n: episodes of each.
+            rows: tasks.
+            n: episodes per task.
             step: training step.
             validate: sample as in validation.
-            greedy: always take the likeliest token; group names end in `GREEDY_SUFFIX`.
-            attempt: which collection of the step this is; each has seeds and group names of its own.
+            greedy: decode greedily; group names end in `GREEDY_SUFFIX`.
+            attempt: index of this collection in the step; each has its own seeds and group names.
         """
         ...
 
     def set_theta(self, theta: float) -> None:
-        """Propagate rewards by this `reward.propagation.theta` from now on."""
+        """Set `reward.propagation.theta` for later episodes."""
         ...
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
-        """Several collections of one step as one: batch rows and episodes in their order, metrics over all of them."""
+        """Join several collections of one step: rows and episodes in their order, metrics over all of them."""
         ...

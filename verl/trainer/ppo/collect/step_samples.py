@@ -1,4 +1,4 @@
-"""What one training step learns from: tasks are drawn, played, and filtered or given baselines where the algorithm asks for it."""
+"""Samples of one training step: run episodes of its tasks, with dynamic sampling or greedy baselines if configured."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from verl.utils.dataset import TaskLoader
 
 @dataclass(frozen=True)
 class StepSamples:
-    """Rows to train on and what was played for them.
+    """Rows to train on, and their episodes.
 
     Attributes:
-        batch: the rows; None when no episode gave one.
-        episodes: all episodes, those left out of the batch and greedy ones included.
-        metrics: of all sampled episodes, also of those that were filtered out.
+        batch: rows; None if no episode has a sample.
+        episodes: all episodes, including filtered and greedy ones.
+        metrics: metrics of all sampled episodes, including filtered ones.
         generated_tokens: reply tokens of all episodes that did not fail.
-        why_none: what to say when `batch` is None.
+        no_batch_reason: message if `batch` is None.
     """
 
     batch: DataProto | None
     episodes: Sequence[Episode]
     metrics: dict[str, float]
     generated_tokens: int
-    why_none: str = "no episode gave a sample to train on"
+    no_batch_reason: str = "no episode has a sample to train on"
 
 
 async def collect_step(config: RunConfig, collector: Collector, loader: TaskLoader, step: int) -> StepSamples:
-    """Draw the step's tasks from `loader` and play them.
+    """Take the step's tasks from `loader` and run their episodes.
 
-    Raises whatever the collector raises.
+    Errors of the collector are raised.
     """
     if config.algorithm.filter_groups.enable:
         drawn = await draw_until_full(config, collector, loader, step)
         metrics = dict(drawn.result.metrics) | drawn.metrics
-        return StepSamples(drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.why_none)
+        return StepSamples(drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.no_batch_reason)
     rows = [loader.source[place] for place in loader.take(config.data.train_batch_size)]
     result = await collector.collect(rows, config.env.rollout.n, step=step)
     used = estimators_in_use(config.algorithm, trained_agents(config.agent))

@@ -1,7 +1,7 @@
-"""Advantages, losses and KL: pure functions on tensors, one short file each, under verl's public names.
+"""Advantages, losses and KL: pure functions on tensors, one short file each, with verl's public names.
 
-Importing the package imports every module of `estimators` and `policy_losses`, and so registers what they hold. An algorithm is chosen by
-its registered name; only names that verl has, or that are used as functions, are listed here.
+Importing the package imports every module of `estimators` and `policy_losses`, which registers their functions. An algorithm is chosen by
+its registered name; only names of verl, and functions that are called directly, are listed here.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What estimators and losses refuse: tensors and columns that do not belong to the same rows, and non-finite numbers."""
+"""Checks of inputs of estimators and losses: shapes, devices and non-finite numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def check_tokens(response_mask: torch.Tensor, **tensors: torch.Tensor | None) -> None:
-    """Raise ValueError unless every tensor that is given has the shape `[bsz, response_len]` and the device of `response_mask`."""
+    """Raise ValueError unless every tensor that is not None has the shape `[bsz, response_len]` and the device of `response_mask`."""
     for name, tensor in tensors.items():
         if tensor is None:
             continue
@@ -20,21 +20,21 @@ def check_tokens(response_mask: torch.Tensor, **tensors: torch.Tensor | None) ->
 
 
 def check_columns(response_mask: torch.Tensor, **columns: np.ndarray | torch.Tensor | None) -> None:
-    """Raise ValueError unless every column that is given has one entry a row of `response_mask`."""
+    """Raise ValueError unless every column that is not None has one entry per row of `response_mask`."""
     for name, column in columns.items():
         if column is not None and len(column) != len(response_mask):
-            raise ValueError(f"{name} has {len(column)} entries for the {len(response_mask)} rows of response_mask; give one a row")
+            raise ValueError(f"{name} has {len(column)} entries for the {len(response_mask)} rows of response_mask; give one per row")
 
 
 def check_finite(name: str, values: torch.Tensor, response_mask: torch.Tensor) -> None:
-    """Raise ValueError when `values` `[bsz, response_len]` has a NaN or infinity at an unmasked token."""
+    """Raise ValueError if `values` `[bsz, response_len]` has a NaN or infinity at an unmasked token."""
     bad = ~torch.isfinite(torch.where(response_mask.bool(), values, 0.0).sum(dim=-1, dtype=torch.float64))
     if bad.any():
         raise ValueError(f"{name}: {int(bad.sum())} of {len(bad)} rows are not finite (first: row {int(bad.nonzero()[0])})")
 
 
 def numbers(name: str, column: Any, valid: np.ndarray) -> np.ndarray:
-    """A column of numbers (array, list or tensor `[bsz]`) as float64; raises ValueError when a valid row's is not finite."""
+    """Return a numeric column (array, list or tensor `[bsz]`) as float64. Raises ValueError for a non-finite number of a valid row."""
     raw = column.detach().cpu().double().numpy() if isinstance(column, torch.Tensor) else column
     values: np.ndarray = np.asarray(raw, dtype=np.float64)
     bad = np.flatnonzero(valid & ~np.isfinite(values))
@@ -44,7 +44,7 @@ def numbers(name: str, column: Any, valid: np.ndarray) -> np.ndarray:
 
 
 def check_log_ratio(log_ratio: torch.Tensor, response_mask: torch.Tensor) -> None:
-    """Raises ValueError when shapes or devices differ, nothing is unmasked, or an unmasked entry is not finite."""
+    """Raise ValueError if shapes or devices differ, no token is unmasked, or an unmasked entry is not finite."""
     if log_ratio.shape != response_mask.shape:
         raise ValueError(f"log-probs {tuple(log_ratio.shape)} do not match response_mask {tuple(response_mask.shape)}")
     if log_ratio.device != response_mask.device:

@@ -1,7 +1,7 @@
-"""Who is compared with whom: group keys, and statistics of a score within each group.
+"""Groups of rows, and statistics of a score within each group.
 
-Statistics are a function of the *set* of rows: scores are ordered by value inside their group before they are summed
-(in float64), so that shuffling the batch does not change a single bit.
+Statistics depend on the *set* of rows only: scores are sorted within their group before they are summed (in float64), so that
+results are identical to the bit for any order of rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Codes of columns are multiplied into one int64; beyond this product they are numbered anew in between.
+# Codes of columns are combined into one int64; beyond this product they are renumbered in between.
 MAX_CODE = 2**62
 
 
@@ -19,7 +19,7 @@ MAX_CODE = 2**62
 class GroupStats:
     """Per-group statistics, each of shape `[n_groups]`; `std` is unbiased and 0 for a group of one.
 
-    `count` is the number of rows that count, `weight` the sum of their weights (`count` without weights).
+    `count` is the number of valid rows with a positive weight, `weight` the sum of their weights (`count` without weights).
     """
 
     count: np.ndarray
@@ -32,8 +32,8 @@ class GroupStats:
 def group_index(columns: Sequence[np.ndarray]) -> np.ndarray:
     """Number the distinct tuples of `columns` (each `[bsz]`, of objects or numbers) from 0 in order of appearance: `[bsz]` int64.
 
-    Values are the same when Python's `==` says so: the text "1" and the number 1 are different keys. None and NaN are one key. Raises
-    ValueError when there is no column, or when the lengths differ.
+    Values are compared with `==`: the string "1" and the number 1 are different keys. None and NaN are one key. Raises ValueError without
+    columns, or if lengths differ.
     """
     if not columns:
         raise ValueError("group_index needs at least one column; use np.zeros(bsz) for one global group")
@@ -50,18 +50,18 @@ def group_index(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _number(column: np.ndarray) -> tuple[np.ndarray, int]:
-    """Number the distinct values of a column from 0 in order of appearance: codes `[bsz]` int64, and how many there are."""
-    import pandas as pd  # not at the top: the checks of settings do without it, and it takes long to import
+    """Number the distinct values of a column from 0 in order of appearance. Return codes `[bsz]` int64, and the number of values."""
+    import pandas as pd  # imported here because it is slow to import and checks of settings do not need it
 
     codes, distinct = pd.factorize(column.astype(object) if column.dtype.kind in "US" else column)
     missing = codes < 0
-    if missing.any():  # numbered anew, so that a missing value has its place in the order of appearance as well
+    if missing.any():  # renumbered, so that a missing value is numbered in the order of appearance as well
         return _number(np.where(missing, len(distinct), codes))
     return codes.astype(np.int64, copy=False), len(distinct)
 
 
 def first_rows(index: np.ndarray) -> np.ndarray:
-    """First row of every group of a `group_index`, `[n_groups]`."""
+    """Return the first row of every group of a `group_index`, `[n_groups]`."""
     return np.flatnonzero(np.diff(np.maximum.accumulate(index), prepend=-1))
 
 
@@ -72,7 +72,7 @@ def group_stats(
     weights: np.ndarray | None = None,
     copies: bool = False,
 ) -> GroupStats:
-    """Count, mean, unbiased std and "all equal" of `scores` `[bsz]` per group.
+    """Return count, mean, unbiased std and "all equal" of `scores` `[bsz]` per group.
 
     With weights `w >= 0` the mean is `sum w s / W` and the variance `sum w (s - mean)^2 / (W - sum w^2 / W)`, `W = sum w`: reliability
     weights, under which equal weights of any size give the unweighted statistics.
@@ -80,10 +80,10 @@ def group_stats(
     Args:
         scores: `[bsz]`.
         index: `[bsz]` group of each row, from 0.
-        valid: `[bsz]`; rows that are False do not count.
-        weights: `[bsz]`; rows of weight 0 do not count.
-        copies: a weight says how many rows a row stands for, so that the variance is `sum w (s - mean)^2 / (W - 1)`; `count` remains that
-            of distinct rows.
+        valid: `[bsz]`; rows that are False are ignored.
+        weights: `[bsz]`; rows of weight 0 are ignored.
+        copies: weights are numbers of copies of a row, so that the variance is `sum w (s - mean)^2 / (W - 1)`; `count` remains that of
+            distinct rows.
 
     Raises:
         ValueError: a weight is negative or not finite.
@@ -95,7 +95,7 @@ def group_stats(
         if not (np.isfinite(weights) & (weights >= 0)).all():
             raise ValueError(f"weights of rows must be finite and at least 0, found {weights.min()} to {weights.max()}")
         keep &= weights > 0
-    # -0.0 + 0.0 is 0.0: equal scores have the same bits, so that whichever of them comes first gives the same mean.
+    # -0.0 + 0.0 is 0.0: equal scores have the same bits, so that their order does not change the mean.
     s, g = np.add(scores[keep], 0.0, dtype=np.float64), index[keep]
     if weights is None:
         s, g = _sort_within_groups(s, g)
@@ -108,7 +108,7 @@ def group_stats(
 
 
 def _reduce(s: np.ndarray, g: np.ndarray, w: np.ndarray | None, n_groups: int, copies: bool) -> GroupStats:
-    """Statistics of rows that are already ordered by group and value."""
+    """Return statistics of rows that are sorted by group and value."""
     count = np.bincount(g, minlength=n_groups)
     present = np.flatnonzero(count)
     mean, square, constant = np.zeros(n_groups), np.zeros(n_groups), np.ones(n_groups, dtype=bool)
@@ -121,7 +121,7 @@ def _reduce(s: np.ndarray, g: np.ndarray, w: np.ndarray | None, n_groups: int, c
             freedom[present] = weight[present] - (1.0 if copies else np.add.reduceat(w * w, starts) / weight[present])
         lowest, highest = s[starts], s[starts + sizes - 1]
         constant[present] = lowest == highest
-        # The mean of equal scores is that score; their sum divided again may be off by a bit.
+        # The mean of equal scores is that score; their sum divided by their number may differ in the last bit.
         sums = np.add.reduceat(s if w is None else s * w, starts)
         mean[present] = np.where(constant[present], lowest, sums / weight[present])
         deviation = (s - np.repeat(mean[present], sizes)) ** 2
@@ -131,10 +131,10 @@ def _reduce(s: np.ndarray, g: np.ndarray, w: np.ndarray | None, n_groups: int, c
 
 
 def _sort_within_groups(s: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and groups ordered by group, then score.
+    """Return scores and groups sorted by group, then score.
 
-    Sorting integers is several times faster than sorting row numbers by two keys, so group and score are packed into one: the score
-    itself when float32 holds it exactly (as it does rewards), else its rank.
+    Sorting integers is several times faster than sorting row indices by two keys, so group and score are packed into one integer: the
+    score itself if it is exact in float32 (as rewards are), else its rank.
     """
     with np.errstate(over="ignore"):
         narrow = s.astype(np.float32)

@@ -1,4 +1,4 @@
-"""KL to the reference: estimators per token, and the coefficient's controller."""
+"""KL divergence from the reference: estimators per token, and controllers of the coefficient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str
         mse, k2         x^2 / 2
         low_var_kl, k3  exp(-x) - 1 + x, at most 10
 
-    A trailing `+` (`k1+`, ...) keeps the value and takes k2's gradient, which is the unbiased one.
+    A trailing `+` (`k1+`, ...) keeps the value and uses k2's gradient, which is unbiased.
 
     Keys: `actor.use_kl_loss`, `actor.kl_loss_type`, `actor.kl_loss_coef`; `algorithm.use_kl_in_reward`, `algorithm.kl_penalty`.
     Use when: the policy must stay near the reference: k3 in the loss (never negative, low variance), k1 in the reward (unbiased).
@@ -32,9 +32,9 @@ def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str
 
 
 def kl_penalty_forward(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
-    """`kl`/`k1`: log-ratio; `abs`; `mse`/`k2`: half its square; `low_var_kl`/`k3`: `exp(-x) - 1 + x`, clamped to +-10.
+    """Return `kl`/`k1`: log-ratio; `abs`; `mse`/`k2`: half its square; `low_var_kl`/`k3`: `exp(-x) - 1 + x`, clamped to +-10.
 
-    Raises ValueError for an unknown estimator, or when shapes differ.
+    Raises ValueError for an unknown estimator, or if shapes differ.
     """
     if logprob.shape != ref_logprob.shape:
         raise ValueError(f"logprob {tuple(logprob.shape)} and ref_logprob {tuple(ref_logprob.shape)} differ in shape")
@@ -53,21 +53,21 @@ def kl_penalty_forward(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_pena
 def compute_rewards(
     token_level_scores: torch.Tensor, old_log_prob: torch.Tensor, ref_log_prob: torch.Tensor, kl_ratio: float
 ) -> torch.Tensor:
-    """`r_t - beta (log_prob - ref_log_prob)`: token rewards minus the KL to the reference (arXiv 1909.08593, eq. 2), `[bsz, response_len]`.
+    """Return `r_t - beta (log_prob - ref_log_prob)`: token rewards minus the KL penalty (arXiv 1909.08593, eq. 2), `[bsz, response_len]`.
 
     Keys: `algorithm.use_kl_in_reward`, `algorithm.kl_ctrl.kl_coef`.
-    Use when: the pull to the reference is to be part of what is credited: token returns (reinforce_plus_plus, gae) see where it was paid.
-    Fails when: the estimator reads the score of a whole reply: its KL is then one number, and long replies pay more.
+    Use when: the KL penalty should be part of token-level credit: token returns (reinforce_plus_plus, gae) contain it at its token.
+    Fails when: the estimator reads the score of a whole reply: its KL is then a sum over tokens, and long replies are penalized more.
     """
     return token_level_scores - (old_log_prob - ref_log_prob) * kl_ratio
 
 
 class FixedKLController:
-    """A coefficient that stays: `beta_(k+1) = beta_k` (the plain penalty of arXiv 1707.06347, section 4).
+    """Constant coefficient: `beta_(k+1) = beta_k` (the fixed penalty of arXiv 1707.06347, section 4).
 
     Keys: `algorithm.kl_ctrl.type=fixed`, `algorithm.kl_ctrl.kl_coef`.
-    Use when: in doubt, and whenever runs are to be compared.
-    Fails when: rewards change their scale during a run: the same coefficient then pulls harder or not at all.
+    Use when: in doubt, and whenever runs are compared.
+    Fails when: the scale of rewards changes during a run: the relative strength of the penalty changes with it.
     """
 
     def __init__(self, kl_coef: float) -> None:
@@ -78,16 +78,16 @@ class FixedKLController:
 
 
 class AdaptiveKLController:
-    """A coefficient that follows a target KL (arXiv 1909.08593, section 2.2).
+    """Coefficient that is adapted to a target KL (arXiv 1909.08593, section 2.2).
 
         e = clip(KL / target - 1, -0.2, 0.2),  beta <- beta (1 + e min(n / horizon, 1)),  n the sequences of the step
 
-    The gain `n / horizon` stops at 1, where one step changes beta by a fifth at most: beyond 5 a step under the target would make it
-    negative. Every policy has its own.
+    The gain `n / horizon` is at most 1, so that a step changes beta by at most a fifth: with a gain above 5, a step below the target would
+    make beta negative. Every policy has its own controller.
 
     Keys: `algorithm.kl_ctrl.type=adaptive`, `algorithm.kl_ctrl.kl_coef`, `algorithm.kl_ctrl.target_kl`, `algorithm.kl_ctrl.horizon`.
-    Use when: it is known how far the policy may go, but not which coefficient keeps it there.
-    Fails when: the horizon is as short as a step's sequences: the coefficient swings; or long: it never gets there.
+    Use when: the allowed KL is known, but not the coefficient that keeps it.
+    Fails when: the horizon is as short as the sequences of a step: the coefficient oscillates; or long: it adapts too slowly.
     """
 
     def __init__(self, init_kl_coef: float, target_kl: float, horizon: int) -> None:
@@ -102,7 +102,7 @@ class AdaptiveKLController:
 
 
 def get_kl_controller(kl_ctrl: Any) -> FixedKLController | AdaptiveKLController:
-    """Build the controller of `algorithm.kl_ctrl`.
+    """Return the controller of `algorithm.kl_ctrl`.
 
     Raises:
         AssertionError: an adaptive controller without a positive horizon.

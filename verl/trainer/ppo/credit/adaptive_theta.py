@@ -1,4 +1,4 @@
-"""A threshold of `reward.propagation` that is lowered when validation gets worse."""
+"""Adaptive threshold of `reward.propagation`, lowered when validation accuracy falls."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ ACCURACY = "val/episode/success_rate"
 
 
 class AdaptiveTheta:
-    """`theta`, less `theta_step` after each fall of validation accuracy, never below 0.
+    """`theta`, lowered by `theta_step` after each fall of validation accuracy, at least 0.
 
-    Accuracy has fallen when it is below the best of the last `theta_window` validations before, and at most `1 - theta_fall` times that.
-    After a fall these are forgotten, so that each is answered once. No paper: the rule is this project's.
+    Accuracy has fallen if it is below the best of the previous `theta_window` validations, and at most `1 - theta_fall` times that.
+    The window is cleared after a fall, so that each fall counts once. No paper: the rule is this project's.
 
     Attributes:
-        adapts: `theta_step` is above 0; otherwise nothing here changes.
-        value: theta as it is.
+        adapts: whether `theta_step` is above 0; otherwise theta is constant.
+        value: current theta.
     """
 
     def __init__(self, config: PropagationConfig) -> None:
         self._config, self._accuracies = config, list[float]()
         self.adapts, self.value = config.theta_step > 0, config.theta
 
-    def look(self, metrics: Mapping[str, float]) -> None:
-        """Take in the metrics of a validation; one without a success rate says nothing."""
+    def update(self, metrics: Mapping[str, float]) -> None:
+        """Update theta from the metrics of a validation; without a success rate they are ignored."""
         if not self.adapts or ACCURACY not in metrics:
             return
         accuracy = metrics[ACCURACY]
@@ -37,10 +37,10 @@ class AdaptiveTheta:
         self._accuracies = [*self._accuracies, accuracy][-self._config.theta_window :]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to keep, in JSON types; nothing while theta is fixed."""
+        """Return the state for a checkpoint, in JSON types; empty if theta is fixed."""
         return {"value": self.value, "accuracies": self._accuracies} if self.adapts else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`; of a run whose theta was fixed there is nothing to go on from."""
+        """Restore `state_dict`; an empty state, of a run with fixed theta, is ignored."""
         if self.adapts and state:
             self.value, self._accuracies = float(state["value"]), list(state["accuracies"])

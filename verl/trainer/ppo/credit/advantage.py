@@ -1,4 +1,4 @@
-"""From token rewards to advantages for a whole team: who is compared with whom is decided here, the mathematics is in `core_algos`."""
+"""Advantages of a whole team from token rewards: groups are formed here, the estimators are in `core_algos`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from verl.trainer.ppo.per_agent import averages_trajectories, group_fields, spli
 from verl.trainer.ppo.registry import ESTIMATORS, AdvantageEstimator, plain_name
 from verl.utils.names import own_key
 
-# What verl hands to an estimator that takes any keyword; all else is given only to those that name it.
+# Arguments that verl passes to an estimator with `**kwargs`; all others are passed only to parameters of that name.
 VERL_KEYWORDS = ("index", "reward_baselines", "config", "batch", "non_tensor_batch")
 
 
 def group_keys(data: DataProto, fields: list[str]) -> np.ndarray:
-    """Number of each row's group, `[bsz]`; no fields means one global group.
+    """Return the group of each row as an integer, `[bsz]`; without fields all rows are one group.
 
-    Raises ValueError when the samples lack a field.
+    Raises ValueError if the samples lack a field.
     """
     missing = [f for f in fields if f not in data.non_tensor_batch]
     if missing:
@@ -32,7 +32,7 @@ def group_keys(data: DataProto, fields: list[str]) -> np.ndarray:
 
 
 def group_numbers(data: DataProto, config: Any) -> np.ndarray:
-    """Number of the group that each row is compared in, `[bsz]`, when agents may have settings of their own."""
+    """Return the group of each row as an integer, `[bsz]`, with the own settings of agents."""
     numbers, taken = np.zeros(len(data), dtype=np.int64), 0
     for settings, rows in _parts(data, config):
         part = group_keys(data, group_fields(settings))
@@ -55,33 +55,33 @@ def compute_advantage(
     state: MutableMapping[str, Any] | None = None,
     seed: int = 0,
 ) -> DataProto:
-    """Set `advantages` and `returns` `[bsz, response_len]` from `token_level_rewards`, each agent by its own estimator and settings.
+    """Set `advantages` and `returns` `[bsz, response_len]` from `token_level_rewards`, each agent with its own estimator and settings.
 
-    An estimator is handed what its parameters name (`EstimatorInputs`): `index` (the group key), `policy_index`, `agent_index`,
+    An estimator receives arguments by the names of its parameters (`EstimatorInputs`): `index` (the group), `policy_index`, `agent_index`,
     `turn_index`, `weights`, `values`, `anchor_obs`, `step_rewards`, `reward_baselines`, `gamma`, `lam`, `num_repeat`, `state`, `seed`,
-    `config`, `batch`, `non_tensor_batch`, or any column (`traj_uid`); and `traj_index`, the episode, when trajectories are compared or
-    the parameter has no default. It returns advantages and returns, and as a third, if it weighs rows in the loss, `[bsz]` weights.
-    Grouped by `uid` alone, the rows of one trajectory are averaged first and share one advantage; grouped by agent as well, every row
-    is compared on its own (Dr. MAS, arXiv 2602.08847).
+    `config`, `batch`, `non_tensor_batch`, or any column (`traj_uid`); and `traj_index`, the episode, if trajectories are compared or
+    the parameter has no default. It returns advantages and returns, and optionally weights of rows in the loss, `[bsz]`.
+    With groups by `uid` alone, the rows of a trajectory are averaged first and share one advantage; with groups by `uid` and agent, every
+    row is compared separately (Dr. MAS, arXiv 2602.08847).
 
     Args:
-        data: `token_level_rewards`, `response_mask` (or `responses` and `attention_mask`, from which it is made and added) and the
+        data: `token_level_rewards`, `response_mask` (or `responses` and `attention_mask`, from which it is added) and the
             columns of the group key.
-        adv_estimator: a name of `register_adv_est`; `config.per_agent` may give an agent another one.
-        gamma, lam, num_repeat: for estimators that use them.
+        adv_estimator: registered name; `config.per_agent` may set another one for an agent.
+        gamma, lam, num_repeat: arguments of estimators.
         norm_adv_by_std_in_grpo: divide by the group's standard deviation.
-        config: `AlgorithmConfig`, which gives the group key, or verl's config (an OmegaConf, a dataclass) without our keys. Without
-            them, or without a config, rows are grouped by `uid`, each row on its own, as in verl.
-        state: what estimators remember from step to step, in JSON types; changed in place.
-        seed: for estimators that draw.
+        config: `AlgorithmConfig`, or verl's config (an OmegaConf, a dataclass), which has no group keys. Without group keys, or without
+            a config, rows are grouped by `uid` and compared separately, as in verl.
+        state: state of estimators between steps, in JSON types; changed in place.
+        seed: seed of estimators that sample.
 
     Returns:
-        `data`, with `row_weights` `[bsz]` as well when rows weigh differently in the loss. With verl's `use_pf_ppo` and `gae` a new
-        batch: rows of it, drawn with replacement by `compute_pf_ppo_reweight_data`.
+        `data`, also with `row_weights` `[bsz]` if weights of rows in the loss differ. With verl's `use_pf_ppo` and `gae` a new batch of
+        rows sampled with replacement by `compute_pf_ppo_reweight_data`.
 
     Raises:
-        ValueError: rewards that are not finite, tensors that differ in shape or device, a group key that samples lack, an
-            estimator without what it needs.
+        ValueError: non-finite rewards, tensors that differ in shape or device, a group key that samples lack, or a missing argument of
+            an estimator.
     """
     _complete(data)
     shape, device = data.batch["response_mask"].shape, data.batch["response_mask"].device
@@ -119,17 +119,17 @@ def compute_advantage(
     data.batch["advantages"], data.batch["returns"] = advantages, returns
     if row_weights is not None:
         data.batch["row_weights"] = torch.as_tensor(row_weights, dtype=torch.float32, device=device)
-    draws = plain_name(adv_estimator) == AdvantageEstimator.GAE and own_key(config, "use_pf_ppo", False)
-    return _drawn_again(data, config) if draws else data
+    resamples = plain_name(adv_estimator) == AdvantageEstimator.GAE and own_key(config, "use_pf_ppo", False)
+    return _resampled(data, config) if resamples else data
 
 
-def _drawn_again(data: DataProto, config: Any) -> DataProto:
+def _resampled(data: DataProto, config: Any) -> DataProto:
     keys = own_key(config, "pf_ppo", None)
     return compute_pf_ppo_reweight_data(data, own_key(keys, "reweight_method", "pow"), own_key(keys, "weight_pow", 2.0))
 
 
 def _parts(data: DataProto, config: Any) -> list[tuple[Any, np.ndarray | None]]:
-    """(settings, row numbers) of each part; the row numbers are None when one part has all rows."""
+    """Return (settings, row indices) of each part; the row indices are None if one part has all rows."""
     if not own_key(config, "per_agent", None):
         return [(config, None)]
     if "agent_id" not in data.non_tensor_batch:
@@ -144,7 +144,7 @@ def _inputs(data: DataProto, rows: np.ndarray | None, given: Mapping[str, Any], 
 
     def index(inputs: EstimatorInputs) -> np.ndarray:
         if not chosen and "uid" not in data.non_tensor_batch:
-            raise KeyError("uid")  # nobody asked for groups, so only an estimator that needs them misses them
+            raise KeyError("uid")  # no groups are configured: only an estimator that needs them fails
         keys = group_keys(data, fields)
         return keys if inputs.rows is None else keys[inputs.rows]
 
@@ -154,7 +154,7 @@ def _inputs(data: DataProto, rows: np.ndarray | None, given: Mapping[str, Any], 
 
 
 def _estimate(name: str, inputs: EstimatorInputs) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
-    """Advantages, returns `[rows, response_len]` and, when rows weigh differently, weights `[rows]`."""
+    """Return advantages, returns `[rows, response_len]` and, if weights of rows differ, weights `[rows]`."""
     result = ESTIMATORS.function(name)(**_arguments(name, inputs))
     advantages, returns = result[0], result[1]
     weights = result[2] if len(result) > 2 else inputs.call_weights()
@@ -162,7 +162,7 @@ def _estimate(name: str, inputs: EstimatorInputs) -> tuple[torch.Tensor, torch.T
 
 
 def _arguments(name: str, inputs: EstimatorInputs) -> dict[str, Any]:
-    """What the estimator's parameters name, as far as the batch has it. Raises ValueError for a parameter that needs more."""
+    """Return the estimator's arguments that are available. Raises ValueError for a missing argument without a default."""
     required, any_keyword = ESTIMATORS.parameters(name)
     config = inputs.given["config"]
     if own_key(config, "statistics_over", "samples") == "trajectories" and "traj_index" not in required:
@@ -171,7 +171,7 @@ def _arguments(name: str, inputs: EstimatorInputs) -> dict[str, Any]:
     for key in dict.fromkeys((*required, *(VERL_KEYWORDS if any_keyword else ()))):
         needed = required.get(key, False)
         try:
-            # An estimator that cannot do without traj_index needs episodes, whatever is averaged.
+            # An estimator with a traj_index without a default needs episodes, also if rows are not averaged.
             arguments[key] = inputs.column("traj_uid") if key == "traj_index" and needed else inputs.get(key)
         except KeyError as missing:
             if needed:
@@ -181,11 +181,11 @@ def _arguments(name: str, inputs: EstimatorInputs) -> dict[str, Any]:
 
 
 def _complete(data: DataProto) -> None:
-    """Add a missing `response_mask`. Raises ValueError when it cannot be made, or does not fit the rewards."""
+    """Add a missing `response_mask`. Raises ValueError if it cannot be computed, or does not match the rewards."""
     held = set(data.batch.keys())
     if "response_mask" not in held:
         if missing := {"responses", "attention_mask"} - held:
-            raise ValueError(f"the batch has no response_mask, nor {sorted(missing)} to make it from; it has {sorted(held)}")
+            raise ValueError(f"the batch has no response_mask, nor {sorted(missing)} to compute it from; it has {sorted(held)}")
         data.batch["response_mask"] = compute_response_mask(data)
     rewards, mask = data.batch["token_level_rewards"], data.batch["response_mask"]
     if rewards.shape != mask.shape or rewards.device != mask.device:
@@ -196,7 +196,7 @@ def _complete(data: DataProto) -> None:
 
 
 def _check_finite(data: DataProto) -> None:
-    """One error for rewards that no estimator can use."""
+    """Raise ValueError for non-finite rewards, naming the first row and its agent."""
     rewards, mask = data.batch["token_level_rewards"], data.batch["response_mask"]
     if not torch.isfinite(rewards.sum()):
         bad = (real_rows(mask) & ~torch.isfinite(rewards).all(dim=1)).nonzero().squeeze(1)
@@ -210,5 +210,5 @@ def _check_finite(data: DataProto) -> None:
 
 
 def compute_response_mask(data: DataProto) -> torch.Tensor:
-    """The attention mask of the response part, `[bsz, response_len]`."""
+    """Return the attention mask of the response part, `[bsz, response_len]`."""
     return data.batch["attention_mask"][:, -data.batch["responses"].size(1) :]

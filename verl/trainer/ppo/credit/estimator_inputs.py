@@ -1,4 +1,4 @@
-"""What an advantage estimator may ask for by the name of a parameter, made only when it asks."""
+"""Arguments of advantage estimators by name, computed on demand."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import group_index
 from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
 
-# What to do when a batch lacks what an estimator needs.
+# Fixes for a missing argument.
 FIXES = {
     "values": "set critic.enable=true, so that a critic writes them",
     "reward_baselines": "add the column reward_baselines [bsz]: the reward of a greedy reply to the same task",
-    "anchor_obs": "add the column anchor [bsz]: the observation of the state that each call acted on",
-    "step_rewards": "add the column step_reward [bsz]: what arrived right after each call",
+    "anchor_obs": "add the column anchor [bsz]: the observation of the state before each call",
+    "step_rewards": "add the column step_reward [bsz]: the reward right after each call",
     "traj_index": "set algorithm.statistics_over=trajectories and add the column traj_uid [bsz]",
     "turn_index": "add the columns traj_uid, agent_id and turn [bsz]",
     "agent_index": "add the column agent_id [bsz]",
@@ -29,17 +29,17 @@ FIXES = {
 
 
 class EstimatorInputs:
-    """The rows of one part of a batch, under the names that estimators use.
+    """Arguments of an estimator for the rows of one part of a batch.
 
-    Beside the names below any tensor or column of the batch is given under its own name.
+    Beside the names below, every tensor or column of the batch is available under its own name.
 
     Args:
         data: the whole batch.
-        rows: numbers of the rows of this part; None for all.
-        given: what is the same for every row: `gamma`, `config`, `state`, ...
-        index: makes the group keys.
-        over_trajectories: give `traj_index`, so that rows of one trajectory are averaged first.
-        weigh_calls: give `weights`, so that an agent's calls of one episode weigh as one.
+        rows: indices of the rows of this part; None for all.
+        given: arguments common to all rows: `gamma`, `config`, `state`, ...
+        index: function that returns the group of each row.
+        over_trajectories: provide `traj_index`, so that rows of one trajectory are averaged first.
+        weigh_calls: provide `weights`, so that an agent's calls in one episode have a total weight of 1.
     """
 
     def __init__(
@@ -55,25 +55,25 @@ class EstimatorInputs:
         self._index, self._over_trajectories, self._weigh_calls = index, over_trajectories, weigh_calls
 
     def get(self, name: str) -> Any:
-        """The value of a parameter. Raises KeyError when the batch does not have it."""
+        """Return the argument of a parameter. Raises KeyError if it is not available."""
         if name in self.given:
             return self.given[name]
-        if name in self._MADE:
-            return self._MADE[name](self)
+        if name in self._DERIVED:
+            return self._DERIVED[name](self)
         return self.tensor(name) if name in self.data.batch.keys() else self.column(name)  # noqa: SIM118
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor of the batch, `[bsz, ...]`; KeyError when it has none of that name."""
+        """Return a tensor of the batch, `[bsz, ...]`. Raises KeyError if there is none of that name."""
         value = self.data.batch[name]
         return value if self.rows is None else value[torch.as_tensor(self.rows, device=value.device)]
 
     def column(self, name: str) -> np.ndarray:
-        """A column of the batch, `[bsz]`; KeyError when it has none of that name."""
+        """Return a column of the batch, `[bsz]`. Raises KeyError if there is none of that name."""
         value = self.data.non_tensor_batch[name]
         return value if self.rows is None else value[self.rows]
 
     def call_weights(self) -> np.ndarray | None:
-        """1 / m for a row whose agent has m rows with a token in that episode, 0 for an empty row: `[bsz]`; None when not asked for."""
+        """Return `[bsz]`: 1 / m for a row whose agent has m rows with a token in that episode, 0 for an empty row; None without weights."""
         return self._call_weights if self._weigh_calls else None
 
     @cached_property
@@ -82,9 +82,9 @@ class EstimatorInputs:
         return call_weights(self.column("traj_uid"), self.column("agent_id"), real)
 
     def turn_index(self) -> np.ndarray:
-        """Place of each row among its agent's calls of that episode, from 0, by turn and call; candidates of one call share it: `[bsz]`.
+        """Return the index of each row among its agent's calls in that episode, from 0, by turn and call: `[bsz]`.
 
-        A row that never had a token is no call and has -1; one that was rejected keeps its place.
+        Candidates of one call have the same index. A row that never had a token has -1; a rejected row keeps its index.
         """
         replies = "reply_mask" if "reply_mask" in set(self.data.batch.keys()) else "response_mask"
         rows = np.flatnonzero(real_rows(self.tensor(replies)).cpu().numpy())
@@ -123,7 +123,7 @@ class EstimatorInputs:
     def _either(self, name: str, other: str) -> np.ndarray:
         return self.column(name if name in self.data.non_tensor_batch else other)
 
-    _MADE: Mapping[str, Callable[[EstimatorInputs], Any]] = {
+    _DERIVED: Mapping[str, Callable[[EstimatorInputs], Any]] = {
         "index": lambda self: self._index(self),
         "traj_index": _trajectories,
         "policy_index": lambda self: group_index([self.column("policy_id")]),
@@ -139,13 +139,13 @@ class EstimatorInputs:
 
 
 def call_weights(traj_uid: np.ndarray, agent_id: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """`w = 1 / m` for a row whose agent has m real rows in that episode, 0 for a row that is not real: `[bsz]`; all arguments `[bsz]`.
+    """Return `w = 1 / m` for a row whose agent has m real rows in that episode, 0 for other rows: `[bsz]`; all arguments `[bsz]`.
 
-    An agent's calls of one episode together weigh as much as one call, in the statistics of its group and in the loss. No paper: ours.
+    An agent's calls in one episode have the total weight of one call, in the statistics of its group and in the loss. No paper: ours.
 
     Keys: `algorithm.call_weighting=trajectory`.
-    Use when: agents are called a varying number of times and long episodes drown short ones.
-    Fails when: long episodes are where there is most to learn: each of their calls then counts little.
+    Use when: the number of calls of an agent varies, and long episodes dominate short ones.
+    Fails when: long episodes are the most informative: each of their calls then has a small weight.
     """
     chain = group_index([traj_uid, agent_id])
     calls = np.bincount(chain, weights=real)[chain]

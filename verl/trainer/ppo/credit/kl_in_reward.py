@@ -1,4 +1,4 @@
-"""The KL to the reference as a part of the reward, with a coefficient for every policy."""
+"""KL penalty in the reward, with one coefficient per policy."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.core_algos import AdaptiveKLController, FixedKLController, get_kl_controller
-from verl.trainer.ppo.core_algos.rollout_correction import over_policies, policies
+from verl.trainer.ppo.core_algos.rollout_correction import aggregate_policies, policies
 from verl.trainer.ppo.reward import apply_kl_penalty
 
 COLUMNS = ("token_level_scores", "old_log_probs", "ref_log_prob", "response_mask")
 
 
 class KLInReward:
-    """One controller a policy: where `algorithm.kl_ctrl` is adaptive, the coefficients part ways.
+    """One KL controller per policy; with an adaptive `algorithm.kl_ctrl` the coefficients differ.
 
     Args:
-        config: `kl_ctrl` and `kl_penalty` are read.
+        config: source of `kl_ctrl` and `kl_penalty`.
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:
@@ -27,30 +27,28 @@ class KLInReward:
         self._controllers: dict[str, FixedKLController | AdaptiveKLController] = {}
 
     def state_dict(self) -> dict[str, float]:
-        """The coefficient of every policy that has had a row."""
+        """Return the coefficient of every policy that has had a row."""
         return {policy: controller.value for policy, controller in self._controllers.items()}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on from `state_dict`."""
+        """Restore `state_dict`."""
         for policy, value in state.items():
-            self._of(policy).value = value
+            self._controller(policy).value = value
 
     def apply(self, batch: DataProto) -> dict[str, float]:
-        """Set `token_level_rewards` from `token_level_scores`, policy by policy.
-
-        A policy without an unmasked token keeps its coefficient.
+        """Set `token_level_rewards` from `token_level_scores`, per policy. A policy without an unmasked token keeps its coefficient.
 
         Returns:
-            `apply_kl_penalty`'s metrics: their mean over policies, and each policy's own under `wg/<policy>/`.
+            Metrics of `apply_kl_penalty`: means over policies, and those of each policy under `wg/<policy>/`.
         """
         rewards = batch.batch["token_level_scores"].clone()
         per_policy = {}
         for policy, rows in policies(batch):
             own = DataProto.from_dict(tensors={name: batch.batch[name][rows] for name in COLUMNS})
-            _, per_policy[policy] = apply_kl_penalty(own, self._of(policy), self._config.kl_penalty)
+            _, per_policy[policy] = apply_kl_penalty(own, self._controller(policy), self._config.kl_penalty)
             rewards[torch.as_tensor(rows)] = own.batch["token_level_rewards"]
         batch.batch["token_level_rewards"] = rewards
-        return over_policies(per_policy)
+        return aggregate_policies(per_policy)
 
-    def _of(self, policy: str) -> FixedKLController | AdaptiveKLController:
+    def _controller(self, policy: str) -> FixedKLController | AdaptiveKLController:
         return self._controllers.setdefault(policy, get_kl_controller(self._config.kl_ctrl))

@@ -1,4 +1,4 @@
-"""Which passes over its rows a run makes."""
+"""Forward passes that a run needs before its updates."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from verl.trainer.ppo.per_agent import estimators_in_use
 from verl.trainer.ppo.registry import estimator_needs
 
 
-def needs_squares(config: RunConfig) -> bool:
-    """An estimator in use has the parameter `sum_pi_squared` without a default."""
+def needs_sum_pi_squared(config: RunConfig) -> bool:
+    """Return whether an estimator in use has the parameter `sum_pi_squared` without a default."""
     used = estimators_in_use(config.algorithm, trained_agents(config.agent))
     return any(estimator_needs(name, "sum_pi_squared") for name in used)
 
 
 def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
-    """The policies' own log-probs are needed first: for several updates a step, KL in the reward, a correction or an estimator.
+    """Return whether old log-probs of the trainer are needed: for several updates per step, KL in the reward, a correction or an estimator.
 
     Args:
-        config: the run's configuration.
+        config: configuration of the run.
         on_policy: see `is_on_policy`.
     """
     algorithm = config.algorithm
     correction = algorithm.rollout_correction
     return not correction.bypass_mode and (
-        not on_policy or algorithm.use_kl_in_reward or correction.corrects_batch or needs_squares(config)
+        not on_policy or algorithm.use_kl_in_reward or correction.corrects_batch or needs_sum_pi_squared(config)
     )
 
 
-def scores_policies(config: RunConfig, placement: Placement) -> bool:
-    """Whether any step of a run makes a pass for the policies' own log-probs."""
+def computes_old_log_probs(config: RunConfig, placement: Placement) -> bool:
+    """Return whether any step of a run has a pass for old log-probs."""
     return config.trainer.critic_warmup > 0 or needs_old_log_probs(config, is_on_policy(policy_learners(config, placement)))

@@ -1,4 +1,4 @@
-"""What a fresh batch needs before it can be learnt from: log-probs, token rewards and advantages of the whole team."""
+"""Credit assignment of one step: log-probs, off-policy correction, token rewards and advantages of the whole team."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.core_algos.rollout_correction import (
     apply_bypass_mode,
+    apply_m2po_mask,
     compute_rollout_correction_and_add_to_batch,
-    narrow_by_m2po,
     sampler_gap_metrics,
     staleness_metrics,
 )
 from verl.trainer.ppo.credit.adaptive_theta import AdaptiveTheta
 from verl.trainer.ppo.credit.advantage import compute_advantage
 from verl.trainer.ppo.credit.kl_in_reward import KLInReward
-from verl.trainer.ppo.credit.passes import needs_old_log_probs, needs_squares
+from verl.trainer.ppo.credit.passes import needs_old_log_probs, needs_sum_pi_squared
 from verl.trainer.ppo.reward import place_on_last_token
 from verl.trainer.ppo.team import TeamWorkers
 from verl.utils.timer import Timer
 
 
 class CreditAssigner:
-    """Scores a batch and remembers what credit carries from step to step.
+    """Scores batches, and keeps the state of credit assignment between steps.
 
     Args:
-        config: the run's configuration.
-        team: the worker groups that score rows.
+        config: configuration of the run.
+        team: worker groups that compute log-probs and values.
         on_policy: see `is_on_policy`.
     """
 
@@ -42,12 +42,12 @@ class CreditAssigner:
         self.estimator_state: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to keep, in JSON types."""
+        """Return the state for a checkpoint, in JSON types."""
         estimators = copy.deepcopy(self.estimator_state)
         return {"kl_coef": self.kl_in_reward.state_dict(), "estimators": estimators, "theta": self.theta.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore `state_dict`."""
         self.kl_in_reward.load_state_dict(state["kl_coef"])
         self.estimator_state = copy.deepcopy(dict(state["estimators"]))
         self.theta.load_state_dict(state.get("theta", {}))
@@ -58,15 +58,15 @@ class CreditAssigner:
         return needs_old_log_probs(self.config, self.on_policy)
 
     def score(self, batch: DataProto, timer: Timer, version: int) -> tuple[DataProto, dict[str, float]]:
-        """Add log-probs, the off-policy correction, token rewards, `advantages` and `returns`: (the batch, metrics).
+        """Add log-probs, the off-policy correction, token rewards, `advantages` and `returns`. Return (batch, metrics).
 
         Args:
             batch: fresh samples.
-            timer: of the step.
-            version: of the weights as they are.
+            timer: timer of the step.
+            version: version of the current weights.
         """
         metrics = staleness_metrics(batch, version)
-        batch = self._log_probs(batch, timer, metrics, waits=version < self.config.trainer.critic_warmup)
+        batch = self._log_probs(batch, timer, metrics, warmup=version < self.config.trainer.critic_warmup)
         with timer("adv"):
             replies = batch.batch["response_mask"]
             if self.config.algorithm.rollout_correction.corrects_batch:
@@ -77,15 +77,15 @@ class CreditAssigner:
             batch = self._advantages(batch, version)
             correction = self.config.algorithm.rollout_correction
             if correction.corrects_batch and correction.m2po_tau is not None:
-                metrics |= narrow_by_m2po(batch, correction.m2po_tau)
+                metrics |= apply_m2po_mask(batch, correction.m2po_tau)
         return batch, metrics
 
-    def _log_probs(self, batch: DataProto, timer: Timer, metrics: dict[str, float], waits: bool) -> DataProto:
-        """Add log-probs and values; while the policies wait for their critics, no update measures the gap to the sampler: a pass does."""
+    def _log_probs(self, batch: DataProto, timer: Timer, metrics: dict[str, float], warmup: bool) -> DataProto:
+        """Add log-probs and values; during the critic warm-up, without policy updates, the pass measures the gap to the sampler."""
         correction = self.config.algorithm.rollout_correction
-        if self.needs_old or waits:
+        if self.needs_old or warmup:
             with timer("old_log_prob"):
-                batch = batch.union(self.team.compute_log_prob(batch, needs_squares(self.config)))
+                batch = batch.union(self.team.compute_log_prob(batch, needs_sum_pi_squared(self.config)))
             metrics |= sampler_gap_metrics(batch, correction.rollout_is_threshold)
         if correction.bypass_mode:
             apply_bypass_mode(batch, correction)
@@ -98,7 +98,7 @@ class CreditAssigner:
         return batch
 
     def _token_rewards(self, batch: DataProto, replies: torch.Tensor, metrics: dict[str, float]) -> None:
-        """Rewards on the last token that is left of each reply; of replies that were rejected whole, on the last they had."""
+        """Place rewards on the last unmasked token of each reply; for completely rejected replies, on the last token before rejection."""
         algorithm = self.config.algorithm
         kept = batch.batch["response_mask"]
         rewards = batch.non_tensor_batch["reward"].astype(float)

@@ -54,7 +54,7 @@ def test_a_batch_that_forgets_the_past_is_said_once(rows, caplog: pytest.LogCapt
     for _ in range(2):
         rae(*rows([1.0] * 64), np.array(["x"] * 64), decay=0.951)
     (message,) = caplog.messages
-    assert "algorithm.rae.decay=0.951" in message and "a role with 60 of them or more" in message
+    assert "algorithm.rae.decay=0.951" in message and "with 60 or more trajectories of a role" in message
 
 
 def test_the_update_is_the_mean_over_all_orders_of_one_update_a_trajectory(rows) -> None:

@@ -12,12 +12,12 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos.rollout_correction import (
+    aggregate_policies,
     apply_bypass_mode,
+    apply_m2po_mask,
     compute_m2po_mask,
     compute_rollout_correction_and_add_to_batch,
     compute_rollout_correction_and_rejection_mask,
-    narrow_by_m2po,
-    over_policies,
     sampler_gap_metrics,
     staleness_metrics,
 )
@@ -48,7 +48,7 @@ def test_means_never_cross_policies() -> None:
 def test_m2po_bounds_the_second_moment_of_every_policy() -> None:
     batch = make_batch(policy_id=POLICIES)
     batch.batch["advantages"] = torch.sign(X)
-    metrics = narrow_by_m2po(batch, 1.7)
+    metrics = apply_m2po_mask(batch, 1.7)
     # policy a: all squares below 0.1; policy b: 1, 2.25, 6.25, 9: the two smallest have mean 1.625
     assert batch.batch["response_mask"].tolist() == [[1, 1], [1, 1], [1, 0], [0, 0]]
     assert metrics["wg/a/rollout_corr/m2po_masked_fraction"] == 0.0 and metrics["wg/b/rollout_corr/m2po_masked_fraction"] == 0.5
@@ -59,7 +59,7 @@ def test_m2po_looks_at_what_rejection_has_kept() -> None:
     config = RolloutCorrectionConfig(rollout_rs="token_k2", rollout_rs_threshold=4.0, m2po_tau=1.7)
     batch, metrics = compute_rollout_correction_and_add_to_batch(make_batch(), config)
     batch.batch["advantages"] = torch.sign(X)
-    narrow_by_m2po(batch, 1.7)
+    apply_m2po_mask(batch, 1.7)
     rejected = MASK * (0.5 * X.square() <= 4.0)
     assert torch.equal(batch.batch["response_mask"], compute_m2po_mask(X.double(), rejected, 1.7, torch.sign(X))[0])
     assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(1 / 7)
@@ -122,12 +122,12 @@ def test_the_gap_is_measured_for_every_policy_and_averaged() -> None:
     assert metrics["wg/b/rollout_corr/rollout_is_ratio_fraction_high"] == 1.0
 
 
-def test_over_policies_takes_the_mean_but_the_largest_of_a_maximum_and_the_smallest_of_a_minimum() -> None:
+def test_aggregate_policies_takes_the_mean_but_the_largest_of_a_maximum_and_the_smallest_of_a_minimum() -> None:
     per_policy = {
         "a": {"x/mean": 1.0, "x/is_max": 1.0, "x/diff_min": 1.0},
         "b": {"x/mean": 3.0, "x/is_max": 3.0, "x/diff_min": 3.0, "x/own": 5.0},
     }
-    together = over_policies(per_policy)
+    together = aggregate_policies(per_policy)
     assert {name: value for name, value in together.items() if not name.startswith("wg/")} == {
         "x/mean": 2.0, "x/is_max": 3.0, "x/diff_min": 1.0, "x/own": 5.0,
     }  # fmt: skip

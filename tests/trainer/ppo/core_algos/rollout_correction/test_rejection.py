@@ -116,7 +116,7 @@ def test_row_order_and_padding_rows_change_nothing(seed: int, mode: str) -> None
     [
         ("token_k4", 1.0, "Invalid rollout_rs option 'token_k4'"),
         ("seq_max_k1", 1.0, "Invalid rollout_rs option"),
-        (" , ", 1.0, "names no mode"),
+        (" , ", 1.0, "contains no mode"),
         ("token_k1", None, "rollout_rs_threshold must be provided"),
         ("token_k1,token_k2", "1,2,3", "has 3 bounds; expected one, or 2"),
         ("token_k3", "0.1_0.2", "single upper bound"),

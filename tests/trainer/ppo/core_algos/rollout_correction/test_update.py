@@ -12,7 +12,7 @@ from tests.workers.engine.builders import ONE_PIECE, gradients, largest_differen
 from verl.protocol import DataProto
 from verl.trainer.config import ActorConfig, RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl.trainer.ppo.core_algos.rollout_correction import compute_rollout_correction_and_add_to_batch, narrow_by_m2po
+from verl.trainer.ppo.core_algos.rollout_correction import apply_m2po_mask, compute_rollout_correction_and_add_to_batch
 from verl.workers.engine import UpdatePlan, update_policy
 
 Rows = dict[str, torch.Tensor]
@@ -30,7 +30,7 @@ def perturbed(model: Path) -> Rows:
 def corrected(rows: Rows, config: RolloutCorrectionConfig) -> Rows:
     batch, _ = compute_rollout_correction_and_add_to_batch(DataProto.from_dict(tensors=dict(rows)), config)
     if config.m2po_tau is not None:
-        narrow_by_m2po(batch, config.m2po_tau)
+        apply_m2po_mask(batch, config.m2po_tau)
     return dict(batch.batch.items())
 
 

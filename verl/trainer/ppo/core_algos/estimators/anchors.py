@@ -1,4 +1,4 @@
-"""Groups of steps that started from the same state: equal, or nearly equal, anchor observations within a group."""
+"""Groups of steps that started in the same state: equal, or similar, anchor observations within a group."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def build_step_group(
     """Number the distinct (group, anchor observation) pairs: `[bsz]` int64 (GiGPO, arXiv 2505.10978, eq. 6).
 
     Args:
-        anchor_obs: `[bsz]` hashable observations (text, bytes, numbers, tuples); text when by similarity.
-        index: `[bsz]` group of each row; steps of different groups never meet.
+        anchor_obs: `[bsz]` hashable observations (strings, bytes, numbers, tuples); strings for similarity.
+        index: `[bsz]` group of each row; steps of different groups are never in one state.
         enable_similarity: also join observations of a group whose `similarity` reaches the threshold. Each distinct
-            observation, in sorted order, joins the first earlier one that stands for a state and is similar enough, or
-            stands for a state of its own: a function of the set of observations. At most (observations x states)
-            comparisons a group, of which those that lengths and letters rule out cost nothing.
+            observation, in sorted order, joins the first earlier representative of a state that is similar enough, or
+            represents a new state: the result depends on the set of observations only. At most (observations x states)
+            comparisons per group; those that lengths and letter counts exclude are skipped.
         similarity_thresh: in (0, 1].
-        valid: `[bsz]` bool; rows that are False are not looked at, whatever they hold, and have number -1.
+        valid: `[bsz]` bool; rows that are False are ignored and have number -1.
 
     Raises:
         ValueError: an observation is missing, or the threshold is out of range.
-        TypeError: an observation cannot be hashed, or is no text when similarity is asked for.
+        TypeError: an observation is not hashable, or not a string with similarity.
     """
     anchors = np.fromiter(anchor_obs, dtype=object, count=len(anchor_obs))
     rows = np.arange(len(anchors)) if valid is None else np.flatnonzero(valid)
     missing = rows[[anchor is None for anchor in anchors[rows]]]
     if len(missing):
-        raise ValueError(f"{len(missing)} of {len(rows)} rows have no anchor observation (first: row {missing[0]}); gigpo needs one a row")
+        raise ValueError(f"{len(missing)} of {len(rows)} rows have no anchor observation (first: row {missing[0]}), which gigpo needs")
     if enable_similarity and not 0 < similarity_thresh <= 1:
         raise ValueError(f"algorithm.gigpo.similarity_thresh={similarity_thresh}: expected more than 0 and at most 1")
     groups = group_index([np.asarray(index)[rows]])
@@ -62,9 +62,9 @@ def _similar(anchors: np.ndarray, groups: np.ndarray, similarity_thresh: float) 
 
 
 def similarity(a: str, b: str) -> float:
-    """`2 LCS(a, b) / (len(a) + len(b))` in [0, 1], LCS the longest common subsequence of letters: what rapidfuzz calls `ratio`.
+    """Return `2 LCS(a, b) / (len(a) + len(b))` in [0, 1], LCS the longest common subsequence of characters (`ratio` of rapidfuzz).
 
-    1 for equal texts. At least `difflib.SequenceMatcher.ratio`, whose value depends on the order of its arguments.
+    1 for equal strings. At least `difflib.SequenceMatcher.ratio`, whose value depends on the order of its arguments.
     """
     if not a and not b:
         return 1.0
@@ -83,7 +83,7 @@ def similarity(a: str, b: str) -> float:
 
 
 def _common_subsequence(a: str, b: str) -> int:
-    """Length of the longest common subsequence; one column of the table is the bits of an integer (Hyyro 2004)."""
+    """Return the length of the longest common subsequence; a column of the table is stored in the bits of an integer (Hyyro 2004)."""
     where: dict[str, int] = {}
     for i, letter in enumerate(a):
         where[letter] = where.get(letter, 0) | (1 << i)
@@ -96,7 +96,7 @@ def _common_subsequence(a: str, b: str) -> int:
 
 
 def _distinct(anchors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Code of each anchor `[bsz]` and a row that has it, by code; compares every anchor with that row's, so that hashes may collide."""
+    """Return the code of each anchor `[bsz]` and one row per code; every anchor is compared with that row's, so that hashes may collide."""
     hashes = np.fromiter(map(hash, anchors), dtype=np.int64, count=len(anchors))
     _, first, codes = np.unique(hashes, return_index=True, return_inverse=True)
     if np.equal(anchors, anchors[first[codes]]).astype(bool).all():
@@ -107,10 +107,10 @@ def _distinct(anchors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _representatives(texts: Sequence[object], threshold: float) -> np.ndarray:
-    """For each text the position of the one that stands for its state: `[n]`."""
+    """Return the index of the representative of each text's state: `[n]`."""
     wrong = next((text for text in texts if not isinstance(text, str)), None)
     if wrong is not None:
-        raise TypeError(f"algorithm.gigpo.enable_similarity compares texts, but an anchor observation is {type(wrong).__name__}")
+        raise TypeError(f"algorithm.gigpo.enable_similarity compares strings, but an anchor observation is {type(wrong).__name__}")
     words = [str(text) for text in texts]
     letters = _letter_counts(words)
     length = letters.sum(axis=1)
@@ -128,7 +128,7 @@ def _representatives(texts: Sequence[object], threshold: float) -> np.ndarray:
 
 
 def _letter_counts(words: Sequence[str]) -> np.ndarray:
-    """How often each letter is in each text, `[n, letters]`: the letters two texts share bound their common subsequence."""
+    """Return the count of each letter in each text, `[n, letters]`: common letters are an upper bound of the common subsequence."""
     alphabet = {letter: k for k, letter in enumerate(sorted(set().union(*words)))}
     counts = np.zeros((len(words), max(len(alphabet), 1)), dtype=np.int64)
     for i, word in enumerate(words):

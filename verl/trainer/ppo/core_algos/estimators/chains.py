@@ -1,4 +1,4 @@
-"""The calls of an agent in one episode, in order: the call that follows each, and discounted sums along them."""
+"""Chains: the calls of an agent in one episode, in order, with successors and discounted sums."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
 class Chains:
     """Rows in the order of their chain.
 
-    A *place* is one turn of one agent in one episode. Rows that share a place are candidates of the same call: each is
+    A *place* is one turn of one agent in one episode. Rows of one place are candidates of the same call: all of them are
     followed by the same next place, whose rows are averaged.
     """
 
     place: np.ndarray
-    """`[bsz]` place of each row; -1 for a row that is in no chain."""
+    """`[bsz]` place of each row; -1 for a row in no chain."""
     following: np.ndarray
-    """`[n_places]` the place after it, -1 at the end of a chain."""
+    """`[n_places]` next place, -1 at the end of a chain."""
     backwards: list[np.ndarray]
-    """Rows of the last place of every chain, of the last but one, and so on."""
+    """Rows of the last place of every chain, of the second to last, and so on."""
 
 
-def linked_rows(
+def chain_rows(
     traj_index: np.ndarray,
     turn_index: np.ndarray,
     agent_index: np.ndarray | None,
     response_mask: torch.Tensor,
     reply_mask: torch.Tensor | None = None,
 ) -> np.ndarray:
-    """Rows that chains are made of, `[bsz]` bool: those with an unmasked token, and rejected ones where no candidate of their call is left.
+    """Return whether rows are in chains, `[bsz]` bool: those with an unmasked token, and rejected ones if all candidates of the call are.
 
-    A call that was rejected whole is not learned from, but it did happen: what it earned is in the returns of the calls before it.
+    A completely rejected call is not trained on, but its reward is part of the returns of the calls before it.
 
     Args:
-        traj_index, turn_index, agent_index: as `build_chains` takes them.
+        traj_index, turn_index, agent_index: as for `build_chains`.
         response_mask: `[bsz, response_len]`, after rejection.
-        reply_mask: `[bsz, response_len]`, before it; None: nothing was rejected.
+        reply_mask: `[bsz, response_len]`, before rejection; None: nothing was rejected.
     """
     valid = real_rows(response_mask).cpu().numpy()
     if reply_mask is None:
@@ -53,13 +53,13 @@ def linked_rows(
 
 
 def build_chains(traj_index: np.ndarray, turn_index: np.ndarray, agent_index: np.ndarray | None, valid: np.ndarray) -> Chains:
-    """Order the valid rows by turn inside their (trajectory, agent).
+    """Order the valid rows by turn within (trajectory, agent).
 
     Args:
         traj_index: `[bsz]` episode.
-        turn_index: `[bsz]` numbers that grow along the episode; equal numbers are candidates of one call.
-        agent_index: `[bsz]`; None: one agent.
-        valid: `[bsz]` rows to take.
+        turn_index: `[bsz]` numbers that increase along the episode; equal numbers are candidates of one call.
+        agent_index: `[bsz]` agent; None: one agent.
+        valid: `[bsz]` rows to include.
     """
     rows = np.flatnonzero(valid)
     chain = group_index([traj_index] if agent_index is None else [traj_index, agent_index])[rows]
@@ -83,7 +83,7 @@ def build_chains(traj_index: np.ndarray, turn_index: np.ndarray, agent_index: np
 
 
 def after(chains: Chains, values: np.ndarray) -> np.ndarray:
-    """Mean of `values` `[bsz]` at the place after each row: `[bsz]`, 0 at the end of a chain and in no chain."""
+    """Return the mean of `values` `[bsz]` at the next place of each row: `[bsz]`, 0 at the end of a chain and for rows in no chain."""
     if not len(chains.following):
         return np.zeros_like(values)
     mean = np.append(group_stats(values, np.maximum(chains.place, 0), chains.place >= 0).mean, 0.0)
@@ -92,7 +92,7 @@ def after(chains: Chains, values: np.ndarray) -> np.ndarray:
 
 
 def discounted_sums(chains: Chains, rewards: np.ndarray, discount: float) -> np.ndarray:
-    """`G = reward + discount * mean G of the next place`: `[bsz]` float64, 0 for a row that is in no chain."""
+    """Return `G = reward + discount * mean G of the next place`: `[bsz]` float64, 0 for a row in no chain."""
     out = np.zeros(len(rewards))
     mean = np.zeros(len(chains.following) + 1)
     for rows in chains.backwards:

@@ -1,4 +1,4 @@
-"""GAE: discounted sums of the temporal differences of a critic's values."""
+"""GAE: discounted sums of temporal-difference errors of a critic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens
-from verl.trainer.ppo.core_algos.estimators.chains import after, build_chains, discounted_sums, linked_rows
+from verl.trainer.ppo.core_algos.estimators.chains import after, build_chains, chain_rows, discounted_sums
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
 from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
@@ -31,34 +31,34 @@ def compute_gae_advantage_return(
     config: Any = None,
     reply_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`A_t = sum_l (gamma lam)^l delta_(t+l)`, `delta_t = r_t + gamma V_(t+1) - V_t` (arXiv 1506.02438, eq. 16).
+    """Return `A_t = sum_l (gamma lam)^l delta_(t+l)`, `delta_t = r_t + gamma V_(t+1) - V_t` (arXiv 1506.02438, eq. 16).
 
-    `level="token"`: the action is a token, a reply is its own trajectory; masked tokens inside a reply are stepped over.
-    `level="turn"`: the action is a whole reply, its value that of its first unmasked token, its reward the sum of its
-    token rewards; an agent's calls of one episode are one trajectory, and the call after a reply is where it bootstraps
-    from. Candidates of one call (equal `turn_index`) are each followed by the mean of the next call's. The advantages
-    are whitened over the actions of each policy: over tokens, or over replies. Both results are 0 where the mask is.
+    `level="token"`: an action is a token, a reply is a trajectory; masked tokens inside a reply are skipped.
+    `level="turn"`: an action is a whole reply, its value that of its first unmasked token, its reward the sum of its token
+    rewards; an agent's calls in one episode are a trajectory, and a reply bootstraps from the next call. Every candidate of a
+    call (equal `turn_index`) is followed by the mean over the candidates of the next call. Advantages are whitened over the
+    actions of each policy: tokens, or replies. Both results are 0 where masked.
 
     Keys: `algorithm.gamma`, `lam`, `gae.level`, `call_weighting`; `critic.*`.
-    Use when: replies are long or episodes have many turns, and a critic can be afforded.
-    Fails when: the critic is untrained or blind to what the reward depends on; then its error is the advantage.
+    Use when: replies are long or episodes have many turns, and a critic is affordable.
+    Fails when: the critic is untrained or does not see what the reward depends on: the advantage is then its error.
 
     Args:
-        values: `[bsz, response_len]` the critic's value before each token; masked entries may hold anything.
-        gamma: discount, a token or a turn.
+        values: `[bsz, response_len]` the critic's value before each token; masked entries may have any value.
+        gamma: discount per token or turn.
         lam: GAE's lambda.
-        traj_uid, agent_index, turn_index: `[bsz]` episode, agent and place among its calls; level `turn` needs the first
+        traj_uid, agent_index, turn_index: `[bsz]` episode, agent and index among its calls; level `turn` needs the first
             and the last.
-        level: `token` or `turn`; `config.gae.level` takes its place when there is a config.
-        reply_mask: `[bsz, response_len]` the mask before rejection: at level `turn` a reply that was rejected whole has no advantage, but
-            the replies before it bootstrap from its value and reward, unless another candidate of its call is left.
+        level: `token` or `turn`; overridden by `config.gae.level`.
+        reply_mask: `[bsz, response_len]` mask before rejection: at level `turn` a completely rejected reply has no advantage, but earlier
+            replies bootstrap from its value and reward, unless another candidate of its call is left.
         others: see `core_algos.estimators`.
 
     Returns:
-        advantages (whitened) and returns (`A + V` before whitening: what the critic should have said), `[bsz, response_len]`.
+        advantages (whitened) and returns (`A + V` before whitening: the targets of the critic), `[bsz, response_len]`.
 
     Raises:
-        ValueError: unknown level, or level `turn` without its columns.
+        ValueError: an unknown level, or level `turn` without its columns.
     """
     level = own_key(own_key(config, "gae", None), "level", level)
     check_tokens(response_mask, token_level_rewards=token_level_rewards, values=values)
@@ -74,21 +74,21 @@ def compute_gae_advantage_return(
     if level != "turn":
         raise ValueError(f"algorithm.gae.level={level!r}: expected token or turn")
     if traj_uid is None or turn_index is None:
-        raise ValueError("algorithm.gae.level=turn needs traj_uid and turn_index: each sample's episode and its place in it")
+        raise ValueError("algorithm.gae.level=turn needs traj_uid and turn_index: each sample's episode and its index in it")
     real = mask.any(dim=-1, keepdim=True)
     reply = mask if reply_mask is None else torch.where(real, mask, reply_mask.bool())
     check_finite("token_level_rewards", rewards, reply)
     check_finite("values", values, reply)
     first_value = values.gather(1, reply.int().argmax(dim=-1, keepdim=True))
     turn_rewards = torch.where(reply, rewards, 0.0).sum(dim=-1, keepdim=True)
-    chains = build_chains(traj_uid, turn_index, agent_index, linked_rows(traj_uid, turn_index, agent_index, mask, reply_mask))
+    chains = build_chains(traj_uid, turn_index, agent_index, chain_rows(traj_uid, turn_index, agent_index, mask, reply_mask))
     replies = _over_turns(turn_rewards, torch.where(reply.any(dim=-1, keepdim=True), first_value, 0.0), chains, gamma, lam).to(dtype)
     advantages = whiten(replies, real, policy_index, weights)
     return torch.where(mask, advantages, 0.0), torch.where(mask, replies + first_value, 0.0)
 
 
 def _over_tokens(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float) -> torch.Tensor:
-    """Run backwards over the columns; a masked token hands on what its right neighbour handed it."""
+    """Compute advantages backwards over the columns; a masked token passes on the value and advantage of its right neighbour."""
     rewards, values, mask = rewards.T.contiguous(), values.T.contiguous(), mask.T.contiguous()
     out = torch.empty_like(rewards)
     later_value, later_advantage = torch.zeros_like(rewards[:1].sum(0)), torch.zeros_like(rewards[:1].sum(0))

@@ -1,4 +1,4 @@
-"""GDPO: normalise every reward on its own before they are added, so that scales do not matter."""
+"""GDPO: normalise every reward separately before they are added, so that their scales do not matter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from verl.trainer.ppo.core_algos.checks import check_columns, numbers
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
-from verl.trainer.ppo.core_algos.estimators.outcome import Compared, real_rows, silent_units
+from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, real_rows, units_without_signal
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
 from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
@@ -34,46 +34,46 @@ def compute_gdpo_outcome_advantage(
     weights: np.ndarray | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`sum_k w_k (r_k - mean_g r_k) / (std_g r_k + epsilon)`, whitened over the tokens of each policy (arXiv 2601.05242).
+    """Return `sum_k w_k (r_k - mean_g r_k) / (std_g r_k + epsilon)`, whitened over the tokens of each policy (arXiv 2601.05242).
 
-    The rewards `r_k` are columns of the samples (`team_reward`, `local_reward`, ...). A group in which a reward is equal for
-    all adds nothing for that reward; rows for which no reward says anything stay exactly 0 through the whitening.
+    The rewards `r_k` are columns of the samples (`team_reward`, `local_reward`, ...). In a group of equal rewards `r_k` the
+    term of that reward is 0; rows whose terms are all 0 for this reason remain exactly 0 after the whitening.
 
     Keys: `algorithm.gdpo_reward_keys`, `gdpo_reward_weights`, `norm_adv_by_std_in_grpo`, `group_by`, `group_by_agent_id`,
         `statistics_over`, `call_weighting`, `singleton`.
-    Use when: several rewards of different scale or rarity count (format and accuracy, team and local).
-    Fails when: a penalty or the KL must count: only the named columns are read, the token rewards are not.
+    Use when: several rewards differ in scale or frequency (format and accuracy, team and local).
+    Fails when: a penalty or the KL must be included: only the named columns are read, not the token rewards.
 
     Args:
-        token_level_rewards: `[bsz, response_len]`, the only reward when there are no columns.
+        token_level_rewards: `[bsz, response_len]`, the only reward if there are no columns.
         non_tensor_batch: columns `[bsz]` by name; without them or config the token rewards are used, as in verl.
         batch: unused, kept for verl's signature.
         others: see `core_algos.estimators`.
 
     Raises:
-        ValueError: no reward keys, a key that samples lack, or another number of weights.
+        ValueError: no reward keys, a key that samples lack, or a wrong number of weights.
     """
     check_columns(response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights)
     rewards, factors = [token_level_rewards], [1.0]
     if config is not None and non_tensor_batch is not None:
         rewards, factors = _named_rewards(config, non_tensor_batch, response_mask)
-    total, silent = np.zeros(len(response_mask)), np.ones(len(response_mask), dtype=bool)
+    total, no_signal = np.zeros(len(response_mask)), np.ones(len(response_mask), dtype=bool)
     for reward, factor in zip(rewards, factors, strict=True):
-        compared = Compared.of(reward, response_mask, index, traj_index, weights)
-        relative = np.where(compared.valid, group_relative(compared, epsilon, norm_adv_by_std_in_grpo, config), 0.0)
-        says_nothing = silent_units(compared, compared.stats(), config) | (factor == 0)
-        total += factor * (relative if compared.unit is None else relative[compared.unit])
-        silent &= says_nothing if compared.unit is None else says_nothing[compared.unit]
+        scored = ScoredUnits.of(reward, response_mask, index, traj_index, weights)
+        relative = np.where(scored.valid, group_relative(scored, epsilon, norm_adv_by_std_in_grpo, config), 0.0)
+        no_term = units_without_signal(scored, scored.stats(), config) | (factor == 0)
+        total += factor * (relative if scored.unit is None else relative[scored.unit])
+        no_signal &= no_term if scored.unit is None else no_term[scored.unit]
     rows = torch.as_tensor(
         total, dtype=torch.promote_types(token_level_rewards.dtype, torch.float32), device=response_mask.device
     ).unsqueeze(-1)
     advantages = whiten(rows.expand(response_mask.shape), response_mask, policy_index, weights)
-    advantages[torch.as_tensor(silent, device=advantages.device)] = 0.0
+    advantages[torch.as_tensor(no_signal, device=advantages.device)] = 0.0
     return advantages, advantages
 
 
 def _named_rewards(config: Any, columns: Mapping[str, np.ndarray], response_mask: torch.Tensor) -> tuple[list[torch.Tensor], list[float]]:
-    """Each named column as token rewards `[bsz, response_len]`, and the weight of each."""
+    """Return each named column as token rewards `[bsz, response_len]`, and its weight."""
     keys = own_key(config, "gdpo_reward_keys", None)
     if not keys:
         raise ValueError(f"adv_estimator=gdpo needs algorithm.gdpo_reward_keys: fields of the samples, which have {sorted(columns)}")

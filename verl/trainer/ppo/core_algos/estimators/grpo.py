@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.outcome import Compared, singleton_advantage
+from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, singleton_advantage
 from verl.trainer.ppo.registry import register_adv_est
 
 
@@ -26,28 +26,28 @@ def compute_grpo_outcome_advantage(
     """Group-relative advantage `A = (s - mean_g) / (std_g + epsilon)` of the outcome score `s` (DeepSeekMath, arXiv 2402.03300, eq. 3).
 
     Without the division this is Dr. GRPO (arXiv 2503.20783); grouped by task and agent it is Dr. MAS (arXiv 2602.08847). A group of
-    one has advantage 0 (`config.singleton="raw"`: its score), a group of equal scores exactly 0; rows whose mask is empty are in no
-    statistic.
+    one has advantage 0 (`config.singleton="raw"`: its score), a group of equal scores exactly 0; rows with an empty mask are
+    excluded from statistics.
 
     Keys: `algorithm.norm_adv_by_std_in_grpo`, `group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
-    Use when: several replies to the same situation can be sampled and scored as a whole.
-    Fails when: all replies of most groups score the same; or, with the division, when a group's spread is noise that it blows up.
+    Use when: several replies to the same prompt can be sampled, each with one score.
+    Fails when: most groups have equal scores; or, with the division, when the differences within a group are noise that it amplifies.
 
     Args:
         others: see `core_algos.estimators`.
     """
-    compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
-    return compared.spread(group_relative(compared, epsilon, norm_adv_by_std_in_grpo, config), response_mask)
+    scored = ScoredUnits.of(token_level_rewards, response_mask, index, traj_index, weights)
+    return scored.spread(group_relative(scored, epsilon, norm_adv_by_std_in_grpo, config), response_mask)
 
 
-def group_relative(compared: Compared, epsilon: float, by_std: bool, config: Any) -> np.ndarray:
-    """`(s - mean) / (std + epsilon)` of every unit `[n_units]`; `by_std=False` leaves the division out."""
-    stats, groups = compared.stats(), compared.groups
-    relative = compared.scores - stats.mean[groups]
+def group_relative(scored: ScoredUnits, epsilon: float, by_std: bool, config: Any) -> np.ndarray:
+    """Return `(s - mean) / (std + epsilon)` of every unit `[n_units]`; without the division if `by_std=False`."""
+    stats, groups = scored.stats(), scored.groups
+    relative = scored.scores - stats.mean[groups]
     if by_std:
         relative /= stats.std[groups] + epsilon
     relative = np.where(stats.constant[groups], 0.0, relative)
-    return np.where(stats.count[groups] == 1, singleton_advantage(compared.scores, config), relative)
+    return np.where(stats.count[groups] == 1, singleton_advantage(scored.scores, config), relative)
 
 
 compute_grpo_vectorized_outcome_advantage = compute_grpo_outcome_advantage

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from verl.trainer.ppo.core_algos.checks import check_columns
-from verl.trainer.ppo.core_algos.estimators.outcome import Compared, settle
+from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, zero_without_signal
 from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
 
@@ -26,38 +26,38 @@ def compute_grpo_passk_outcome_advantage(
     weights: np.ndarray | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`A = s_best - s_second`, for the best reply of its group; 0 for all others (arXiv 2503.19595).
+    """Return `A = s_best - s_second` for the best reply of its group; 0 for all others (arXiv 2503.19595).
 
-    Divided by `std_g + epsilon` (unbiased) when asked for. Where the two best are equal, nobody is credited. A group of
+    Optionally divided by `std_g + epsilon` (unbiased). If the two best scores are equal, all advantages are 0. A group of
     one has advantage 0 (`config.singleton="raw"`: its score); verl refuses such a group.
 
     Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `norm_adv_by_std_in_grpo`, `singleton`.
-    Use when: k replies are sampled and one good reply is enough (pass@k is what is measured).
-    Fails when: rewards are 0/1 and two of a group succeed: the group is silent, so signal fades as the policy improves.
+    Use when: k replies are sampled and one good reply is enough (the metric is pass@k).
+    Fails when: rewards are 0/1 and two replies of a group succeed: its advantages are 0, so the signal vanishes as the policy improves.
 
     Args:
-        norm_adv_by_std_in_grpo: divide by the standard deviation; the key of this name in `config` takes its place.
-        weights: refused unless all equal: a maximum has no weights.
+        norm_adv_by_std_in_grpo: divide by the standard deviation; overridden by the key of this name in `config`.
+        weights: must be equal: a maximum cannot be weighted.
         others: see `core_algos.estimators`.
 
     Raises:
         ValueError: weights differ.
     """
     check_columns(response_mask, index=index, traj_index=traj_index, weights=weights)
-    compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
-    if compared.weights is not None and len(np.unique(compared.weights[compared.valid])) > 1:
+    scored = ScoredUnits.of(token_level_rewards, response_mask, index, traj_index, weights)
+    if scored.weights is not None and len(np.unique(scored.weights[scored.valid])) > 1:
         raise ValueError(
             "adv_estimator=grpo_passk compares the two best replies and cannot weigh calls; set algorithm.call_weighting=sample"
         )
     by_std = own_key(config, "norm_adv_by_std_in_grpo", norm_adv_by_std_in_grpo)
-    stats = compared.stats()
-    relative = np.zeros(len(compared.scores))
-    units = np.flatnonzero(compared.valid)
-    units = units[np.lexsort((compared.scores[units], compared.groups[units]))]
-    # In this order the best of a group stands last; where the second best is equal, the gap is 0 for both.
-    group = compared.groups[units]
+    stats = scored.stats()
+    relative = np.zeros(len(scored.scores))
+    units = np.flatnonzero(scored.valid)
+    units = units[np.lexsort((scored.scores[units], scored.groups[units]))]
+    # In this order the best of a group is last; if the second best is equal, the gap is 0.
+    group = scored.groups[units]
     last = np.flatnonzero(np.append(group[1:] != group[:-1], True)[: len(group)])
     last = last[stats.count[group[last]] > 1]
-    gap = compared.scores[units[last]] - compared.scores[units[last - 1]]
+    gap = scored.scores[units[last]] - scored.scores[units[last - 1]]
     relative[units[last]] = gap / (stats.std[group[last]] + epsilon) if by_std else gap
-    return compared.spread(settle(compared, stats, relative, config), response_mask)
+    return scored.spread(zero_without_signal(scored, stats, relative, config), response_mask)

@@ -1,4 +1,4 @@
-"""OPO: the baseline of least gradient variance when a reply's gradient grows with its length."""
+"""OPO: the baseline with minimal gradient variance if the gradient of a reply grows with its length."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from verl.trainer.ppo.core_algos.checks import check_columns
-from verl.trainer.ppo.core_algos.estimators.outcome import Compared, settle
+from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, zero_without_signal
 from verl.trainer.ppo.core_algos.estimators.whitening import ordered_sums
 from verl.trainer.ppo.core_algos.grouping import group_stats
 from verl.trainer.ppo.registry import register_adv_est
@@ -26,27 +26,27 @@ def compute_opo_outcome_advantage(
     weights: np.ndarray | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`A = s - b_g`, `b_g = sum_g(len s) / sum_g(len)`, `len` the unmasked tokens of a reply (arXiv 2505.23585).
+    """Return `A = s - b_g`, `b_g = sum_g(len s) / sum_g(len)`, `len` the number of unmasked tokens of a reply (arXiv 2505.23585).
 
     A group of one has advantage 0 (`config.singleton="raw"`: its score); a group of equal scores exactly 0.
 
     Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: training is strictly on-policy and replies of a group differ in length.
-    Fails when: a few very long replies of a group set the baseline for all.
+    Fails when: a few very long replies of a group dominate its baseline.
 
     Args:
-        traj_index: `[bsz]`; when given, a trajectory is one reply: its rows are averaged, its length is that of all of them.
+        traj_index: `[bsz]`; if given, a trajectory is one reply: its rows are averaged, its length is the sum of theirs.
         weights: `[bsz]` weight of each row in the baseline, times its length (`call_weighting`).
         others: see `core_algos.estimators`.
     """
     check_columns(response_mask, index=index, traj_index=traj_index, weights=weights)
-    compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
+    scored = ScoredUnits.of(token_level_rewards, response_mask, index, traj_index, weights)
     length = response_mask.bool().sum(dim=-1).cpu().double().numpy()
-    if compared.row_weights is not None:
-        length = length * compared.row_weights
-    if compared.unit is not None:
-        length = ordered_sums(length, compared.unit, len(compared.scores))
-    stats = compared.stats()
-    baseline = group_stats(compared.scores, compared.groups, compared.valid, length).mean
-    relative = compared.scores - baseline[compared.groups]
-    return compared.spread(settle(compared, stats, relative, config), response_mask)
+    if scored.row_weights is not None:
+        length = length * scored.row_weights
+    if scored.unit is not None:
+        length = ordered_sums(length, scored.unit, len(scored.scores))
+    stats = scored.stats()
+    baseline = group_stats(scored.scores, scored.groups, scored.valid, length).mean
+    relative = scored.scores - baseline[scored.groups]
+    return scored.spread(zero_without_signal(scored, stats, relative, config), response_mask)

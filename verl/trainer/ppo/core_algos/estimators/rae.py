@@ -1,4 +1,4 @@
-"""RAE: the baseline of a role is the moving average of its scores."""
+"""RAE: the baseline of a role is a moving average of its scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verl.utils.names import own_key
 
 logger = logging.getLogger(__name__)
 
-# A batch that leaves less than this of the past in a baseline makes it the mean of that batch.
+# If a batch leaves less than this weight to earlier rewards, the baseline is about the mean of that batch.
 SHORT_MEMORY = 0.05
 
 
@@ -38,34 +38,34 @@ def compute_rae_outcome_advantage(
     state: dict[str, float] | None = None,
     weights: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`A = s - b`, `b` the moving average of what the role has earned in tasks of that kind (SPIRAL, arXiv 2506.24119).
+    """Return `A = s - b`, `b` a moving average of the role's scores in tasks of that `data_source` (SPIRAL, arXiv 2506.24119).
 
-    SPIRAL's program subtracts the baseline, then updates it once a trajectory, `b <- decay b + (1 - decay) R`; it starts at 0. Here
-    the rows of a batch subtract what earlier batches have left, so that no row's own reward is in its baseline, and then the n
-    trajectories of a role and kind update it by the mean of the program's updates over all orders,
-    `b <- decay^n b + (1 - decay^n) mean R`. With `update_first`, as in the paper's algorithm, a batch is in the baseline that it
-    subtracts: what a row earns is then praised less by `(1 - decay^n) / n` of itself. A trajectory's score is the mean of the role's
-    rows in it.
+    SPIRAL's program subtracts the baseline, then updates it once per trajectory, `b <- decay b + (1 - decay) R`; it starts at 0. Here
+    the rows of a batch subtract the baseline of earlier batches, so that no row's reward is in its own baseline; then the n
+    trajectories of a role and data source update it by the mean of the program's updates over all orders,
+    `b <- decay^n b + (1 - decay^n) mean R`. With `update_first`, as in the paper's algorithm, the baseline includes the current
+    batch: the advantage of a row is then smaller by `(1 - decay^n) / n` of its score. The score of a trajectory is the mean of the
+    role's rows in it.
 
-    `decay` is that of one trajectory: of the past a batch leaves `decay^n`, which is 4 % after 64 trajectories at 0.95, and the
-    baseline is then the mean of the batch before. A warning says so; `decay^(1/n)` is one decay a batch.
+    `decay` is per trajectory: a batch leaves a weight of `decay^n` to earlier rewards, which is 4 % after 64 trajectories at 0.95; the
+    baseline is then about the mean of the last batch, and a warning is logged. Use `decay^(1/n)` for a decay per batch.
 
-    There is no group: a role with one row, or with equal scores, is compared with its past like any other, and its
-    advantage is 0 only once the baseline has got there.
+    There are no groups: a role with one row, or with equal scores, is compared with its moving average, and its advantage is 0
+    only when the average has reached its score.
 
     Keys: `algorithm.rae.decay`, `algorithm.rae.order`, `statistics_over`, `call_weighting`.
-    Use when: roles earn differently (self-play, zero-sum games) and there is one episode a task, hence no group.
-    Fails when: tasks of one `data_source` differ in difficulty (the baseline knows the kind of task and the role, not the task).
+    Use when: rewards differ between roles (self-play, zero-sum games) and there is one episode per task, hence no group.
+    Fails when: tasks of one `data_source` differ in difficulty (the baseline depends on data source and role, not on the task).
 
     Args:
-        agent_index: `[bsz]` role of each row: a name that is the same in every batch, not a number of this batch.
+        agent_index: `[bsz]` role of each row: a name that is the same in every batch, not an index in this batch.
         traj_index: `[bsz]` trajectory of each row; None (`statistics_over=samples`, the default is trajectories): every row is one.
-        decay: of the moving average, in [0, 1); `config.rae.decay` takes its place when there is a config.
-        data_source: `[bsz]` kind of each row's task, so that the games of a mixture do not share baselines; None: all are of one kind.
-        order: `subtract_first` or `update_first`; `config.rae.order` takes its place when there is a config.
-        state: baselines, updated in place, JSON types, by the role's name or, with `data_source`, by the JSON list of kind and role;
-            None: they start at 0 and are forgotten.
-        weights: `[bsz]` rows of weight 0 do not count and have advantage 0; other weights weigh a row in its trajectory.
+        decay: decay of the moving average, in [0, 1); overridden by `config.rae.decay`.
+        data_source: `[bsz]` data source of each row's task, so that games of a mixture have separate baselines; None: a single one.
+        order: `subtract_first` or `update_first`; overridden by `config.rae.order`.
+        state: baselines, updated in place, JSON types, by the role's name or, with `data_source`, by the JSON list of data source and
+            role; None: they start at 0 and are discarded.
+        weights: `[bsz]`; rows of weight 0 are ignored and have advantage 0; other weights apply to a row in the mean of its trajectory.
         others: see `core_algos.estimators`.
 
     Raises:
@@ -106,7 +106,7 @@ def compute_rae_outcome_advantage(
 @cache
 def _warn_of_short_memory(decay: float) -> None:
     logger.warning(
-        "algorithm.rae.decay=%g is that of one trajectory: a role with %.0f of them or more in a batch keeps less than %g of the past, and "
-        "its baseline is about the mean of the last batch; decay^(1/n) for n trajectories a batch decays by %g a batch",
+        "algorithm.rae.decay=%g is per trajectory: with %.0f or more trajectories of a role in a batch, earlier rewards weigh less than "
+        "%g, and the baseline is about the mean of the last batch; decay^(1/n) for n trajectories per batch decays by %g per batch",
         decay, math.log(SHORT_MEMORY) / math.log(decay), SHORT_MEMORY, decay,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens
-from verl.trainer.ppo.core_algos.estimators.outcome import Compared, settle, silent_units
+from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, units_without_signal, zero_without_signal
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
 from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
@@ -25,17 +25,17 @@ def compute_reinforce_plus_plus_outcome_advantage(
     weights: np.ndarray | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`G_t = r_t + gamma G_(t+1)`, whitened over the tokens of each policy's rows (arXiv 2501.03262).
+    """Return `G_t = r_t + gamma G_(t+1)`, whitened over the tokens of each policy (arXiv 2501.03262).
 
-    Masked tokens inside a reply are stepped over without a discount. A policy whose returns are all equal has advantages
-    exactly 0 (a single reply without a discount, for one).
+    Masked tokens inside a reply are skipped without a discount. A policy with equal returns has advantages of exactly 0 (for
+    example, a single reply without a discount).
 
     Keys: `algorithm.gamma`, `call_weighting`.
-    Use when: there is one reply a prompt, or groups are too small for a baseline of their own.
-    Fails when: tasks differ in difficulty: an easy task's reply is praised for being easy.
+    Use when: there is one reply per prompt, or groups are too small for their own baseline.
+    Fails when: tasks differ in difficulty: replies to easy tasks have positive advantages because the task is easy.
 
     Args:
-        gamma: discount a token when there is no config.
+        gamma: discount per token if there is no config.
         others: see `core_algos.estimators`.
 
     Returns:
@@ -73,30 +73,30 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     weights: np.ndarray | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`s - mean_g`, whitened over the tokens of each policy's rows (arXiv 2501.03262).
+    """Return `s - mean_g`, whitened over the tokens of each policy (arXiv 2501.03262).
 
-    Rows of a group of one (`config.singleton="raw"`: whose value is their score) or of equal scores enter the whitening as
-    0 and are exactly 0 after it, though whitening moves the mean.
+    Rows of a group of one (with `config.singleton="raw"` their value is their score) or of equal scores are 0 in the whitening, and are set
+    to exactly 0 after it, since whitening shifts the mean.
 
     Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
-    Use when: groups are small and their own standard deviation is noise; the batch's is steadier.
-    Fails when: reply lengths differ much: the mean over tokens leans to the long replies.
+    Use when: groups are small and their own standard deviation is noisy; that of the batch is more stable.
+    Fails when: reply lengths differ much: long replies dominate the mean over tokens.
 
     Args:
         others: see `core_algos.estimators`.
     """
     check_columns(response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights)
-    compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
-    stats = compared.stats()
-    relative = settle(compared, stats, compared.scores - stats.mean[compared.groups], config)
-    silent = silent_units(compared, stats, config)
-    if compared.unit is not None:
-        relative, silent = relative[compared.unit], silent[compared.unit]
-    if compared.row_weights is not None:
-        silent = silent | (compared.row_weights == 0)
+    scored = ScoredUnits.of(token_level_rewards, response_mask, index, traj_index, weights)
+    stats = scored.stats()
+    relative = zero_without_signal(scored, stats, scored.scores - stats.mean[scored.groups], config)
+    no_signal = units_without_signal(scored, stats, config)
+    if scored.unit is not None:
+        relative, no_signal = relative[scored.unit], no_signal[scored.unit]
+    if scored.row_weights is not None:
+        no_signal = no_signal | (scored.row_weights == 0)
     rows = torch.as_tensor(
         relative, dtype=torch.promote_types(token_level_rewards.dtype, torch.float32), device=response_mask.device
     ).unsqueeze(-1)
     advantages = whiten(rows.expand(response_mask.shape), response_mask, policy_index, weights)
-    advantages[torch.as_tensor(silent, device=advantages.device)] = 0.0
+    advantages[torch.as_tensor(no_signal, device=advantages.device)] = 0.0
     return advantages, advantages

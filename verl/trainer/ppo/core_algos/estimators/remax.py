@@ -18,14 +18,14 @@ def compute_remax_outcome_advantage(
     config: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`A_t = sum_(t' >= t) r_t' - s(greedy)` (arXiv 2310.10505). Both results are 0 where the mask is.
+    """Return `A_t = sum_(t' >= t) r_t' - s(greedy)` (arXiv 2310.10505). Both results are 0 where masked.
 
-    There is no group and no normalisation: the baseline of a row is its own, so that neither single rows nor equal scores
-    need a rule; a reply that earns what the greedy one earned has advantage 0 on every token of an outcome reward.
+    There are no groups and no normalisation: every row has its own baseline, so that single rows and equal scores are no special cases. A
+    reply with the outcome reward of the greedy one has advantage 0 at every token.
 
     Keys: `algorithm.call_weighting` (in the loss only).
-    Use when: one reply a prompt is sampled and a greedy one can be afforded beside it.
-    Fails when: rewards have different scales over tasks (nothing is divided by a standard deviation).
+    Use when: one reply per prompt is sampled, and an additional greedy reply is affordable.
+    Fails when: the scale of rewards differs between tasks, since they are not normalized.
 
     Args:
         reward_baselines: `[bsz]` reward of the greedy reply.

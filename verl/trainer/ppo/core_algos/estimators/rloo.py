@@ -1,4 +1,4 @@
-"""RLOO: the baseline of a reply is the mean of the others in its group."""
+"""RLOO: the baseline of a reply is the mean score of the other replies in its group."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.estimators.outcome import Compared, singleton_advantage
+from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, singleton_advantage
 from verl.trainer.ppo.registry import register_adv_est
 
 
@@ -30,18 +30,18 @@ def compute_rloo_outcome_advantage(
 
     Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: groups are small and an unbiased gradient matters more than its scale.
-    Fails when: rewards differ in scale between groups, since nothing divides them.
+    Fails when: the scale of rewards differs between groups, since they are not normalized.
 
     Args:
         others: see `core_algos.estimators`.
     """
-    compared = Compared.of(token_level_rewards, response_mask, index, traj_index, weights)
-    stats, groups = compared.stats(), compared.groups
-    own = 1.0 if compared.weights is None else compared.weights
+    scored = ScoredUnits.of(token_level_rewards, response_mask, index, traj_index, weights)
+    stats, groups = scored.stats(), scored.groups
+    own = 1.0 if scored.weights is None else scored.weights
     total, alone = stats.weight[groups], stats.count[groups] == 1
-    others = np.where(alone | ~compared.valid, 1.0, total - own)
-    relative = np.where(stats.constant[groups], 0.0, (compared.scores - stats.mean[groups]) * total / others)
-    return compared.spread(np.where(alone, singleton_advantage(compared.scores, config), relative), response_mask)
+    others = np.where(alone | ~scored.valid, 1.0, total - own)
+    relative = np.where(stats.constant[groups], 0.0, (scored.scores - stats.mean[groups]) * total / others)
+    return scored.spread(np.where(alone, singleton_advantage(scored.scores, config), relative), response_mask)
 
 
 compute_rloo_vectorized_outcome_advantage = compute_rloo_outcome_advantage

@@ -1,4 +1,4 @@
-"""Optimal token baseline: one baseline per token position, weighted by the gradient norm of each reply up to it."""
+"""Optimal token baseline: one baseline per token position, weighted by the gradient norm of each reply up to that position."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ def compute_optimal_token_baseline_advantage(
     config: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`A_t = G_t - B_t`, `B_t = sum_g(G_t W_t) / (sum_g(W_t) + epsilon)`, `W_t = sum_(j <= t) 1 - 2 pi_j + sum pi_j^2` (arXiv 2602.07078).
+    """Return `A_t = G_t - B_t`, `B_t = sum_g(G_t W_t) / (sum_g(W_t) + epsilon)`, `W_t = sum_(j <= t) 1 - 2 pi_j + sum pi_j^2`
+    (arXiv 2602.07078).
 
-    `G` is the reward to go and `W` a proxy of the squared norm of a reply's gradient up to a token; the sums are over the replies of the
-    group that have an unmasked token in that column. A group of one has advantage 0 (`config.singleton="raw"`: its rewards
-    to go). Exactly 0 are a column in which several replies have the same reward to go, and a group with the same one at every token (as
-    equal rewards of whole replies give); replies that earn the same in all, but at other tokens, are compared.
+    `G` is the reward to go and `W` a proxy of the squared gradient norm of a reply up to a token; sums are over replies of the
+    group with an unmasked token in that column. A group of one has advantage 0 (`config.singleton="raw"`: its rewards
+    to go). Advantages are exactly 0 in a column with several replies of equal reward to go, and in a group with the same reward to go at
+    every token (for example, equal outcome rewards); replies with equal total rewards at different tokens are compared.
 
     Keys: `algorithm.group_by`, `group_by_agent_id`, `singleton`.
-    Use when: replies are long and the gradient's variance grows along them; needs the policy's `sum_pi_squared`.
-    Fails when: groups are small: each column's baseline rests on the few replies that are that long.
+    Use when: replies are long and the variance of the gradient grows along them; needs the policy's `sum_pi_squared`.
+    Fails when: groups are small: the baseline of a column is then determined by the few replies of that length.
 
     Args:
         old_log_probs: `[bsz, response_len]` log-probs of the tokens.
         sum_pi_squared: `[bsz, response_len]` sum over the vocabulary of the squared probabilities at each token.
         rollout_is_weights: `[bsz, response_len]`; their squares scale `W`'s terms.
-        handle_zero_tail: no baseline where only the longest reply of a group still runs.
+        handle_zero_tail: no baseline in columns that only the longest reply of a group reaches.
         epsilon: added to the sum of weights.
         others: see `core_algos.estimators`.
 
@@ -51,7 +52,7 @@ def compute_optimal_token_baseline_advantage(
     """
     returns, weights, mask, groups = _energy(token_level_rewards, response_mask, index, old_log_probs, sum_pi_squared, rollout_is_weights)
     differences = _differences(returns, weights, mask, groups, handle_zero_tail, epsilon)
-    advantages = _signal_only(differences, token_level_rewards, response_mask, groups, returns, config)
+    advantages = _mask_and_singletons(differences, token_level_rewards, response_mask, groups, returns, config)
     return advantages, returns.to(advantages.dtype)
 
 
@@ -69,17 +70,17 @@ def compute_multi_turn_optimal_token_baseline_advantage(
     config: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`compute_optimal_token_baseline_advantage` over the n-th unmasked tokens instead of the n-th columns (arXiv 2602.07078).
+    """Return `compute_optimal_token_baseline_advantage` over n-th unmasked tokens instead of columns (arXiv 2602.07078).
 
-    `A_n = G_n - sum_g(G_n W_n) / (sum_g(W_n) + epsilon)`, n counting a reply's own tokens: replies in which tool output is masked are
-    compared by the tokens they wrote themselves.
+    `A_n = G_n - sum_g(G_n W_n) / (sum_g(W_n) + epsilon)`, n the index among a reply's unmasked tokens: replies with masked tool output
+    are compared by their generated tokens.
 
     Keys: `algorithm.group_by`, `group_by_agent_id`, `singleton`.
-    Use when: replies hold masked tokens in between (tool calls).
-    Fails when: as the single-turn form does.
+    Use when: replies contain masked tokens in between (tool output).
+    Fails when: as the single-turn form.
 
     Args:
-        old_log_probs, sum_pi_squared, rollout_is_weights, handle_zero_tail, epsilon: as there.
+        old_log_probs, sum_pi_squared, rollout_is_weights, handle_zero_tail, epsilon: as for that function.
         others: see `core_algos.estimators`.
 
     Returns:
@@ -91,7 +92,7 @@ def compute_multi_turn_optimal_token_baseline_advantage(
         returns.gather(1, packed), weights.gather(1, packed), mask.gather(1, packed), groups, handle_zero_tail, epsilon
     )
     unpacked = torch.zeros_like(differences).scatter(1, packed, differences)
-    advantages = _signal_only(unpacked, token_level_rewards, response_mask, groups, returns, config)
+    advantages = _mask_and_singletons(unpacked, token_level_rewards, response_mask, groups, returns, config)
     return advantages, returns.to(advantages.dtype)
 
 
@@ -103,7 +104,7 @@ def _energy(
     sum_pi_squared: torch.Tensor,
     is_weights: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray]:
-    """Rewards to go and `W` (both `[bsz, response_len]` float64, 0 where masked), the mask and the groups."""
+    """Return rewards to go and `W` (both `[bsz, response_len]` float64, 0 where masked), the mask and the groups."""
     tensors = {"token_level_rewards": rewards, "old_log_probs": log_probs, "sum_pi_squared": sum_pi_squared}
     if is_weights is not None:
         tensors["rollout_is_weights"] = is_weights
@@ -123,7 +124,7 @@ def _energy(
 def _differences(
     returns: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor, groups: np.ndarray, handle_zero_tail: bool, epsilon: float
 ) -> torch.Tensor:
-    """`G` less its column's baseline, `[bsz, n]`; exactly 0 in columns, and in groups, whose rewards to go are all the same."""
+    """Return `G` minus its column's baseline, `[bsz, n]`; exactly 0 in columns, and in groups, with equal rewards to go."""
     if not returns.numel():
         return returns
     group = torch.as_tensor(groups, device=returns.device)
@@ -140,7 +141,7 @@ def _differences(
 def _column_baseline(
     returns: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor, groups: np.ndarray, handle_zero_tail: bool, epsilon: float
 ) -> torch.Tensor:
-    """`sum_g(G W) / (sum_g W + epsilon)` of each row's group in each column, `[bsz, n]`."""
+    """Return `sum_g(G W) / (sum_g W + epsilon)` of each row's group in each column, `[bsz, n]`."""
     top, bottom = _group_sums(returns * weights, groups), _group_sums(weights, groups)
     baseline = torch.as_tensor(top / (bottom + epsilon), device=returns.device)[torch.as_tensor(groups, device=returns.device)]
     if handle_zero_tail:
@@ -153,7 +154,7 @@ def _column_baseline(
 
 
 def _group_sums(values: torch.Tensor, groups: np.ndarray) -> np.ndarray:
-    """Sum of each column per group, `[n_groups, n]`, added in the order of size: the same bits for any order of rows."""
+    """Return the sum of each column per group, `[n_groups, n]`, sorted before summing: identical to the bit for any order of rows."""
     array = values.cpu().numpy()
     by_value = np.argsort(array, axis=0, kind="stable")
     by_group = np.argsort(groups[by_value], axis=0, kind="stable")
@@ -163,7 +164,7 @@ def _group_sums(values: torch.Tensor, groups: np.ndarray) -> np.ndarray:
 
 
 def _two_longest(length: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The greatest and the second greatest length of each group, `[n_groups]`; the second of a group of one is 0."""
+    """Return the largest and the second largest length of each group, `[n_groups]`; the second of a group of one is 0."""
     order = np.lexsort((length, groups))
     ends = np.cumsum(np.bincount(groups)) - 1
     starts = ends - np.bincount(groups) + 1
@@ -171,7 +172,7 @@ def _two_longest(length: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np
     return longest, np.where(ends > starts, length[order[np.maximum(ends - 1, 0)]], 0)
 
 
-def _signal_only(
+def _mask_and_singletons(
     advantages: torch.Tensor,
     rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -179,7 +180,7 @@ def _signal_only(
     returns: torch.Tensor,
     config: Any,
 ) -> torch.Tensor:
-    """0 for masked tokens; a group of one gives 0 or its rewards to go (`config.singleton`)."""
+    """Return advantages that are 0 at masked tokens, and 0 or the rewards to go in a group of one (`config.singleton`)."""
     scores, valid = outcome_scores(rewards, response_mask)
     alone = torch.as_tensor(group_stats(scores, groups, valid).count[groups] == 1, device=returns.device).unsqueeze(1)
     raw = singleton_advantage(scores, config) is scores

@@ -1,4 +1,4 @@
-"""Whitening per policy: zero mean and unit variance over the tokens of each policy's own rows."""
+"""Whitening per policy: zero mean and unit variance over the tokens of each policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verl.trainer.ppo.core_algos.grouping import group_index
 
 
 def ordered_sums(values: np.ndarray, groups: np.ndarray, n_groups: int) -> np.ndarray:
-    """Sum of `values` `[n]` per group in float64, added in the order of their size: the same bits for any order of rows."""
+    """Return the sum of `values` `[n]` per group in float64, sorted before summing: identical to the bit for any order of rows."""
     order = np.lexsort((values, groups))
     return np.bincount(groups[order], weights=values[order], minlength=n_groups)
 
@@ -23,11 +23,11 @@ def whiten(
 ) -> torch.Tensor:
     """Whiten `(x - mean) / sqrt(var + 1e-8)` over the unmasked entries of each policy, `var` unbiased.
 
-    Entries of a policy that are all equal (one alone among them) become exactly 0, and so does what is masked. With row
+    Entries of a policy that are all equal (also a single one) become exactly 0, as do masked entries. With row
     weights `w`, `mean = sum(w x) / sum(w)` and `var = sum(w (x - mean)^2) / (sum(w) - sum(w^2) / sum(w))`.
 
     Args:
-        values: `[bsz, n]`; masked entries may hold anything.
+        values: `[bsz, n]`; masked entries may have any value.
         mask: `[bsz, n]`.
         policy_index: `[bsz]` policy of each row; None: all rows are of one policy.
         weights: `[bsz]` weight of each row in the statistics; None: 1. Rows of weight 0 become 0.
@@ -65,7 +65,7 @@ def whiten(
 
 
 def _constant(x: torch.Tensor, keep: torch.Tensor, groups: np.ndarray, counts: np.ndarray, n_groups: int) -> np.ndarray:
-    """Whether all unmasked entries of the rows that count are equal, by group: each is held against one of them."""
+    """Return whether all unmasked entries of rows with `counts` are equal, per group, by comparison with one of them."""
     rows = np.flatnonzero(counts)
     reference = np.zeros(n_groups)
     first = keep.int().argmax(dim=-1, keepdim=True)

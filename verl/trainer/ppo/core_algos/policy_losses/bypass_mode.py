@@ -1,4 +1,4 @@
-"""Bypass mode: the sampler is the old policy, and the correction is computed in the loss, with PPO's clip or REINFORCE."""
+"""Bypass mode: the sampler is the old policy, and the loss computes the correction, with PPO's clip or REINFORCE."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOSS_TYPES = ("ppo_clip", "reinforce")
 
 
 def _settings(config: Any) -> Any:
-    """The correction's settings; a config of verl has them under `policy_loss`. Raises ValueError for none or an unknown loss type."""
+    """Return the settings of the correction (in verl's config under `policy_loss`). Raises ValueError for none or an unknown loss type."""
     need_config(config, "bypass_mode")
     correction = own_key(config, "rollout_correction", None) or own_key(config.policy_loss, "rollout_correction", None)
     if correction is None:
@@ -36,7 +36,7 @@ def _settings(config: Any) -> Any:
 
 
 def _clipped_loss(config: Any) -> str:
-    """The loss that `ppo_clip` stands for."""
+    """Return the name of the loss for `ppo_clip`."""
     return "vanilla" if config.policy_loss.loss_mode == "bypass_mode" else config.policy_loss.loss_mode
 
 
@@ -51,7 +51,7 @@ def _needs_mini_batch(config: Any) -> bool:
 
 @register_preparation("bypass_mode", when=_needs_mini_batch)
 def bypass_columns(mini: MiniBatch, config: Any) -> dict[str, torch.Tensor]:
-    """The mask without rejected tokens, the weights (`reinforce`), and what the clipped loss needs (`ppo_clip`)."""
+    """Return the mask without rejected tokens, the weights (`reinforce`), and the prepared columns of the clipped loss (`ppo_clip`)."""
     correction = _settings(config)
     log_ratio, mask = mini.log_prob - mini.old_log_prob, mini.response_mask
     columns = {}
@@ -68,7 +68,7 @@ def bypass_columns(mini: MiniBatch, config: Any) -> dict[str, torch.Tensor]:
 
 
 def _weights(mini: MiniBatch, log_ratio: torch.Tensor, correction: Any) -> torch.Tensor:
-    """Importance weights, normalised over all ranks when asked for."""
+    """Return importance weights, normalised over all ranks if `rollout_is_batch_normalize`."""
     mask, weights = mini.response_mask.bool(), torch.zeros_like(log_ratio)
     if bool(mask.any()):
         weights, _ = compute_rollout_correction_weights(log_ratio, mask, correction.rollout_is, correction.rollout_is_threshold)
@@ -82,7 +82,7 @@ def _weights(mini: MiniBatch, log_ratio: torch.Tensor, correction: Any) -> torch
 
 
 def _m2po(mini: MiniBatch, log_ratio: torch.Tensor, tau: float) -> torch.Tensor:
-    """The mask narrowed by M2PO, which ranks the tokens of all ranks together."""
+    """Return the mask after M2PO, which sorts the tokens of all ranks together."""
     mask = mini.response_mask.bool()
     of_ranks, advantages = mini.ranks.gather(log_ratio[mask]), mini.ranks.gather(mini.advantages[mask])
     everything = torch.cat(of_ranks)
@@ -103,27 +103,27 @@ def compute_policy_loss_bypass_mode(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The sampler's log-probs are the old ones: one forward pass less, and the ratio corrects for sampler and drift at once
-    (the PPO of arXiv 1707.06347 as written, against the decoupled one of arXiv 2110.00641).
+    """Use the sampler's log-probs as old log-probs: one forward pass less, and the ratio corrects for sampler and drift together
+    (PPO as in arXiv 1707.06347, in contrast to decoupled PPO, arXiv 2110.00641).
 
-        ppo_clip   L = the loss of `loss_mode` (default vanilla) with r = pi / sampler; its clip stands for importance weights
-        reinforce  L = -w A log_prob with w = sg(pi / sampler) truncated as `rollout_is` says
+        ppo_clip   L = the loss of `loss_mode` (default vanilla) with r = pi / sampler; the clip replaces importance weights
+        reinforce  L = -w A log_prob with w = sg(pi / sampler) truncated by `rollout_is_threshold`
 
-    Rejection (`rollout_rs`, `m2po_tau`) and weights use the log-probs at the start of the optimizer step, and cost one forward pass of the
-    mini-batch when they are on; rejected tokens leave loss, counts and metrics. Chosen by `algorithm.rollout_correction.bypass_mode=true`.
+    Rejection (`rollout_rs`, `m2po_tau`) and weights use the log-probs at the start of the optimizer step, and need one forward pass of the
+    mini-batch; rejected tokens are in no loss, count or metric. Selected by `algorithm.rollout_correction.bypass_mode=true`.
 
     Keys: `algorithm.rollout_correction.*`, and those of the loss.
-    Use when: recomputing old log-probs is too dear, or the samples come from another engine or an older policy.
-    Fails when: sampler and trainer disagree much: the clip then starts from the wrong centre (decoupled PPO keeps the right one).
+    Use when: recomputing old log-probs is too expensive, or the samples come from another engine or an older policy.
+    Fails when: sampler and trainer differ much: the clip range is then around the wrong policy (decoupled PPO uses the right one).
 
     Args:
         old_log_prob: the sampler's log-probs, `[bsz, response_len]`.
         config: `ActorConfig` with `rollout_correction`; `global_batch_info` is passed to `agg_loss`.
-        rollout_is_weights: not used; the weights are computed here.
+        rollout_is_weights: unused; the weights are computed here.
         others: see `core_algos.policy_losses`.
 
     Returns:
-        the loss, and the metrics of the loss that ran; called without an engine also those of the correction (`rollout_corr/*`).
+        the loss, and the metrics of the selected loss; without an engine also those of the correction (`rollout_corr/*`).
 
     Raises:
         ValueError: no `rollout_correction`, or an unknown loss type, mode or threshold.
@@ -155,7 +155,7 @@ def compute_policy_loss_reinforce(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """`L = -w A log_prob` with `w = sg(pi / sampler)` truncated, or 1 without weights (Williams 1992).
+    """Return `L = -w A log_prob` with `w = sg(pi / sampler)` truncated, or 1 without weights (Williams 1992).
 
     Args:
         rollout_log_prob: the sampler's log-probs, for the metric.

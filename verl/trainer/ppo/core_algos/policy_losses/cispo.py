@@ -1,4 +1,4 @@
-"""CISPO: clip the importance weight, never the gradient."""
+"""CISPO: clip the importance weight instead of the gradient."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def compute_policy_loss_cispo(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """CISPO: REINFORCE under a clipped, detached importance weight (arXiv 2506.13585, eq. 4-5).
+    """CISPO: REINFORCE with a clipped, detached importance weight (arXiv 2506.13585, eq. 4-5).
 
         L = -sg(clip(r, 1 - low, 1 + high)) A log_prob,  r = exp(log_prob - old_log_prob)
 
-    No token loses its gradient; the clip bounds only how much it counts.
+    Every token keeps its gradient; the clip only bounds its weight.
 
     Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`; the paper has no lower bound (`clip_ratio_low=1`).
-    Use when: rare tokens that matter (reflections, forks of the reasoning) are the ones PPO clips away.
-    Fails when: the samples are so old that bounded weights are far from the true ones; there is no trust region.
+    Use when: PPO clips rare but important tokens (reflections, branching points of the reasoning).
+    Fails when: samples are so old that clipped weights differ much from the true ones; there is no trust region.
 
     Args:
         others: see `core_algos.policy_losses`.

@@ -1,4 +1,4 @@
-"""Clip-Cov: tokens of high covariance are left out of the gradient, to keep the entropy up."""
+"""Clip-Cov: remove tokens of high covariance from the gradient, to prevent entropy collapse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARE = "clip_cov_share"
 
 @register_preparation("clip_cov")
 def clip_cov_share(mini: MiniBatch, config: Any) -> dict[str, torch.Tensor]:
-    """Chance of each token `[bsz, response_len]` to be drawn, over the whole mini-batch.
+    """Return the probability of each token `[bsz, response_len]` to be removed, over the whole mini-batch.
 
     Raises:
         ValueError: `clip_cov_ratio` is not positive.
@@ -28,8 +28,8 @@ def clip_cov_share(mini: MiniBatch, config: Any) -> dict[str, torch.Tensor]:
     unclipped, clipped = _losses(clamped_log_ratio(mini.log_prob, mini.old_log_prob), mini.advantages, config)
     candidate = (covariance > settings.clip_cov_lb) & (covariance < settings.clip_cov_ub) & (clipped <= unclipped)
     found = float(mini.ranks.sum((mini.token_weights * candidate).sum()))
-    drawn = max(int(settings.clip_cov_ratio * tokens), 1)
-    return {SHARE: candidate.to(covariance.dtype) * min(1.0, drawn / max(found, 1e-9))}
+    removed = max(int(settings.clip_cov_ratio * tokens), 1)
+    return {SHARE: candidate.to(covariance.dtype) * min(1.0, removed / max(found, 1e-9))}
 
 
 @register_policy_loss(
@@ -54,13 +54,14 @@ def compute_policy_loss_clip_cov(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Clip-Cov: of the tokens whose covariance of advantage and log-prob lies in a band, a few leave the gradient (arXiv 2505.22617).
+    """Clip-Cov: remove a few of the tokens whose covariance of advantage and log-prob lies in a band from the gradient (arXiv 2505.22617).
 
         L = (1 - q) max(-r A, -clip(r, 1 - low, 1 + high) A),  q = min(1, k / n) for the n tokens in the band that PPO does not clip, else 0
         covariance = (A - mean A) (log_prob - mean log_prob),  k = max(1, clip_cov_ratio * tokens)
 
-    The paper draws k of the n at random; q is the chance of a token to be drawn, which makes this the expectation of that loss: no noise,
-    and the same however the mini-batch is cut. Means and counts are over the mini-batch, for which the engine runs one more forward pass.
+    The paper samples k of the n tokens; q is the probability of a token to be sampled, so that this is the expectation of that loss:
+    without noise and independent of the cut into micro-batches. Means and counts are over the mini-batch, which needs an additional forward
+    pass.
 
     Keys: `actor.policy_loss.clip_cov_ratio`, `actor.policy_loss.clip_cov_lb`, `actor.policy_loss.clip_cov_ub`, `actor.clip_ratio`,
     `actor.clip_ratio_low`, `actor.clip_ratio_high`.
@@ -71,7 +72,7 @@ def compute_policy_loss_clip_cov(
         others: see `core_algos.policy_losses`.
 
     Returns:
-        the loss and the metrics `actor/pg_clipfrac` (share of tokens left out by covariance) and `actor/ppo_kl`: token means.
+        the loss and the metrics `actor/pg_clipfrac` (fraction of tokens removed by covariance) and `actor/ppo_kl`: token means.
 
     Raises:
         ValueError: `clip_cov_ratio` not positive.
@@ -86,7 +87,7 @@ def compute_policy_loss_clip_cov(
 
 
 def _losses(log_ratio: torch.Tensor, advantages: torch.Tensor, config: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The token losses `[bsz, response_len]` without and with the clip."""
+    """Return the token losses `[bsz, response_len]` without and with the clip."""
     low, high = clip_range(config, "clip_cov")
     ratio = torch.exp(log_ratio)
     return -advantages * ratio, -advantages * torch.clamp(ratio, 1 - low, 1 + high)

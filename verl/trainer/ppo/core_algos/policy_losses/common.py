@@ -1,4 +1,4 @@
-"""What the policy losses share: ratios, clip ranges, aggregation and metrics."""
+"""Common functions of policy losses: ratios, clip ranges, aggregation and metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND
 
 
 def clamped_log_ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> torch.Tensor:
-    """`log_prob - old_log_prob`, within the bound that keeps its exponential finite."""
+    """Return `log_prob - old_log_prob`, clamped so that its exponential is finite."""
     return torch.clamp(log_prob - old_log_prob, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
@@ -23,19 +23,19 @@ def check_loss_inputs(
     advantages: torch.Tensor,
     rollout_is_weights: torch.Tensor | None,
 ) -> None:
-    """Raise ValueError unless all that are given are `[bsz, response_len]` on one device; torch would spread a row or a column silently."""
+    """Raise ValueError unless all tensors are `[bsz, response_len]` on one device; torch would silently broadcast a row or a column."""
     check_tokens(response_mask, old_log_prob=old_log_prob, log_prob=log_prob, advantages=advantages, rollout_is_weights=rollout_is_weights)
 
 
 def need_config(config: Any, loss: str) -> Any:
-    """The config; raises ValueError when there is none."""
+    """Return the config. Raises ValueError if it is None."""
     if config is None:
         raise ValueError(f"policy loss '{loss}' needs config (ActorConfig)")
     return config
 
 
 def clip_range(config: Any, loss: str) -> tuple[float, float]:
-    """`(low, high)`: `clip_ratio_low` and `clip_ratio_high`, each `clip_ratio` unless set. Raises ValueError without a config."""
+    """Return `(low, high)`: `clip_ratio_low` and `clip_ratio_high`, each `clip_ratio` unless set. Raises ValueError without a config."""
     config = need_config(config, loss)
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
@@ -43,7 +43,7 @@ def clip_range(config: Any, loss: str) -> tuple[float, float]:
 
 
 def row_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean of the unmasked `values` of each row, `[bsz]`; 0 for a row without any."""
+    """Return the mean of the unmasked `values` of each row in their dtype, `[bsz]`; 0 for a row without any."""
     return torch.where(mask.bool(), values, 0.0).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
 
 
@@ -58,6 +58,6 @@ def weighted_loss(
 
 @torch.no_grad()
 def token_metrics(response_mask: torch.Tensor, **values: torch.Tensor) -> dict[str, float]:
-    """`actor/<name>`: mean over the unmasked tokens of this micro-batch; one transfer to the host."""
+    """Return `actor/<name>`: means over the unmasked tokens of this micro-batch, with one transfer to the host."""
     means = torch.stack([masked_mean(value.detach().float(), response_mask) for value in values.values()]).tolist()
     return {f"actor/{name}": mean for name, mean in zip(values, means, strict=True)}

@@ -1,4 +1,4 @@
-"""Covariance of advantage and log-prob of each token over a mini-batch, which drives a policy's entropy down (arXiv 2505.22617)."""
+"""Covariance of advantage and log-prob per token over a mini-batch, which causes entropy collapse (arXiv 2505.22617)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch
 
 
 def token_covariance(mini: MiniBatch) -> tuple[torch.Tensor, float]:
-    """`(A - mean A) (log_prob - mean log_prob)` with means over the mini-batch.
+    """Return `(A - mean A) (log_prob - mean log_prob)` with means over the mini-batch.
 
     Returns:
-        `[bsz, response_len]`, -inf where masked, and the tokens of the mini-batch, each times the weight of its row.
+        `[bsz, response_len]`, -inf where masked, and the number of tokens of the mini-batch, weighted by row.
     """
     weights, mask = mini.token_weights, mini.response_mask.bool()
     advantages, log_prob = (torch.where(mask, x, 0.0) for x in (mini.advantages, mini.log_prob))
@@ -22,17 +22,17 @@ def token_covariance(mini: MiniBatch) -> tuple[torch.Tensor, float]:
 
 
 def share_of_largest(values: torch.Tensor, weights: torch.Tensor, count: float, mini: MiniBatch) -> torch.Tensor:
-    """How much of each token is among the `count` largest `values` of the mini-batch: 1, 0, or in between for ties at the boundary.
+    """Return the membership of each token in the `count` largest `values` of the mini-batch: 1, 0, or a fraction for ties at the boundary.
 
-    Equal values at the boundary share the places that are left, so that the result is a function of the set of tokens.
+    Equal values at the boundary share the remaining places, so that the result depends on the set of tokens only.
 
     Args:
         values: `[bsz, response_len]`.
-        weights: of every token, the same shape; tokens of weight 0 are not counted.
-        count: places.
+        weights: weight of every token, the same shape; tokens of weight 0 are ignored.
+        count: number of places.
 
     Returns:
-        shares in [0, 1], the same shape.
+        fractions in [0, 1], the same shape.
     """
     own_values, own_weights = _leading(values[weights > 0], weights[weights > 0], count)
     all_values, all_weights = (torch.cat(mini.ranks.gather(x)) for x in (own_values, own_weights))
@@ -46,7 +46,7 @@ def share_of_largest(values: torch.Tensor, weights: torch.Tensor, count: float, 
 
 
 def _leading(values: torch.Tensor, weights: torch.Tensor, count: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest values, in falling order, until their weights fill `count` places."""
+    """Return the largest values, in descending order, until their weights fill `count` places."""
     order = values.argsort(descending=True)
     values, weights = values[order], weights[order]
     before = weights.cumsum(0) - weights

@@ -1,4 +1,4 @@
-"""DPPO: a trust region in the divergence of the policies instead of the ratio."""
+"""DPPO: a trust region in the divergence of policies instead of the ratio."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ def compute_policy_loss_dppo_tv(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """DPPO-Binary-TV: a token leaves the gradient when its probability has moved too far (arXiv 2602.04879).
+    """DPPO-Binary-TV: remove a token from the gradient if its probability has changed too much (arXiv 2602.04879).
 
         L = -M min(r, c) A log_prob with r and M detached,  r = exp(log_prob - old_log_prob)
         M = [p - p_old <= high] where A > 0, else [p - p_old >= -low],  p = exp(log_prob)
 
-    A rare token may change its ratio a lot while the distribution hardly moves: it stays, where PPO would clip it. `dppo` is this loss.
+    The ratio of a rare token may change a lot while the distribution hardly changes: it is kept, while PPO would clip it. `dppo` is this
+    loss.
 
-    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`: bounds of the probability's change; `actor.clip_ratio_c`: the
-    largest ratio c (the paper's is 20).
-    Use when: PPO's clip silences low-probability tokens, or the sampler's log-probs are off for them.
-    Fails when: `clip_ratio_c` stays at dual clip's 3, which truncates many ratios and biases the gradient.
+    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`: bounds of the probability change; `actor.clip_ratio_c`: the
+    maximum ratio c (paper: 20).
+    Use when: PPO clips low-probability tokens, or the sampler's log-probs are inaccurate for them.
+    Fails when: `clip_ratio_c` is dual clip's default of 3, which truncates many ratios and biases the gradient.
 
     Args:
         others: see `core_algos.policy_losses`.
 
     Returns:
-        the loss and the metrics `actor/pg_clipfrac` (tokens out of the region), `actor/pg_clipfrac_lower` (truncated ratios inside it),
+        the loss and the metrics `actor/pg_clipfrac` (tokens outside the region), `actor/pg_clipfrac_lower` (truncated ratios inside it),
         `actor/ppo_kl`: token means.
     """
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
@@ -63,9 +64,9 @@ def compute_policy_loss_dppo_kl(
         M = [D <= high or p <= p_old] where A > 0, else [D <= low or p >= p_old]
         D = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p))
 
-    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`: bounds of D; `actor.clip_ratio_c`: the largest ratio.
-    Use when: as `dppo_tv`, and changes near probability 0 or 1 should count more.
-    Fails when: PPO's clip range of 0.2 is kept: as a KL it hardly ever binds.
+    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`: bounds of D; `actor.clip_ratio_c`: the maximum ratio.
+    Use when: as `dppo_tv`, if changes near probability 0 or 1 should count more.
+    Fails when: PPO's clip range of 0.2 is kept: as a bound of a KL it is hardly ever active.
 
     Args:
         others: see `core_algos.policy_losses`.
@@ -93,7 +94,7 @@ def _masked_gradient(
     config: Any,
     rollout_is_weights: torch.Tensor | None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The policy gradient of the tokens `inside` the region, under their truncated ratios."""
+    """Return the policy-gradient loss of the tokens `inside` the region, with truncated ratios, and its metrics."""
     log_ratio = clamped_log_ratio(log_prob.detach(), old_log_prob)
     ratio = torch.exp(log_ratio)
     losses = -advantages * ratio.clamp(max=config.clip_ratio_c) * log_prob * inside

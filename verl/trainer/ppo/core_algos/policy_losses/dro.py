@@ -1,4 +1,4 @@
-"""DRO: the policy gradient with a quadratic penalty on the log-ratio."""
+"""DRO: policy gradient with a quadratic penalty on the log-ratio."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ def compute_policy_loss_dro(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """DRO: stay near the old policy by a squared penalty instead of a clip (arXiv 2405.19107, policy part; as Kimi k1.5, arXiv 2501.12599).
+    """DRO: a squared penalty instead of a clip keeps the policy near the old one
+    (arXiv 2405.19107, policy part; as Kimi k1.5, arXiv 2501.12599).
 
         L = -(A log_prob - beta / 2 (log_prob - old_log_prob)^2)
 
     Keys: `actor.policy_loss.dro_beta` (required).
-    Use when: samples are old or from elsewhere and importance ratios would explode; there are none here.
-    Fails when: beta is far from the scale of the advantages: small is an unbounded policy gradient, large moves nothing.
+    Use when: samples are old or from another policy and importance ratios would explode; this loss has no ratios.
+    Fails when: beta does not match the scale of advantages: too small, the policy gradient is unbounded; too large, nothing is learned.
 
     Args:
         others: see `core_algos.policy_losses`.

@@ -32,12 +32,12 @@ def compute_policy_loss_geo_mean(
     A_i is the mean advantage of the reply's tokens; the loss is the mean of L_i over the replies.
 
     Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`: bounds of the log-ratio (the paper's are 0.4).
-    Use when: outlier tokens with extreme ratios make `vanilla` unstable; the clip range may then be wide.
+    Use when: tokens with extreme ratios make `vanilla` unstable; the clip range may then be wide.
     Fails when: advantages differ within a reply (only their mean is used).
 
     Args:
-        loss_agg_mode: not used.
-        rollout_is_weights: `[bsz, response_len]` detached weights; a reply is weighted with the geometric mean of its own.
+        loss_agg_mode: unused.
+        rollout_is_weights: `[bsz, response_len]` detached weights; the weight of a reply is their geometric mean.
         others: see `core_algos.policy_losses`.
 
     Returns:

@@ -25,11 +25,11 @@ def compute_policy_loss_gpg(
         L = -A log_prob
 
     Keys: none.
-    Use when: every sample is used for one update by the policy that wrote it; with `algorithm.adv_estimator=gpg` it is the paper's method.
-    Fails when: a batch is used for several updates, or samples are old: nothing corrects for the drift.
+    Use when: every sample is used for one update of its own policy; with `algorithm.adv_estimator=gpg` this is the paper's method.
+    Fails when: a batch is used for several updates, or samples are old: the drift is not corrected.
 
     Args:
-        old_log_prob: not used.
+        old_log_prob: unused.
         others: see `core_algos.policy_losses`.
 
     Returns:

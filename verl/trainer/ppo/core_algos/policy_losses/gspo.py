@@ -27,15 +27,15 @@ def compute_policy_loss_gspo(
 
         s_i = exp(mean_t(log_prob - old_log_prob)),  s_it = sg(s_i) pi_it / sg(pi_it),  L = max(-s_it A, -clip(s_it, 1 - low, 1 + high) A)
 
-    Every token of a reply has the same ratio, so that a reply is clipped as a whole; replies are averaged over their tokens, then over
-    replies.
+    Every token of a reply has the same ratio, so that a reply is clipped as a whole; losses are averaged over the tokens of a reply, then
+    over replies.
 
     Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`; the paper's ranges are small (3e-4, 4e-4).
-    Use when: replies are long or the model is a mixture of experts, where single token ratios are noise.
+    Use when: replies are long or the model is a mixture of experts, so that ratios of single tokens are noisy.
     Fails when: PPO's clip range of 0.2 is kept (nothing is ever clipped), or advantages differ within a reply.
 
     Args:
-        loss_agg_mode: not used; always `seq-mean-token-mean`.
+        loss_agg_mode: unused; always `seq-mean-token-mean`.
         others: see `core_algos.policy_losses`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""KL-Cov: tokens of the highest covariance carry a KL penalty, to keep the entropy up."""
+"""KL-Cov: a KL penalty on the tokens of highest covariance, to prevent entropy collapse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARE = "kl_cov_share"
 
 @register_preparation("kl_cov")
 def kl_cov_share(mini: MiniBatch, config: Any) -> dict[str, torch.Tensor]:
-    """How much of each token `[bsz, response_len]` pays, over the whole mini-batch.
+    """Return the fraction of the penalty of each token `[bsz, response_len]`, over the whole mini-batch.
 
     Raises:
         ValueError: `kl_cov_ratio` is not positive.
@@ -40,17 +40,17 @@ def compute_policy_loss_kl_cov(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """KL-Cov: the k tokens with the largest covariance of advantage and log-prob pay for moving (arXiv 2505.22617).
+    """KL-Cov: a KL penalty on the k tokens with the largest covariance of advantage and log-prob (arXiv 2505.22617).
 
         L = -r A + q ppo_kl_coef |log r|,  r = exp(log_prob - old_log_prob),  q = 1 for the k tokens of the largest covariance, else 0
         covariance = (A - mean A) (log_prob - mean log_prob),  k = max(1, kl_cov_ratio * tokens)
 
-    Tokens of equal covariance at the boundary share the places that are left. Means and ranking are over the mini-batch, for which the
-    engine runs one more forward pass; the ratio is not clipped.
+    Tokens of equal covariance at the boundary share the remaining places. Means and ranking are over the mini-batch, which needs an
+    additional forward pass; the ratio is not clipped.
 
     Keys: `actor.policy_loss.kl_cov_ratio`, `actor.policy_loss.ppo_kl_coef`.
     Use when: entropy collapses early in long runs; softer than clip_cov.
-    Fails when: every batch serves one update: the ratio is 1 and the penalty has no gradient; or many updates: nothing is clipped.
+    Fails when: every batch is used for one update: the ratio is 1 and the penalty has no gradient; or for many: nothing is clipped.
 
     Args:
         others: see `core_algos.policy_losses`.

@@ -1,8 +1,9 @@
-"""What a loss has to know of its whole mini-batch before the first micro-batch, so that no cut changes the gradient.
+"""Preparations: values over the whole mini-batch that a loss needs before the first micro-batch, so that the cut into micro-batches does
+not change the gradient.
 
-A loss that ranks, counts or normalises over tokens registers a preparation under its own name. It gets this rank's rows of the
-mini-batch, with their log-probs under the weights before the update, and returns columns; every micro-batch finds its rows of them in
-`config.prepared` (None without an engine: a loss then takes the batch it is given for the mini-batch).
+A loss that ranks, counts or normalises over tokens registers a preparation under its own name. It receives this rank's rows of the
+mini-batch, with their log-probs under the weights before the update, and returns columns; every micro-batch finds its rows of these columns
+in `config.prepared` (None without an engine: a loss then treats its batch as the mini-batch).
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from verl.utils.names import own_key
 
 
 class Ranks:
-    """The ranks that share a mini-batch; this class is the one process that has it all."""
+    """Ranks that share a mini-batch; this class is the single-process case."""
 
     rank = 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum of `values` over the ranks."""
+        """Return the sum of `values` over the ranks."""
         return values
 
     def gather(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """One-dimensional `values` of every rank, whose lengths may differ."""
+        """Return the one-dimensional `values` of every rank; lengths may differ."""
         return [values]
 
 
@@ -35,9 +36,9 @@ class MiniBatch:
     """This rank's rows of a mini-batch, all detached.
 
     Attributes:
-        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`; `log_prob` is of the weights before the update.
+        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`; `log_prob` is that of the weights before the update.
         row_weights: `[bsz]`, see `agg_loss`.
-        ranks: who has the other rows.
+        ranks: ranks with the other rows.
     """
 
     old_log_prob: torch.Tensor
@@ -66,17 +67,17 @@ PREPARATIONS: dict[str, _Registered] = {}
 
 
 def register_preparation(loss: str, when: Callable[[Any], bool] = lambda config: True) -> Callable[[Preparation], Preparation]:
-    """Register what a policy loss needs of the mini-batch.
+    """Register the preparation of a policy loss.
 
-    The preparation maps a `MiniBatch` and the config to columns `[bsz, response_len]` or `[bsz]`. A column named `response_mask`
-    takes the place of the mask: tokens left out of it enter neither loss, count nor metric. The engine runs one more forward pass for it.
+    It maps a `MiniBatch` and the config to columns `[bsz, response_len]` or `[bsz]`. A column named `response_mask` replaces the mask:
+    tokens masked there are in no loss, count or metric. The engine runs an additional forward pass for a preparation.
 
     Args:
-        loss: the name of `register_policy_loss`.
-        when: tells by the config whether there is anything to prepare.
+        loss: name of `register_policy_loss`.
+        when: function of the config that returns whether the preparation is needed.
 
     Raises:
-        ValueError: the name has another preparation already.
+        ValueError: the name already has another preparation.
     """
 
     def decorator(prepare: Preparation) -> Preparation:
@@ -90,7 +91,7 @@ def register_preparation(loss: str, when: Callable[[Any], bool] = lambda config:
 
 
 def find_preparation(loss: str, config: Any) -> Preparation | None:
-    """The preparation of a loss under this config, if it needs one."""
+    """Return the preparation of a loss, None if it needs none with this config."""
     registered = PREPARATIONS.get(loss)
     return registered.prepare if registered is not None and registered.when(config) else None
 
@@ -103,7 +104,7 @@ def prepared_columns(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """The columns that the engine prepared for these rows, or what the rows give when they are all there is."""
+    """Return the columns that the engine prepared for these rows; without an engine, those of the rows as a mini-batch."""
     prepared: dict[str, torch.Tensor] | None = own_key(config, "prepared", None)
     if prepared is not None:
         return prepared

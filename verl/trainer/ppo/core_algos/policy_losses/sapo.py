@@ -1,4 +1,4 @@
-"""SAPO: a soft gate instead of the clip."""
+"""SAPO: a soft gate instead of a clip."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def compute_policy_loss_sapo(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """SAPO: a sigmoid gate fades tokens out as their ratio leaves 1 (arXiv 2511.20347).
+    """SAPO: a sigmoid gate reduces the weight of tokens as their ratio moves away from 1 (arXiv 2511.20347).
 
         L = -A (4 / tau) sigmoid(tau (r - 1)),  r = exp(log_prob - old_log_prob),  tau = tau_pos where A > 0, else tau_neg
 
-    Replies are averaged over their tokens, then over replies.
+    Losses are averaged over the tokens of a reply, then over replies.
 
-    Keys: `actor.tau_pos`, `actor.tau_neg` (a larger temperature fades faster).
-    Use when: hard clipping makes training jump, or silences whole replies (gspo) for a few tokens off the policy.
-    Fails when: both temperatures are near 0, where it is unclipped importance sampling.
+    Keys: `actor.tau_pos`, `actor.tau_neg` (a larger temperature reduces the weight faster).
+    Use when: hard clipping makes training unstable, or clips whole replies (gspo) because of a few off-policy tokens.
+    Fails when: both temperatures are near 0: it is then unclipped importance sampling.
 
     Args:
-        loss_agg_mode: not used; always `seq-mean-token-mean`.
+        loss_agg_mode: unused; always `seq-mean-token-mean`.
         others: see `core_algos.policy_losses`.
 
     Returns:

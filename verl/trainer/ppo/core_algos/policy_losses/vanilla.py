@@ -14,7 +14,7 @@ from verl.trainer.ppo.registry import register_policy_loss
 
 @dataclass(frozen=True)
 class ClippedLoss:
-    """PPO's loss of each token, `[bsz, response_len]`, and where which bound was active."""
+    """PPO's loss per token, `[bsz, response_len]`, and masks of active bounds."""
 
     losses: torch.Tensor
     log_ratio: torch.Tensor
@@ -25,7 +25,7 @@ class ClippedLoss:
     def of(
         old_log_prob: torch.Tensor, log_prob: torch.Tensor, advantages: torch.Tensor, low: float, high: float, dual: float
     ) -> ClippedLoss:
-        """Evaluate the objective. Raises ValueError when the dual-clip constant is not above 1."""
+        """Evaluate the objective. Raises ValueError unless the dual-clip constant is above 1."""
         if dual <= 1.0:
             raise ValueError(f"actor.clip_ratio_c={dual}: the dual-clip constant must be greater than 1")
         log_ratio = clamped_log_ratio(log_prob, old_log_prob)
@@ -55,14 +55,14 @@ def compute_policy_loss_vanilla(
     Where A < 0 the loss is at most `-clip_ratio_c A` (dual clip, arXiv 1912.09729). `low != high` is DAPO's clip-higher (arXiv 2503.14476).
 
     Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`, `actor.clip_ratio_c`.
-    Use when: in doubt; it is what the other losses are measured against.
+    Use when: in doubt; it is the baseline for the other losses.
     Fails when: many updates reuse one batch (clipped tokens have no gradient), or long replies make token ratios noisy (see gspo).
 
     Args:
         others: see `core_algos.policy_losses`.
 
     Returns:
-        the loss and the metrics `actor/pg_clipfrac`, `actor/ppo_kl`, `actor/pg_clipfrac_lower` (means over this micro-batch's tokens).
+        the loss and the metrics `actor/pg_clipfrac`, `actor/ppo_kl`, `actor/pg_clipfrac_lower` (means over tokens of this micro-batch).
 
     Raises:
         ValueError: `clip_ratio_c <= 1`.
@@ -85,16 +85,16 @@ def compute_policy_loss(
     clip_ratio_c: float = 3.0,
     loss_agg_mode: str = "token-mean",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`vanilla` under verl's older signature: the whole mini-batch at once, without a config.
+    """Return `vanilla` with verl's older signature: the whole mini-batch at once, without a config.
 
     Args:
         old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`.
         cliprange: clip range; `cliprange_low` and `cliprange_high` override one side each.
-        clip_ratio_c: the dual-clip constant.
+        clip_ratio_c: dual-clip constant.
         loss_agg_mode: see `agg_loss`.
 
     Returns:
-        loss, share of clipped tokens, mean of `old_log_prob - log_prob`, share of dual-clipped tokens: scalars.
+        loss, fraction of clipped tokens, mean of `old_log_prob - log_prob`, fraction of dual-clipped tokens: scalars.
 
     Raises:
         ValueError: a side without a clip range, or `clip_ratio_c <= 1`.

@@ -1,4 +1,4 @@
-"""The correction of a team's batch, each policy on its own, because no mean may cross policies; staleness of the samples."""
+"""Off-policy correction of a team's batch per policy, since means must not include other policies, and staleness of samples."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def compute_rollout_correction_and_rejection_mask(
     rollout_rs: str | None = None,
     rollout_rs_threshold: str | float | None = None,
 ) -> tuple[DataProto | None, torch.Tensor, dict[str, float]]:
-    """Importance weights, the mask without rejected tokens, and verl's metrics as `rollout_corr/<name>`.
+    """Return importance weights, the mask without rejected tokens, and verl's metrics as `rollout_corr/<name>`.
 
-    Weights and their metrics are taken over the mask as given; see `compute_rollout_correction_weights` and
-    `compute_rollout_rejection_mask` for what the arguments mean.
+    Weights and their metrics use the mask before rejection; other arguments are those of `compute_rollout_correction_weights` and
+    `compute_rollout_rejection_mask`.
 
     Args:
         old_log_prob, rollout_log_prob, response_mask: trainer's and sampler's log-probs and the mask, `[bsz, response_len]`.
 
     Returns:
-        `rollout_is_weights` `[bsz, response_len]` in a DataProto (None without `rollout_is`), the narrowed mask, and metrics.
+        `rollout_is_weights` `[bsz, response_len]` in a DataProto (None without `rollout_is`), the mask after rejection, and metrics.
 
     Raises:
-        ValueError: shapes differ, nothing is unmasked, an unknown mode, or a threshold that is missing or malformed.
+        ValueError: shapes differ, no token is unmasked, an unknown mode, or a threshold that is missing or malformed.
     """
     if not response_mask.any():
         raise ValueError("response_mask must contain at least one valid token (1)")
@@ -65,20 +65,20 @@ def compute_rollout_correction_and_rejection_mask(
 def compute_rollout_correction_and_add_to_batch(
     batch: DataProto, rollout_corr_config: RolloutCorrectionConfig
 ) -> tuple[DataProto, dict[str, float]]:
-    """Set `rollout_is_weights` (with `rollout_is`) and narrow `response_mask` (with `rollout_rs`).
+    """Set `rollout_is_weights` (with `rollout_is`) and mask rejected tokens in `response_mask` (with `rollout_rs`).
 
-    Means (`rollout_is_batch_normalize`) are taken within a `policy_id`; without that column the batch is one policy. Rows that
-    are rejected whole stay, with an empty mask; a policy without an unmasked token is left as it is.
+    Means (`rollout_is_batch_normalize`) are per `policy_id`; without that column the batch has one policy. Completely rejected rows
+    remain, with an empty mask; a policy without an unmasked token is not changed.
 
     Args:
         batch: `old_log_probs`, `rollout_log_probs`, `response_mask`, each `[bsz, response_len]`.
         rollout_corr_config: `algorithm.rollout_correction`.
 
     Returns:
-        the batch and metrics: `rollout_corr/<name>` over policies (see `over_policies`), and `wg/<policy>/rollout_corr/<name>`.
+        the batch and metrics: `rollout_corr/<name>` over policies (see `aggregate_policies`), and `wg/<policy>/rollout_corr/<name>`.
 
     Raises:
-        ValueError: a column is missing, or what `compute_rollout_correction_and_rejection_mask` refuses.
+        ValueError: a column is missing, or as `compute_rollout_correction_and_rejection_mask`.
     """
     config, tensors = rollout_corr_config, _log_probs(batch)
     kept = tensors["response_mask"].clone()
@@ -97,14 +97,14 @@ def compute_rollout_correction_and_add_to_batch(
     batch.batch["response_mask"] = kept
     if weights is not None:
         batch.batch["rollout_is_weights"] = weights
-    return batch, over_policies(per_policy)
+    return batch, aggregate_policies(per_policy)
 
 
-def narrow_by_m2po(batch: DataProto, tau: float) -> dict[str, float]:
-    """Narrow `response_mask` by `compute_m2po_mask`, each policy on its own; metrics as above.
+def apply_m2po_mask(batch: DataProto, tau: float) -> dict[str, float]:
+    """Apply `compute_m2po_mask` to `response_mask`, per policy. Return its metrics, aggregated by `aggregate_policies`.
 
     Args:
-        batch: `old_log_probs`, `rollout_log_probs`, `response_mask` as rejection has left it, and `advantages`.
+        batch: `old_log_probs`, `rollout_log_probs`, `response_mask` after rejection, and `advantages`.
         tau: `algorithm.rollout_correction.m2po_tau`.
     """
     tensors, per_policy = _log_probs(batch), {}
@@ -114,13 +114,13 @@ def narrow_by_m2po(batch: DataProto, tau: float) -> dict[str, float]:
         kept[rows], masked = compute_m2po_mask(old - rollout, mask, tau, batch.batch["advantages"][rows])
         per_policy[name] = {f"rollout_corr/{key}": value for key, value in masked.items()}
     batch.batch["response_mask"] = kept
-    return over_policies(per_policy)
+    return aggregate_policies(per_policy)
 
 
 def sampler_gap_metrics(batch: DataProto, threshold: str | float = 2.0) -> dict[str, float]:
-    """`SamplerGap.metrics` of `old_log_probs`: over policies (see `over_policies`), and as `wg/<policy>/<name>` of every policy."""
+    """Return `SamplerGap.metrics` of `old_log_probs` over policies (see `aggregate_policies`), and `wg/<policy>/<name>` of every policy."""
     tensors = _log_probs(batch)
-    return over_policies(
+    return aggregate_policies(
         {
             name: sampler_gap(
                 tensors["old_log_probs"][rows], tensors["rollout_log_probs"][rows], tensors["response_mask"][rows], threshold
@@ -131,11 +131,11 @@ def sampler_gap_metrics(batch: DataProto, threshold: str | float = 2.0) -> dict[
 
 
 def staleness_metrics(batch: DataProto, version: int) -> dict[str, float]:
-    """`agent/<agent>/staleness/mean|max`: `version` of the current weights minus that of each row with an unmasked token.
+    """Return `agent/<agent>/staleness/mean|max`: `version` of the current weights minus that of each row with an unmasked token.
 
     Args:
-        batch: `response_mask`, and the columns `agent_id` and `version` (of the weights that a reply was sampled with).
-        version: of the weights that are about to be updated.
+        batch: `response_mask`, and the columns `agent_id` and `version` (version of the weights that sampled the reply).
+        version: version of the weights before the update.
     """
     columns = batch.non_tensor_batch
     real = batch.batch["response_mask"].any(dim=-1).cpu().numpy()
@@ -149,10 +149,10 @@ def staleness_metrics(batch: DataProto, version: int) -> dict[str, float]:
 
 
 def apply_bypass_mode(batch: DataProto, rollout_corr_config: RolloutCorrectionConfig | None = None, policy_loss_config: Any = None) -> None:
-    """Take the sampler's log-probs as `old_log_probs`, which saves a pass over the batch.
+    """Use the sampler's log-probs as `old_log_probs`, which saves a pass over the batch.
 
-    The loss then sees the ratio to the sampler. `rollout_corr_config` and `policy_loss_config` are verl's arguments; a worker is told
-    of the correction with every update instead of by a change of its config.
+    The loss then uses the ratio to the sampler. `rollout_corr_config` and `policy_loss_config` are verl's arguments and unused; workers
+    receive the correction with every update, not by a change of their config.
 
     Raises:
         ValueError: the batch has no `rollout_log_probs`.
@@ -162,23 +162,23 @@ def apply_bypass_mode(batch: DataProto, rollout_corr_config: RolloutCorrectionCo
     batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
 
 
-def over_policies(per_policy: dict[str, dict[str, float]]) -> dict[str, float]:
-    """One number a name over policies (mean; the largest of `max` names, the smallest of `min` names), and all under `wg/<policy>/`."""
+def aggregate_policies(per_policy: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Return one value per metric over policies (mean; maximum of `max` names, minimum of `min` names), and all under `wg/<policy>/`."""
     listed: dict[str, list[float]] = defaultdict(list)
     for metrics in per_policy.values():
         for name, value in metrics.items():
             listed[name].append(value)
-    together = {name: _together(name, values) for name, values in listed.items()}
-    return together | {f"wg/{wg}/{name}": value for wg, metrics in per_policy.items() if wg for name, value in metrics.items()}
+    overall = {name: _aggregate(name, values) for name, values in listed.items()}
+    return overall | {f"wg/{wg}/{name}": value for wg, metrics in per_policy.items() if wg for name, value in metrics.items()}
 
 
-def _together(name: str, values: Sequence[float]) -> float:
+def _aggregate(name: str, values: Sequence[float]) -> float:
     words = name.rsplit("/", 1)[-1].split("_")
     return max(values) if "max" in words else min(values) if "min" in words else float(np.mean(values))
 
 
 def policies(batch: DataProto) -> Iterator[tuple[str, np.ndarray]]:
-    """(policy, rows) of every policy that has an unmasked token; its name is empty when rows have no `policy_id`."""
+    """Yield (policy, rows) of every policy with an unmasked token; the name is empty if rows have no `policy_id`."""
     real = batch.batch["response_mask"].any(dim=-1).cpu().numpy()
     ids = batch.non_tensor_batch.get("policy_id", np.full(len(batch), ""))
     for policy in dict.fromkeys(ids[real]):

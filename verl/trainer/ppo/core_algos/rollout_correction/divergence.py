@@ -1,4 +1,4 @@
-"""How far trainer and sampler are apart: perplexities, KL and chi-squared of a batch, and sums that add up over micro-batches and ranks."""
+"""Difference of trainer and sampler: perplexities, KL and chi-squared of a batch, and sums to be added over micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND, Band
 def compute_offpolicy_metrics(
     old_log_prob: torch.Tensor, rollout_log_prob: torch.Tensor | None, response_mask: torch.Tensor
 ) -> dict[str, float]:
-    """verl's diagnostics, without their prefix, over unmasked tokens and the rows that have any.
+    """Return verl's diagnostics, without their prefix, over unmasked tokens and the rows that have any.
 
-    With `x = old - rollout`: `kl` is the mean of `-x`, as it is; `k3_kl` of `exp(x) - x - 1` and `chi2_token` of `exp(2x)` less 1, with `x`
-    clamped to +-20; `chi2_seq` the same of the rows' sums; `*_ppl` are means of the rows' perplexities, `log_ppl_diff` of their log-ratio.
+    With `x = old - rollout`: `kl` is the mean of `-x`, not clamped; `k3_kl` of `exp(x) - x - 1` and `chi2_token` of `exp(2x) - 1`, with `x`
+    clamped to +-20; `chi2_seq` the same of row sums; `*_ppl` are means of row perplexities, `log_ppl_diff` of their log-ratio.
 
     Args:
-        old_log_prob: the trainer's, `[bsz, response_len]`.
-        rollout_log_prob: the sampler's; None gives the trainer's perplexity alone.
+        old_log_prob: trainer's log-probs, `[bsz, response_len]`.
+        rollout_log_prob: sampler's log-probs; None returns only the trainer's perplexity.
         response_mask: `[bsz, response_len]`.
 
     Raises:
-        AssertionError: nothing is unmasked.
+        AssertionError: no token is unmasked.
     """
     assert response_mask.any(), "Expected at least one valid token in response_mask"
     mask = response_mask.bool()
@@ -59,7 +59,7 @@ def compute_offpolicy_metrics(
 
 
 def _token_means(old_log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Means of `-x`, `r - log r - 1` and `r^2` over unmasked tokens, `x = old - rollout`, `r = exp(x)` of the clamped x: `[3]` float64."""
+    """Return `[3]` float64: means of `-x`, `r - log r - 1` and `r^2` over unmasked tokens, `x = old - rollout`, `r = exp(clamped x)`."""
     sums = []
     for old, rollout, keep in pieces(old_log_prob, rollout_log_prob, mask):
         x = old[keep].double() - rollout[keep].double()
@@ -72,17 +72,17 @@ def _token_means(old_log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, mas
 def compute_rollout_corr_metrics_from_logprobs(
     log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, response_mask: torch.Tensor
 ) -> dict[str, float]:
-    """`compute_offpolicy_metrics` of the current policy against the sampler, as `rollout_corr/<name>`."""
+    """Return `compute_offpolicy_metrics` of the current policy and the sampler, as `rollout_corr/<name>`."""
     metrics = compute_offpolicy_metrics(log_prob, rollout_log_prob, response_mask)
     return {f"rollout_corr/{name}": value for name, value in metrics.items()}
 
 
 @dataclass(frozen=True)
 class SamplerGap:
-    """What `metrics` needs, over `tokens` unmasked tokens; gaps of disjoint tokens are joined with `+`.
+    """Sums for `metrics` over unmasked tokens; gaps of disjoint tokens are added with `+`.
 
     Attributes:
-        tokens: how many.
+        tokens: number of tokens.
         log_prob_diff: sum of `|log_prob - rollout_log_prob|`.
         prob_diff, prob_diff_square: sums of the absolute differences of the probabilities and of their squares.
         prob, prob_square, rollout_prob, rollout_prob_square: sums of the trainer's and of the sampler's probabilities and their squares.
@@ -91,8 +91,8 @@ class SamplerGap:
         k3_kl: sum of `r - log r - 1` with the ratio `r = exp(log_prob - rollout_log_prob)`, its logarithm clamped to +-20.
         ratio_square: sum of `r^2`.
         weight, weight_square: sums of the truncated token weight (0 outside a band) and of its square.
-        high, low: tokens whose ratio is above, below the bounds.
-        max_log_prob_diff, max_prob_diff: the largest of both differences.
+        high, low: number of tokens whose ratio is above, below the bounds.
+        max_log_prob_diff, max_prob_diff: maxima of both differences.
     """
 
     tokens: float = 0.0
@@ -115,27 +115,27 @@ class SamplerGap:
     max_prob_diff: float = 0.0
 
     def __add__(self, other: SamplerGap) -> SamplerGap:
-        """Both together."""
+        """Return the gap over the tokens of both."""
         mine, theirs = self.sums(), other.sums()
         return SamplerGap.of([a + b for a, b in zip(mine, theirs, strict=True)], map(max, self.maxima(), other.maxima()))
 
     def sums(self) -> list[float]:
-        """The parts that add up over ranks (`all_reduce` with SUM)."""
+        """Return the fields that are summed over ranks (`all_reduce` with SUM)."""
         return list(astuple(self))[:-2]
 
     def maxima(self) -> list[float]:
-        """The parts of which the largest counts (`all_reduce` with MAX)."""
+        """Return the fields that are maximized over ranks (`all_reduce` with MAX)."""
         return list(astuple(self))[-2:]
 
     @staticmethod
     def of(sums: Sequence[float], maxima: Sequence[float] | map[float]) -> SamplerGap:
-        """The inverse of `sums` and `maxima`."""
+        """Return the inverse of `sums` and `maxima`."""
         return SamplerGap(*sums, *maxima)
 
     def metrics(self) -> dict[str, float]:
-        """verl's names, and `rollout_corr/log_prob_diff_mean|max`; nothing when there is no token.
+        """Return metrics with verl's names, and `rollout_corr/log_prob_diff_mean|max`; empty without tokens.
 
-        `rollout_corr/rollout_is_eff_sample_size` is `(sum w)^2 / (n sum w^2)`: 1 when no token weighs more than another.
+        `rollout_corr/rollout_is_eff_sample_size` is `(sum w)^2 / (n sum w^2)`: 1 if all weights are equal.
         """
         if not self.tokens:
             return {}
@@ -155,13 +155,13 @@ class SamplerGap:
         }
 
     def _spread(self) -> dict[str, float]:
-        """Standard deviation (n - 1) of the differences and Pearson correlation, where there are such: both need two tokens that differ."""
+        """Return the standard deviation (n - 1) of differences and the Pearson correlation, if defined: both need two different tokens."""
         n = self.tokens
         if n < 2:
             return {}
         out = {"training/rollout_probs_diff_std": math.sqrt(max(self.prob_diff_square - self.prob_diff**2 / n, 0.0) / (n - 1))}
         mine, theirs = self.prob_square - self.prob**2 / n, self.rollout_prob_square - self.rollout_prob**2 / n
-        if min(mine, theirs) > 1e-12 * n:  # below it, rounding alone
+        if min(mine, theirs) > 1e-12 * n:  # below it, only rounding
             both = self.prob_product - self.prob * self.rollout_prob / n
             out["training/rollout_actor_probs_pearson_corr"] = max(-1.0, min(1.0, both / math.sqrt(mine * theirs)))
         return out
@@ -174,18 +174,18 @@ def sampler_gap(
     """Measure the gap over the unmasked tokens of one (micro-)batch.
 
     Args:
-        log_prob: the trainer's, `[bsz, response_len]`; masked entries may hold anything.
-        rollout_log_prob: the sampler's, the same shape.
+        log_prob: trainer's log-probs, `[bsz, response_len]`; masked entries may have any value.
+        rollout_log_prob: sampler's log-probs, the same shape.
         response_mask: the same shape.
-        threshold: `algorithm.rollout_correction.rollout_is_threshold`; a single bound C is taken for the band 1/C..C in the shares.
+        threshold: `algorithm.rollout_correction.rollout_is_threshold`; with a single bound C, `high` and `low` use the band 1/C..C.
     """
     band, gap = Band.parse(threshold), SamplerGap()
     for piece in pieces(log_prob.detach(), rollout_log_prob.detach(), response_mask.bool()):
-        gap += _of_tokens(band, *piece)
+        gap += _gap_of_tokens(band, *piece)
     return gap
 
 
-def _of_tokens(band: Band, log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, keep: torch.Tensor) -> SamplerGap:
+def _gap_of_tokens(band: Band, log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, keep: torch.Tensor) -> SamplerGap:
     ours, theirs = log_prob[keep].double(), rollout_log_prob[keep].double()
     if not len(ours):
         return SamplerGap()

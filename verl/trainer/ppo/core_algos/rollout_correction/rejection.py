@@ -13,7 +13,7 @@ from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND, parse_bounds, pa
 
 SUPPORTED_ROLLOUT_RS_OPTIONS = set(RS_MODES)
 TOKEN_LEVEL_ROLLOUT_RS_OPTIONS = {mode for mode in RS_MODES if mode.startswith("token")}
-# A mean that is tau itself must not fail by the rounding of its sum, which would mask every token of a constant gap.
+# A mean equal to tau must not exceed it by rounding, which would mask all tokens of equal log-ratios.
 ROUNDING = 1e-12
 
 
@@ -24,24 +24,24 @@ def compute_rollout_rejection_mask(
     rollout_rs: str = "token_k1",
     rollout_rs_threshold: str | float | None = None,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Keep a token when every mode keeps it; a sequence mode keeps or rejects the whole row.
+    """Keep a token if every mode keeps it; a sequence mode keeps or rejects the whole row.
 
     With `x` the log-ratio clamped to +-20: k1 is `-x` (kept where sampler/trainer, `exp(-x)`, is within the bounds), k2 is `x^2 / 2`,
-    k3 is `exp(x) - 1 - x` (both kept up to the bound); `token` takes them as they are, `seq_sum`, `seq_mean` and `seq_max` over the
+    k3 is `exp(x) - 1 - x` (both kept up to the bound); `token` modes use them per token, `seq_sum`, `seq_mean` and `seq_max` over the
     row's unmasked tokens (http://joschu.net/blog/kl-approx.html for the estimators).
 
     Args:
         log_ratio: trainer's minus sampler's log-prob, `[bsz, response_len]`.
         response_mask: the same shape.
         rollout_rs: modes, comma-separated.
-        rollout_rs_threshold: one bound for all modes or one each, comma-separated; k1 takes `"lower_upper"` bounds of
+        rollout_rs_threshold: one bound for all modes or one per mode, comma-separated; k1 takes `"lower_upper"` bounds of
             sampler/trainer, `exp(-x)`.
 
     Returns:
-        the narrowed mask in the dtype of `response_mask`, and verl's metrics without their prefix.
+        the mask after rejection in the dtype of `response_mask`, and verl's metrics without their prefix.
 
     Raises:
-        TypeError, ValueError: an unknown mode, a malformed threshold, or log-ratios that `check_log_ratio` refuses.
+        TypeError, ValueError: an unknown mode, a malformed threshold, or as `check_log_ratio`.
     """
     modes = parse_modes(rollout_rs)
     bounds = parse_bounds(modes, rollout_rs_threshold)
@@ -68,7 +68,7 @@ def compute_rollout_rejection_mask(
 
 
 def _statistic(mode: str, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mode's statistic `[bsz, response_len]`; the same for all tokens of a row in a sequence mode."""
+    """Return the mode's statistic `[bsz, response_len]`; equal for all tokens of a row in a sequence mode."""
     level, kind = mode.rsplit("_", 1)
     token = {"k1": -x, "k2": 0.5 * x.square(), "k3": torch.exp(x) - 1.0 - x}[kind]
     if level == "token":
@@ -81,7 +81,7 @@ def _statistic(mode: str, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _rejected_shares(prefix: str, mask: torch.Tensor, keep: torch.Tensor) -> dict[str, float]:
-    """Share of tokens that are rejected, and of rows that lose any token."""
+    """Return the fraction of rejected tokens, and of rows with a rejected token."""
     rejected = mask & ~keep
     tokens, rows = mask.sum().item(), mask.any(dim=-1).sum().item()
     return {
@@ -102,20 +102,20 @@ def compute_rs_metrics(
     rollout_rs_threshold_lower: float,
     apply_lower_threshold: bool,
 ) -> dict[str, float]:
-    """verl's statistics of one rejection mode, over unmasked tokens and the rows that have any.
+    """Return verl's statistics of one rejection mode, over unmasked tokens and the rows that have any.
 
     Args:
-        option_name: the mode, which ends up in the names.
+        option_name: mode, as part of the names of metrics.
         rs_statistic: `[bsz, response_len]`.
         response_mask: `[bsz, response_len]`.
-        seq_valid_mask: `[bsz]`, rows that have an unmasked token.
+        seq_valid_mask: `[bsz]`, rows with an unmasked token.
         level: `token` or `sequence`.
-        per_sequence_values: `[bsz]`; default the row means of `rs_statistic`.
+        per_sequence_values: `[bsz]`; default: the row means of `rs_statistic`.
         rollout_rs_threshold, rollout_rs_threshold_lower: bounds of the statistic.
-        apply_lower_threshold: the lower bound counts.
+        apply_lower_threshold: whether the lower bound is used.
 
     Raises:
-        ValueError: nothing is unmasked.
+        ValueError: no token is unmasked.
     """
     if not response_mask.any():
         raise ValueError("response_mask must contain at least one valid token (1)")
@@ -152,11 +152,11 @@ def compute_rs_metrics(
 def compute_m2po_mask(
     log_ratio: torch.Tensor, response_mask: torch.Tensor, tau: float, advantages: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Mask the tokens that the update drives away from the sampler, the largest squared log-ratio first, until the mean of those that
-    are left of them is at most `tau` (M2PO, arXiv 2510.01161, Algorithm 1 and section 5.2; its tau is 0.04).
+    """Mask tokens that the update moves away from the sampler, the largest squared log-ratio first, until the mean square of the
+    remaining ones is at most `tau` (M2PO, arXiv 2510.01161, Algorithm 1 and section 5.2; its tau is 0.04).
 
-    Bounded are only tokens with `A > 0, r > 1` or `A < 0, r < 1`, where PPO clips; all others are kept and are in no mean. The largest
-    set under the bound is kept. Which tokens go is a function of the values alone: tokens of the same value stay or go together.
+    Only tokens with `A > 0, r > 1` or `A < 0, r < 1`, where PPO clips, are bounded; all others are kept and are not in the mean.
+    The largest set within the bound is kept. The mask depends on values only: tokens of equal value are kept or masked together.
 
     Args:
         log_ratio: `log r`, trainer's minus sampler's log-prob, `[bsz, response_len]`, of one policy.
@@ -164,11 +164,11 @@ def compute_m2po_mask(
         tau: bound of the mean square.
 
     Returns:
-        the narrowed mask in the dtype of `response_mask`, and the metrics `m2po_m2` (mean square of the bounded tokens before),
+        the mask in the dtype of `response_mask`, and the metrics `m2po_m2` (mean square of the bounded tokens before),
         `m2po_m2_kept` (after) and `m2po_masked_fraction` (of all tokens).
 
     Raises:
-        ValueError: tau is not positive, or log-ratios that `check_log_ratio` refuses.
+        ValueError: tau is not positive, or as `check_log_ratio`.
     """
     if not tau > 0:
         raise ValueError(f"m2po_tau={tau}: expected a positive bound, for example 0.04")

@@ -1,4 +1,4 @@
-"""Importance weights old / sampler, truncated (TIS) or cut to a band (IcePop), per token or per sequence."""
+"""Importance weights old / sampler, truncated (TIS) or restricted to a band (IcePop), per token or per sequence."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def compute_rollout_correction_weights(
     rollout_is_threshold: str | float = 2.0,
     rollout_is_batch_normalize: bool = False,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """`w = min(exp(log_ratio), C)` per token, or of the row's summed log-ratio (TIS, https://fengyao.notion.site/off-policy-rl).
+    """Return `w = min(exp(log_ratio), C)` per token, or of the row's summed log-ratio (TIS, https://fengyao.notion.site/off-policy-rl).
 
     With a band `"lo_hi"` the weight is the ratio inside it and 0 outside (IcePop, arXiv 2510.18855). Log-ratios are clamped to +-20.
 
     Args:
         log_ratio: trainer's minus sampler's log-prob, `[bsz, response_len]`.
-        response_mask: the same shape; rows without an unmasked token count nowhere.
+        response_mask: the same shape; rows without an unmasked token are ignored.
         rollout_is: `token` or `sequence`.
         rollout_is_threshold: C, or `"lower_upper"`.
         rollout_is_batch_normalize: divide by the mean weight over tokens (`token`) or rows (`sequence`) of this batch.
 
     Returns:
-        detached weights `[bsz, response_len]`, 0 where masked, and verl's metrics without their prefix (of the weights before
-        they are normalised).
+        detached weights `[bsz, response_len]`, 0 where masked, and verl's metrics without their prefix (of weights before
+        normalisation).
 
     Raises:
-        TypeError, ValueError: an unknown level, a malformed threshold, or log-ratios that `check_log_ratio` refuses.
+        TypeError, ValueError: an unknown level, a malformed threshold, or as `check_log_ratio`.
     """
     if rollout_is not in IS_LEVELS:
         raise ValueError(f"rollout_is={rollout_is!r}: expected one of {IS_LEVELS}")
@@ -66,19 +66,19 @@ def compute_is_metrics(
     rollout_is_threshold: float,
     rollout_is_threshold_lower: float | None = None,
 ) -> dict[str, float]:
-    """verl's statistics of the weights, over unmasked tokens and the rows that have any.
+    """Return verl's statistics of the weights, over unmasked tokens and the rows that have any.
 
     Args:
-        rollout_is_weights: as applied, `[bsz, response_len]`.
-        raw_rollout_is_weights: before truncation, the same shape.
+        rollout_is_weights: applied weights, `[bsz, response_len]`.
+        raw_rollout_is_weights: weights before truncation, the same shape.
         log_ratio_for_metrics: `[bsz, response_len]` for tokens, `[bsz, 1]` for sequences.
         response_mask: `[bsz, response_len]`.
         rollout_is: `token` or `sequence`.
-        rollout_is_threshold: the upper bound.
-        rollout_is_threshold_lower: the lower bound; default `1 / rollout_is_threshold`.
+        rollout_is_threshold: upper bound.
+        rollout_is_threshold_lower: lower bound; default: `1 / rollout_is_threshold`.
 
     Raises:
-        ValueError: nothing is unmasked.
+        ValueError: no token is unmasked.
     """
     if not response_mask.any():
         raise ValueError("response_mask must contain at least one valid token (1)")
