@@ -39,7 +39,7 @@ from agent_system.sandbox import close_shared, configure, shared_sandbox
 from agent_system.workflows.code.world.prepare import Preparation, solve
 from agent_system.workflows.code.world.problem import Problem
 from agent_system.workflows.code.world.runs import check_program
-from agent_system.workflows.code.world.sets import Raw, human_eval
+from agent_system.workflows.code.world.sets import RawTask, human_eval
 
 logger = logging.getLogger("code_verdicts")
 ROWS = Path(__file__).resolve().parents[2] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
@@ -136,7 +136,7 @@ def _other(value: Any, rng: random.Random) -> Any:
     return rng.choice([value + value[-1:], value[1:], value.upper(), "x"]) if isinstance(value, str) else rng.choice([0, False, ""])
 
 
-def make_programs(raws: list[Raw], mutants: int, seed: int) -> list[Program]:
+def make_programs(raws: list[RawTask], mutants: int, seed: int) -> list[Program]:
     """The references, and mutants of one row after the other until there are enough; no two programs of a row are the same."""
     rng = random.Random(seed)
     trees = [ast.parse(raw.references[0]) for raw in raws]
@@ -160,7 +160,7 @@ def make_programs(raws: list[Raw], mutants: int, seed: int) -> list[Program]:
     return sorted(programs.values(), key=lambda program: (program.row, program.number))
 
 
-async def verdicts(program: Program, raw: Raw, problem: Problem) -> tuple[bool, bool]:
+async def verdicts(program: Program, raw: RawTask, problem: Problem) -> tuple[bool, bool]:
     """Whether a program is right by the official test, and by ours."""
     official = f"{program.text}\n{raw.check}\nimport random\nrandom.seed(0)\ncheck({raw.function})\n"
     (result,) = await shared_sandbox().run_tests(official, [""])

@@ -1,9 +1,9 @@
-"""Writes the generated tasks of a workflow, as parquet in verl's schema:
+"""Write the generated tasks of a workflow, as parquet in verl's schema:
 
     python -m agent_system.workflows.data plan_path --out data/plan_path --seed 0 --train 2000 --test 200
 
-leaves `train.parquet` and `test.parquet`. `plan_path --help` lists the options of difficulty. A workflow has generated tasks when its
-`world/generate.py` holds a `TASKS`.
+writes `train.parquet` and `test.parquet`. `plan_path --help` lists the options of difficulty. A workflow has generated tasks when its
+`world/generate.py` defines `TASKS`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Split:
 
     Attributes:
         train, test: rows in verl's schema.
-        test_keys: of the test tasks, which no training task has.
-        files: name to content of what else the tasks need, written beside them.
+        test_keys: keys of the test tasks; no training task has one of them.
+        files: further files that the tasks need, content by name, written into the same folder.
     """
 
     train: list[Row]
@@ -42,14 +42,14 @@ class Split:
 
 @dataclass(frozen=True)
 class TaskSet:
-    """Tasks that are made by a seed.
+    """Generator of tasks from a seed.
 
     Attributes:
-        generate: (number of training tasks, of test tasks, seed, difficulty if there is one) to both lists.
-        row: (task, index, name of the split) to a row.
-        key: what tells a task from others.
+        generate: maps (number of training tasks, number of test tasks, seed[, difficulty]) to both lists of tasks.
+        row: maps (task, index, name of the split) to a row.
+        key: maps a task to its identity.
         difficulty: a dataclass with defaults, whose fields are options of the command.
-        files: of the arguments of `generate`, to `Split.files`.
+        files: maps the arguments of `generate` to `Split.files`.
     """
 
     generate: Callable[..., tuple[Sequence[Any], Sequence[Any]]]
@@ -59,7 +59,7 @@ class TaskSet:
     files: Callable[..., Mapping[str, str]] = lambda *_: {}
 
     def split(self, num_train: int, num_test: int, seed: int, difficulty: Any = None) -> Split:
-        """Return training and test rows. Raises AgentSystemError when the difficulty allows no, or not enough, different tasks."""
+        """Return training and test rows. Raises AgentSystemError when there are too few different tasks of this difficulty."""
         made = [num_train, num_test, seed]
         if self.difficulty is not None:
             made.append(self.difficulty() if difficulty is None else difficulty)
@@ -69,7 +69,7 @@ class TaskSet:
 
 
 def write_split(split: Split, out: Path) -> None:
-    """Write `train.parquet`, `test.parquet` and further files into the folder `out`, which is made when it is missing."""
+    """Write `train.parquet`, `test.parquet` and further files into the folder `out`, which is created if missing."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

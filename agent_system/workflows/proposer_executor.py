@@ -1,6 +1,6 @@
 """A team of two that acts in a world: the Tool Agent proposes, or writes a program that does, and the Executor Agent decides.
 
-A workflow states what differs. `team.py` of plan_path, sudoku and sokoban are examples:
+A workflow defines the prompts, the options and the environment (`ProposerExecutorEnv`); plan_path, sudoku and sokoban are examples:
 
     STYLES = make_styles(world=..., tool=Part(...), executor=Part(...), programmer=Part(...), ...)
 
@@ -14,21 +14,26 @@ A workflow states what differs. `team.py` of plan_path, sudoku and sokoban are e
 
 from __future__ import annotations
 
+import asyncio
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from agent_system.agent import Entry
+from agent_system.environment import BaseEnv, Outcome
 from agent_system.options import check_choice
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection
 from agent_system.turn import Turn
-from agent_system.workflows.programs import check_writes_programs, read_program
+from agent_system.workflows.moves import parse_moves
+from agent_system.workflows.programs import Program, check_writes_programs, read_program, run_program
 from agent_system.workflows.styled import StyledAgent
 
 TOOL = "Tool Agent"
 EXECUTOR = "Executor Agent"
 PROMPT_STYLES = ("full", "short")
+NO_PLAN = "the reply holds no plan"
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,8 @@ class ProposerExecutorOptions:
     Attributes:
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
         tool: how the Tool proposes: `direct` (it writes the proposal) | code (it writes a program that prints it, run in the sandbox).
-        section: of the options, for messages.
-        direct: name of the value of `tool` that stands for no program.
+        section: configuration section of the options, for messages.
+        direct: value of `tool` for proposals without a program.
     """
 
     section: ClassVar[str]
@@ -56,29 +61,29 @@ class ProposerExecutorOptions:
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """The wording for one kind of model. Literal braces are written twice.
+    """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
-        tool, executor: templates with `{env_prompt}`, `{team_context}` (the Tool's reply) or `{proposal}` (what the environment has read
-            from it or from what its program printed), `{memory}`, `{step}` and what the environment adds.
-        entry: how a reply of this turn is quoted, with `{role}` (first word of the agent's name), `{text}`, and `{moves}` (its action,
-            a blank between characters).
-        separator: between replies.
-        nobody_spoke: stands for an empty discussion.
-        no_moves: stands for an empty action.
+        tool, executor: templates with `{env_prompt}`, `{team_context}` (the Tool's reply) or `{proposal}` (the proposal as parsed by the
+            environment from the reply or from the program's output), `{memory}`, `{step}` and the environment's own variables.
+        entry: template for quoting a reply of this turn, with `{role}` (first word of the agent's name), `{text}`, and `{moves}` (its
+            action, a space between characters).
+        separator: text between replies.
+        no_replies: text for an empty discussion.
+        no_moves: text for an empty action.
     """
 
     tool: str
     executor: str
     entry: str
     separator: str = "\n\n"
-    nobody_spoke: str = ""
+    no_replies: str = ""
     no_moves: str = ""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A role's part in the full style: who it is, and what it is asked to do."""
+    """A role's part of the prompt in the full style: its role and its task."""
 
     role: str
     task: str
@@ -91,28 +96,28 @@ def make_styles(
 
     Args:
         world: rules and state, with `{env_prompt}`; ends with a line break.
-        tool, executor: both roles.
-        programmer: the Tool that writes a program.
-        heading: over the proposal that the Executor reads.
-        printed: how the Executor reads what a program has printed, with `{proposal}`.
-        quoting: `entry` and what else `PromptStyle` needs to quote replies in the full style.
+        tool, executor: parts of both roles.
+        programmer: part of a Tool that writes a program.
+        heading: heading of the proposal in the Executor's prompt.
+        printed: template for a program's output in the Executor's prompt, with `{proposal}`.
+        quoting: `entry` and the other fields of `PromptStyle` for quoting replies in the full style.
         short: the style for small models.
     """
 
-    def prompt(part: Part, said: str = "", end: str = "") -> str:
-        return f"{part.role}\n\n{world}\n{said}# Your part\n{part.task}{end}"
+    def prompt(part: Part, proposed: str = "", end: str = "") -> str:
+        return f"{part.role}\n\n{world}\n{proposed}# Your part\n{part.task}{end}"
 
-    def said(proposal: str) -> str:
+    def proposed(proposal: str) -> str:
         return f"# {heading}\n{proposal}\n\n"
 
     fence = " End with the program in a fence:\n\n```python\n...\n```"
-    full = PromptStyle(prompt(tool), prompt(executor, said("{team_context}")), **quoting)
-    code = replace(full, tool=prompt(programmer, end=fence), executor=prompt(executor, said(printed)))
+    full = PromptStyle(prompt(tool), prompt(executor, proposed("{team_context}")), **quoting)
+    code = replace(full, tool=prompt(programmer, end=fence), executor=prompt(executor, proposed(printed)))
     return {"full": full, "code": code, "short": short}
 
 
 class ProposerExecutorAgent(StyledAgent):
-    """A role that reads the proposal of this turn; `styles` is what `make_styles` returns."""
+    """A role whose prompt shows the proposal of this turn; `styles` comes from `make_styles`."""
 
     @property
     def style_name(self) -> str:
@@ -124,11 +129,11 @@ class ProposerExecutorAgent(StyledAgent):
             style.entry.format(role=entry.agent_id.split()[0], text=entry.text, moves=" ".join(entry.action) or style.no_moves)
             for entry in entries
         )
-        return style.separator.join(quoted) or style.nobody_spoke
+        return style.separator.join(quoted) or style.no_replies
 
 
 class ToolRole(ProposerExecutorAgent):
-    """Proposes; with `tool=code` its action is the last Python block of its reply, as a `Program`."""
+    """The proposing role; with `tool=code` its action is the last Python block of its reply, as a `Program`."""
 
     role, template = TOOL, "tool"
 
@@ -137,13 +142,13 @@ class ToolRole(ProposerExecutorAgent):
 
 
 class ExecutorRole(ProposerExecutorAgent):
-    """Checks the proposal and decides what is done."""
+    """The role that checks the proposal and decides on the moves."""
 
     role, template = EXECUTOR, "executor"
 
 
 class ProposerExecutorOrchestra(BaseOrchestra):
-    """One proposal and one decision a turn; the Executor's action is the team's."""
+    """One proposal and one decision per turn; the Executor's action is the team's."""
 
     agents = (TOOL, EXECUTOR)
 
@@ -155,3 +160,50 @@ class ProposerExecutorOrchestra(BaseOrchestra):
         await turn.act(TOOL)
         decided = await turn.act(EXECUTOR)
         return decided.action
+
+
+class ProposerExecutorEnv(BaseEnv):
+    """An environment that judges the Tool's proposal without executing it, and executes the Executor's action.
+
+    A Tool's action that is a `Program` is run in the sandbox, and its output is judged as the proposal.
+
+    Attributes:
+        plan_form: form of a proposal in words, for messages.
+    """
+
+    plan_form: ClassVar[str] = "list of moves"
+
+    def act(self, agent_id: str, action: str) -> Any:
+        """Judge the Tool's proposal, or execute the Executor's action. The result for a `Program` must be awaited."""
+        if agent_id == EXECUTOR:
+            return self._execute(action)
+        if agent_id == TOOL:
+            return self._run(action) if isinstance(action, Program) else self._propose(action)
+        return Outcome()
+
+    async def _run(self, program: Program) -> Outcome:
+        output = await run_program(program, self._program_input(), self._is_plan, self.plan_form)
+        judged = (output.text, output.reason, not output.text)
+        return await asyncio.to_thread(self._propose, *judged) if self.blocking else self._propose(*judged)
+
+    @abstractmethod
+    def _execute(self, action: str) -> Outcome:
+        """Execute the Executor's action."""
+
+    @abstractmethod
+    def _propose(self, action: str, reason: str = NO_PLAN, failed_run: bool = False) -> Outcome:
+        """Judge a proposal.
+
+        Args:
+            action: the proposal; empty when there is none.
+            reason: why the proposal could not be parsed, if it could not; shown to the Executor.
+            failed_run: a program printed no proposal.
+        """
+
+    @abstractmethod
+    def _program_input(self) -> str:
+        """Return the state as the Tool's program reads it from standard input."""
+
+    def _is_plan(self, text: str) -> bool:
+        """Return whether `text` can be parsed as a proposal, without evaluating it."""
+        return parse_moves(text) is not None

@@ -1,4 +1,4 @@
-"""Agents that come in several wordings (for large models, for tiny ones), of which the team's options name one."""
+"""Agents with several prompt wordings (for large models, for tiny ones); the team's options name one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class StyledAgent(BaseAgent):
     """A role whose prompt is a field of a style.
 
     Attributes:
-        styles: name to style, an object with a template for each role, and `entry` (how a reply of this turn is quoted, with `{role}`,
-            the first word of the agent's name, and `{text}`), `separator` (between replies) and `nobody_spoke` (for no replies).
-        options: class of the team's options, which are its defaults where an agent is made without.
-        role: name of the agent unless it takes part under another one.
+        styles: style by name. A style has a template for each role, and `entry` (template for quoting a reply of this turn, with
+            `{role}`, the first word of the agent's name, and `{text}`), `separator` (between replies) and `no_replies`.
+        options: class of the team's options; its defaults hold where an agent is created without options.
+        role: default name of the agent.
         template: field of the style that is this role's prompt.
-        style: what the options name.
+        style: the style that the options name.
     """
 
     styles: ClassVar[Mapping[str, Any]]
@@ -32,9 +32,9 @@ class StyledAgent(BaseAgent):
 
     @property
     def style_name(self) -> str:
-        """Which of `styles`."""
+        """Key of `styles`."""
         return self.config.prompt_style
 
     def team_context(self, entries: Sequence[Entry]) -> str:
         quoted = (self.style.entry.format(role=entry.agent_id.split()[0], text=entry.text) for entry in entries)
-        return self.style.separator.join(quoted) or self.style.nobody_spoke
+        return self.style.separator.join(quoted) or self.style.no_replies

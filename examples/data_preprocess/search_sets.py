@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_system.workflows.search.world.answers import AnswerError, can_be_given
+from agent_system.workflows.search.world.answers import AnswerError, can_be_matched
 from agent_system.workflows.search.world.rows import find_answers, find_question, make_row
 from verl.utils.dataset import DatasetError, read_rows, write_rows
 
@@ -53,7 +53,7 @@ def convert(where: str, source: Iterable[Mapping[str, Any]], data_source: str, s
         if not question or not answers:
             missing = "an answer ('golden_answers' or 'answer')" if question else "a 'question'"
             raise DatasetError(f"{where}, row {index}: has not {missing}; columns: {', '.join(map(str, row))}")
-        if not can_be_given(answers):
+        if not can_be_matched(answers):
             hopeless += 1
             continue
         extra = {name: str(row.get(name) or "") for name in KEPT}

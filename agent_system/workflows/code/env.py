@@ -1,6 +1,6 @@
-"""The world: a program and tests a turn, both run in the sandbox, until the team's own tests pass or the turns are over.
+"""The world: one program and tests per turn, both run in the sandbox, until the team's own tests pass or the turns are over.
 
-The rewards have the coefficients of "Stronger-MAS" (arXiv 2510.11062) by default.
+The default coefficients of the rewards are those of "Stronger-MAS" (arXiv 2510.11062).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from agent_system.sandbox import Reason
 from agent_system.workflows.code.team import CALL_FORM, CODER, TESTER, interface
 from agent_system.workflows.code.world.problem import Case, Problem, read_problem
 from agent_system.workflows.code.world.replies import read_tests
-from agent_system.workflows.code.world.runs import Checked, Truth, check_program
+from agent_system.workflows.code.world.runs import CaseResult, Truth, check_program
 
-Results = tuple[Checked, ...]
+Results = tuple[CaseResult, ...]
 
 COUNTED = ("coder/unparsed", "coder/limits", "tester/unparsed", "tester/tests", "tester/contradictory", "tester/surplus")
 STOPS = ("tests", "golden")
@@ -33,15 +33,15 @@ class CodeEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        stop: what ends an episode before `env.max_steps`: tests (the program passes all tests of the Tester) | golden (it passes all golden
-            tests: the team is told by an oracle when it is right).
-        max_tests: tests of one reply that count; later ones are ignored and counted.
-        min_tests: tests that the full `reference_reward` takes: it is paid for the share of so many, where a reply has fewer.
-        tolerance: how far numbers with a fraction may be apart, absolute or relative.
-        build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by itself on each of the first three golden
-            tests with an answer, and times the share of golden tests that it passes.
-        valid_reward, reference_reward: local, for a reply with a test that the reference solution runs to its end (that can be read, where
-            there is no reference), and times the share of its tests that the reference solution passes.
+        stop: condition that ends an episode before `env.max_steps`: tests (the program passes all tests of the Tester) | golden (it passes
+            all golden tests, an oracle).
+        max_tests: maximum number of tests per reply; later ones are ignored and counted.
+        min_tests: tests that the full `reference_reward` requires; a reply with fewer is scored as if the missing ones were wrong.
+        tolerance: absolute and relative tolerance for numbers with a fraction.
+        build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by itself with an answer on each of the first
+            three golden tests, and times the share of golden tests that it passes.
+        valid_reward, reference_reward: local, for a reply with a test that the reference solution runs to its end (without a reference: a
+            readable test), and times the share of its tests that the reference solution passes.
     """
 
     stop: str = "tests"
@@ -65,18 +65,18 @@ class CodeEnvOptions:
 
 @EnvRegistry.register("code")
 class CodeEnv(BaseEnv):
-    """Runs the Coder's program on the golden tests and the reference on the Tester's; at the end of the turn, the program on the tests.
+    """Runs the program on the golden tests and the reference on the Tester's tests; at the end of the turn, the program on the latter.
 
-    Both act on the state at the start of the turn and in any order. The team is paid the change of the pass rate on the golden tests, so
-    that an episode earns the pass rate of its last program. A reply without a program is one that does not compile: it passes nothing, and
-    the next turn starts without a program. `stop` says what ends the episode.
+    Both roles act on the state at the start of the turn, in any order. The team's reward is the change of the pass rate on the golden
+    tests, so that an episode earns the pass rate of its last program. A reply without a program counts as one that does not compile: it
+    passes no test, and the next turn starts without a program.
 
     `info`: `success` (all golden tests are passed); `pass_rate`; `coder/built`, `coder/smoke` (of the last program); `coder/unparsed`,
-    `tester/unparsed` (replies without a program, without a test that can be read, counted over the episode); `coder/limits` (runs on golden
-    tests that met a limit of the sandbox, counted); `tester/tests`, `tester/contradictory`, `tester/surplus` (tests that count, those of
-    them whose outputs contradict each other, and tests that do not count, counted); `tester/right` (share of the last tests that the
-    reference passes); `agreed` (the program passes the last tests); `mended`, `spoilt` (the first program failed and the last one does
-    not, or the other way round; episodes of several turns).
+    `tester/unparsed` (replies without a program, without a readable test, counted over the episode); `coder/limits` (runs on golden tests
+    that reached a limit of the sandbox, counted); `tester/tests`, `tester/contradictory`, `tester/surplus` (tests that count, those of them
+    with contradictory outputs, and tests left out, counted); `tester/right` (share of the last tests that the reference passes); `agreed`
+    (the program passes the last tests); `mended`, `spoilt` (the first program failed and the last one passes, or the reverse; episodes of
+    several turns).
     """
 
     config_class = CodeEnvOptions
@@ -87,7 +87,7 @@ class CodeEnv(BaseEnv):
         """Start from the task.
 
         Raises:
-            AgentSystemError: its tests cannot be read; the message names the task.
+            AgentSystemError: the task's tests cannot be read; the message names the task.
         """
         self._problem: Problem = read_problem(task)
         self._question = task.prompt
@@ -104,11 +104,11 @@ class CodeEnv(BaseEnv):
         return self._seen
 
     def observe(self, agent_id: str) -> Observation:
-        """Return what the turn started from; the same for both."""
+        """Return the observation at the start of the turn; the same for both."""
         return self._seen
 
     async def act(self, agent_id: str, action: str) -> Outcome:
-        """Judge a program by the golden tests, or tests by the reference solution."""
+        """Evaluate a program on the golden tests, or tests on the reference solution."""
         if agent_id == CODER:
             return await self._code(action)
         if agent_id == TESTER:
@@ -116,11 +116,11 @@ class CodeEnv(BaseEnv):
         return Outcome()
 
     async def step(self, action: str) -> Outcome:
-        """End the turn: run the program on the tests, and show the tests that it failed to the next turn."""
+        """End the turn: run the program on the tests; the next observation shows the failed ones."""
         team = 0.0 if self._coded else (await self._code(action)).team
-        checked = await self._check(self._program, self._tests, Truth.NEITHER) if self._program and self._tests else ()
-        failed = [(case, one) for case, one in zip(self._tests, checked, strict=bool(checked)) if not one.passed]
-        self._agreed = bool(checked) and not failed
+        results = await self._check(self._program, self._tests, Truth.NEITHER) if self._program and self._tests else ()
+        failed = [(case, one) for case, one in zip(self._tests, results, strict=bool(results)) if not one.passed]
+        self._agreed = bool(results) and not failed
         self._rates.append(pass_rate(self._golden))
         done = self._agreed if self.config.stop == "tests" else self._succeeded
         self._seen = self._look(self._program, failed)
@@ -128,7 +128,7 @@ class CodeEnv(BaseEnv):
         return Outcome(team=team, done=done, info=self._info(), observation=self._seen)
 
     def fork(self) -> CodeEnv:
-        """Return a copy that goes its own way; the problem is shared, and so is what is known of programs that have been run."""
+        """Return an independent copy; the problem and the cache of results are shared."""
         copy = type(self)(self.config, seed=self.seed)
         vars(copy).update(vars(self))
         copy._rates, copy._counts = list(self._rates), self._counts.copy()
@@ -152,9 +152,9 @@ class CodeEnv(BaseEnv):
 
     async def _test(self, action: str) -> Outcome:
         tests = read_tests(action, self._problem.function, self.config.max_tests)
-        reference, tried = self._problem.reference, (*tests.cases, *tests.unclear)
-        ran = await self._check(reference, tried, Truth.FOUND) if tried and reference else ()
-        by_reference, valid = ran[: len(tests.cases)], any(one.reason is Reason.OK for one in ran) if reference else bool(tests)
+        reference, cases = self._problem.reference, (*tests.cases, *tests.unclear)
+        results = await self._check(reference, cases, Truth.FOUND) if cases and reference else ()
+        by_reference, valid = results[: len(tests.cases)], any(one.reason is Reason.OK for one in results) if reference else bool(tests)
         self._tests, self._right = tests.cases, pass_rate(by_reference, len(tests))
         self._counts.update({"tester/tests": len(tests), "tester/contradictory": tests.contradictory})
         self._counts.update({"tester/surplus": tests.surplus, "tester/unparsed": not tests})
@@ -163,15 +163,15 @@ class CodeEnv(BaseEnv):
         return Outcome(local=local, info=self._info())
 
     async def _check(self, program: str, cases: Sequence[Case], truth: Truth) -> Results:
-        """Run a program on tests, once an episode: a program that answers at random does so to all forks alike."""
-        # Golden tests can be many megabytes, and are the same all through the episode; the Tester's are as short as its reply.
+        """Return a program's results on tests, cached over the episode, so that all forks get the same results of a random program."""
+        # Golden tests can be many megabytes and do not change within an episode, so they are not part of the key.
         key = (program, truth, "" if truth is Truth.EXPECTED else repr(cases))
         if key not in self._known:
             found = tuple(await check_program(program, cases, self._problem, self.config.tolerance, truth))
             self._known.setdefault(key, found)
         return self._known[key]
 
-    def _look(self, program: str, failed: Sequence[tuple[Case, Checked]]) -> Observation:
+    def _look(self, program: str, failed: Sequence[tuple[Case, CaseResult]]) -> Observation:
         function = self._problem.function
         mismatches = [
             {"given": _shown(case, function), "expected": _text(case.expected, function), "found": one.found} for case, one in failed
@@ -189,8 +189,8 @@ class CodeEnv(BaseEnv):
         info = {
             "success": float(self._succeeded),
             "pass_rate": pass_rate(self._golden),
-            "coder/built": float(builds(self._golden)),
-            "coder/smoke": float(smokes(self._golden)),
+            "coder/built": float(compiles(self._golden)),
+            "coder/smoke": float(passes_smoke_test(self._golden)),
             "tester/right": self._right,
             "agreed": float(self._agreed),
         }
@@ -202,7 +202,7 @@ class CodeEnv(BaseEnv):
 
 
 def _shown(case: Case, function: str) -> str:
-    """The input of a test as the Tester writes it."""
+    """Return the input of a test in the Tester's format."""
     return "\n".join(json.dumps(argument) for argument in case.given) if function else str(case.given)
 
 
@@ -210,34 +210,34 @@ def _text(expected: Any, function: str) -> str:
     return json.dumps(expected) if function else str(expected)
 
 
-def pass_rate(checked: Sequence[Checked], least: int = 1) -> float:
-    """Share of tests that were passed; where fewer than `least` were run, the others count as not passed."""
-    return sum(one.passed for one in checked) / max(len(checked), least, 1)
+def pass_rate(results: Sequence[CaseResult], least: int = 1) -> float:
+    """Return the share of passed tests, of at least `least`: missing ones count as not passed."""
+    return sum(one.passed for one in results) / max(len(results), least, 1)
 
 
-def builds(golden: Sequence[Checked]) -> bool:
-    """Whether a program, run on at least one test, compiles."""
+def compiles(golden: Sequence[CaseResult]) -> bool:
+    """Return whether a program, run on at least one test, compiles."""
     return bool(golden) and not golden[0].reason.is_no_program
 
 
-def smokes(golden: Sequence[Checked]) -> bool:
-    """Whether a program ended well on each of the first three tests, with an answer, or with none where that is right."""
+def passes_smoke_test(golden: Sequence[CaseResult]) -> bool:
+    """Return whether a program ended by itself on each of the first three tests, with an answer unless none is right."""
     return bool(golden) and all(one.reason is Reason.OK and (one.passed or not one.silent) for one in golden[:SMOKE_TESTS])
 
 
-def coder_reward(golden: Sequence[Checked], options: CodeEnvOptions) -> float:
-    """What a reply of the Coder earns for itself; `golden` is empty where it held no program."""
-    built = options.build_reward * builds(golden) + options.smoke_reward * smokes(golden)
+def coder_reward(golden: Sequence[CaseResult], options: CodeEnvOptions) -> float:
+    """Return the local reward of a reply of the Coder; `golden` is empty for a reply without a program."""
+    built = options.build_reward * compiles(golden) + options.smoke_reward * passes_smoke_test(golden)
     return built + options.pass_reward * pass_rate(golden)
 
 
-def tester_reward(by_reference: Sequence[Checked], num_tests: int, valid: bool, options: CodeEnvOptions) -> float:
-    """What a reply of the Tester earns for itself.
+def tester_reward(by_reference: Sequence[CaseResult], num_tests: int, valid: bool, options: CodeEnvOptions) -> float:
+    """Return the local reward of a reply of the Tester.
 
     Args:
-        by_reference: its tests, run on the reference solution; empty where there is none.
-        num_tests: how many it holds, those that contradict each other included.
-        valid: it holds a test that the reference runs to its end, or a test at all where there is no reference.
+        by_reference: results of its tests on the reference solution; empty without a reference.
+        num_tests: number of tests in the reply, including contradictory ones.
+        valid: the reply holds a test that the reference runs to its end, or, without a reference, any readable test.
     """
     right = pass_rate(by_reference, max(num_tests, options.min_tests))
     return options.valid_reward * valid + options.reference_reward * right

@@ -1,4 +1,4 @@
-"""A Coder writes a program, a Tester writes tests: at the same time, or one after the other."""
+"""A Coder writes a program and a Tester writes tests, at the same time or one after the other."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ LONGEST_SHOWN = 300
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """The wording for one kind of model. Literal braces are written twice.
+    """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
         coder, tester: templates with `{env_prompt}` (the task), `{interface}` (how a program is called), `{form}` (how a test is
-            written), `{feedback}` (what became of the last turn; empty in the first) and `{team_context}` (what the other one has said in
-            this turn; empty where it has not).
-        entry: how the other one's reply is quoted, with `{role}` (first word of the agent's name) and `{text}`.
-        feedback: with `{program}` and `{tests}`.
-        mismatch: one test, with `{given}`, `{expected}` and `{found}`.
-        all_passed: stands for `{tests}` where no test was failed, or there was none.
-        separator: between mismatches.
+            written), `{feedback}` (result of the last turn; empty in the first) and `{team_context}` (the other role's reply in this turn;
+            may be empty).
+        entry: template for quoting the other role's reply, with `{role}` (first word of the agent's name) and `{text}`.
+        feedback: template with `{program}` and `{tests}`.
+        mismatch: template for one failed test, with `{given}`, `{expected}` and `{found}`.
+        all_passed: text for `{tests}` when there is no failed test.
+        separator: text between mismatches.
     """
 
     coder: str
@@ -114,7 +114,7 @@ class CodeOptions:
     """Options under `agent.orchestra.code`.
 
     Attributes:
-        order: who speaks when in a turn: simultaneous (neither reads the other) | coder_first | tester_first (the second one reads the
+        order: order of the calls in a turn: simultaneous (neither reads the other) | coder_first | tester_first (the second role reads the
             first one's reply).
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
     """
@@ -128,9 +128,9 @@ class CodeOptions:
 
 
 class CodeAgent(StyledAgent):
-    """A role that reads the task, what became of the last turn, and what the other one has said in this turn.
+    """A role whose prompt shows the task, the result of the last turn, and the other role's reply in this turn.
 
-    Of the last turn it reads the program and the Tester's tests that the program failed; the golden tests are in no prompt.
+    The result of the last turn is the program and the Tester's tests that it failed; no prompt shows the golden tests.
     """
 
     styles, options = STYLES, CodeOptions
@@ -139,15 +139,15 @@ class CodeAgent(StyledAgent):
         return "".join(self.style.entry.format(role=entry.agent_id.split()[0], text=entry.text) for entry in entries)
 
     def messages(self, variables: Mapping[str, Any]) -> list[Message]:
-        """As every agent's, with `{feedback}` made of `program` and `mismatches` where there is a last turn."""
+        """Return the messages of `BaseAgent`, with `{feedback}` built from `program` and `mismatches` of the last turn."""
         return super().messages({"interface": "", "form": "", **variables, "feedback": self._feedback(variables)})
 
     def _feedback(self, variables: Mapping[str, Any]) -> str:
         if not variables.get("program"):
             return ""
         mismatches = variables.get("mismatches", ())
-        told = (self.style.mismatch.format(**{name: shown(text) for name, text in m.items()}) for m in mismatches)
-        tests = self.style.separator.join(told) or self.style.all_passed
+        failed = (self.style.mismatch.format(**{name: shortened(text) for name, text in m.items()}) for m in mismatches)
+        tests = self.style.separator.join(failed) or self.style.all_passed
         return self.style.feedback.format(program=variables["program"], tests=tests)
 
 
@@ -161,7 +161,7 @@ class CoderAgent(CodeAgent):
 
 @AgentRegistry.register(TESTER, orchestra="code")
 class TesterAgent(CodeAgent):
-    """Writes tests: its action is the tests of its reply and nothing else of it."""
+    """Writes tests: its action is the tests of its reply alone."""
 
     role, template = TESTER, "tester"
 
@@ -173,7 +173,7 @@ class TesterAgent(CodeAgent):
 
 @OrchestraRegistry.register("code")
 class CodeOrchestra(BaseOrchestra):
-    """One program and one set of tests a turn; the environment runs both and says whether there is another turn."""
+    """One program and one set of tests per turn; the environment runs both and decides whether the episode ends."""
 
     agents = (CODER, TESTER)
     config_class = CodeOptions
@@ -191,15 +191,15 @@ class CodeOrchestra(BaseOrchestra):
 
 
 def interface(function: str) -> str:
-    """How a program is called."""
+    """Return the sentence of the prompt that states how a program is called."""
     if not function:
         return STDIN
     cls, dot, method = function.partition(".")
     return METHOD.format(cls=cls, method=method) if dot else CALL.format(function=function)
 
 
-def shown(text: str) -> str:
-    """A text as it stands in a prompt: without white space around it, the middle of a long one left out."""
+def shortened(text: str) -> str:
+    """Return `text` for a prompt: without surrounding white space, with the middle of a long text left out."""
     text = text.strip()
     half = LONGEST_SHOWN // 2
     return text if len(text) <= LONGEST_SHOWN else f"{text[:half]} ... {text[-half:]}"

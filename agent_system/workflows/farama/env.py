@@ -1,4 +1,4 @@
-"""An environment of Gymnasium or PettingZoo, played by a team in words."""
+"""An environment of Gymnasium or PettingZoo as text, played by a team."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ class FaramaEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        env_id: what to play: an id for `gymnasium.make` or `pettingzoo.make`, or, for PettingZoo, `module:function` of one that is not
-            registered.
+        env_id: id for `gymnasium.make` or `pettingzoo.make`, or `module:function` of a PettingZoo environment that is not registered.
         api: gymnasium | aec (PettingZoo, one player at a time) | parallel (PettingZoo, all at the same time).
         kwargs: arguments of its constructor.
-        actions: names of the actions of a Discrete space, in order; empty takes their numbers.
+        actions: names of the actions of a Discrete space, in order; empty for their numbers.
         random_seats: players that no agent plays; they make legal moves at random.
-        rewards: who gets them: each (every player its own, as its local reward) | sum, mean (over the team's players, as the team reward)
-            | auto (sum when the team has one player, else each).
-        reward_scale: factor of what the world pays.
-        illegal_penalty: local, for a reply that holds no legal action.
-        success_return: least sum of the team's rewards, not scaled, that is a success; None reports none.
+        rewards: recipients of the rewards: each (every player its own, as local reward) | sum, mean (over the team's players, as team
+            reward) | auto (sum for a team of one player, else each).
+        reward_scale: factor of the environment's rewards.
+        illegal_penalty: local, for a reply without a legal action.
+        success_return: lowest unscaled sum of the team's rewards that is a success; None disables the metric.
     """
 
     env_id: str = ""
@@ -79,7 +78,7 @@ class FaramaEnvOptions:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a player sees: the state, what it may do, and the mask of legal actions where there is one."""
+    """Observation of a player: the state and the legal actions as text, and the mask of legal actions if there is one."""
 
     text: str
     actions: str
@@ -88,7 +87,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a reply said to do; `problem` is empty, `unparsed` (no action in it) or `illegal`."""
+    """The action of a reply; `problem` is empty, `unparsed` (the reply has no action) or `illegal`."""
 
     action: Any = None
     problem: str = ""
@@ -96,13 +95,13 @@ class Choice:
 
 @EnvRegistry.register("farama")
 class FaramaEnv(BaseEnv):
-    """One move of the world a turn. Override `describe`, and `choices` and `parse`, to word what is seen and done.
+    """One move of the game per turn. Override `describe`, `choices` and `parse` to change the text of observations and actions.
 
-    `act` takes down what a reply decides; `step` makes the move, when all who act at the same time have spoken, and pays. The start is
-    that of `task.extra["seed"]`, or of `self.seed`; `task.extra["options"]` goes to the world's `reset`.
+    `act` records the action of a reply; `step` makes the move after all replies of the turn and pays the rewards. The game starts from the
+    seed `task.extra["seed"]`, or `self.seed`; `task.extra["options"]` is passed to the game's `reset`.
 
-    A reply without a legal action costs `illegal_penalty`. Where players act in turn no move is made then, and the player is asked again
-    in the next turn; where they act at the same time the world needs all actions, so a legal one is drawn.
+    A reply without a legal action costs `illegal_penalty`. If players act in turn, no move is made and the player is called again in the
+    next turn; if they act at the same time, the game needs all actions, so a legal one is drawn.
 
     `info`: `return` (of the team's players, not scaled; `return/<player>` where there are several), `moves` (random seats' included),
     `unparsed` and `illegal` (replies without an action, and with one that is not legal), `truncated`, and `success` with `success_return`.
@@ -116,52 +115,52 @@ class FaramaEnv(BaseEnv):
         self._game: Game | None = None
 
     def describe(self, seat: str, observation: Any) -> str:
-        """Return what a player reads of its observation, whose mask of legal actions has been taken out."""
+        """Return a player's observation as text; its mask of legal actions has been removed."""
         picture = self.game.world.picture()
         return text_of(observation) if picture is None else _COLOUR.sub(r"[\1]", picture).strip("\n")
 
     def choices(self, seat: str, mask: Any) -> str:
-        """Return what a player may do, as text; `mask` is that of its observation or None."""
+        """Return a player's actions as text; `mask` is the mask of legal actions or None."""
         return actions_text(self.game.world.space(seat), self.config.actions, mask)
 
     def parse(self, seat: str, text: str) -> Any:
-        """Return the action that `text` stands for; raises `IllegalActionError` when there is none."""
+        """Return the action that `text` denotes. Raises `IllegalActionError` when there is none."""
         return read_action(self.game.world.space(seat), text, self.config.actions)
 
     @property
     def game(self) -> Game:
-        """What is played."""
+        """The game of the episode."""
         assert self._game is not None, "reset() comes first"
         return self._game
 
     def reset(self, task: Task) -> Observation:
-        """Start a game. Raises AgentSystemError for a world that cannot be made, or a seed that is no number."""
+        """Start a game. Raises AgentSystemError for an environment that cannot be created, or an invalid seed."""
         if self._game is None:
             self._game = Game(make_world(self.config.env_id, self.config.api, self.config.kwargs), self.config.random_seats)
         seed = task.extra.get("seed")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0):
             raise AgentSystemError(f"task {task.task_id!r}: extra_info.seed must be a whole number, 0 or more, found {seed!r}")
         self._question = task.prompt
-        self._said: dict[str, Choice] = {}
+        self._choices: dict[str, Choice] = {}
         self._problems: Counter[str] = Counter()
         self.game.start(self.seed if seed is None else int(seed), task.extra.get("options"))
         self._look()
         return self._observation(self.game.movers)
 
     def observe(self, agent_id: str) -> Observation:
-        """What a player sees of the game; who is no player sees what those see who have to act."""
+        """Return a player's observation; for other agents, the observations of the players that have to act."""
         return self._observation([agent_id] if agent_id in self.game.players else self.game.movers, agent_id)
 
     def act(self, agent_id: str, action: str) -> Outcome:
-        """Take down a decision, or judge the form of a proposal to the one player who has to act."""
+        """Record a player's action, or judge the form of a proposal to the only player that has to act."""
         seat = self._seat_of(agent_id)
         if seat is None:
             return Outcome()
-        choice = self._said[agent_id] = self._read(seat, action)
+        choice = self._choices[agent_id] = self._read(seat, action)
         return Outcome(local=-self.config.illegal_penalty if choice.problem and self.config.illegal_penalty else None)
 
     def score(self, agent_id: str, action: str) -> Outcome:
-        """What the move would pay right away, made on a copy; for those who act at the same time, legal actions are drawn."""
+        """Return the immediate reward of the move, made on a copy; legal actions are drawn for players that act at the same time."""
         seat = self._seat_of(agent_id)
         choice = None if seat is None else self._read(seat, action)
         if seat is None or choice is None or choice.problem:
@@ -173,23 +172,23 @@ class FaramaEnv(BaseEnv):
         return Outcome(team=paid.team, local=paid.local.get(seat, 0.0))
 
     def step(self, action: str) -> Outcome:
-        """Make the turn's move; `action` is the move where no player spoke, because the orchestra has other agents."""
+        """Make the turn's move; `action` is the move if no player has acted, as with an orchestra of other agents."""
         movers, fine = self.game.movers, 0.0
-        if len(movers) == 1 and movers[0] not in self._said:
-            choice = self._said[movers[0]] = self._read(movers[0], str(action))
+        if len(movers) == 1 and movers[0] not in self._choices:
+            choice = self._choices[movers[0]] = self._read(movers[0], str(action))
             fine = self.config.illegal_penalty if choice.problem else 0.0
         decided, before = self._decided(), self.game.moves
-        self._problems.update(choice.problem for choice in self._said.values() if choice.problem)
-        self._said = {}
+        self._problems.update(choice.problem for choice in self._choices.values() if choice.problem)
+        self._choices = {}
         made = self._pay(self.game.play(decided))
         self._look("" if self.game.moves > before else f"\n\n{NOTHING_DONE}")
         return Outcome(made.team - fine, made.local, self.game.over, self._info(), self._observation(self.game.movers))
 
     def fork(self) -> FaramaEnv:
         """Return a copy of the running game. Raises AgentSystemError for one that cannot be copied."""
-        twin = type(self).__new__(type(self))
-        twin.__setstate__(self.__getstate__())
-        return twin
+        copy = type(self).__new__(type(self))
+        copy.__setstate__(self.__getstate__())
+        return copy
 
     def close(self) -> None:
         if self._game is not None:
@@ -202,7 +201,7 @@ class FaramaEnv(BaseEnv):
         self.__dict__.update(thaw(state["frozen"]))
 
     def _seat_of(self, agent_id: str) -> str | None:
-        """The seat that an agent's action is for: its own, or that of the only player who has to act."""
+        """Return the seat that an agent's action concerns: its own, or that of the only player that has to act."""
         movers = self.game.movers
         if agent_id in movers:
             return agent_id
@@ -220,7 +219,7 @@ class FaramaEnv(BaseEnv):
         return Choice(problem="illegal") if masked else Choice(action)
 
     def _decided(self) -> dict[str, Any]:
-        return {seat: choice.action for seat, choice in self._said.items() if not choice.problem}
+        return {seat: choice.action for seat, choice in self._choices.items() if not choice.problem}
 
     def _pay(self, earned: Mapping[str, float]) -> Outcome:
         scaled = {seat: self.config.reward_scale * reward for seat, reward in earned.items()}
@@ -255,7 +254,7 @@ class FaramaEnv(BaseEnv):
 
 
 def check_names(name: str, values: Any) -> None:
-    """Raise AgentSystemError unless `values` is a list of different names; `name` is the option's."""
+    """Raise AgentSystemError unless `values` is a list of different names; `name` is the option for the message."""
     if not isinstance(values, list | tuple) or not all(isinstance(v, str) and v.strip() for v in values):
         raise AgentSystemError(f"{name} must be a list of names, found {values!r}; quote numbers: ['0', '1']")
     if len({v.strip().casefold() for v in values}) < len(values):

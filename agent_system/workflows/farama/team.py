@@ -1,4 +1,4 @@
-"""The advisers speak, then everybody who has to act, at the same time; agents may have any name."""
+"""The advisers are called first, then, concurrently, all players that have to act; agents may have any name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FaramaOptions:
     """Options under `agent.orchestra.farama`.
 
     Attributes:
-        advisers: agents that speak before whoever has to act, in this order.
+        advisers: agents that are called before the players that have to act, in this order.
     """
 
     advisers: list[str] = field(default_factory=list)
@@ -48,13 +48,13 @@ class FaramaOptions:
 
 @AgentRegistry.register(ANY, orchestra="farama")
 class FaramaAgent(BaseAgent):
-    """A player, or an adviser where `agent.orchestra.farama.advisers` names it; its action is the last `<action>` of its reply.
+    """A player, or an adviser if `agent.orchestra.farama.advisers` names it; its action is the last `<action>` of its reply.
 
-    To word a role, subclass this and register it by the player's name with `orchestra="farama"`.
+    To change a role's prompt, subclass this and register the class by the player's name with `orchestra="farama"`.
 
     Attributes:
-        prompt: of a player.
-        advice: of an adviser.
+        prompt: template of a player.
+        advice: template of an adviser.
     """
 
     prompt = _ASK + "End with the action you take in the form <action>...</action>."
@@ -69,7 +69,7 @@ class FaramaAgent(BaseAgent):
 
 @OrchestraRegistry.register("farama")
 class FaramaOrchestra(BaseOrchestra):
-    """One move a turn, in the world's own order. Who acts at the same time does not read each other."""
+    """One move per turn, in the game's own order. Players that act at the same time do not read each other."""
 
     config_class = FaramaOptions
 
@@ -85,7 +85,7 @@ class FaramaOrchestra(BaseOrchestra):
         return ", ".join(decision.action for decision in decisions)
 
     def check(self, agent_ids: Sequence[str], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
-        """Start a game to see that it can be played: the team is its players and the advisers, and copies go on as their origin does."""
+        """Start a game and check that the team is its players and the advisers, and that copies behave like their original."""
         env = make_env(0)
         if not isinstance(env, FaramaEnv):
             raise AgentSystemError(
@@ -117,10 +117,10 @@ class FaramaOrchestra(BaseOrchestra):
 
 
 def check_forks(env: FaramaEnv) -> None:
-    """Make a few random moves from here, each on a copy first.
+    """Make a few random moves from the current state, each on a copy first.
 
     Raises:
-        AgentSystemError: no copy can be made, it goes another way than its origin, or the origin goes with it.
+        AgentSystemError: the game cannot be copied, a copy behaves differently from its original, or shares state with it.
     """
     for _ in range(TRIED_MOVES):
         if env.game.over:
@@ -137,6 +137,6 @@ def check_forks(env: FaramaEnv) -> None:
 
 
 def _seen(env: FaramaEnv) -> dict[str, str]:
-    """What every player that is left reads."""
+    """Return the observation of every player left in the game."""
     world = env.game.world
     return {seat: env.describe(seat, split(*world.view(seat))[0]) for seat in world.live}

@@ -1,4 +1,4 @@
-"""Mathematics by a team of two: the Solver Agent proposes, the Verifier Agent approves or rejects."""
+"""Mathematics by a team of two: the Solver Agent proposes a solution, the Verifier Agent approves or rejects it."""
 
 from agent_system.workflows.math.env import MathEnv, MathEnvOptions
 from agent_system.workflows.math.team import SOLVER, VERIFIER, MathOptions, MathOrchestra, SolverAgent, VerifierAgent

@@ -1,4 +1,4 @@
-"""One problem, one turn: the team's answer is right or it is not."""
+"""The world: one problem, one turn; the team's answer is graded right or wrong."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class MathEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        verdict_reward: local reward of a Verifier whose verdict is right; a wrong or missing verdict gets 0.
-        grader_workers: most grader processes; 0 takes the number of cores, at most four.
-        grader_timeout_s: CPU seconds after which an answer that cannot be compared scores 0.
+        verdict_reward: local reward of the Verifier for a right verdict; a wrong or missing verdict gets 0.
+        grader_workers: maximum number of grader processes; 0 means the number of cores, at most four.
+        grader_timeout_s: CPU seconds for a comparison; an answer that takes longer scores 0.
     """
 
     verdict_reward: float = 0.0
@@ -41,21 +41,21 @@ class MathEnvOptions:
 
 @EnvRegistry.register("math")
 class MathEnv(BaseEnv):
-    """Grades the answer (team reward 1 or 0) and keeps the record of Solver and Verifier.
+    """Grades the answer (team reward 1 or 0) and records the solutions and verdicts.
 
-    `info`: `success`; `solver/accuracy_loop_<k>` of the k-th solution, in episodes that have one; `solver/mended` and
-    `solver/spoilt`, where the first solution was wrong or right and the last one is the opposite (episodes with several);
-    `verifier/precision` (approved solutions that are right; in episodes with an approval, so that the mean over episodes is the
-    share), `verifier/recall` (right solutions that were approved), `verifier/specificity` (wrong solutions that were rejected: unlike
-    precision it does not rise because the Solver gets better), `verifier/accuracy` (verdicts that are right, a missing one is
-    not), `verifier/approvals`; `grader/timeouts`, `grader/errors` (answers that scored 0 because they could not be compared).
+    `info`: `success`; `solver/accuracy_loop_<k>` of the k-th solution, in episodes that have one; `solver/mended` and `solver/spoilt` (the
+    first solution was wrong and the last one is right, or the reverse; episodes with several solutions); `verifier/precision` (share of
+    right ones among approved solutions, in episodes with an approval), `verifier/recall` (share of right solutions that were approved),
+    `verifier/specificity` (share of wrong solutions that were rejected; unlike precision it does not rise with the Solver's accuracy),
+    `verifier/accuracy` (share of right verdicts; a missing one counts as wrong), `verifier/approvals`; `grader/timeouts`, `grader/errors`
+    (answers that scored 0 because they could not be compared).
     """
 
     config_class = MathEnvOptions
     blocking = False
 
     def reset(self, task: Task) -> Observation:
-        r"""Start from the problem; a ground truth that is a whole solution counts for its last `\boxed{}`.
+        r"""Start from the problem; of a ground truth that is a whole solution, the last `\boxed{}` is the answer.
 
         Raises:
             AgentSystemError: the task has no ground truth.
@@ -70,31 +70,31 @@ class MathEnv(BaseEnv):
         return Observation(task.prompt)
 
     async def act(self, agent_id: str, action: str) -> Outcome:
-        """Grade a solution as it is proposed; pay a verdict that is right."""
+        """Grade a proposed solution; reward a right verdict."""
         if agent_id == SOLVER:
             self._solutions.append(await self._is_right(action))
         elif agent_id == VERIFIER and self._solutions:
             right = self._solutions[-1]
             self._judgements.append((action, right))
-            return Outcome(local=paid(self.config.verdict_reward * _is_fair(action, right), self.config.verdict_reward))
+            return Outcome(local=paid(self.config.verdict_reward * _is_right_verdict(action, right), self.config.verdict_reward))
         return Outcome()
 
     async def step(self, action: str) -> Outcome:
-        """Hand in the answer."""
+        """Grade the team's answer and end the episode."""
         right = await self._is_right(action)
         return Outcome(team=float(right), done=True, info=self._info(right))
 
     async def score(self, agent_id: str, action: str) -> Outcome:
-        """A proposed solution is worth 1 when it is right, as it would be handed in."""
+        """Return the team reward of a proposed solution if it were the team's answer."""
         return Outcome(team=float(await self._is_right(action)) if agent_id == SOLVER else 0.0)
 
     @classmethod
     def question(cls, text: str) -> Task:
-        """Any problem can be asked."""
+        """Return the task of an arbitrary problem, without a ground truth."""
         return Task("question", text, judged=False)
 
     def fork(self) -> MathEnv:
-        """Return a copy with its own record."""
+        """Return an independent copy."""
         copy = type(self)(self.config, seed=self.seed)
         copy._truth = self._truth
         copy._graded = dict(self._graded)
@@ -123,7 +123,7 @@ class MathEnv(BaseEnv):
         actions_on_right = [action for action, solution in self._judgements if solution]
         if self._judgements:
             info["verifier/approvals"] = float(len(approved))
-            info["verifier/accuracy"] = sum(_is_fair(a, s) for a, s in self._judgements) / len(self._judgements)
+            info["verifier/accuracy"] = sum(_is_right_verdict(a, s) for a, s in self._judgements) / len(self._judgements)
         if approved:
             info["verifier/precision"] = sum(approved) / len(approved)
         on_wrong = [action for action, solution in self._judgements if not solution]
@@ -137,5 +137,5 @@ class MathEnv(BaseEnv):
         return info
 
 
-def _is_fair(action: str, right: bool) -> bool:
+def _is_right_verdict(action: str, right: bool) -> bool:
     return bool(action) and (action == APPROVE) == right

@@ -1,4 +1,4 @@
-"""A Solver proposes, a Verifier judges, and again while the verdict is `reject`."""
+"""A Solver proposes a solution and a Verifier judges it, repeatedly while the verdict is `reject`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ APPROVE, REJECT = "approve", "reject"
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """The wording for one kind of model. Literal braces are written twice.
+    """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
         solver, verifier: templates with `{env_prompt}` and `{team_context}`.
-        entry: how one reply of the discussion is quoted, with `{role}` (first word of the agent's name) and `{text}`.
-        separator: between replies.
-        nobody_spoke: stands for an empty discussion.
+        entry: template for quoting a reply of the discussion, with `{role}` (first word of the agent's name) and `{text}`.
+        separator: text between replies.
+        no_replies: text for an empty discussion.
     """
 
     solver: str
     verifier: str
     entry: str
     separator: str
-    nobody_spoke: str
+    no_replies: str
 
 
 FULL = PromptStyle(
@@ -64,7 +64,7 @@ If something is wrong, say where, so that the Solver can mend it. End with exact
 answer is right, <verify>reject</verify> if it is not.""",
     entry="[{role}]\n{text}",
     separator="\n\n",
-    nobody_spoke="(nothing yet)",
+    no_replies="(nothing yet)",
 )
 
 
@@ -73,7 +73,7 @@ SHORT = PromptStyle(
     verifier="Check: {env_prompt}{team_context}",
     entry="\n{role}: {text}",
     separator="",
-    nobody_spoke="",
+    no_replies="",
 )
 
 
@@ -85,9 +85,9 @@ class MathOptions:
     """Options under `agent.orchestra.math`.
 
     Attributes:
-        max_loop_num: most solutions of one episode.
-        verdict_fallback: what a reply without a clear verdict counts as: approve | reject.
-        verify_last: ask for a verdict on the last solution too; it decides nothing, but it is rewarded.
+        max_loop_num: maximum number of solutions per episode.
+        verdict_fallback: verdict of a reply without a clear one: approve | reject.
+        verify_last: ask for a verdict on the last solution too; it has no effect on the episode, but it is rewarded.
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
     """
 
@@ -104,14 +104,14 @@ class MathOptions:
 
 
 class MathAgent(StyledAgent):
-    """A role that reads the whole discussion."""
+    """A role whose prompt shows the whole discussion."""
 
     styles, options = STYLES, MathOptions
 
 
 @AgentRegistry.register(SOLVER, orchestra="math")
 class SolverAgent(MathAgent):
-    r"""Proposes a solution; its action is what stands in the last `\boxed{}`."""
+    r"""Proposes a solution; its action is the content of the last `\boxed{}`."""
 
     role, template = SOLVER, "solver"
     projection = boxed_answer
@@ -121,8 +121,8 @@ class SolverAgent(MathAgent):
 class VerifierAgent(MathAgent):
     """Judges the latest solution.
 
-    Its action is `approve`, `reject`, or empty when no verdict could be read: then `fields["approved"]` holds the fallback,
-    and the environment, which sees actions only, rewards nothing.
+    Its action is `approve`, `reject`, or empty when no verdict could be parsed: then `fields["approved"]` holds the fallback, and the
+    environment, which receives the action only, gives no reward.
     """
 
     role, template = VERIFIER, "verifier"
@@ -140,7 +140,7 @@ class VerifierAgent(MathAgent):
 class MathOrchestra(BaseOrchestra):
     """Solver and Verifier, up to `max_loop_num` solutions; the last solution is the team's answer.
 
-    The Verifier is not asked about the last solution (unless `verify_last`): nothing could follow from its verdict.
+    The Verifier is not called for the last solution (unless `verify_last`): its verdict would have no effect.
     """
 
     agents = (SOLVER, VERIFIER)

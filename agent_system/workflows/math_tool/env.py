@@ -1,4 +1,4 @@
-"""The world: an answer by reasoning and one by a program a turn, until they agree."""
+"""The world: one answer by reasoning and one by a program per turn, until they agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from agent_system.workflows.math_tool.team import REASONER, TOOL_USER
 logger = logging.getLogger(__name__)
 
 LONGEST_SHOWN = 200
-READ_AT_ONCE = 16_384
+# Characters of output that are parsed on the event loop; longer output is parsed in a thread.
+PARSED_INLINE = 16_384
 DECIDERS = ("reasoner", "tool")
 
 
@@ -29,13 +30,13 @@ class MathToolEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        decides: whose answer is the team's where they do not agree: reasoner | tool; where it has none, the team is wrong.
+        decides: role whose answer is the team's where they do not agree: reasoner | tool; without an answer of that role the team is wrong.
         format_reward, match_reward: Reasoner, local, for an answer in a box and for a right one.
         build_reward, run_reward, output_reward: Tool-user, local, for a program that compiles, one that ends by itself and prints an
             answer, one whose answer is right.
-        tolerance: relative, for the number that a program prints, against the truth and the Reasoner's answer; integers stay exact.
-        grader_workers: most grader processes; 0 takes the number of cores, at most four.
-        grader_timeout_s: CPU seconds after which an answer that cannot be compared scores 0.
+        tolerance: relative, for the number that a program prints, compared with the truth or the Reasoner's answer; integers are exact.
+        grader_workers: maximum number of grader processes; 0 means the number of cores, at most four.
+        grader_timeout_s: CPU seconds for a comparison; an answer that takes longer scores 0.
     """
 
     decides: str = "reasoner"
@@ -59,28 +60,36 @@ class MathToolEnvOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What a program did: `answer` is its last line, or empty; `told` is that, or how it failed; `limited`: it met a limit."""
+class ProgramResult:
+    """Result of a program.
+
+    Attributes:
+        built: it compiled.
+        ended: it ended by itself.
+        answer: its last line of output; may be empty.
+        summary: the answer, or the kind of failure, for prompts.
+        limited: it reached a limit of the sandbox.
+    """
 
     built: bool = False
     ended: bool = False
     answer: str = ""
-    told: str = ""
+    summary: str = ""
     limited: bool = False
 
 
 @EnvRegistry.register("math_tool")
 class MathToolEnv(BaseEnv):
-    r"""Grades both answers as they are given; at the end of a turn, says whether they agree and which is the team's.
+    r"""Grades both answers as they are given; at the end of a turn, compares them and determines the team's answer.
 
-    Two answers agree when the grader finds them equal. The team's answer is the one they agree on, else that of `decides`, who is wrong
-    without one: to say nothing must not be better than to be wrong. The team is paid the change of whether its answer is right, so that an
-    episode earns 1 where the last one is. A program's answer is the last line that it prints (what is in its last `\boxed{}`, if there is
-    one); where that is a number, it is compared with a `tolerance`.
+    Two answers agree when the grader finds them equal. The team's answer is the common one, else that of the role `decides`; a missing
+    answer counts as wrong, so that silence earns no more than an error. The team's reward is the change of correctness (0 or 1) of its
+    answer, so that an episode earns 1 if the last answer is right. A program's answer is its last line of output, or the content of its
+    last `\boxed{}` if there is one; a number is compared with `tolerance`.
 
     `info`: `success`, `agreed`; `reasoner/accuracy`, `tool/accuracy` (of the last answers); `tool/built`, `tool/ran` (of the last program);
-    `reasoner/unparsed`, `tool/unparsed` (replies without an answer in a box, without a program), `tool/limits` (programs that met a limit
-    of the sandbox), `grader/timeouts`, `grader/errors` (comparisons that count as unequal), all counted over the episode.
+    `reasoner/unparsed`, `tool/unparsed` (replies without an answer in a box, without a program), `tool/limits` (programs that reached a
+    limit of the sandbox), `grader/timeouts`, `grader/errors` (comparisons that count as unequal), all counted over the episode.
     """
 
     config_class = MathToolEnvOptions
@@ -88,7 +97,7 @@ class MathToolEnv(BaseEnv):
     uses_sandbox = True
 
     def reset(self, task: Task) -> Observation:
-        r"""Start from the problem; a ground truth that is a whole solution counts for its last `\boxed{}`.
+        r"""Start from the problem; of a ground truth that is a whole solution, the last `\boxed{}` is the answer.
 
         Raises:
             AgentSystemError: the task has no ground truth.
@@ -97,18 +106,18 @@ class MathToolEnv(BaseEnv):
         if not truth.strip():
             raise AgentSystemError(f"task {task.task_id!r} has no ground truth; math_tool needs reward_model.ground_truth, the answer")
         self._problem, self._truth = task.prompt, last_boxed(truth) or truth.strip()
-        self._reasoned, self._program, self._ran = "", "", Ran()
-        self._spoke = False
+        self._reasoned, self._program, self._result = "", "", ProgramResult()
+        self._acted = False
         self._agreed = self._right = False
         self._correct = {REASONER: False, TOOL_USER: False}
         self._counts: Counter[str] = Counter()
-        self._runs: dict[str, Ran] = {}
+        self._runs: dict[str, ProgramResult] = {}
         self._verdicts: dict[tuple[str, str, float], Verdict] = {}
         self._seen = Observation(self._problem, {"last": {}})
         return self._seen
 
     def observe(self, agent_id: str) -> Observation:
-        """Return what the turn started from; the same for both."""
+        """Return the observation at the start of the turn; the same for both."""
         return self._seen
 
     async def act(self, agent_id: str, action: str) -> Outcome:
@@ -116,60 +125,60 @@ class MathToolEnv(BaseEnv):
         config = self.config
         if agent_id == REASONER:
             right = await self._equal(action, self._truth)
-            self._spoke, self._reasoned, self._correct[REASONER] = True, action.strip(), right
+            self._acted, self._reasoned, self._correct[REASONER] = True, action.strip(), right
             self._counts["reasoner/unparsed"] += not action.strip()
             local = config.format_reward * bool(action.strip()) + config.match_reward * right
             return Outcome(local=paid(local, config.format_reward, config.match_reward), info=self._info())
         if agent_id == TOOL_USER:
-            ran = await self._run(action)
-            right = await self._equal(ran.answer, self._truth, config.tolerance)
-            self._program, self._ran, self._correct[TOOL_USER] = action, ran, right
+            result = await self._run(action)
+            right = await self._equal(result.answer, self._truth, config.tolerance)
+            self._program, self._result, self._correct[TOOL_USER] = action, result, right
             self._counts["tool/unparsed"] += not action.strip()
-            self._counts["tool/limits"] += ran.limited
-            local = config.build_reward * ran.built + config.run_reward * bool(ran.answer) + config.output_reward * right
+            self._counts["tool/limits"] += result.limited
+            local = config.build_reward * result.built + config.run_reward * bool(result.answer) + config.output_reward * right
             return Outcome(local=paid(local, config.build_reward, config.run_reward, config.output_reward), info=self._info())
         return Outcome()
 
     async def score(self, agent_id: str, action: str) -> Outcome:
-        """A right answer is worth 1 to the team, as it would be handed in."""
+        """Return the team reward of an answer if it were the team's: 1 if it is right, else 0."""
         answer = (await self._run(action)).answer if agent_id == TOOL_USER else action if agent_id == REASONER else ""
         tolerance = self.config.tolerance if agent_id == TOOL_USER else 0.0
         return Outcome(team=float(bool(answer.strip()) and await self._compare(answer, self._truth, tolerance) is Verdict.EQUAL))
 
     async def step(self, action: str) -> Outcome:
-        """End the turn, and the episode where both answers agree."""
-        if not self._spoke:
+        """End the turn, and the episode if both answers agree."""
+        if not self._acted:
             await self.act(REASONER, action)
-        before, first, second = self._right, self._reasoned, self._ran.answer
+        before, first, second = self._right, self._reasoned, self._result.answer
         self._agreed = await self._equal(second, first, self.config.tolerance)
         decided, tolerance = (first, 0.0) if self.config.decides == "reasoner" else (second, self.config.tolerance)
         self._right = await self._equal(decided, self._truth, tolerance)
-        told = {"reasoner": _short(first), "tool": _short(self._ran.told), "program": self._program}
-        self._seen = Observation(self._problem, {"last": told, "anchor": repr([self._problem, told])})
+        last = {"reasoner": _short(first), "tool": _short(self._result.summary), "program": self._program}
+        self._seen = Observation(self._problem, {"last": last, "anchor": repr([self._problem, last])})
         outcome = Outcome(team=float(self._right) - float(before), done=self._agreed, info=self._info(), observation=self._seen)
-        self._spoke = False
-        self._reasoned, self._program, self._ran = "", "", Ran()
+        self._acted = False
+        self._reasoned, self._program, self._result = "", "", ProgramResult()
         return outcome
 
     def fork(self) -> MathToolEnv:
-        """Return a copy that goes its own way; what is known of answers and programs is shared."""
+        """Return an independent copy; the caches of verdicts and runs are shared."""
         copy = type(self)(self.config, seed=self.seed)
         vars(copy).update(vars(self))
         copy._correct, copy._counts = dict(self._correct), self._counts.copy()
         return copy
 
-    async def _run(self, program: str) -> Ran:
-        """Run a program, once an episode."""
+    async def _run(self, program: str) -> ProgramResult:
+        """Run a program, once per episode."""
         if not program.strip():
-            return Ran()
+            return ProgramResult()
         if program not in self._runs:
             result = await shared_sandbox().run(program)
-            large = len(result.stdout) > READ_AT_ONCE
+            large = len(result.stdout) > PARSED_INLINE
             self._runs.setdefault(program, await asyncio.to_thread(_read, result) if large else _read(result))
         return self._runs[program]
 
     async def _equal(self, answer: str, other: str, tolerance: float = 0.0) -> bool:
-        """Whether two answers are equal, `tolerance` being that of a program's; what cannot be compared is not, and counted."""
+        """Return whether two answers are equal, with `tolerance` for a program's answer; failed comparisons are counted and unequal."""
         if not answer.strip() or not other.strip():
             return False
         verdict = await self._compare(answer, other, tolerance)
@@ -178,7 +187,7 @@ class MathToolEnv(BaseEnv):
         return verdict is Verdict.EQUAL
 
     async def _compare(self, answer: str, other: str, tolerance: float) -> Verdict:
-        """The grader's verdict, asked for once an episode."""
+        """Return the grader's verdict, computed once per episode."""
         key = (answer, other, tolerance)
         if key not in self._verdicts:
             pool = shared_pool(self.config.grader_workers, self.config.grader_timeout_s)
@@ -195,19 +204,19 @@ class MathToolEnv(BaseEnv):
             "agreed": float(self._agreed),
             "reasoner/accuracy": float(self._correct[REASONER]),
             "tool/accuracy": float(self._correct[TOOL_USER]),
-            "tool/built": float(self._ran.built),
-            "tool/ran": float(self._ran.ended),
+            "tool/built": float(self._result.built),
+            "tool/ran": float(self._result.ended),
             **{name: float(self._counts[name]) for name in counted},
         }
 
 
-def _read(result: RunResult) -> Ran:
-    """What a run says."""
+def _read(result: RunResult) -> ProgramResult:
+    """Return the program's result of a run in the sandbox."""
     if not result.ok:
-        return Ran(not result.reason.is_no_program, told=result.failure(LONGEST_SHOWN), limited=result.reason.is_limit)
+        return ProgramResult(not result.reason.is_no_program, summary=result.failure(LONGEST_SHOWN), limited=result.reason.is_limit)
     lines = result.stdout.strip().splitlines()
     answer = (last_boxed(result.stdout) or lines[-1].strip()) if lines else ""
-    return Ran(True, True, answer, answer or "printed nothing")
+    return ProgramResult(True, True, answer, answer or "printed nothing")
 
 
 def _short(text: str) -> str:

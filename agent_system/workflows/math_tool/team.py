@@ -1,4 +1,4 @@
-"""A Reasoner and a Tool-user answer at the same time, turn after turn until they agree."""
+"""A Reasoner and a Tool-user answer at the same time in every turn until they agree."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TOOL_USER = "Tool Agent"
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """The wording for one kind of model. Literal braces are written twice.
+    """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
-        reasoner, tool: templates with `{env_prompt}` and `{feedback}` (what became of the last turn; empty in the first).
-        feedback: with `{reasoner}` and `{tool}` (their answers, or why there is none) and `{program}`.
-        nothing: stands for an answer or a program that is not there.
+        reasoner, tool: templates with `{env_prompt}` and `{feedback}` (result of the last turn; empty in the first).
+        feedback: template with `{reasoner}` and `{tool}` (their answers, or the reason why there is none) and `{program}`.
+        nothing: text for a missing answer or program.
     """
 
     reasoner: str
@@ -100,23 +100,23 @@ class MathToolOptions:
 
 
 class MathToolAgent(StyledAgent):
-    """A role that reads the problem and, from the second turn on, both answers and the program of the last one."""
+    """A role whose prompt shows the problem and, from the second turn on, both answers and the program of the last turn."""
 
     styles, options = STYLES, MathToolOptions
 
     def team_context(self, entries: Sequence[Entry]) -> str:
-        """Return nothing: the roles do not read each other within a turn."""
+        """Return an empty text: the roles do not read each other within a turn."""
         return ""
 
     def messages(self, variables: Mapping[str, Any]) -> list[Message]:
-        """As every agent's, with `{feedback}` made of `last`: the world's word of the last turn, empty in the first."""
-        told = {name: text or self.style.nothing for name, text in (variables.get("last") or {}).items()}
-        return super().messages({**variables, "feedback": self.style.feedback.format(**told) if told else ""})
+        """Return the messages of `BaseAgent`, with `{feedback}` built from `last`, the environment's result of the last turn."""
+        last = {name: text or self.style.nothing for name, text in (variables.get("last") or {}).items()}
+        return super().messages({**variables, "feedback": self.style.feedback.format(**last) if last else ""})
 
 
 @AgentRegistry.register(REASONER, orchestra="math_tool")
 class ReasonerAgent(MathToolAgent):
-    r"""Solves by reasoning; its action is what stands in the last `\boxed{}`."""
+    r"""Solves by reasoning; its action is the content of the last `\boxed{}`."""
 
     role, template = REASONER, "reasoner"
     projection = boxed_answer
@@ -132,7 +132,7 @@ class ToolUserAgent(MathToolAgent):
 
 @OrchestraRegistry.register("math_tool")
 class MathToolOrchestra(BaseOrchestra):
-    """One answer by reasoning and one by a program a turn; the environment compares them."""
+    """One answer by reasoning and one by a program per turn; the environment compares them."""
 
     agents = (REASONER, TOOL_USER)
     config_class = MathToolOptions

@@ -1,17 +1,15 @@
 """The world: a team walks over a map, a few moves a turn, until it stands on the goal.
 
-Rewards follow "Stronger-MAS" (arXiv 2510.11062): the team's success and progress, and a local term for each role. Nothing pays for walking
-in circles. Progress is paid on the shortest distance so far, so an episode earns it once, and what concerns one call alone is never
-positive: there is nothing to collect by staying.
+Rewards follow "Stronger-MAS" (arXiv 2510.11062): the team's success and progress, and a local term for each role. Walking in circles earns
+nothing: progress is the decrease of the shortest distance so far, so an episode earns it once, and local rewards are never positive.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
 
-from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
+from agent_system.environment import Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice, check_floats
 from agent_system.registry import EnvRegistry
@@ -19,11 +17,10 @@ from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.plan_path.world.grid import GridMap, parse_map
 from agent_system.workflows.plan_path.world.render import compact_text, grid_text
 from agent_system.workflows.plan_path.world.rules import State, Walk, advance, initial_state, walk
-from agent_system.workflows.programs import Program, run_program
-from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
+from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEnv
 
 VIEWS = ("grid", "compact")
-NOBODY_SPOKE = "none: nothing was proposed"
+NO_PROPOSAL = "none: nothing was proposed"
 
 
 @dataclass(frozen=True)
@@ -31,14 +28,14 @@ class PlanPathEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        view: what the agents see: grid (the whole map) | compact (the way to the goal and the cells straight ahead).
+        view: the agents' observation: grid (the whole map) | compact (the offset of the goal and the cells straight ahead).
         radius: cells that the compact view shows in each direction.
-        max_moves: moves of one turn that are made; later ones are ignored and counted.
+        max_moves: maximum number of moves per turn; later ones are ignored and counted.
         success_reward: team reward for reaching the goal.
-        progress_reward: team reward for the whole way from start to goal, paid as the shortest distance so far falls.
+        progress_reward: team reward for the whole way from start to goal, paid as the shortest distance so far decreases.
         illegal_penalty: local, for a plan or an action that runs into a wall or over the edge.
-        format_penalty: local, for a reply that holds no list of moves.
-        shortfall_penalty: local, for moves that lead away from the goal as fast as possible; none for the best moves.
+        format_penalty: local, for a reply without a list of moves.
+        shortfall_penalty: local, for moves directly away from the goal, proportionally less for better ones, 0 for the best moves.
     """
 
     view: str = "grid"
@@ -59,18 +56,17 @@ class PlanPathEnvOptions:
 
 
 @EnvRegistry.register("plan_path")
-class PlanPathEnv(BaseEnv):
+class PlanPathEnv(ProposerExecutorEnv):
     """Judges the Tool's moves without making them, makes the Executor's, and ends the episode at the goal.
 
-    The Executor's moves are made in `act`, so that its candidates can be told apart one by one; `step` makes them only where no
-    Executor spoke in the turn (a team of one, say). A reply without a list of moves makes none. A Tool's action that is a `Program` is
-    run in the sandbox, and what it prints is judged. What the Tool proposed is the prompt variable `{proposal}`.
+    The Executor's moves are made in `act`, so that each of its candidates gets its own reward; `step` makes them only in a turn without
+    an Executor (a team of one, for example). A reply without a list of moves makes none. The Tool's proposal is the prompt variable
+    `{proposal}`.
 
-    `info`: `success`; `progress` (0 to 1, best so far); `distance` (to the goal); `moves`; `path_ratio` (moves made over the shortest
-    path, of episodes that arrive); `tool/illegal`, `executor/illegal` (lists that ran into a wall or over the edge), `tool/unparsed`,
+    `info`: `success`; `progress` (0 to 1, best so far); `distance` (to the goal); `moves`; `path_ratio` (moves made / shortest path, in
+    episodes that reach the goal); `tool/illegal`, `executor/illegal` (lists that ran into a wall or over the edge), `tool/unparsed`,
     `executor/unparsed` (replies without a list), `tool/surplus`, `executor/surplus` (moves beyond `max_moves`), `tool/failed_runs`
-    (programs that did not print a list of moves), all counted over the episode; `executor/followed` (its last moves are the proposed
-    ones).
+    (programs that did not print a list of moves), all counted over the episode; `executor/followed` (its last moves equal the proposal).
     """
 
     config_class = PlanPathEnvOptions
@@ -78,10 +74,10 @@ class PlanPathEnv(BaseEnv):
     needs_ground_truth = False
 
     def reset(self, task: Task) -> Observation:
-        """Start on the map of `task.extra["map"]`, or the task's prompt where there is none.
+        """Start on the map of `task.extra["map"]`, or of the task's prompt when that is missing.
 
         Raises:
-            AgentSystemError: no legal map, or one that cannot be solved; the message names the task.
+            AgentSystemError: the map is malformed or cannot be solved; the message names the task.
         """
         try:
             self._grid = parse_map(str(task.extra.get("map") or task.prompt))
@@ -91,7 +87,7 @@ class PlanPathEnv(BaseEnv):
         self._counts: Counter[str] = Counter()
         self._moved = False
         self._followed = False
-        self._proposal = NOBODY_SPOKE
+        self._proposal = NO_PROPOSAL
         self._seen = self._look()
         return self._seen
 
@@ -102,31 +98,23 @@ class PlanPathEnv(BaseEnv):
 
     @property
     def state(self) -> State:
-        """Where the episode stands."""
+        """Current state of the episode."""
         return self._state
 
     def observe(self, agent_id: str) -> Observation:
-        """Return what the turn started from, with the Tool's proposal."""
+        """Return the observation at the start of the turn, with the Tool's proposal."""
         return replace(self._seen, info={**self._seen.info, "proposal": self._proposal})
 
-    def act(self, agent_id: str, action: str) -> Any:
-        """Judge the Tool's proposal, or make the Executor's moves. A `Program` has to be awaited: it is run before it is judged."""
-        if agent_id == EXECUTOR:
-            return self._move(action)
-        if agent_id == TOOL:
-            return self._run(action) if isinstance(action, Program) else self._propose(action)
-        return Outcome()
-
     def step(self, action: str) -> Outcome:
-        """End the turn; moves that the Executor has made already are not made again."""
-        made = Outcome(info=self._info(), done=self._arrived) if self._moved else self._move(action)
+        """End the turn; moves that the Executor has already made are not made again."""
+        made = Outcome(info=self._info(), done=self._arrived) if self._moved else self._execute(action)
         self._moved = False
-        self._proposal = NOBODY_SPOKE
+        self._proposal = NO_PROPOSAL
         self._seen = self._look()
         return replace(made, local=None, observation=self._seen)
 
     def fork(self) -> PlanPathEnv:
-        """Return a copy that goes its own way; map and state are immutable and shared."""
+        """Return an independent copy; map and state are immutable and shared."""
         copy = type(self)(self.config, seed=self.seed)
         copy._grid, copy._state, copy._moved = self._grid, self._state, self._moved
         copy._counts, copy._followed = self._counts.copy(), self._followed
@@ -137,20 +125,16 @@ class PlanPathEnv(BaseEnv):
     def _arrived(self) -> bool:
         return self._state.cell == self._grid.goal
 
-    async def _run(self, program: Program) -> Outcome:
-        rows = grid_text(self._grid, self._state).splitlines()[: self._grid.height]
-        printed = await run_program(
-            program, "".join(f"{row}\n" for row in rows), lambda text: parse_moves(text) is not None, "list of moves"
-        )
-        self._counts["tool/failed_runs"] += not printed.text
-        return self._propose(printed.text, printed.why)
+    def _program_input(self) -> str:
+        return "".join(f"{row}\n" for row in grid_text(self._grid, self._state).splitlines()[: self._grid.height])
 
-    def _propose(self, action: str, why: str = "the reply holds no plan") -> Outcome:
+    def _propose(self, action: str, reason: str = NO_PLAN, failed_run: bool = False) -> Outcome:
+        self._counts["tool/failed_runs"] += failed_run
         made = self._try(action, "tool")
-        self._proposal = f"none: {why}" if made is None else ", ".join(self._first(action))
+        self._proposal = f"none: {reason}" if made is None else ", ".join(self._first(action))
         return Outcome(local=self._paid(local_reward(self._grid, self._state.cell, made, self.config)), info=self._info())
 
-    def _move(self, action: str) -> Outcome:
+    def _execute(self, action: str) -> Outcome:
         before, self._moved = self._state, True
         made = self._try(action, "executor")
         self._followed = made is not None and ", ".join(self._first(action)) == self._proposal
@@ -164,7 +148,7 @@ class PlanPathEnv(BaseEnv):
         return paid(local, self.config.format_penalty, self.config.illegal_penalty, self.config.shortfall_penalty)
 
     def _try(self, action: str, role: str) -> Walk | None:
-        """Count what is wrong with an action and return where it leads; None when it is no list of moves."""
+        """Count the errors of an action and return its walk; None when it is not a list of moves."""
         moves = parse_moves(action)
         if moves is None:
             self._counts[f"{role}/unparsed"] += 1
@@ -175,7 +159,7 @@ class PlanPathEnv(BaseEnv):
         return made
 
     def _first(self, action: str) -> str:
-        """The moves of an action that count, as letters."""
+        """Return the first `max_moves` moves of an action, as letters."""
         return (parse_moves(action) or "")[: self.config.max_moves]
 
     def _look(self) -> Observation:
@@ -202,10 +186,10 @@ class PlanPathEnv(BaseEnv):
 
 
 def team_reward(grid: GridMap, before: State, after: State, options: PlanPathEnvOptions) -> float:
-    """Return what the team earns for going from `before` to `after`.
+    """Return the team reward for going from `before` to `after`.
 
-    progress_reward * (best before - best after) / shortest path, and success_reward on arrival. Over an episode it sums up to
-    `progress_reward + success_reward` at most.
+    progress_reward * (best before - best after) / shortest path, plus success_reward on arrival. The sum over an episode is at most
+    `progress_reward + success_reward`.
     """
     progress = (before.best - after.best) / max(1, grid.shortest)
     arrived = after.cell == grid.goal and before.cell != grid.goal
@@ -213,10 +197,10 @@ def team_reward(grid: GridMap, before: State, after: State, options: PlanPathEnv
 
 
 def local_reward(grid: GridMap, cell: int, made: Walk | None, options: PlanPathEnvOptions) -> float:
-    """Return what one call earns for moves from `cell`, proposed or made: 0 at best.
+    """Return the local reward of one call for moves from `cell`, proposed or made; at most 0.
 
     Args:
-        made: where the moves lead; None when the reply held no list of moves.
+        made: the walk of the moves; None when the reply held no list of moves.
     """
     if made is None:
         return -options.format_penalty - options.shortfall_penalty
@@ -224,7 +208,7 @@ def local_reward(grid: GridMap, cell: int, made: Walk | None, options: PlanPathE
 
 
 def shortfall(grid: GridMap, cell: int, made: Walk, max_moves: int) -> float:
-    """Return how far moves fall behind the best ones: 0 for a shortest way, 1/2 for no progress, 1 for the way back."""
+    """Return the shortfall against the best moves, in [0, 1]: 0 on a shortest path, 1/2 for no progress, 1 directly away from the goal."""
     possible = min(max_moves, grid.distances[cell])
     gained = grid.distances[cell] - grid.distances[made.end]
     return min(1.0, (possible - gained) / (2 * possible)) if possible else 0.0

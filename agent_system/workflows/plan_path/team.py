@@ -1,4 +1,4 @@
-"""The Tool proposes moves, or writes a program that does; the Executor decides which are made."""
+"""The Tool proposes moves, or writes a program that does; the Executor decides which moves are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The world: a question, a search engine, and an answer that is right or wrong."""
+"""The world: a question, a search engine, and an answer that is graded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice
 from agent_system.registry import EnvRegistry
-from agent_system.workflows.search.world.answers import AnswerError, accepted_answers, can_be_given, contains, exact_match, f1_score, sought
+from agent_system.workflows.search.world.answers import (
+    AnswerError,
+    accepted_answers,
+    can_be_matched,
+    contains,
+    exact_match,
+    f1_score,
+    searchable,
+)
 from agent_system.workflows.search.world.shared import Retriever, shared_retriever
 from agent_system.workflows.search.world.wire import Passage, RetrievalError
 
@@ -33,28 +41,28 @@ COUNTED = (
 
 
 class Query(str):
-    """An action that is a search: the environment asks for passages and takes anything else for an answer."""
+    """An action that is a search query; the environment takes any other action as an answer."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class SearchEnvOptions:
-    """Options under `env.params`: where the team searches, and what it is paid for.
+    """Options under `env.params`: source of passages, and rewards.
 
     Attributes:
-        corpus: jsonl file of documents; a server for it is started on loopback, and ends with the run.
-        url: a server that runs, ours or another one with Search-R1's `/retrieve`; instead of `corpus`.
-        topk: passages of a search.
-        timeout_s: seconds of a search; a server that takes longer fails the episode that asked.
-        start_timeout_s: seconds until the server of a `corpus` answers.
-        max_query_chars: longer queries are not sent; the team reads why, and they are counted.
+        corpus: jsonl file of documents; the run starts a server for it on loopback, which ends with the run.
+        url: a running server, ours or another one with Search-R1's `/retrieve`; instead of `corpus`.
+        topk: passages per search.
+        timeout_s: time limit of a search in seconds; exceeding it fails the episode.
+        start_timeout_s: time limit for the start of the server of a `corpus`, in seconds.
+        max_query_chars: longer queries are not sent; the team reads the reason, and they are counted.
         max_passage_chars: characters of a passage that the team reads.
-        view: how passages are shown: full (numbered, with titles) | text (the texts alone).
-        reward: what an answer earns the team: em (exact match) | f1.
-        search_reward: local, for a search whose passages are the first ones to hold an accepted answer.
-        verdict_reward: local, what an episode's verdicts earn when each agrees with what is known (yes when that holds an accepted
-            answer, no when it does not), however many they are; each is paid how it moves the share that agrees.
+        view: format of passages: full (numbered, with titles) | text (the texts alone).
+        reward: team reward of an answer: em (exact match) | f1.
+        search_reward: local, for a search whose passages are the first ones that contain an accepted answer.
+        verdict_reward: local, sum over an episode's verdicts when all are right (yes if a passage so far contains an accepted answer, no
+            if none does); each verdict is paid the change of the share of right ones.
     """
 
     corpus: str = ""
@@ -77,7 +85,7 @@ class SearchEnvOptions:
                 raise AgentSystemError(f"env.params.{name} must be positive, found {getattr(self, name)!r}")
 
     def check_source(self) -> None:
-        """Raise AgentSystemError unless exactly one of `corpus` and `url` is set, or when a key of the other one is."""
+        """Raise AgentSystemError unless exactly one of `corpus` and `url` is set, or for `start_timeout_s` with `url`."""
         if bool(self.corpus) == bool(self.url):
             found = f"both ({self.corpus} and {self.url})" if self.corpus else "neither"
             raise AgentSystemError(
@@ -87,23 +95,23 @@ class SearchEnvOptions:
         if self.url and self.start_timeout_s != SearchEnvOptions.start_timeout_s:
             raise AgentSystemError(
                 f"env.params.start_timeout_s={self.start_timeout_s:g} has no effect; it needs env.params.corpus "
-                "(the server of env.params.url runs already)"
+                "(the server of env.params.url is already running)"
             )
 
 
 @EnvRegistry.register("search")
 class SearchEnv(BaseEnv):
-    """Searches when the Search Agent speaks, and ends the episode with the Answer Agent's answer.
+    """Searches for the Search Agent, and ends the episode with the Answer Agent's answer.
 
-    Both happen in `act`, so that candidates can be told apart one by one; `step` does them only where neither spoke in the turn (a team
-    of one, say): a `Query` searches, anything else answers. What came back is the observation of the next turn. A search that fails
-    raises `RetrievalError` and so fails its own episode.
+    Both happen in `act`, so that each candidate gets its own reward; `step` does them only in a turn in which neither acted (a team of one,
+    for example): a `Query` searches, any other action answers. The passages are the observation of the next turn. A failed search raises
+    `RetrievalError`, which fails its own episode only.
 
-    `info`: `success` (exact match), `f1`, `searches` (sent), `known` (what came back holds an accepted answer), `verifier/accuracy`
-    (verdicts that agree with that, an episode's share; a missing verdict does not), and over the episode the counts `verifier/early` (yes
-    before that), `verifier/unparsed`, `search/unparsed`, `answer/unparsed`, `search/too_long`, `search/empty` (searches that found
-    nothing), `search/repeated` (queries sent before). Whether the answer to a yes-no question is known cannot be seen in passages:
-    its episode has no `known`, `verifier/accuracy` and `verifier/early`, and earns nothing local.
+    `info`: `success` (exact match), `f1`, `searches` (sent), `known` (a passage so far contains an accepted answer), `verifier/accuracy`
+    (share of verdicts that agree with `known`; a missing verdict is wrong), and over the episode the counts `verifier/early` (yes while
+    `known` is false), `verifier/unparsed`, `search/unparsed`, `answer/unparsed`, `search/too_long`, `search/empty` (searches without
+    result), `search/repeated` (queries sent before). Passages do not show whether the answer to a yes-no question is known: its episodes
+    have no `known`, `verifier/accuracy` and `verifier/early`, and no local rewards.
     """
 
     config_class = SearchEnvOptions
@@ -113,55 +121,55 @@ class SearchEnv(BaseEnv):
         """Start from the question.
 
         Raises:
-            AgentSystemError: no accepted answer, none that can be given, or nothing to search in.
+            AgentSystemError: there is no accepted answer that an answer can match, or no source of passages.
         """
         self.config.check_source()
         self._accepted = _answers_of(task)
-        self._sought = sought(self._accepted)
+        self._searchable = searchable(self._accepted)
         self._question = task.prompt
         self._queries: list[str] = []
-        self._heard: list[str] = []
+        self._results: list[str] = []
         self._known = False
         self._verdicts: list[bool] = []
         self._counts: Counter[str] = Counter()
         self._answer = ""
-        self._came_back: str | None = None
+        self._retrieved: str | None = None
         return Observation(self._question)
 
     def observe(self, agent_id: str) -> Observation:
-        """Return the question; what the searches brought is in the team's memory, and told apart by the anchor."""
-        return Observation(self._question, {"anchor": "\n".join([self._question, *self._queries, *self._heard])})
+        """Return the question; the results of searches are in the team's memory and in the anchor."""
+        return Observation(self._question, {"anchor": "\n".join([self._question, *self._queries, *self._results])})
 
     async def act(self, agent_id: str, action: str) -> Outcome:
-        """Search, answer, or take note of a verdict. Raises RetrievalError."""
+        """Search, answer, or record a verdict. Raises RetrievalError."""
         if agent_id == VERIFIER:
             return self._judge(action)
         if agent_id == SEARCH:
             return await self._search(action)
-        return self._hand_in(action) if agent_id == ANSWER else Outcome()
+        return self._grade(action) if agent_id == ANSWER else Outcome()
 
     async def step(self, action: str) -> Outcome:
         """End the turn. Raises RetrievalError."""
         made = Outcome()
-        if self._came_back is None:
-            made = await self._search(action) if isinstance(action, Query) else self._hand_in(action)
-        came_back, self._came_back = self._came_back, None
-        return Outcome(team=made.team, done=made.done, info=self._info(), observation=Observation(came_back or ""))
+        if self._retrieved is None:
+            made = await self._search(action) if isinstance(action, Query) else self._grade(action)
+        retrieved, self._retrieved = self._retrieved, None
+        return Outcome(team=made.team, done=made.done, info=self._info(), observation=Observation(retrieved or ""))
 
     def fork(self) -> SearchEnv:
-        """Return a copy that goes its own way."""
+        """Return an independent copy."""
         copy = type(self)(self.config, seed=self.seed)
-        copy._accepted, copy._sought, copy._question = self._accepted, self._sought, self._question
-        copy._answer, copy._came_back = self._answer, self._came_back
-        copy._queries, copy._heard, copy._verdicts = list(self._queries), list(self._heard), list(self._verdicts)
+        copy._accepted, copy._searchable, copy._question = self._accepted, self._searchable, self._question
+        copy._answer, copy._retrieved = self._answer, self._retrieved
+        copy._queries, copy._results, copy._verdicts = list(self._queries), list(self._results), list(self._verdicts)
         copy._known, copy._counts = self._known, self._counts.copy()
         return copy
 
     def probe(self) -> None:
-        """Search once and wait for it.
+        """Search once, blocking.
 
         Raises:
-            AgentSystemError: nothing to search in, or a server that cannot be used.
+            AgentSystemError: there is no source of passages, or the server cannot be used.
         """
         self.config.check_source()
         try:
@@ -175,9 +183,9 @@ class SearchEnv(BaseEnv):
         return shared_retriever(config.corpus, config.url, config.topk, config.timeout_s, config.start_timeout_s, config.max_query_chars)
 
     def _judge(self, action: str) -> Outcome:
-        """Take note of a verdict; what it earns is how it moves the share of fair ones, so all of an episode never earn more than one."""
+        """Record a verdict; it is paid the change of the share of right verdicts, so an episode earns at most `verdict_reward`."""
         self._counts["verifier/unparsed"] += not action
-        if not self._sought:
+        if not self._searchable:
             return Outcome(info=self._info())
         self._counts["verifier/early"] += action == YES and not self._known
         before = self._accuracy
@@ -191,13 +199,13 @@ class SearchEnv(BaseEnv):
 
     async def _search(self, query: str) -> Outcome:
         before = self._known
-        self._came_back = await self._ask(query)
-        self._heard.append(self._came_back)
+        self._retrieved = await self._result(query)
+        self._results.append(self._retrieved)
         found = self._known and not before
         return Outcome(local=paid(self.config.search_reward * found, self.config.search_reward), info=self._info())
 
-    async def _ask(self, query: str) -> str:
-        """Return what the team reads of a search."""
+    async def _result(self, query: str) -> str:
+        """Search and return the result as the team reads it."""
         most = self.config.max_query_chars
         if not query:
             self._counts["search/unparsed"] += 1
@@ -210,11 +218,11 @@ class SearchEnv(BaseEnv):
         self._queries.append(query)
         self._counts["search/empty"] += not found
         texts = [passage.text[: self.config.max_passage_chars] for passage in found]
-        self._known = self._known or contains([*texts, *(passage.title for passage in found)], self._sought)
+        self._known = self._known or contains([*texts, *(passage.title for passage in found)], self._searchable)
         return show(found, texts, self.config.view)
 
-    def _hand_in(self, answer: str) -> Outcome:
-        """End with an answer; a reply without one is a wrong answer."""
+    def _grade(self, answer: str) -> Outcome:
+        """End the episode with an answer; a reply without one is a wrong answer."""
         self._counts["answer/unparsed"] += not answer
         self._answer = answer
         score = exact_match if self.config.reward == "em" else f1_score
@@ -227,7 +235,7 @@ class SearchEnv(BaseEnv):
             "searches": float(len(self._queries)),
             **{name: float(self._counts[name]) for name in COUNTED},
         }
-        if self._sought:
+        if self._searchable:
             info |= {"known": float(self._known), "verifier/early": float(self._counts["verifier/early"])}
         if self._verdicts:
             info["verifier/accuracy"] = self._accuracy
@@ -239,16 +247,16 @@ def _answers_of(task: Task) -> list[str]:
         accepted = accepted_answers(task.ground_truth)
     except AnswerError as error:
         raise AgentSystemError(f"task {task.task_id!r}: reward_model.ground_truth: {error}") from error
-    if not can_be_given(accepted):
+    if not can_be_matched(accepted):
         raise AgentSystemError(
             f"task {task.task_id!r} has no answer in reward_model.ground_truth that could be given; expected a text, a list of texts or "
-            f'{{"target": [...]}}, with a word that is no article, found {task.ground_truth!r:.100}'
+            f'{{"target": [...]}}, with a word other than an article, found {task.ground_truth!r:.100}'
         )
     return accepted
 
 
 def show(found: Sequence[Passage], texts: Sequence[str], view: str) -> str:
-    """Return passages as the team reads them, their texts cut already."""
+    """Return passages as the team reads them; `texts` are their shortened texts."""
     if not found:
         return NOTHING
     if view == "text":

@@ -1,4 +1,4 @@
-"""A Verifier decides whether the team searches or answers; then a Search Agent or an Answer Agent speaks."""
+"""A Verifier decides whether the team searches or answers; then a Search Agent or an Answer Agent is called."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from agent_system.workflows.styled import StyledAgent
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """The wording for one kind of model. Literal braces are written twice.
+    """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
         verifier, search, answer: templates with `{env_prompt}` (the question), `{memory}` (searches so far), `{team_context}` and `{step}`.
-        entry: how a reply of this turn is quoted, with `{role}` (first word of the agent's name) and `{text}`.
-        separator: between replies.
-        nobody_spoke: stands for an empty discussion.
+        entry: template for quoting a reply of this turn, with `{role}` (first word of the agent's name) and `{text}`.
+        separator: text between replies.
+        no_replies: text for an empty discussion.
     """
 
     verifier: str
@@ -33,7 +33,7 @@ class PromptStyle:
     answer: str
     entry: str
     separator: str
-    nobody_spoke: str
+    no_replies: str
 
 
 _QUESTION = """\
@@ -78,7 +78,7 @@ This is turn {{step}}. Draw the answer from what the searches brought. End with 
 words, and no sentence around it.""",
     entry="[{role}]\n{text}",
     separator="\n\n",
-    nobody_spoke="(nothing)",
+    no_replies="(nothing)",
 )
 
 
@@ -88,7 +88,7 @@ SHORT = PromptStyle(
     answer="Answer: {env_prompt}\n{memory}",
     entry="",
     separator="",
-    nobody_spoke="",
+    no_replies="",
 )
 
 
@@ -100,7 +100,7 @@ class SearchOptions:
     """Options under `agent.orchestra.search`.
 
     Attributes:
-        verdict_fallback: what a Verifier's reply without a clear verdict counts as: no (search) | yes (answer).
+        verdict_fallback: verdict of a Verifier's reply without a clear one: no (search) | yes (answer).
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
     """
 
@@ -113,16 +113,16 @@ class SearchOptions:
 
 
 class SearchWorkflowAgent(StyledAgent):
-    """A role that reads question, searches and, where its prompt shows it, what was said in this turn."""
+    """A role whose prompt shows the question, the searches and, in some styles, the replies of this turn."""
 
     styles, options = STYLES, SearchOptions
 
 
 @AgentRegistry.register(VERIFIER, orchestra="search")
 class VerifierAgent(SearchWorkflowAgent):
-    """Decides whether what is known suffices.
+    """Decides whether the passages suffice for an answer.
 
-    Its action is `yes`, `no`, or empty when no verdict could be read: then `fields["enough"]` holds the fallback.
+    Its action is `yes`, `no`, or empty when no verdict could be parsed: then `fields["enough"]` holds the fallback.
     """
 
     role, template = VERIFIER, "verifier"
@@ -141,7 +141,7 @@ class VerifierAgent(SearchWorkflowAgent):
 
 @AgentRegistry.register(SEARCH, orchestra="search")
 class SearchAgent(SearchWorkflowAgent):
-    """Writes a query; its action is a `Query`, empty when there was none."""
+    """Writes a query; its action is a `Query`, which is empty when the reply has none."""
 
     role, template = SEARCH, "search"
     projection = tag("search")
@@ -153,14 +153,14 @@ class SearchAgent(SearchWorkflowAgent):
 
 @AgentRegistry.register(ANSWER, orchestra="search")
 class AnswerAgent(SearchWorkflowAgent):
-    """Answers the question; its action is the answer, empty when there was none."""
+    """Answers the question; its action is the answer, which is empty when the reply has none."""
 
     role, template = ANSWER, "answer"
     projection = tag("answer")
 
 
 class FoundMemory(Memory):
-    """What the searches brought, without the queries."""
+    """Memory of the results of searches, without the queries."""
 
     keeps_result = True
 
@@ -170,7 +170,7 @@ class FoundMemory(Memory):
 
 @OrchestraRegistry.register("search")
 class SearchOrchestra(BaseOrchestra):
-    """One verdict a turn, and then one search or one answer; who is not needed is not called."""
+    """One verdict per turn, then one search or one answer; the third role is not called."""
 
     agents = (VERIFIER, SEARCH, ANSWER)
     config_class = SearchOptions
@@ -182,7 +182,7 @@ class SearchOrchestra(BaseOrchestra):
             self.memory_class = FoundMemory
 
     def check(self, agent_ids: Sequence[str], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
-        """Search once, so that a server that cannot be used is found before a model loads."""
+        """Search once, so that an unusable server is an error before a model loads."""
         del agent_ids, forks
         env = make_env(0)
         if isinstance(env, SearchEnv):
@@ -190,6 +190,5 @@ class SearchOrchestra(BaseOrchestra):
 
     async def run(self, turn: Turn) -> str:
         verdict = await turn.act(VERIFIER)
-        speaker = ANSWER if verdict.fields["enough"] else SEARCH
-        reply = await turn.act(speaker)
+        reply = await turn.act(ANSWER if verdict.fields["enough"] else SEARCH)
         return reply.action

@@ -1,26 +1,24 @@
-"""One room; every turn the Executor's moves are made.
+"""The world: one room; the Executor's moves are made in every turn.
 
-Rewards follow Stronger-MAS (arXiv 2510.11062): the team for success and progress, each role for its own reply. Nothing can be earned by
-going in circles. Progress is paid as it beats the best of the episode so far: a box pushed off its goal and on again pays no second time.
-Moves that lose the room gain nothing, whatever they pass on the way. The Tool is paid the difference between its plans, or to what has been
-made meanwhile where that is more, so that over an episode it earns at most what its last plan was worth, however often it says it. All else
-is a penalty. The team's rewards of an episode add up to at most 1.
+Rewards follow Stronger-MAS (arXiv 2510.11062): the team for success and progress, each role for its own reply. Going in circles earns
+nothing: progress is paid only where it exceeds the best progress of the episode so far, so a box pushed off its goal and on again is not
+paid twice. Moves that make the room unsolvable gain nothing, even if they pass better states. The Tool is paid the increase of its plan's
+value over its last plan, or over the value that the moves made since have reached if that is higher, so that over an episode it earns at
+most the value of its last plan. All other terms are penalties. The team's rewards of an episode sum to at most 1.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
+from agent_system.environment import Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.moves import parse_moves
-from agent_system.workflows.programs import Program, run_program
-from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
+from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEnv
 from agent_system.workflows.sokoban.world.rules import Room, State, Walk, boxes_on_goals, is_solved, parse_room, render, walk
 from agent_system.workflows.sokoban.world.solver import is_lost, least_pushes, solve
 from agent_system.workflows.sokoban.world.view import VIEWS, shown
@@ -33,21 +31,20 @@ class SokobanEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        view: what the agents see: map | spaced (a blank between cells, so that a tokenizer makes each cell a token) | compact (the ways to
-            box and goal and the cells around the box, always at the same place; rooms with one box).
-        max_moves: most moves of one turn; what follows is not made and counts as cut.
-        progress: what the team is paid for on the way: boxes (best count on goals so far) | distance (least pushes left so far, by the
-            lower bound of the solver).
-        progress_weight: share of the team's reward that progress earns; the rest is for solving the room.
-        plan_weight: local reward of a plan, times what the team would have earned with its moves beyond the last plan, or beyond what
-            has been made since.
+        view: the agents' observation: map | spaced (a space between cells, so that a tokenizer makes each cell a token) | compact (the
+            offsets of box and goal and the cells around the box in a fixed layout; rooms with one box).
+        max_moves: maximum number of moves per turn; later ones are not made and count as cut.
+        progress: measure of progress for the team's reward: boxes (highest number on goals so far) | distance (fewest pushes left so far,
+            by the solver's lower bound).
+        progress_weight: share of the team's reward for progress; the rest is for solving the room.
+        plan_weight: coefficient of a plan's local reward: the increase of the team's return that its moves would bring, compared with the
+            last plan or the moves made since.
         format_penalty: local, for a reply without readable moves.
-        illegal_penalty: local, for moves that run into a wall or a blocked box, and for moves past `max_moves`.
-        deadlock_penalty: local, for moves after which the room cannot be solved any more.
-        deadlock_ends: that ends the episode.
-        shortfall_penalty: local, for moves that lead away from the end; half of it for moves that lead nowhere, nothing for those of the
-            solver, as many as fit into a turn. Above 0 the solver looks at every state that a reply leads to, which takes long in large
-            rooms with many boxes.
+        illegal_penalty: local, for moves that run into a wall or a blocked box, and for moves beyond `max_moves`.
+        deadlock_penalty: local, for moves after which the room is unsolvable.
+        deadlock_ends: an unsolvable room ends the episode.
+        shortfall_penalty: local, for moves away from the solution; half of it for moves without progress, nothing for the solver's own
+            moves. A value above 0 runs the solver on every state that a reply leads to, which is slow in large rooms with many boxes.
     """
 
     view: str = "map"
@@ -75,16 +72,16 @@ class SokobanEnvOptions:
 
 @dataclass(frozen=True)
 class World:
-    """Everything that a fork shares until one of the two moves on.
+    """Immutable state of an episode, which forks share.
 
     Attributes:
-        room, start, state: walls and goals, where the episode began, where it is.
+        room, start, state: walls and goals, initial state, current state.
         best: best progress so far.
-        worth: of the Tool agent's last plan, or of what has been made since, where that is more.
+        value: value of the Tool's last plan, or of the moves made since, whichever is higher.
         acted: the Executor has made this turn's moves.
-        plan: what the Tool agent proposed in this turn; None when nothing could be read, which `why` explains.
-        moves, pushes, illegal, unparsable, cut: counted over the episode's actions.
-        plans, legal_plans, followed: proposals, those that could be carried out, those that were made unchanged.
+        plan: the Tool's proposal in this turn; None when it is missing or unreadable, for the given `reason`.
+        moves, pushes, illegal, unparsable, cut: counts over the episode's actions.
+        plans, legal_plans, followed: number of proposals, of legal ones, of those that the Executor made unchanged.
         failed_runs: programs that printed no moves.
     """
 
@@ -92,10 +89,10 @@ class World:
     start: State
     state: State
     best: float
-    worth: float
+    value: float
     acted: bool = False
     plan: str | None = None
-    why: str = "nothing was proposed"
+    reason: str = "nothing was proposed"
     moves: int = 0
     pushes: int = 0
     illegal: int = 0
@@ -109,24 +106,24 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one reply's moves lead to.
+    """Result of one reply's moves.
 
     Attributes:
         walk: the moves made.
-        state: where they end.
+        state: the state after them.
         best: best progress of the episode after them, 0 to 1.
-        worth: what an episode that ends here has earned the team, 0 to 1.
-        team: team reward: what of it is new.
-        penalty: local reward of what is wrong with the moves, 0 or less.
-        solved, deadlock: of `state`.
+        value: team return of an episode that ends in `state`, 0 to 1.
+        team: team reward: the increase of the team return.
+        penalty: local reward for errors in the moves, 0 or less.
+        solved, deadlock: `state` is solved, is unsolvable.
         unparsable: there were no readable moves.
-        cut: moves past the limit.
+        cut: moves beyond the limit.
     """
 
     walk: Walk
     state: State
     best: float
-    worth: float
+    value: float
     team: float
     penalty: float
     solved: bool
@@ -136,27 +133,27 @@ class Verdict:
 
 
 @EnvRegistry.register("sokoban")
-class SokobanEnv(BaseEnv):
-    """A room that the Tool agent plans for and the Executor moves in.
+class SokobanEnv(ProposerExecutorEnv):
+    """A room that the Tool plans for and the Executor moves in.
 
-    The task's text is the room. A proposal is tried on a copy; the Executor's moves are made as it acts, so that they are paid to
-    that call, and `step` makes only what no Executor has made. Replies that cannot be read and moves that cannot be made are
-    penalised, counted and survived. A Tool's action that is a `Program` is run in the sandbox, and what it prints is judged. What the
-    Tool proposed is the prompt variable `{proposal}`: at most `max_moves` moves, or `none: ` and the reason.
+    The task's text is the room. A proposal is evaluated without being made; the Executor's moves are made in `act`, so that their reward
+    belongs to that call, and `step` makes moves only in a turn without an Executor. Unreadable replies and illegal moves are penalised
+    and counted; the episode continues. The Tool's proposal is the prompt variable `{proposal}`: at most `max_moves` moves, or `none: ` and
+    the reason.
 
-    `info`: `success`; `progress` (best so far); `boxes_on_goals`; `deadlock` (the room cannot be solved any more); `moves`, `pushes`,
-    `illegal`, `unparsable`, `cut`; `plan/legal`, `plan/followed` (shares of the proposals), `plan/failed_runs` (programs that printed no
-    moves); `push_efficiency` of solved rooms (fewest pushes by pushes made, where the fewest are known).
+    `info`: `success`; `progress` (best so far); `boxes_on_goals`; `deadlock` (the room is unsolvable); `moves`, `pushes`, `illegal`,
+    `unparsable`, `cut`; `plan/legal`, `plan/followed` (shares of the proposals), `plan/failed_runs` (programs that printed no moves);
+    `push_efficiency` of solved rooms (fewest possible pushes / pushes made, where the former is known).
     """
 
     config_class = SokobanEnvOptions
     needs_ground_truth = False
 
     def reset(self, task: Task) -> Observation:
-        """Start in the room that is the task's text.
+        """Start in the room given by the task's text.
 
         Raises:
-            AgentSystemError: the text is no room, or the room is solved already, or it cannot be solved, or the view cannot show it.
+            AgentSystemError: the text is not a room, the room is solved already or unsolvable, or the view cannot show it.
         """
         room, state = parse_room(task.prompt)
         if is_solved(room, state):
@@ -173,59 +170,52 @@ class SokobanEnv(BaseEnv):
         return self._seen
 
     async def observe(self, agent_id: str = "") -> Observation:
-        """Return what the turn started from, with the Tool's proposal; every agent sees the same."""
+        """Return the observation at the start of the turn, with the Tool's proposal; the same for every agent."""
         world = self._world
-        proposal = f"none: {world.why}" if world.plan is None else " ".join(world.plan)
+        proposal = f"none: {world.reason}" if world.plan is None else " ".join(world.plan)
         return replace(self._seen, info={**self._seen.info, "proposal": proposal})
 
-    def act(self, agent_id: str, action: str) -> Any:
-        """Judge a proposal, or make the Executor's moves. A `Program` has to be awaited: it is run before it is judged."""
-        if agent_id == TOOL:
-            return self._run(action) if isinstance(action, Program) else self._propose(action)
-        if agent_id == EXECUTOR:
-            return self._make(action)
-        return Outcome()
-
     def step(self, action: str) -> Outcome:
-        """End the turn; the moves are made here when no Executor has."""
+        """End the turn; make the moves unless an Executor has."""
         team, done = 0.0, False
         if not self._world.acted:
-            outcome = self._make(action)
+            outcome = self._execute(action)
             team, done = outcome.team, outcome.done
-        self._world = replace(self._world, acted=False, plan=None, why=World.why)
+        self._world = replace(self._world, acted=False, plan=None, reason=World.reason)
         self._seen = self._look()
         return Outcome(team=team, done=done, info=self._info(), observation=self._seen)
 
     def fork(self) -> SokobanEnv:
-        """Return an independent copy: the world is immutable, so both share it until one moves on."""
+        """Return an independent copy; the world is immutable and shared."""
         copy = type(self)(self.config, seed=self.seed)
         copy._world, copy._seen = self._world, self._seen
         return copy
 
-    async def _run(self, program: Program) -> Outcome:
-        world = self._world
-        printed = await run_program(
-            program, f"{render(world.room, world.state)}\n", lambda text: parse_moves(text) is not None, "list of moves"
-        )
-        self._world = replace(world, failed_runs=world.failed_runs + (not printed.text))
-        return await asyncio.to_thread(self._propose, printed.text, printed.why)
+    def _program_input(self) -> str:
+        return f"{render(self._world.room, self._world.state)}\n"
 
-    def _propose(self, action: str, why: str = "the reply holds no plan") -> Outcome:
-        verdict = self._judge(action)
+    def _propose(self, action: str, reason: str = NO_PLAN, failed_run: bool = False) -> Outcome:
+        verdict, world = self._judge(action), self._world
         legal = not (verdict.unparsable or verdict.walk.illegal or verdict.cut)
-        world = self._world
-        plans, legal_plans = world.plans + 1, world.legal_plans + legal
-        self._world = replace(world, plan=self._first(action), why=why, worth=verdict.worth, plans=plans, legal_plans=legal_plans)
-        local = self.config.plan_weight * (verdict.worth - world.worth) + verdict.penalty
+        self._world = replace(
+            world,
+            plan=self._first(action),
+            reason=reason,
+            value=verdict.value,
+            plans=world.plans + 1,
+            legal_plans=world.legal_plans + legal,
+            failed_runs=world.failed_runs + failed_run,
+        )
+        local = self.config.plan_weight * (verdict.value - world.value) + verdict.penalty
         return Outcome(local=paid(local, self.config.plan_weight, *penalties(self.config)))
 
-    def _make(self, action: str) -> Outcome:
+    def _execute(self, action: str) -> Outcome:
         verdict, world = self._judge(action), self._world
         self._world = replace(
             world,
             state=verdict.state,
             best=verdict.best,
-            worth=max(world.worth, verdict.worth),
+            value=max(world.value, verdict.value),
             acted=True,
             moves=world.moves + len(verdict.walk.states),
             pushes=world.pushes + verdict.walk.pushes,
@@ -238,7 +228,7 @@ class SokobanEnv(BaseEnv):
         return Outcome(verdict.team, paid(verdict.penalty, *penalties(self.config)), done, self._info())
 
     def _first(self, action: str) -> str | None:
-        """The moves of an action that count, or None when it has none."""
+        """Return the first `max_moves` moves of an action, or None when it has no readable moves."""
         moves = parse_moves(action)
         return None if moves is None else moves[: self.config.max_moves]
 
@@ -269,23 +259,23 @@ class SokobanEnv(BaseEnv):
 
 
 def judge(room: Room, start: State, state: State, best: float, moves: str | None, options: SokobanEnvOptions) -> Verdict:
-    """Say what `moves` lead to from `state`, without changing anything.
+    """Return the result of `moves` from `state`; pure.
 
     Args:
         room: walls and goals.
-        start: where the episode began.
-        state: where the moves begin.
+        start: initial state of the episode.
+        state: state before the moves.
         best: best progress of the episode so far.
-        moves: letters U D L R; None when there was nothing to read.
+        moves: letters U D L R; None for an unreadable reply.
         options: weights and limits.
     """
-    asked = moves or ""
-    made = walk(room, state, asked[: options.max_moves])
+    requested = moves or ""
+    made = walk(room, state, requested[: options.max_moves])
     end = made.states[-1] if made.states else state
     solved, deadlock = is_solved(room, end), is_lost(room, end)
-    cut = 0 if solved or made.illegal else max(0, len(asked) - options.max_moves)
+    cut = 0 if solved or made.illegal else max(0, len(requested) - options.max_moves)
     after = best if deadlock else best_progress(room, start, made.states, options.progress, best)
-    worth = options.progress_weight * after + (1.0 - options.progress_weight) * solved
+    value = options.progress_weight * after + (1.0 - options.progress_weight) * solved
     penalty = (
         options.format_penalty * (moves is None)
         + options.illegal_penalty * (made.illegal or cut > 0)
@@ -296,12 +286,12 @@ def judge(room: Room, start: State, state: State, best: float, moves: str | None
             else 0.0
         )
     )
-    team = worth - options.progress_weight * best
-    return Verdict(made, end, after, worth, team, -penalty, solved, deadlock, moves is None, cut)
+    team = value - options.progress_weight * best
+    return Verdict(made, end, after, value, team, -penalty, solved, deadlock, moves is None, cut)
 
 
 def progress(room: Room, start: State, state: State, kind: str) -> float:
-    """Return how far `state` is from nothing (0) to solved (1): share of boxes on goals, or of the pushes from `start` saved."""
+    """Return the progress of `state`, 0 to 1 (solved): share of boxes on goals, or 1 - pushes left / pushes needed from `start`."""
     if kind == "boxes":
         return boxes_on_goals(room, state) / len(room.goals)
     return max(0.0, 1.0 - least_pushes(room, state.boxes) / max(1, least_pushes(room, start.boxes)))
@@ -313,15 +303,15 @@ def best_progress(room: Room, start: State, states: Iterable[State], kind: str, 
 
 
 def penalties(options: SokobanEnvOptions) -> tuple[float, ...]:
-    """Return the coefficients of what is wrong with moves."""
+    """Return the coefficients of the penalties."""
     return options.format_penalty, options.illegal_penalty, options.deadlock_penalty, options.shortfall_penalty
 
 
 def shortfall(room: Room, state: State, made: Walk | None, options: SokobanEnvOptions) -> float:
-    """Return how far moves from `state` fall behind as many of the solver's as fit into a turn, as a share from 0 to 1.
+    """Return the shortfall of moves from `state` against the solver's first `max_moves` moves, 0 to 1.
 
-    0 for moves that bring the end as near, 1/2 for none or for a way that leads nowhere, 1 for as many that lead back, for a room that
-    cannot be solved any more, and for a reply without readable moves (`made` is None). 0 where no solution is known to begin with.
+    0 for moves that shorten the solution as much, 1/2 for no progress, 1 for as many moves back, for moves that make the room unsolvable,
+    and for a reply without readable moves (`made` is None). 0 where no solution of `state` is known.
     """
     before = solve(room, state).solution
     if before is None:

@@ -51,13 +51,13 @@ blanks, in the signs above. It has the standard library, and a few seconds.""",
     ),
     heading="Proposal",
     printed="The Tool's program proposes: {proposal}",
-    quoting={"entry": "{text}", "separator": "\n", "nobody_spoke": "(none)", "no_moves": "(none)"},
+    quoting={"entry": "{text}", "separator": "\n", "no_replies": "(none)", "no_moves": "(none)"},
     short=PromptStyle(
         tool="Plan:\n{env_prompt}",
         executor="Act:\n{env_prompt}\n{team_context}",
         entry="Plan: {moves}",
         separator="\n",
-        nobody_spoke="Plan: ?",
+        no_replies="Plan: ?",
         no_moves="?",
     ),
 )
@@ -71,7 +71,7 @@ class SokobanOptions(ProposerExecutorOptions):
 
 
 def read_moves(text: str) -> Projection:
-    """Take the moves of the last `<moves>...</moves>` as letters, and their number as `fields["moves"]`."""
+    """Return the moves of the last `<moves>...</moves>` as letters, with their number as `fields["moves"]`."""
     found = moves.read_moves(text)
     return replace(found, fields={"moves": len(found.action)})
 
@@ -86,7 +86,7 @@ class ToolAgent(ToolRole):
 
 @AgentRegistry.register(EXECUTOR, orchestra="sokoban")
 class ExecutorAgent(ExecutorRole):
-    """Checks the proposal and says which moves are made."""
+    """Checks the proposal and decides which moves are made."""
 
     styles, options = STYLES, SokobanOptions
     projection = read_moves
@@ -94,6 +94,6 @@ class ExecutorAgent(ExecutorRole):
 
 @OrchestraRegistry.register("sokoban")
 class SokobanOrchestra(ProposerExecutorOrchestra):
-    """A proposal, then the moves that are made."""
+    """One proposal, then the moves that are made."""
 
     config_class = SokobanOptions

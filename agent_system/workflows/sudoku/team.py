@@ -1,4 +1,4 @@
-"""The Tool plans cells, or writes a program that prints them; the Executor checks the plan and writes."""
+"""The Tool plans cells, or writes a program that prints them; the Executor checks the plan and writes on the board."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ board as it is in the same form. It has the standard library, and a few seconds.
     ),
     heading="Proposed in this turn",
     printed="The Tool's program printed:\n{proposal}",
-    quoting={"entry": "[{role}]\n{text}", "nobody_spoke": "(nothing)"},
+    quoting={"entry": "[{role}]\n{text}", "no_replies": "(nothing)"},
     short=PromptStyle(
         tool="Plan:\n{env_prompt}{team_context}", executor="Fill:\n{env_prompt}{team_context}", entry="\n{role}: {text}", separator=""
     ),
@@ -89,6 +89,6 @@ class ExecutorAgent(ExecutorRole):
 
 @OrchestraRegistry.register("sudoku")
 class SudokuOrchestra(ProposerExecutorOrchestra):
-    """A plan, then what is written."""
+    """One plan, then the cells that are written."""
 
     config_class = SudokuOptions

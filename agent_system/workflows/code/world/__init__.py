@@ -1,1 +1,1 @@
-"""Problems and their tests: read, run in the sandbox, judged, and prepared from public data sets."""
+"""Problems and their tests: parsing, runs in the sandbox, judging, and preparation of public data sets."""

@@ -1,14 +1,14 @@
-"""Tests that are assertions (HumanEval, MBPP), made into calls with values.
+"""Conversion of tests that are assertions (HumanEval, MBPP) into calls with expected values.
 
-An assertion in the process of the program that it tests proves nothing: the program could forge it. So the assertions are run once, with
-the reference solution; what they call it with and what it returns become the golden tests, and a program is called from outside with
-the same arguments. Where an assertion asks for something else than a certain value (`abs(f(x) - y) < 1e-6`, `set(f(x)) == ...`), the
-assertions also become a special judge: they are run again, in a process without the program, with the program's answers in the place of the
+An assertion in the process of the tested program proves nothing, because the program could forge its result. So the assertions are run
+once, with the reference solution: its arguments and return values become the golden tests, and a program is called from outside with the
+same arguments. Where an assertion requires something other than a certain value (`abs(f(x) - y) < 1e-6`, `set(f(x)) == ...`), the
+assertions also become a special judge: they are run again, in a process without the program, with the program's answers substituted for the
 reference's wherever the arguments are the same.
 
-Arguments and answers keep Python's types. They are written as JSON, and what JSON has no name for as an object with one key, which begins
-with `$`: `{"$tuple": [1, 2]}`. Arguments by name are `{"$named": {...}}` behind the others. The answer of a function that changes its
-arguments is `{"$changed": [value, arguments]}`. What cannot be written is `{"$other": type}`.
+Arguments and answers keep Python's types. They are encoded as JSON; a type without a JSON form is an object with one key that begins with
+`$`: `{"$tuple": [1, 2]}`. Keyword arguments are `{"$named": {...}}` after the positional ones. The answer of a function that modifies its
+arguments is `{"$changed": [value, arguments]}`. A value that cannot be encoded is `{"$other": type}`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 from agent_system.sandbox import FunctionCall, Reason, SandboxError, shared_sandbox
 from agent_system.workflows.code.world.problem import Case
 
-# Sources that run in the sandbox, inside of functions, so that they take no names of a program. A program may end in the middle of a
-# statement: the `0` behind it and the lack of triple quotes keep it from being completed by what follows.
+# Sources that run in the sandbox, inside functions, so that they do not collide with names of a program. A program may end in the middle of
+# a statement or a string: the `0` after it and the absence of triple quotes keep the following source from completing it.
 VALUES = """
 def encode(value, consume=True):
     import json
@@ -89,7 +89,7 @@ def answered(value, before, args, named):
     found, after = encode(value), write(args, named)
     return found if json.dumps(after) == json.dumps(before) else {"$changed": [found, after]}
 """
-# `typed`: the arguments are written as above; else they are JSON, each after the other.
+# `typed`: the arguments are encoded as above; otherwise they are plain JSON, positional only.
 ANSWER_NAME = "_verl_answer"
 ANSWER = f"""
 0
@@ -99,8 +99,8 @@ def {ANSWER_NAME}(name, given, typed):
     before = write(args, named)
     return answered(globals()[name](*args, **named), before, args, named)
 """
-# Runs the assertions. `answer(args, named, reference)` gives what each of their calls returns, also those by the function's own name.
-# Random numbers are the same in every run, whatever the reference draws.
+# Runs the assertions. `answer(args, named, reference)` provides the return value of each of their calls, including those by the function's
+# own name. Random numbers are the same in every run, independently of the reference's draws.
 RUN = """
 def run(name, answer):
     import random
@@ -210,7 +210,7 @@ def _judges(name):
     return judge, judge_answers
 
 """
-# What these give is equal to an answer just where `judge.same_python` says so.
+# For results of these functions, equality with an answer is the same as `judge.same_python`.
 BUILT_IN = frozenset(
     {"bool", "dict", "float", "frozenset", "int", "len", "list", "max", "min", "range", "round", "set", "sorted", "str", "sum", "tuple"}
 )
@@ -220,9 +220,8 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
     """Run the assertions with the reference.
 
     Returns:
-        The calls as tests, each once; how many calls were left out because their arguments or answer cannot be written, or are larger than
-        `sandbox.limits.output_kb` allows a program; the special judge that the assertions need, or an empty text. None when the reference
-        fails them.
+        The distinct calls as tests; the number of calls left out because their arguments or answer cannot be encoded or exceed
+        `sandbox.limits.output_kb`; the special judge that the assertions need, or an empty text. None when the reference fails them.
 
     Raises:
         SandboxError: the sandbox failed.
@@ -242,16 +241,16 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
     whole = {json.dumps(given): Case(given, answer) for given, answer in written}
     changeable = any(isinstance(one, (list, dict)) for given, _ in written for one in given)
     judge = f"{reference}\n{check}\n{JUDGE}judge, judge_answers = _judges({function!r})\n"
-    return list(whole.values()), len(calls) - len(written), judge if asks_more(check, function, changeable) else ""
+    return list(whole.values()), len(calls) - len(written), judge if needs_judge(check, function, changeable) else ""
 
 
-def asks_more(check: str, function: str, changeable: bool = False) -> bool:
-    """Whether there is anything but assertions `candidate(...) == value`, so that an equal value decides.
+def needs_judge(check: str, function: str, changeable: bool = False) -> bool:
+    """Return whether `check` has anything but assertions `candidate(...) == value`, for which equality of the value suffices.
 
     Args:
         check: source of the assertions.
-        function: the function's own name, by which they may call it too.
-        changeable: a call may change its arguments; they must then be written out in it, so that nobody sees the change.
+        function: the function's own name, by which the assertions may also call it.
+        changeable: a call may modify its arguments; then they must be literals in the call, so that no other assertion depends on them.
     """
     try:
         nodes = list(ast.walk(ast.parse(check)))
@@ -273,7 +272,7 @@ def asks_more(check: str, function: str, changeable: bool = False) -> bool:
 
 
 def _is_plain(test: ast.expr, names: set[str], changeable: bool) -> bool:
-    """Whether a test is that one call of a function in `names` has a value that is made without them."""
+    """Return whether `test` compares one call of a function in `names` for equality with a value that needs no such call."""
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
         return False
     sides = (test.left, test.comparators[0])

@@ -1,10 +1,9 @@
-"""Whether an answer is the expected one. Pure: nothing is run and nothing is evaluated.
+"""Comparison of answers with expected answers. Pure: nothing is run and nothing is evaluated.
 
-Values of Python's own types come as `assertions` writes them: `{"$tuple": [1, 2]}`.
+Values of Python's own types are encoded as in `assertions`: `{"$tuple": [1, 2]}`.
 
-Output is compared word by word, so white space does not count. A whole number is met by the same text alone, or with a fraction of
-zeros: 0010 and +10 are not 10, which 10.0 is. A number with a fraction or exponent may be off by the tolerance, absolute or relative, where
-the expected one has a fraction or exponent too.
+Output is compared word by word, so white space does not count. An integer equals the same text, also with a fraction of zeros: 10.0 is 10,
+0010 and +10 are not. A number may differ by the absolute or relative tolerance where the expected one has a fraction or exponent.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ _LONGEST_NUMBER = 400
 
 
 def same_output(expected: str, found: str, tolerance: float) -> bool:
-    """Whether a program printed what is expected."""
+    """Return whether a program's output is the expected one."""
     left, right = expected.split(), found.split()
     return len(left) == len(right) and all(_same_word(one, other, tolerance) for one, other in zip(left, right, strict=True))
 
 
 def same_value(expected: Any, found: Any, tolerance: float) -> bool:
-    """Whether a function returned what is expected; both as JSON has them, so that tuples are lists.
+    """Return whether a function's return value is the expected one; both in their JSON form, in which tuples are lists.
 
-    A truth value is no number, 1 is 1.0, and numbers are close where the expected one is a float.
+    A bool is not a number, 1 equals 1.0, and `tolerance` applies where the expected number is a float.
     """
     if isinstance(expected, bool) or isinstance(found, bool) or expected is None or found is None:
         return expected is found
@@ -45,19 +44,19 @@ def same_value(expected: Any, found: Any, tolerance: float) -> bool:
 
 
 def same_python(expected: Any, found: Any) -> bool:
-    """Whether Python calls two values equal; both as they are written, without what a function did to its arguments."""
+    """Return whether two encoded values are equal in Python, ignoring modified arguments."""
     return python_key(_value(expected)) == python_key(_value(found))
 
 
 def python_key(value: Any) -> str:
-    """A text that two values share just where Python calls them equal (1, 1.0 and True; sets in any order), or where both are NaN."""
+    """Return a text that is equal for two values if and only if Python considers them equal (1, 1.0, True; sets), or both are NaN."""
     if isinstance(value, (bool, int, float)):
         return str(int(value)) if isinstance(value, int) or value.is_integer() else repr(value)
     if isinstance(value, list):
         return f"[{','.join(map(python_key, value))}]"
     if not isinstance(value, dict):
         return json.dumps(value)
-    tag, held = _opened(value)
+    tag, held = _decoded(value)
     if tag in ("$set", "$frozenset") and isinstance(held, list):
         return f"set[{','.join(sorted(map(python_key, held)))}]"
     if tag and not (tag == "$dict" and _are_pairs(held)):
@@ -66,17 +65,17 @@ def python_key(value: Any) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """A value of Python's own types as JSON has it, without what a function did to its arguments: tuples and sets are lists, keys are text.
+    """Return the plain JSON form of an encoded value, ignoring modified arguments: tuples and sets are lists, keys are text.
 
     Raises:
-        ValueError: it has no such form.
+        ValueError: there is no such form.
     """
     value = _value(value)
     if isinstance(value, list):
         return [as_json(one) for one in value]
     if not isinstance(value, dict):
         return value
-    tag, held = _opened(value)
+    tag, held = _decoded(value)
     if tag in ("$tuple", "$set", "$frozenset", "$range"):
         return as_json(held)
     if tag and not (tag == "$dict" and _are_pairs(held)):
@@ -84,38 +83,38 @@ def as_json(value: Any) -> Any:
     return {key if isinstance(key, str) else json.dumps(key): as_json(one) for key, one in _pairs(held)}
 
 
-def in_order(written: Any, answer: Any) -> Any:
-    """A value as JSON has it, its lists in the order of `as_json` where the answer, of Python's own types, is a set."""
+def with_sorted_sets(plain: Any, answer: Any) -> Any:
+    """Return the JSON value `plain` with its lists in the order of `as_json` where the encoded `answer` has a set."""
     answer = _value(answer)
-    tag, held = _opened(answer) if isinstance(answer, dict) else ("", answer)
-    if tag in ("$set", "$frozenset") and isinstance(written, list):
-        return sorted(written, key=json.dumps)
-    if isinstance(written, list) and isinstance(held, list) and len(written) == len(held):
-        return [in_order(one, other) for one, other in zip(written, held, strict=True)]
-    return written
+    tag, held = _decoded(answer) if isinstance(answer, dict) else ("", answer)
+    if tag in ("$set", "$frozenset") and isinstance(plain, list):
+        return sorted(plain, key=json.dumps)
+    if isinstance(plain, list) and isinstance(held, list) and len(plain) == len(held):
+        return [with_sorted_sets(one, other) for one, other in zip(plain, held, strict=True)]
+    return plain
 
 
-def is_as_finite(found: Any, expected: Any) -> bool:
-    """Whether an answer has no number beyond all numbers, and none that is none (NaN), which the expected one does not have too."""
-    return not Counter(_not_finite(found)) - Counter(_not_finite(expected))
+def no_extra_non_finite(found: Any, expected: Any) -> bool:
+    """Return whether every non-finite number of `found` also occurs in `expected`."""
+    return not Counter(_non_finite(found)) - Counter(_non_finite(expected))
 
 
-def _not_finite(value: Any) -> Iterator[str]:
+def _non_finite(value: Any) -> Iterator[str]:
     if isinstance(value, float) and not math.isfinite(value):
         yield repr(value)
     elif isinstance(value, (list, dict)):
         for one in value.values() if isinstance(value, dict) else value:
-            yield from _not_finite(one)
+            yield from _non_finite(one)
 
 
-def _opened(value: dict[str, Any]) -> tuple[str, Any]:
-    """The tag and what it holds; no tag and the object itself where it is one."""
+def _decoded(value: dict[str, Any]) -> tuple[str, Any]:
+    """Return the tag and the value of an encoded type, or no tag and the object itself for a plain object."""
     tag = next(iter(value), "")
     return (tag, value[tag]) if tag.startswith("$") and len(value) == 1 else ("", value)
 
 
 def _value(answer: Any) -> Any:
-    """The value alone of an answer that also says what the function made of its arguments."""
+    """Return the return value of an answer, without the modified arguments."""
     held = answer.get("$changed") if isinstance(answer, dict) else None
     return held[0] if isinstance(held, list) and held else answer
 
@@ -129,7 +128,7 @@ def _pairs(held: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def same_kind(one: Any, other: Any) -> bool:
-    """Whether two values, as JSON has them, are of one type; all numbers are of one, and a truth value is no number."""
+    """Return whether two JSON values are of the same type; int and float are one type, bool is another."""
     return {type(one), type(other)} <= {int, float} or type(one) is type(other)
 
 
@@ -149,5 +148,5 @@ def _same_word(expected: str, found: str, tolerance: float) -> bool:
 def _close(expected: float, found: float, tolerance: float) -> bool:
     try:
         return math.isfinite(expected) and math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer beyond the range of floats
         return False

@@ -1,4 +1,4 @@
-"""From raw tasks to rows: references are run on their tests in the sandbox, and what does not hold is left out and counted."""
+"""Conversion of raw tasks to rows: references are run on their tests in the sandbox; invalid tasks and tests are left out and counted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_system.workflows.code.world.assertions import record
 from agent_system.workflows.code.world.problem import Problem
 from agent_system.workflows.code.world.rows import make_row
 from agent_system.workflows.code.world.runs import check_program
-from agent_system.workflows.code.world.sets import SETS, Raw, RowError, dump
+from agent_system.workflows.code.world.sets import SETS, RawTask, RowError, dump
 
 KEPT = "kept"
 UNREADABLE = "dropped: tests cannot be read"
@@ -21,17 +21,17 @@ NO_REFERENCE = "dropped: no reference solution"
 FAILING = "dropped: the reference fails its own tests"
 NO_JSON = "dropped: no test has a JSON form"
 CALLS = "tests left out: no JSON form"
-AT_ONCE = 64
+CHUNK_SIZE = 64
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """How rows are made.
+    """Options of the preparation.
 
     Attributes:
-        max_tests: golden tests of a task; the rest is left out.
-        max_references: solutions that are tried until one passes.
-        without_reference: keep tasks that come without a solution; the Tester is then paid for the form of its tests only.
+        max_tests: maximum number of golden tests per task; the rest is left out.
+        max_references: maximum number of solutions that are tried until one passes.
+        without_reference: keep tasks without a solution; the Tester is then rewarded for the form of its tests only.
         tolerance: see `CodeEnvOptions`.
     """
 
@@ -41,13 +41,13 @@ class Preparation:
     tolerance: float = 1e-6
 
 
-def read_set(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> tuple[list[tuple[int, Raw]], Counter[str]]:
-    """Return the tasks of a data set with their places, and what could not be read, counted.
+def read_set(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> tuple[list[tuple[int, RawTask]], Counter[str]]:
+    """Return the tasks of a data set with their row numbers, and the number of unreadable ones.
 
     Raises:
-        RowError: a row lacks a column; names the row.
+        RowError: a row lacks a column; the message names the row.
     """
-    tasks: list[tuple[int, Raw]] = []
+    tasks: list[tuple[int, RawTask]] = []
     counts: Counter[str] = Counter()
     for index, row in enumerate(rows):
         try:
@@ -62,13 +62,13 @@ def read_set(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> tuple[
 async def prepare(
     name: str, rows: Sequence[Mapping[str, Any]], path: Path, preparation: Preparation
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """Return rows in verl's schema, in order, and counts: what was kept, and what was dropped for which reason.
+    """Return rows in verl's schema, in order, and the numbers of tasks kept and dropped by reason.
 
     Args:
         name: a key of `sets.SETS`.
-        rows: of the data set.
-        path: where they come from; its stem is the split.
-        preparation: see there.
+        rows: rows of the data set.
+        path: source of the rows; its stem is the split.
+        preparation: options.
 
     Raises:
         RowError: a row lacks a column.
@@ -76,10 +76,11 @@ async def prepare(
     """
     tasks, counts = read_set(name, rows, str(path))
     made: list[dict[str, Any]] = []
-    for start in range(0, len(tasks), AT_ONCE):
-        chunk = tasks[start : start + AT_ONCE]
-        for (index, raw), (problem, said) in zip(chunk, await asyncio.gather(*(solve(raw, preparation) for _, raw in chunk)), strict=True):
-            counts.update(said)
+    for start in range(0, len(tasks), CHUNK_SIZE):
+        chunk = tasks[start : start + CHUNK_SIZE]
+        solved = await asyncio.gather(*(solve(raw, preparation) for _, raw in chunk))
+        for (index, raw), (problem, task_counts) in zip(chunk, solved, strict=True):
+            counts.update(task_counts)
             if problem is not None:
                 made.append(
                     make_row(
@@ -97,8 +98,8 @@ async def prepare(
     return made, counts
 
 
-async def solve(raw: Raw, preparation: Preparation) -> tuple[Problem | None, Counter[str]]:
-    """Return the problem of a task whose reference passes its tests, or None, and what happened, counted.
+async def solve(raw: RawTask, preparation: Preparation) -> tuple[Problem | None, Counter[str]]:
+    """Return the problem of a task whose reference passes its tests, or None, and the counts of `prepare`.
 
     Raises:
         SandboxError: the sandbox failed.
@@ -117,8 +118,8 @@ async def solve(raw: Raw, preparation: Preparation) -> tuple[Problem | None, Cou
     return None, Counter([FAILING])
 
 
-async def _recorded(raw: Raw, preparation: Preparation) -> tuple[Problem | None, Counter[str]]:
-    """Tests that are assertions: left out are those that cannot be written, or that the reference fails when it is called alone."""
+async def _recorded(raw: RawTask, preparation: Preparation) -> tuple[Problem | None, Counter[str]]:
+    """Convert assertions; leave out calls that cannot be encoded or that the reference fails in a separate process."""
     reference = raw.references[0]
     found = await record(reference, raw.check, raw.function)
     if found is None:

@@ -1,4 +1,4 @@
-"""A programming task as the world holds it: golden tests, how a program is called, a reference solution, a special judge."""
+"""A programming task: golden tests, interface of the program, reference solution, special judge."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ class Case:
 
     Attributes:
         given: text for stdin, or the list of arguments of a call.
-        expected: text on stdout, or the value that the call returns, as JSON has it, or as `assertions` writes values of Python's types.
+        expected: text on stdout, or the return value of the call, as plain JSON or encoded as in `assertions`.
     """
 
     given: Any
     expected: Any
 
     def test(self, function: str) -> Test:
-        """What the sandbox is asked to run."""
+        """Return the test for the sandbox."""
         return FunctionCall(function, self.given) if function else str(self.given)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What decides whether a program is right. Nothing of it may be shown to an agent but `function`.
+    """The data that determines whether a program is right. Agents may see `function` only.
 
     Attributes:
         cases: the golden tests.
-        function: what is called, `name` or `Class.method`; empty for a program that reads stdin and prints.
-        reference: a program that passes all of them; empty when there is none.
-        checker: source of a special judge, empty for none: it defines `judge(given, expected, found) -> bool`, run in the sandbox, and is
-            asked about answers that are not equal to the expected ones.
-        python_values: the golden tests were made of assertions (`assertions`): arguments and answers keep Python's types and equality, and
-            the checker also defines `judge_answers()`, which reads `[arguments, answer]` pairs on stdin and puts all of them in.
+        function: the function to call, `name` or `Class.method`; empty for a program that reads stdin and prints.
+        reference: a program that passes all golden tests; empty when there is none.
+        checker: source of a special judge, empty for none: it defines `judge(given, expected, found) -> bool`, which is run in the sandbox
+            for answers that do not equal the expected ones.
+        python_values: the golden tests come from assertions (`assertions`): arguments and answers keep Python's types and equality, and the
+            checker also defines `judge_answers()`, which reads `[arguments, answer]` pairs on stdin and substitutes all of them.
     """
 
     cases: tuple[Case, ...]
@@ -52,7 +52,7 @@ class Problem:
 
 
 def read_problem(task: Task) -> Problem:
-    """Return the problem of a task as `data.make_row` writes it.
+    """Return the problem of a task whose row was made by `rows.make_row`.
 
     Raises:
         AgentSystemError: `reward_model.ground_truth` holds no tests; the message names the task and what is wrong.
@@ -73,11 +73,11 @@ def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:
     """Return the function's name (empty for stdin) and the tests of the `inputs`/`outputs`/`fn_name` form of APPS and verl.
 
     Raises:
-        ValueError: it is no such object, or holds no test.
+        ValueError: `truth` does not have this form, or holds no test.
     """
     found = parse_json(truth) if isinstance(truth, str) else truth
     if not isinstance(found, Mapping):
-        raise ValueError(f"found {str(found)[:80]!r}, which is no object")
+        raise ValueError(f"found {str(found)[:80]!r}, which is not an object")
     inputs, outputs, function = found.get("inputs"), found.get("outputs"), found.get("fn_name") or ""
     if not isinstance(inputs, Sequence) or not isinstance(outputs, Sequence) or isinstance(inputs, str) or isinstance(outputs, str):
         raise ValueError("inputs and outputs must be lists")
@@ -94,6 +94,6 @@ def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:
 
 
 def write_ground_truth(function: str, cases: Sequence[Case]) -> str:
-    """The text that `read_ground_truth` reads."""
+    """Return the JSON text that `read_ground_truth` reads."""
     truth: dict[str, Any] = {"inputs": [case.given for case in cases], "outputs": [case.expected for case in cases]}
     return json.dumps(truth | ({"fn_name": function} if function else {}))

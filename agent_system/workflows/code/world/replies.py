@@ -1,4 +1,4 @@
-"""The Tester's tests: how they stand in a reply, and what is made of them.
+"""Parsing of the Tester's tests. Their form in a reply:
 
     <input>
     3 4
@@ -7,8 +7,7 @@
     7
     </output>
 
-For a function, the input holds one argument a line and the output the value, all as JSON. A test has an output: without one nothing is
-said.
+For a function, the input holds one argument per line and the output the value, all as JSON. An input without an output is not a test.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _ORDER = ("input", "/input", "output", "/output")
 
 @dataclass(frozen=True)
 class Suite:
-    """The tests of a reply, one for each input; inputs whose words or values Python calls equal are one: `0 0` and `00 0.0`.
+    """The tests of a reply, one per input; inputs whose words or values are equal in Python count as one: `0 0` and `00 0.0`.
 
     Attributes:
-        cases: those with one output, which are run.
-        contradictory: inputs that stand there with several outputs; each counts as one wrong test.
-        surplus: what else was written and is left out.
-        unclear: the contradictory ones, each with the first of its outputs.
+        cases: tests whose input has one output; they are run.
+        contradictory: number of inputs with several outputs; each counts as one wrong test.
+        surplus: number of tests left out.
+        unclear: the contradictory tests, each with its first output.
     """
 
     cases: tuple[Case, ...] = ()
@@ -47,12 +46,12 @@ class Suite:
     unclear: tuple[Case, ...] = ()
 
     def __len__(self) -> int:
-        """How many tests count."""
+        """Number of tests that count."""
         return len(self.cases) + self.contradictory
 
 
 def read_pairs(text: str) -> list[Pair]:
-    """Return every `<input>...</input>` that is followed by an `<output>...</output>` that is not empty, in order."""
+    """Return every `<input>...</input>` that is followed by a non-empty `<output>...</output>`, in order."""
     pairs: list[Pair] = []
     ends: list[re.Match[str]] = []
     for tag in _TAG.finditer(text):
@@ -69,7 +68,7 @@ def read_pairs(text: str) -> list[Pair]:
 
 
 def write_pairs(pairs: Sequence[Pair]) -> str:
-    """The text that `read_pairs` reads."""
+    """Return the text that `read_pairs` reads."""
     return "\n".join(f"<input>{given}</input><output>{expected}</output>" for given, expected in pairs)
 
 
@@ -78,8 +77,8 @@ def read_tests(text: str, function: str, most: int) -> Suite:
 
     Args:
         text: see `read_pairs`.
-        function: what the task calls; empty for stdin.
-        most: tests that count. Left out are those beyond it and those that are no JSON where there must be JSON.
+        function: the function to call; empty for stdin.
+        most: maximum number of tests. Further tests are left out, and so is invalid JSON where JSON is required.
     """
     cases: dict[str, Case] = {}
     contradictory: set[str] = set()
@@ -93,23 +92,23 @@ def read_tests(text: str, function: str, most: int) -> Suite:
             cases[key] = case
         elif key in cases and _is_other(case, cases[key], function):
             contradictory.add(key)
-    certain, unclear = (tuple(case for key, case in cases.items() if (key in contradictory) is said) for said in (False, True))
-    return Suite(certain, len(unclear), len(pairs) - len(cases), unclear)
+    consistent, unclear = (tuple(case for key, case in cases.items() if (key in contradictory) is value) for value in (False, True))
+    return Suite(consistent, len(unclear), len(pairs) - len(cases), unclear)
 
 
 def _is_other(case: Case, first: Case, function: str) -> bool:
-    """Whether a test says of the same input that another output is right. `00` and `0` may be different texts to the program."""
+    """Return whether two tests have the same input and different outputs. `00` and `0` are different inputs, since a program reads text."""
     same_input = _plain(case.given, function) == _plain(first.given, function)
     return same_input and _plain(case.expected, function) != _plain(first.expected, function)
 
 
 def _parsed(given: Any, function: str) -> str:
-    """What tells inputs apart: a text that is the same where Python calls the values, or the words read as numbers, equal."""
+    """Return the key of an input: equal where the values, or the words read as numbers, are equal in Python."""
     return python_key(given if function else [_number(word) for word in given.split()])
 
 
 def _number(word: str) -> Any:
-    """The number that Python reads in a word, or the word."""
+    """Return the finite number that Python parses from a word, or the word."""
     for read in (int, float):
         try:
             number = read(word)
@@ -120,7 +119,7 @@ def _number(word: str) -> Any:
 
 
 def _plain(value: Any, function: str) -> str:
-    """The words of text, or a value as JSON."""
+    """Return the words of a text separated by single spaces, or a value as JSON."""
     return json.dumps(value, sort_keys=True) if function else " ".join(value.split())
 
 

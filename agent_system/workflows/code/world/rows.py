@@ -21,21 +21,21 @@ def make_row(
     index: int,
     **extra: Any,
 ) -> dict[str, Any]:
-    """Make a row: the prompt holds the task alone, `reward_model.ground_truth` the golden tests, which no prompt shows.
+    """Return a row: the prompt holds the task alone, `reward_model.ground_truth` the golden tests, which no prompt shows.
 
     Args:
-        question: the task; the agents' prompts say how a program is called and how to answer.
+        question: the task; the agents' prompts state how a program is called and the form of the answer.
         cases: the golden tests.
-        function: what is called; empty for programs that read stdin.
+        function: the function to call; empty for programs that read stdin.
         reference: a right program, for the Tester's reward; empty for none.
         checker: see `problem.Problem`.
         data_source: name of the data set, for metrics.
         split: train or test.
         index: position in the data set.
-        extra: more columns of `extra_info`.
+        extra: further columns of `extra_info`.
 
     Raises:
-        AgentSystemError: no task, or no test.
+        AgentSystemError: the task is empty, or there is no test.
     """
     if not question.strip() or not cases:
         raise AgentSystemError(f"{data_source} {split} row {index}: needs a task and a test, found {question!r:.80} and {len(cases)} tests")

@@ -1,6 +1,6 @@
-"""Rows of the public data sets, read: APPS, CodeContests, LiveCodeBench, HumanEval, MBPP. Nothing is run here.
+"""Parsing of the rows of public data sets: APPS, CodeContests, LiveCodeBench, HumanEval, MBPP. Nothing is run here.
 
-A row without a column that it must have is a `RowError`. Tests that cannot be read are a `ValueError`, for the caller to count.
+A row without a required column raises `RowError`. Unreadable tests raise `ValueError`, which the caller counts.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from agent_system.sandbox.result import parse_json
 from agent_system.workflows.code.world.problem import Case, read_ground_truth
 
 Row = Mapping[str, Any]
-PYTHON3 = 3  # CodeContests' name of the language
+PYTHON3 = 3  # number of the language in CodeContests
 MOST_PRIVATE_BYTES = 1 << 28
 
 
 class RowError(AgentSystemError):
-    """A row lacks what every row of its data set has."""
+    """A row lacks a required column of its data set."""
 
 
 @dataclass(frozen=True)
-class Raw:
-    """A task as its data set has it.
+class RawTask:
+    """A task as given by its data set.
 
     Attributes:
-        question: the task in words, its starter code included.
-        references: programs that ought to be right.
-        readings: what its tests may mean, each a function's name (empty for stdin) with tests; the first that a reference passes counts.
-        check: where tests are assertions instead: source of `check(candidate)`.
-        function: what `check` is given.
+        question: the task in words, including starter code.
+        references: programs that should be right.
+        readings: possible interpretations of its tests, each a function's name (empty for stdin) with tests; the first one that a reference
+            passes is used.
+        check: source of `check(candidate)`, where the tests are assertions instead.
+        function: name of the function that is passed to `check`.
     """
 
     question: str
@@ -48,8 +49,8 @@ class Raw:
     function: str = ""
 
 
-def apps(row: Row) -> Raw:
-    """`question`, `input_output` and `solutions` (both JSON text), `starter_code`."""
+def apps(row: Row) -> RawTask:
+    """Parse a row with `question`, `input_output` and `solutions` (both JSON text), `starter_code`."""
     starter = str(row.get("starter_code") or "")
     question = _with_starter(_text(row, "question"), starter)
     truth = _object(_parsed(_column(row, "input_output"), "input_output"), "input_output")
@@ -59,14 +60,14 @@ def apps(row: Row) -> Raw:
     function = f"Solution.{name}" if name and "class Solution" in starter else name
     inputs, outputs = ([one if name else _lines(one, key) for one in _list(truth.get(key), key)] for key in ("inputs", "outputs"))
     readings = [read_ground_truth({"inputs": inputs, "outputs": outputs, "fn_name": function})]
-    if name and all(isinstance(one, list) and len(one) == 1 for one in outputs):  # many rows wrap every value in a list of one
+    if name and all(isinstance(one, list) and len(one) == 1 for one in outputs):  # many rows wrap each value in a list of length one
         readings.append((function, tuple(Case(case.given, case.expected[0]) for case in readings[0][1])))
     solutions = row.get("solutions") or "[]"
-    return Raw(question, _programs(_parsed(solutions, "solutions")), tuple(readings))
+    return RawTask(question, _programs(_parsed(solutions, "solutions")), tuple(readings))
 
 
-def code_contests(row: Row) -> Raw:
-    """`description`; `private_tests`, `generated_tests`, `public_tests` (`input`, `output`); `solutions` (`language`, `solution`)."""
+def code_contests(row: Row) -> RawTask:
+    """Parse a row with `description`, `{private,generated,public}_tests` (`input`, `output`), `solutions` (`language`, `solution`)."""
     cases: list[Case] = []
     for name in ("private_tests", "generated_tests", "public_tests"):
         cases += [Case(str(given), str(expected)) for given, expected in _pairs(row.get(name) or {}, name, "input", "output")]
@@ -74,11 +75,11 @@ def code_contests(row: Row) -> Raw:
         raise ValueError("no tests")
     pairs = _pairs(_column(row, "solutions"), "solutions", "language", "solution")
     programs = [program for language, program in pairs if language in (PYTHON3, "PYTHON3")]
-    return Raw(_text(row, "description"), _programs(programs), (("", tuple(cases)),))
+    return RawTask(_text(row, "description"), _programs(programs), (("", tuple(cases)),))
 
 
-def live_code_bench(row: Row) -> Raw:
-    """`question_content`, `starter_code`, `public_test_cases`, `private_test_cases`, `metadata`; there are no solutions."""
+def live_code_bench(row: Row) -> RawTask:
+    """Parse a row with `question_content`, `starter_code`, `public_test_cases`, `private_test_cases`, `metadata`; it has no solutions."""
     starter = str(row.get("starter_code") or "")
     public = _list(_parsed(_column(row, "public_test_cases"), "public_test_cases"), "public_test_cases")
     tests = [*_private(row.get("private_test_cases")), *public]
@@ -94,18 +95,18 @@ def live_code_bench(row: Row) -> Raw:
         ]
     else:
         cases = [Case(str(test["input"]), str(test["output"])) for test in tests]
-    return Raw(_with_starter(_text(row, "question_content"), starter), (), ((function, tuple(cases)),))
+    return RawTask(_with_starter(_text(row, "question_content"), starter), (), ((function, tuple(cases)),))
 
 
-def human_eval(row: Row) -> Raw:
-    """`prompt`, `entry_point`, `canonical_solution`, `test`."""
+def human_eval(row: Row) -> RawTask:
+    """Parse a row with `prompt`, `entry_point`, `canonical_solution`, `test`."""
     prompt = _text(row, "prompt")
     question = f"Complete this function; answer with all of it.\n\n```python\n{prompt.strip()}\n```"
-    return Raw(question, (prompt + _text(row, "canonical_solution"),), check=_text(row, "test"), function=_text(row, "entry_point"))
+    return RawTask(question, (prompt + _text(row, "canonical_solution"),), check=_text(row, "test"), function=_text(row, "entry_point"))
 
 
-def mbpp(row: Row) -> Raw:
-    """`text` (or `prompt`), `code`, `test_list`, and `test_setup_code` (or `test_imports`) where there is one."""
+def mbpp(row: Row) -> RawTask:
+    """Parse a row with `text` (or `prompt`), `code`, `test_list`, and optionally `test_setup_code` (or `test_imports`)."""
     code, asserts = _text(row, "code"), [str(line) for line in _list(_column(row, "test_list"), "test_list")]
     try:
         defined = {node.name: node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
@@ -119,10 +120,10 @@ def mbpp(row: Row) -> Raw:
     lines = [f"    {function} = candidate", *(f"    {part}" for line in asserts for part in line.splitlines())]
     signature = f"def {function}({ast.unparse(defined[function].args)})"
     question = f"{str(row.get('text') or '') or _text(row, 'prompt')}\n\nThe function is `{signature}`."
-    return Raw(question, (code,), check=f"{setup}\ndef check(candidate):\n" + "\n".join(lines), function=function)
+    return RawTask(question, (code,), check=f"{setup}\ndef check(candidate):\n" + "\n".join(lines), function=function)
 
 
-SETS: dict[str, tuple[str, Callable[[Row], Raw]]] = {
+SETS: dict[str, tuple[str, Callable[[Row], RawTask]]] = {
     "apps": ("codeparrot/apps", apps),
     "code_contests": ("deepmind/code_contests", code_contests),
     "live_code_bench": ("livecodebench/code_generation_lite", live_code_bench),
@@ -132,14 +133,14 @@ SETS: dict[str, tuple[str, Callable[[Row], Raw]]] = {
 
 
 class _TextOnly(pickle.Unpickler):
-    """Reads a pickled text; anything that would import or call something is refused."""
+    """Unpickler of texts; a pickle that imports anything is rejected."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise ValueError(f"private_test_cases names {module}.{name}; expected text and nothing else")
 
 
 def _private(packed: Any) -> list[Any]:
-    """LiveCodeBench's hidden tests: JSON, or JSON that is pickled, compressed and written as base64."""
+    """Parse LiveCodeBench's hidden tests: JSON, or JSON that is pickled, compressed and encoded as base64."""
     text = str(packed or "[]")
     if not text.lstrip().startswith("["):
         try:
@@ -169,7 +170,7 @@ def _parsed(value: Any, name: str) -> Any:
     try:
         return parse_json(value)
     except ValueError as error:
-        raise ValueError(f"{name} is no JSON: {error}") from error
+        raise ValueError(f"{name} is not JSON: {error}") from error
 
 
 def _object(value: Any, name: str) -> Mapping[str, Any]:
@@ -185,12 +186,12 @@ def _list(value: Any, name: str) -> list[Any]:
 
 
 def _lines(value: Any, name: str) -> str:
-    """Text, which may be written as the list of its lines."""
+    """Return a text that may be given as the list of its lines."""
     return value if isinstance(value, str) else "\n".join(map(str, _list(value, f"{name}, where it is no text,")))
 
 
 def _pairs(value: Any, name: str, left: str, right: str) -> Iterable[tuple[Any, Any]]:
-    """What stands at the same place of two lists of an object."""
+    """Return pairs of the elements of two lists of an object."""
     lists = _object(value, name)
     return zip(*(_list(lists.get(key) or [], f"{name}.{key}") for key in (left, right)), strict=True)
 
@@ -204,10 +205,10 @@ def _with_starter(question: str, starter: str) -> str:
 
 
 def _called(node: ast.AST) -> str | None:
-    """Name of the function that a node calls, if it calls one by name."""
+    """Return the name of the function that a node calls, if it calls one by name."""
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
 
 
 def dump(row: Row) -> str:
-    """A row, shortened, for messages."""
+    """Return a row as shortened JSON, for messages."""
     return json.dumps(row, default=str)[:160]

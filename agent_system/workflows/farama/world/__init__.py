@@ -1,1 +1,1 @@
-"""Gymnasium's and PettingZoo's games behind one interface."""
+"""Games of Gymnasium and PettingZoo behind one interface."""

@@ -1,4 +1,4 @@
-"""A game in progress: whose move it is, moves drawn at random where nobody decides, and what the team's players have earned."""
+"""A game in progress: the players to act, random moves of seats without an agent, and the returns of the team's players."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ LARGEST_SEED = 2**31
 
 
 class Game:
-    """A world played by a team, with seats that play at random.
+    """A game played by a team, with seats that play at random.
 
     Attributes:
-        world: what is played.
+        world: the underlying environment.
         players: the seats of the team.
-        returns: what each player has earned.
-        moves: made so far.
+        returns: sum of rewards by player.
+        moves: number of moves so far.
     """
 
     def __init__(self, world: World, random_seats: Sequence[str]) -> None:
-        """Give the team its seats. Raises AgentSystemError for a random seat that does not exist, or when none is left for the team."""
+        """Assign the seats. Raises AgentSystemError for an unknown random seat, or when no seat is left for the team."""
         unknown = [seat for seat in random_seats if seat not in world.seats]
         listed = ", ".join(world.seats)
         if unknown:
@@ -37,10 +37,10 @@ class Game:
         self.world = world
         self.players = [seat for seat in world.seats if seat not in random_seats]
         if not self.players:
-            raise AgentSystemError(f"env.params.random_seats names all seats ({listed}), so nobody is left to learn")
+            raise AgentSystemError(f"env.params.random_seats names all seats ({listed}), so no player is left for the team; remove one")
 
     def start(self, seed: int, options: Mapping[str, Any] | None) -> None:
-        """Begin at the start that `seed` stands for; random seats that come first make their moves."""
+        """Start a game from `seed`; random seats that come first make their moves."""
         self._seed, self.moves = seed % LARGEST_SEED, 0
         self.returns = dict.fromkeys(self.players, 0.0)
         self.world.reset(self._seed, options)
@@ -48,18 +48,18 @@ class Game:
 
     @property
     def over(self) -> bool:
-        """No player of the team is left."""
+        """Whether no player of the team is left."""
         return not set(self.world.live) & set(self.players)
 
     @property
     def movers(self) -> list[str]:
-        """Players of the team that have to act now."""
+        """The players of the team that have to act now."""
         return [] if self.over else [seat for seat in self.world.to_act if seat in self.players]
 
     def play(self, actions: Mapping[str, Any]) -> dict[str, float]:
-        """Make a move and those of random seats after it; return what each player of the team earns.
+        """Make a move and the following moves of random seats; return the reward of each player of the team.
 
-        Where all act at the same time, an action that is missing is drawn; where they act in turn, nothing happens without one.
+        If all act at the same time, missing actions are drawn; if they act in turn, no move is made without an action.
         """
         decided = {seat: actions[seat] for seat in self.movers if seat in actions}
         if self.world.simultaneous:
@@ -72,7 +72,7 @@ class Game:
         return self._earn(rewards)
 
     def draw(self, seat: str) -> Any:
-        """Return a legal action, drawn by the seed and the number of the move, so that copies draw alike."""
+        """Return a random legal action that depends on the seed and the number of the move only, so that copies draw the same."""
         random = Random(f"{self._seed}-{self.moves}-{seat}")
         space = self.world.space(seat)
         if isinstance(space, spaces.Discrete):
@@ -85,7 +85,7 @@ class Game:
         return space.sample()
 
     def _play_random_seats(self) -> Counter[str]:
-        """Play on while only random seats have to act; return what that pays."""
+        """Make moves while only random seats have to act; return the rewards."""
         rewards: Counter[str] = Counter()
         while not self.over and not self.movers:
             rewards.update(self.world.play({seat: self.draw(seat) for seat in self.world.to_act}))
@@ -100,7 +100,7 @@ class Game:
 
 
 def split(observation: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return an observation without its mask of legal actions, and the mask: from the observation, else from the info, else None."""
+    """Return (observation without its mask of legal actions, mask); the mask is that of the observation, else of the info, else None."""
     if not isinstance(observation, Mapping) or "action_mask" not in observation:
         return observation, info.get("action_mask")
     rest = {key: value for key, value in observation.items() if key != "action_mask"}

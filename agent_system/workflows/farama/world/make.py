@@ -1,4 +1,4 @@
-"""From the options to a world: registered environments, and entry points of others."""
+"""Creation of a world from the options: registered environments, and entry points of others."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from verl.utils.names import did_you_mean
 
 
 def make_world(env_id: str, api: str, kwargs: Mapping[str, Any]) -> World:
-    """Make what `env.params` names.
+    """Create the environment that `env.params` names.
 
     Raises:
-        AgentSystemError: there is no such world, it cannot be imported, or it does not take `env.params.kwargs`.
+        AgentSystemError: there is no such environment, it cannot be imported, or it does not accept `env.params.kwargs`.
     """
     where = f"env.params.env_id={env_id!r} with env.params.api={api}"
     try:
@@ -36,7 +36,7 @@ def make_world(env_id: str, api: str, kwargs: Mapping[str, Any]) -> World:
 
 
 def _registered(env_id: str, api: str, where: str) -> Callable[..., Any]:
-    """Return the maker of an environment that PettingZoo has registered."""
+    """Return the factory of an environment that is registered in PettingZoo."""
     import pettingzoo
     from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
 
@@ -58,7 +58,7 @@ def _registered(env_id: str, api: str, where: str) -> Callable[..., Any]:
 
 
 def _entry_point(env_id: str, where: str) -> Callable[..., Any]:
-    """Return the function or class that `module:name` names."""
+    """Return the function or class named by `module:name`."""
     module_name, _, name = env_id.partition(":")
     module = importlib.import_module(module_name)
     if not callable(getattr(module, name, None)):

@@ -1,7 +1,7 @@
 """Copies of running environments, by pickling.
 
-`copy.deepcopy` and plain `pickle` will not do: classes that derive from Gymnasium's `EzPickle` (most of PettingZoo) are rebuilt from their
-constructor's arguments, so that a copy silently starts anew. Here their state is kept.
+`copy.deepcopy` and plain `pickle` lose state: classes that derive from Gymnasium's `EzPickle` (most of PettingZoo) are rebuilt from their
+constructor's arguments, so that a copy is silently a new game. Here their state is kept.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def _restore(obj: Any, state: dict[str, Any]) -> None:
 
 
 def freeze(value: Any, name: str) -> bytes:
-    """Return `value` as bytes; `name` says what it is in messages.
+    """Return `value` as bytes; `name` describes it in messages.
 
     Raises:
-        AgentSystemError: it holds something that cannot be copied, such as a window or a handle of a simulator.
+        AgentSystemError: `value` holds an object that cannot be copied, such as a window or a handle of a simulator.
     """
     buffer = io.BytesIO()
     try:
@@ -45,5 +45,5 @@ def freeze(value: Any, name: str) -> bytes:
 
 
 def thaw(frozen: bytes) -> Any:
-    """Return a new copy of what was frozen. Only for bytes of this process or its like: it is a pickle."""
+    """Return a new copy of a frozen value. For trusted bytes only: they are unpickled."""
     return pickle.loads(frozen)

@@ -1,4 +1,4 @@
-"""Values of Gymnasium spaces as text, and text as actions."""
+"""Conversion of observations of Gymnasium spaces to text, and of text to actions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _WHOLE = re.compile(r"[+-]?\d{1,18}")
 
 
 class IllegalActionError(ValueError):
-    """A text that stands for no action of the space."""
+    """A text that denotes no action of the space."""
 
 
 def text_of(value: Any) -> str:
-    """Return an observation as text: arrays row by row, mappings line by line, numbers with four digits.
+    """Return an observation as text: arrays row by row, mappings line by line, floats with four significant digits.
 
     Raises:
         AgentSystemError: an array of more than 1,024 numbers, such as an image.
@@ -59,20 +59,20 @@ def _array_text(array: np.ndarray) -> str:
 
 
 def legal_numbers(space: spaces.Discrete, mask: Any = None) -> list[int]:
-    """Return the actions of a Discrete space that `mask` ([n], 1 is legal; None allows all) lets through."""
+    """Return the actions of a Discrete space that are legal by `mask` ([n], 1 is legal; None allows all)."""
     return [int(space.start) + i for i in range(int(space.n)) if mask is None or mask[i]]
 
 
 def actions_text(space: Any, names: Sequence[str] = (), mask: Any = None) -> str:
-    """Return what may be done in `space`, in a few words.
+    """Return a short description of the actions in `space`.
 
     Args:
-        space: of the actions.
-        names: of a Discrete space's actions, in order.
+        space: the action space.
+        names: names of a Discrete space's actions, in order.
         mask: see `legal_numbers`.
 
     Raises:
-        AgentSystemError: `names` does not fit, or a kind of space whose actions have no text here.
+        AgentSystemError: `names` does not match the space, or this type of space is not supported.
     """
     if names and not (isinstance(space, spaces.Discrete) and space.n == len(names)):
         raise AgentSystemError(f"env.params.actions has {len(names)} names, but the action space is {space}")
@@ -99,16 +99,16 @@ def actions_text(space: Any, names: Sequence[str] = (), mask: Any = None) -> str
 
 
 def read_action(space: Any, text: str, names: Sequence[str] = ()) -> Any:
-    """Return the action of `space` that `text` stands for.
+    """Return the action of `space` that `text` denotes.
 
-    Discrete: a name of `names`, in any case, or the number when there are none. Text: the text. Everything else: JSON.
+    Discrete: one of `names`, in any case, or the number when there are no names. Text: the text. Other spaces: JSON.
 
     Raises:
-        IllegalActionError: there is none.
+        IllegalActionError: `text` denotes no action.
     """
     text = text.strip()
     if len(text) > LONGEST_ACTION:
-        raise IllegalActionError(f"{len(text)} characters are more than any action has")
+        raise IllegalActionError(f"found {len(text)} characters, expected at most {LONGEST_ACTION}")
     action: Any
     if isinstance(space, spaces.Discrete):
         action = _discrete(space, text, names)
@@ -126,7 +126,7 @@ def _discrete(space: spaces.Discrete, text: str, names: Sequence[str]) -> int:
     if text.casefold() in known:
         return known[text.casefold()]
     if names or not _WHOLE.fullmatch(text):
-        raise IllegalActionError(f"{text!r} is no action")
+        raise IllegalActionError(f"{text!r} is not an action")
     return int(text)
 
 
@@ -140,7 +140,7 @@ def _json(text: str) -> Any:
 
 
 def _convert(space: Any, value: Any) -> Any:
-    """Return a parsed JSON value in the types of `space`."""
+    """Return a parsed JSON value converted to the types of `space`."""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, dict) or value.keys() != space.spaces.keys():
             raise IllegalActionError(f"{value!r} must have the keys {', '.join(space.spaces)}")
@@ -155,7 +155,7 @@ def _convert(space: Any, value: Any) -> Any:
 
 
 def _array(space: Any, value: Any) -> np.ndarray:
-    """Return numbers in shape and type of `space`; a number that its type cannot hold is illegal."""
+    """Return numbers as an array with the shape and dtype of `space`. Raises IllegalActionError for numbers outside of the dtype."""
     try:
         given = np.asarray(value, dtype=np.float64).reshape(space.shape)
         with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Gymnasium's and PettingZoo's interfaces behind one: players with names, who has to act, what each sees, a move, and what it pays."""
+"""One interface for Gymnasium and PettingZoo: named players, players to act, observations, moves and rewards."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class World(ABC):
     """A game and its players, called seats.
 
     Attributes:
-        simultaneous: all seats act at the same time, and each of them must.
-        seats: all who may take part.
-        truncated: somebody was stopped by a limit.
+        simultaneous: all seats act at the same time, and every seat must act.
+        seats: names of all players.
+        truncated: a player was stopped by a limit.
     """
 
     simultaneous: ClassVar[bool] = False
@@ -51,14 +51,14 @@ class World(ABC):
 
     @abstractmethod
     def play(self, actions: Mapping[str, Any]) -> dict[str, float]:
-        """Make a move, with an action of every seat in `to_act`; return what it pays, by seat."""
+        """Make a move, with an action of every seat in `to_act`; return the rewards by seat."""
 
     def picture(self) -> str | None:
-        """Return the state as the game itself writes it, or None."""
+        """Return the game's own text rendering of the state, or None."""
         return None
 
     def close(self) -> None:
-        """Release what the game held."""
+        """Release the resources of the game."""
         self.env.close()
 
 
@@ -95,14 +95,14 @@ class GymnasiumWorld(World):
 
 
 class _PettingZooWorld(World):
-    """Seats are the names of `possible_agents`."""
+    """A game of PettingZoo; the seats are the names of `possible_agents`."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         self._agents = {str(agent): agent for agent in getattr(env, "possible_agents", ())}
         self.seats = tuple(self._agents)
         if not self.seats:
-            raise AgentSystemError(f"{env} has no possible_agents, so nobody knows who plays; set them in the environment")
+            raise AgentSystemError(f"{env} has no possible_agents, so its players are unknown; set them in the environment")
 
     def space(self, seat: str) -> Any:
         return self.env.action_space(self._agents[seat])
@@ -114,11 +114,11 @@ class AecWorld(_PettingZooWorld):
     def reset(self, seed: int, options: Mapping[str, Any] | None) -> None:
         self.env.reset(seed=seed, options=options)
         self.truncated = False
-        self._pass_over_the_dead()
+        self._skip_finished()
 
     @property
     def live(self) -> list[str]:
-        return [str(agent) for agent in self.env.agents if not self._dead(agent)]
+        return [str(agent) for agent in self.env.agents if not self._finished(agent)]
 
     @property
     def to_act(self) -> list[str]:
@@ -132,14 +132,14 @@ class AecWorld(_PettingZooWorld):
         self.env.step(actions[str(self.env.agent_selection)])
         rewards = {str(agent): float(reward) for agent, reward in self.env.rewards.items()}
         self.truncated = self.truncated or any(self.env.truncations.values())
-        self._pass_over_the_dead()
+        self._skip_finished()
         return rewards
 
-    def _dead(self, agent: Any) -> bool:
+    def _finished(self, agent: Any) -> bool:
         return bool(self.env.terminations[agent] or self.env.truncations[agent])
 
-    def _pass_over_the_dead(self) -> None:
-        while self.env.agents and self._dead(self.env.agent_selection):
+    def _skip_finished(self) -> None:
+        while self.env.agents and self._finished(self.env.agent_selection):
             self.env.step(None)
 
 

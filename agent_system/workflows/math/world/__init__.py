@@ -1,1 +1,1 @@
-"""Whether answers are equal, and rows of mathematics."""
+"""Grading of mathematical answers, and rows of mathematics data sets."""

@@ -1,6 +1,6 @@
-"""Numbers read exactly from text, so that most answers need no grader: integers, decimals, percentages, fractions.
+"""Exact parsing of numbers (integers, decimals, percentages, fractions), so that most answers need no grader process.
 
-Nothing is evaluated: a number is matched by a pattern, its digits are counted, and it becomes a `Fraction`.
+Nothing is evaluated: a number is matched by a regular expression of bounded length and converted to a `Fraction`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CURRENCY = re.compile(r"^([+-]?)\s*(\\?\$|€|£|US\s?\$|USD )\s*")
 _UNIT = re.compile(r"(?<=[0-9.}])\s+([A-Za-z][A-Za-z./ ]*)$|(?<=[0-9.}])\s*(m|cm|mm|km|kg|mph|ft|lbs?|oz|ml|hrs?|mins?)\.?$")
 _DECIMAL = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+")
 _SCIENTIFIC = re.compile(
-    # Exponents to 399: floats have up to 308, or -324.
+    # Exponents up to 399 in absolute value; floats have at most 308, or -324.
     rf"({_DECIMAL.pattern})(?:[eE]|\s*(?:\\times|\\cdot|×|\*)\s*10\s*(?:\^|\*\*)\s*)\{{?([+-]?(?:[0-9]{{1,2}}|[0-3][0-9]{{2}}))\}}?"
 )
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*([+-]?[0-9,]+)\s*\}\s*\{\s*([+-]?[0-9,]+)\s*\}|([0-9])\s*([0-9]))|([0-9]+)\s*/\s*([0-9]+)")
@@ -32,14 +32,14 @@ _SCALE = {
     "trillion": 10**12,
 }
 _ALSO = {"%": Fraction(1, 100), "percent": Fraction(1, 100), "pct": Fraction(1, 100), "dozen": Fraction(12)}
-# Words after a number that change its value or add another.
+# Words after a number that change its value or start another number.
 _NOT_A_UNIT = frozenset(
     {
         "pi", "e", "i", "x", "y", "z", "n", "r", "or", "and", "to", "mod", "over", "divided", "times", "plus", "minus", "factorial",
         "squared", "cubed", "choose", "half", "halves", "third", "thirds", "quarter", "quarters", "power", "root",
     }
 )  # fmt: skip
-# Units of one or two letters, and units with several spellings; any other word that short may be a product of variables.
+# Units of one or two letters, and units with several spellings; any other word of that length may be a product of variables.
 _SHORT = {
     "m": "meter", "km": "kilometer", "cm": "centimeter", "mm": "millimeter", "g": "gram", "kg": "kilogram", "mg": "milligram",
     "s": "second", "sec": "second", "min": "minute", "h": "hour", "hr": "hour", "d": "day", "l": "liter", "ml": "milliliter",
@@ -58,7 +58,7 @@ _CURRENCIES = {"€": "euro", "£": "pound"}
 
 
 def normalise(text: str) -> str:
-    """Drop what carries no value: math delimiters, \\text{}, thin spaces, a closing full stop; one kind of minus."""
+    """Return `text` without math delimiters, \\text{}, thin spaces and a final full stop, with one kind of minus sign."""
     text = text.strip().replace("\u2212", "-").replace("{,}", ",").replace("\\%", "%").replace("\\$", "$")
     text = _SPACE.sub(" ", _TEXT.sub(r" \1 ", text)).strip()
     if len(text) > 1 and text.startswith("$") and text.endswith("$"):
@@ -68,11 +68,15 @@ def normalise(text: str) -> str:
 
 @dataclass(frozen=True)
 class ExactNumber:
-    """A number as written, and the other value it may stand for: `12%` is 12 or 0.12, `3 dozen` is 3 or 36.
+    """A number as written, and its second possible value: `12%` is 12 or 0.12, `3 dozen` is 3 or 36.
 
-    Data sets write either for the same answer, so the reading is left to the other side of the comparison. A `unit` is in the singular
-    and empty when there is none: `3 km`, `$5` and `7 p.m.` have "kilometer", "dollar" and "pm". `all_digits`: it has no exponent, so all of
-    its digits are there.
+    Data sets use either for the same answer, so the other side of the comparison decides between them.
+
+    Attributes:
+        value: the number as written.
+        also: the second value, if there is one.
+        unit: in the singular, empty for none: "kilometer", "dollar" and "pm" for `3 km`, `$5` and `7 p.m.`.
+        all_digits: the number is written without an exponent.
     """
 
     value: Fraction
@@ -81,11 +85,11 @@ class ExactNumber:
     all_digits: bool = True
 
     def equals(self, other: ExactNumber, tolerance: float = 0.0) -> bool:
-        """Whether the two can be the same; two second values are compared as written, two different units are never the same.
+        """Return whether the two can be equal. Two numbers that both have second values are compared as written; different units differ.
 
         Args:
-            other: the number that is right.
-            tolerance: relative, for a number that a program has printed; see `close`.
+            other: the true number.
+            tolerance: relative, for a number printed by a program; see `close`.
         """
         if self.unit and other.unit and self.unit != other.unit:
             return False
@@ -98,7 +102,7 @@ class ExactNumber:
 
 @dataclass(frozen=True)
 class _Parts:
-    """A text as sign, number, and the words behind it; `currency` is the unit that a sign in front stands for."""
+    """A text split into sign, number and following words; `currency` is the unit of a currency sign in front."""
 
     sign: int
     number: str
@@ -107,7 +111,7 @@ class _Parts:
 
 
 def exact_number(text: str) -> ExactNumber | None:
-    """The number that the text is, or None; also None where the words behind it may be variables or a function (`2 ab`, `5 sin`)."""
+    """Return the number denoted by the text, or None; None also where following words may be variables or a function (`2 ab`, `5 sin`)."""
     parts = _parts(text)
     if parts is None or _letters(parts.words) or any(word in _NOT_A_UNIT for word in parts.words):
         return None
@@ -130,7 +134,7 @@ def exact_number(text: str) -> ExactNumber | None:
 
 
 def letters_after(text: str) -> str | None:
-    """The letters behind a plain number that are no unit, sorted (`2 ba` has "ab", `5` has ""); None where there is no plain number."""
+    """Return the sorted letters after a plain number that are not a unit ("ab" for `2 ba`, "" for `5`); None without a plain number."""
     parts = _parts(text)
     if parts is None or _value(parts.number.rstrip("% ")) is None or any(word in _NOT_A_UNIT for word in parts.words):
         return None
@@ -151,13 +155,13 @@ def _parts(text: str) -> _Parts | None:
         currency = currency or _CURRENCY.match(text)
         text = _CURRENCY.sub("", text)
     if unit := _UNIT.search(text):
-        said = (unit.group(1) or unit.group(2)).lower().replace(".", "").replace("/", " per ").replace("mph", "mi per h").split()
-        words, text = (*said, *words), text[: unit.start()]
+        unit_words = (unit.group(1) or unit.group(2)).lower().replace(".", "").replace("/", " per ").replace("mph", "mi per h").split()
+        words, text = (*unit_words, *words), text[: unit.start()]
     return _Parts(-1 if negative else 1, text, words, _CURRENCIES.get(currency.group(2), "dollar") if currency else "")
 
 
 def _letters(words: tuple[str, ...]) -> str:
-    """The letters of words that are no unit: functions, and up to two letters that stand for no unit and link no words."""
+    """Return the sorted letters of `words` if one may be a function or variables (up to two letters, no unit, no link), else ""."""
     last = len(words) - 1
     if any(
         word in _FUNCTIONS or (len(word) < 3 and not (word in _LINKS and i < last) and (word not in _SHORT or word in ("a", "an")))
@@ -168,7 +172,7 @@ def _letters(words: tuple[str, ...]) -> str:
 
 
 def _singular(word: str) -> str:
-    """A unit's one spelling: `feet`, `ft` and `foot` are the same, and so are `box` and `boxes`."""
+    """Return the canonical spelling of a unit: the same for `feet`, `ft` and `foot`, and for `box` and `boxes`."""
     word = _SHORT.get(word) or _SHORT.get(word.removesuffix("s")) or word
     if len(word) < 4:
         return word
@@ -187,6 +191,6 @@ def _value(text: str) -> Fraction | None:
 
 
 def same_text(answer: str, truth: str) -> bool:
-    """Whether two answers are the same but for spaces, \\text{} and math delimiters."""
+    """Return whether two answers are equal up to spaces, \\text{} and math delimiters."""
     left, right = (re.sub(r"\s+", "", normalise(text)) for text in (answer, truth))
     return bool(left) and left == right

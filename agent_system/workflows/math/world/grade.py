@@ -1,4 +1,4 @@
-"""Whether an answer equals the ground truth: exactly where both are numbers, by math-verify in another process otherwise."""
+"""Comparison of an answer with the ground truth: exact where both are numbers, by math-verify in another process otherwise."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ MAX_ANSWER_CHARS = 1000
 
 @lru_cache(maxsize=8)
 def shared_pool(workers: int = 0, timeout_s: float = 3.0) -> GraderPool:
-    """The pool that all environments of this process share; it starts no process before an answer needs one."""
+    """Return the pool shared by all environments of this process; it starts processes on demand."""
     return GraderPool(workers, timeout_s)
 
 
 def quick_grade(answer: str, truth: str, tolerance: float = 0.0) -> Verdict | None:
-    """Decide without a grader, or None when one is needed.
+    """Compare without a grader process; return None when one is needed.
 
-    Two numbers are compared as fractions: without a tolerance 204 is not 205 and 0.333 is not 1/3. A unit on one side only counts for
-    nothing; 3 m is not 3 km.
+    Two numbers are compared as fractions: without a tolerance 204 is not 205 and 0.333 is not 1/3. A unit on one side only is ignored; 3 m
+    is not 3 km.
 
     Args:
-        answer: a text.
-        truth: the right one.
-        tolerance: relative, for an answer that a program has printed; integers are compared exactly whatever it is (`close`).
+        answer: the team's answer.
+        truth: the ground truth.
+        tolerance: relative, for an answer printed by a program; integers are always compared exactly (`close`).
     """
     if not answer.strip() or len(answer) > MAX_ANSWER_CHARS:
         return Verdict.DIFFERENT
@@ -34,14 +34,14 @@ def quick_grade(answer: str, truth: str, tolerance: float = 0.0) -> Verdict | No
         return Verdict.EQUAL if left.equals(right, tolerance) else Verdict.DIFFERENT
     letters = letters_after(answer), letters_after(truth)
     if None not in letters and letters[0] != letters[1]:
-        return Verdict.DIFFERENT  # the grader takes some letters for units: to it `2.5 ab` is 2.5
+        return Verdict.DIFFERENT  # the grader treats some letters as units: `2.5 ab` would equal 2.5
     return Verdict.EQUAL if same_text(answer, truth) else None
 
 
 async def grade(answer: str, truth: str, pool: GraderPool, tolerance: float = 0.0) -> Verdict:
-    """Compare the text inside the box, or what a program has printed, with the ground truth; only `Verdict.EQUAL` is right.
+    """Compare the content of the box, or a program's output, with the ground truth; only `Verdict.EQUAL` is right.
 
-    Arguments are those of `quick_grade`.
+    The arguments are those of `quick_grade`.
 
     Raises:
         GraderError: no grader process can be started.

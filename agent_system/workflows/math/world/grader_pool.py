@@ -1,4 +1,4 @@
-"""Grader processes, started when the first answer needs one, killed and replaced when an answer hangs."""
+"""Grader processes, started on demand, killed and replaced when a comparison hangs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ CACHE_SIZE = 4096
 
 
 class GraderError(RuntimeError):
-    """The grader cannot be started (math-verify missing, no processes left); not: an answer that it cannot read."""
+    """A grader process cannot be started (math-verify is missing, the process limit is reached). Unreadable answers do not raise it."""
 
 
 class Verdict(Enum):
-    """What became of one comparison. Only `EQUAL` scores."""
+    """Result of one comparison. Only `EQUAL` scores."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
@@ -44,12 +44,12 @@ class Verdict(Enum):
 
 
 class Approximate(NamedTuple):
-    """The number that an answer is, when it need only be close to the truth (`grader_process.close`).
+    """A numeric answer that must be close to the truth only (`grader_process.close`).
 
     Attributes:
-        values: what it may stand for, as fractions: `1/3`.
+        values: its possible values, as fractions: `1/3`.
         tolerance: relative.
-        all_digits: it has no exponent.
+        all_digits: the answer is written without an exponent.
     """
 
     values: tuple[str, ...]
@@ -61,8 +61,8 @@ class GraderPool:
     """Compares LaTeX answers in up to `workers` processes; threads and event loops may share one pool.
 
     Args:
-        workers: most processes; 0 takes the number of cores, at most four.
-        timeout_s: CPU seconds of one comparison. As a backstop ten times that may pass on the clock.
+        workers: maximum number of processes; 0 means the number of cores, at most four.
+        timeout_s: CPU seconds of one comparison. The limit of wall-clock time is ten times that.
     """
 
     def __init__(self, workers: int = 0, timeout_s: float = 3.0) -> None:
@@ -78,7 +78,7 @@ class GraderPool:
         atexit.register(self.close)
 
     async def compare(self, answer: str, truth: str, number: Approximate | None = None) -> Verdict:
-        """Compare off the event loop; with a `number` the answer need only be close. Raises GraderError when no grader can be started."""
+        """Compare in a thread; with a `number` the answer must be close only. Raises GraderError when no grader can be started."""
         if (known := self._known(answer, truth, number)) is not None:
             return known
         with self._lock:
@@ -88,7 +88,7 @@ class GraderPool:
         return await asyncio.get_running_loop().run_in_executor(threads, self.compare_now, answer, truth, number)
 
     def compare_now(self, answer: str, truth: str, number: Approximate | None = None) -> Verdict:
-        """Compare and wait for the verdict."""
+        """Compare in the calling thread."""
         if (known := self._known(answer, truth, number)) is not None:
             return known
         process = self._idle.get()
@@ -108,7 +108,7 @@ class GraderPool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the graders that run now."""
+        """Process ids of the running graders."""
         with self._lock:
             return [process.pid for process in self._processes if process.alive]
 
@@ -123,7 +123,7 @@ class GraderPool:
             threads.shutdown()
 
     def _fill(self) -> None:
-        # A place without a process is None: the process starts when the place is first taken.
+        # None is a slot without a process, which is started when the slot is first used.
         for _ in range(self.workers):
             self._idle.put(None)
 
@@ -142,18 +142,18 @@ class GraderPool:
         self._idle.put(None)
 
     def _known(self, answer: str, truth: str, number: Approximate | None) -> Verdict | None:
-        asked = (answer, truth, number)
+        key = (answer, truth, number)
         with self._lock:
-            if asked in self._cache:
-                self._cache.move_to_end(asked)
-            return self._cache.get(asked)
+            if key in self._cache:
+                self._cache.move_to_end(key)
+            return self._cache.get(key)
 
-    def _remember(self, asked: tuple[str, str, Approximate | None], verdict: Verdict) -> None:
+    def _remember(self, key: tuple[str, str, Approximate | None], verdict: Verdict) -> None:
         with self._lock:
             self.timeouts += verdict is Verdict.TIMEOUT
             if verdict is Verdict.ERROR:
-                return  # perhaps the machine's fault (memory): the next to ask may fare better
-            self._cache[asked] = verdict
+                return  # not cached: the cause may be temporary, such as a lack of memory
+            self._cache[key] = verdict
             if len(self._cache) > CACHE_SIZE:
                 self._cache.popitem(last=False)
 
@@ -163,7 +163,7 @@ class _GraderProcess:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        # Only what finding Python and its packages needs: API keys stay with the trainer.
+        # Only the variables needed to find Python and its packages: the child must not see API keys.
         env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
         self._child = subprocess.Popen(
             [sys.executable, str(SCRIPT), str(timeout_s), str(MEMORY_BYTES)],
@@ -211,19 +211,19 @@ class _GraderProcess:
                 try:
                     pipe.close()
                 except BrokenPipeError:
-                    logger.debug("grader %d was gone before its pipe closed", self.pid)
+                    logger.debug("grader %d ended before its pipe was closed", self.pid)
 
     def _died(self) -> Verdict:
         running = self.alive
         self.kill()
-        # Still running after the clock's limit, or ended by its own CPU timer: a hang. Anything else, memory above all, an error.
+        # A child that is still running after the wall-clock limit, or ended by its CPU timer, hangs. Any other end (memory) is an error.
         return Verdict.TIMEOUT if running or self._child.returncode == -signal.SIGPROF else Verdict.ERROR
 
     def _line(self, timeout_s: float) -> bytes | None:
-        """The next line of the child, or None at its end or after `timeout_s`."""
+        """Return the next line of the child, or None when it ends or after `timeout_s`."""
         assert self._child.stdout is not None
         end = time.monotonic() + timeout_s
-        # poll and not select, which refuses descriptors above 1023.
+        # poll because select rejects descriptors above 1023.
         readable = select.poll()
         readable.register(self._child.stdout, select.POLLIN)
         while b"\n" not in self._buffer:

@@ -1,9 +1,10 @@
-"""One grader process: reads (answer, truth, numbers, tolerance, all_digits) as JSON lines, compares them, writes a verdict line each.
+"""One grader process: reads (answer, truth, numbers, tolerance, all_digits) as JSON lines and writes one line with the verdict for each.
 
-Math-verify compares them, or `close` where `numbers` has the values of an answer that a program has printed and the truth is a real number.
+The comparison is made by math-verify, or by `close` where `numbers` holds the values of an answer printed by a program and the truth is a
+real number. Both sides are parsed as LaTeX; nothing is passed to `sympify` or `eval`.
 
-Run by file path: it needs the standard library and math-verify only, so it starts in well under a second and never holds a copy of the
-trainer, which imports `close` alone. Both sides are read as LaTeX; nothing goes through `sympify` or `eval`.
+The file is run by its path and needs the standard library and math-verify only, so that it starts in less than a second and does not import
+the trainer. The trainer imports `close` from here.
 """
 
 import json
@@ -17,10 +18,10 @@ FLOAT_INTEGERS = 2**53
 
 
 def close(value: Fraction, truth: Fraction, tolerance: float, all_digits: bool) -> bool:
-    """Whether a number is `truth`, up to what a computation with floats loses.
+    """Return whether `value` equals `truth` up to the error of a computation with floats.
 
-    The two may be `tolerance * |truth|` apart, and `tolerance ** 2` where the truth is 0. Integers stay exact: from one up to 2^53, or of
-    any size where both are written with `all_digits` (without an exponent), a number must be less than 1/2 away.
+    The two may differ by `tolerance * |truth|`, or by `tolerance ** 2` where the truth is 0. Integers are compared exactly: if one of the
+    two is an integer, and both are at most 2^53 or written with `all_digits` (without an exponent), they must differ by less than 1/2.
     """
     apart = abs(value - truth)
     if not apart or not tolerance:
@@ -30,11 +31,11 @@ def close(value: Fraction, truth: Fraction, tolerance: float, all_digits: bool) 
 
 
 def main() -> None:
-    # The folder of this file comes first on the path of a script; its modules must not shadow anyone's.
+    # A script's folder is the first entry of sys.path; the modules in it must not shadow others.
     sys.path.pop(0)
     cpu_limit_s, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
     out = sys.stdout
-    # Whatever a library prints must not be taken for a verdict.
+    # Output of libraries must not be parsed as a verdict.
     sys.stdout = sys.stderr
     import logging
 
@@ -61,12 +62,12 @@ def main() -> None:
     out.write('{"ready": true}\n')
     out.flush()
     for line in sys.stdin:
-        asked = json.loads(line)
-        # Counts CPU time, so a loaded machine does not change a verdict; the signal's default action ends the process
-        # even inside one long multiplication, and after the trainer itself is gone.
+        arguments = json.loads(line)
+        # Limits CPU time, so a loaded machine does not change a verdict; the signal's default action ends the process
+        # even inside one long multiplication, and after the trainer has ended.
         signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
         try:
-            reply: dict[str, object] = {"correct": equal(*asked)}
+            reply: dict[str, object] = {"correct": equal(*arguments)}
         except (Exception, RecursionError, MemoryError) as error:
             reply = {"error": type(error).__name__}
         signal.setitimer(signal.ITIMER_PROF, 0)

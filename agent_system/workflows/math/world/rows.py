@@ -1,4 +1,4 @@
-"""Rows of mathematics in verl's schema, as the scripts in `examples/data_preprocess` write them."""
+"""Rows of mathematics in verl's schema, for the scripts in `examples/data_preprocess`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from agent_system.projection import last_boxed
 
 
 def make_row(problem: str, ground_truth: str, *, data_source: str, split: str, index: int, **extra: Any) -> dict[str, Any]:
-    """Make a row in verl's schema: what a parquet file holds and `agent_system.task.task_from_row` reads.
+    """Return a row in verl's schema, which `agent_system.task.task_from_row` reads.
 
     Args:
-        problem: the question alone; the agents' prompts say how to answer.
+        problem: the question alone; the agents' prompts state the form of the answer.
         ground_truth: the final answer alone.
         data_source: name of the data set, for metrics.
         split: train or test.
         index: position in the data set.
-        extra: more columns of `extra_info`.
+        extra: further columns of `extra_info`.
 
     Raises:
-        AgentSystemError: no problem, or no answer.
+        AgentSystemError: the problem or the answer is empty.
     """
     if not problem.strip() or not ground_truth.strip():
         raise AgentSystemError(
@@ -39,7 +39,7 @@ def make_row(problem: str, ground_truth: str, *, data_source: str, split: str, i
 def find_answer(row: Mapping[str, Any]) -> str:
     r"""Return the final answer of a MATH-style row: its `answer`, else the last `\boxed{}` of its `solution`; empty if there is none.
 
-    A list of one answer is that answer; several are joined by commas.
+    The answers of a list are joined by commas.
     """
     answer = row.get("answer", row.get("final_answer"))
     if isinstance(answer, list):

@@ -1,1 +1,1 @@
-"""Maps: their rules, what is shown of them, and how they are made."""
+"""Maps: rules, views and generation."""

@@ -1,4 +1,4 @@
-"""Maps made by a seed, each solvable, with the length of its shortest path; training and test sets share none."""
+"""Maps generated from a seed, each solvable, with the length of its shortest path; training and test sets are disjoint."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MOST_DRAWS = 10_000
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How hard generated maps are.
+    """Difficulty of generated maps.
 
     Attributes:
         size: rows and columns.
         wall_share: share of cells that are walls.
-        min_path, max_path: least and most moves of the shortest path from start to goal.
+        min_path, max_path: bounds of the shortest path from start to goal, in moves.
     """
 
     size: int = 10
@@ -46,7 +46,7 @@ def draw_map(rng: random.Random, difficulty: Difficulty) -> GridMap:
     """Draw one map.
 
     Raises:
-        AgentSystemError: 10,000 draws brought no map of this difficulty.
+        AgentSystemError: 10,000 draws gave no map of this difficulty.
     """
     size = difficulty.size
     cells = range(size * size)
@@ -61,10 +61,10 @@ def draw_map(rng: random.Random, difficulty: Difficulty) -> GridMap:
 
 
 def generate(count: int, seed: int, difficulty: Difficulty | None = None, *, exclude: Collection[str] = ()) -> list[GridMap]:
-    """Return `count` distinct maps, none whose text is in `exclude`; a function of its arguments alone.
+    """Return `count` distinct maps whose texts are not in `exclude`; deterministic in its arguments.
 
     Raises:
-        AgentSystemError: the difficulty allows no, or not enough, different maps.
+        AgentSystemError: there are too few different maps of this difficulty.
     """
     difficulty = difficulty or Difficulty()
     rng = random.Random(f"plan-path-{seed}")
@@ -84,7 +84,7 @@ def generate(count: int, seed: int, difficulty: Difficulty | None = None, *, exc
 
 
 def generate_split(num_train: int, num_test: int, seed: int, difficulty: Difficulty | None = None) -> tuple[list[GridMap], list[GridMap]]:
-    """Return (train, test) maps; no map is in both. The test maps do not depend on `num_train`."""
+    """Return (train, test) maps without overlap. The test maps do not depend on `num_train`."""
     test = generate(num_test, 2 * seed + 1, difficulty)
     return generate(num_train, 2 * seed, difficulty, exclude={grid.text for grid in test}), test
 

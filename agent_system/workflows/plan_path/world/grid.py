@@ -1,4 +1,4 @@
-"""A map: walls, a start, a goal, and how far every cell is from the goal. Pure, no I/O."""
+"""A map: walls, a start, a goal, and the distance of every cell to the goal. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LARGEST_SIDE = 64
 
 @dataclass(frozen=True, slots=True)
 class GridMap:
-    """A map that never changes; cells are numbered row by row from 0 at the top left.
+    """An immutable map; cells are numbered row by row from 0 at the top left.
 
     Attributes:
         height, width: in cells.
         walls: cells that cannot be entered.
         start, goal: cells.
-        distances: [height * width], moves from each cell to the goal by a shortest path; -1 for walls and cells cut off.
+        distances: [height * width], length of the shortest path from each cell to the goal; -1 for walls and unreachable cells.
     """
 
     height: int
@@ -39,7 +39,7 @@ class GridMap:
 
     @property
     def text(self) -> str:
-        """Rows of `.#SG`, from which `parse_map` makes the same map; equal texts are equal maps."""
+        """Rows of `.#SG`, which `parse_map` reads; equal texts are equal maps."""
         cells = [WALL if cell in self.walls else FREE for cell in range(self.height * self.width)]
         cells[self.start], cells[self.goal] = START, GOAL
         return "\n".join("".join(cells[row * self.width : (row + 1) * self.width]) for row in range(self.height))
@@ -49,16 +49,16 @@ class GridMap:
         return divmod(cell, self.width)
 
     def after(self, cell: int, move: str) -> int | None:
-        """Return the cell that `move` leads to, or None for a wall or the edge."""
+        """Return the cell after `move`, or None for a wall or the edge."""
         return _neighbour(self.height, self.width, self.walls, cell, move)
 
     def way_to_goal(self, cell: int) -> tuple[int, int]:
-        """Return how many rows down and columns right of `cell` the goal is."""
+        """Return the offset of the goal from `cell`: (rows down, columns right)."""
         (row, column), (goal_row, goal_column) = self.place(cell), self.place(self.goal)
         return goal_row - row, goal_column - column
 
     def shortest_moves(self, cell: int) -> str:
-        """Return a shortest path to the goal, ties in the order U D L R; empty at the goal or when there is none."""
+        """Return a shortest path to the goal, with ties broken in the order U D L R; empty at the goal or when there is no path."""
         found = []
         while self.distances[cell] > 0:
             for move in MOVES:
@@ -76,7 +76,7 @@ def make_map(height: int, width: int, walls: frozenset[int], start: int, goal: i
 
 
 def distances_to(height: int, width: int, walls: frozenset[int], target: int) -> tuple[int, ...]:
-    """Return the moves from every cell to `target`, [height * width]; -1 where there is no path."""
+    """Return the distance from every cell to `target` in moves, [height * width]; -1 where there is no path."""
     distances = [UNREACHABLE] * (height * width)
     distances[target] = 0
     waiting = deque([target])
@@ -90,22 +90,22 @@ def distances_to(height: int, width: int, walls: frozenset[int], target: int) ->
 
 
 def parse_map(text: str) -> GridMap:
-    """Read rows of `.` (free), `#` (wall), `S` (start) and `G` (goal).
+    """Parse rows of `.` (free), `#` (wall), `S` (start) and `G` (goal).
 
     Raises:
-        AgentSystemError: rows of different lengths, other characters, not one start and one goal, more than 64 rows or columns,
-            or a goal that cannot be reached.
+        AgentSystemError: rows of different lengths, other characters, not exactly one start and one goal, more than 64 rows or columns,
+            or an unreachable goal.
     """
     rows = [row.strip() for row in text.strip().splitlines()]
     width = len(rows[0]) if rows else 0
     if not 1 <= len(rows) <= LARGEST_SIDE or not 1 <= width <= LARGEST_SIDE or any(len(row) != width for row in rows):
         raise AgentSystemError(f"a map needs 1 to {LARGEST_SIDE} rows of one length, found lengths {[len(row) for row in rows]!s:.120}")
     cells = "".join(rows)
-    strange = sorted(set(cells) - {FREE, WALL, START, GOAL})
-    if strange or cells.count(START) != 1 or cells.count(GOAL) != 1:
+    unknown = sorted(set(cells) - {FREE, WALL, START, GOAL})
+    if unknown or cells.count(START) != 1 or cells.count(GOAL) != 1:
         raise AgentSystemError(
             f"a map is made of {FREE} {WALL} and exactly one {START} and one {GOAL}, found {cells.count(START)} {START}, "
-            f"{cells.count(GOAL)} {GOAL} and the characters {strange!r:.80}"
+            f"{cells.count(GOAL)} {GOAL} and the characters {unknown!r:.80}"
         )
     walls = frozenset(cell for cell, sign in enumerate(cells) if sign == WALL)
     found = make_map(len(rows), width, walls, cells.index(START), cells.index(GOAL))

@@ -1,4 +1,4 @@
-"""What a state looks like: as the whole grid, as what lies straight ahead, and as a GIF."""
+"""Views of a state: the whole grid, a compact view of the cells straight ahead, and a GIF."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLOURS = {"free": (250, 250, 248), "wall": (60, 64, 72), "goal": (46, 160, 67),
 
 
 def grid_text(grid: GridMap, state: State) -> str:
-    """Return the whole map with the position `@` and the goal `G`, a row a line, and both as coordinates."""
+    """Return the whole map with the position `@` and the goal `G`, one row per line, and the coordinates of both."""
     (row, column), (goal_row, goal_column) = grid.place(state.cell), grid.place(grid.goal)
     rows = grid.text.replace("S", ".").splitlines()
     rows[row] = rows[row][:column] + HERE + rows[row][column + 1 :]
@@ -24,10 +24,10 @@ def grid_text(grid: GridMap, state: State) -> str:
 
 
 def compact_text(grid: GridMap, state: State, radius: int) -> str:
-    """Return the way to the goal, how often this cell was entered, and for each move the `radius` cells straight ahead, next one first.
+    """Return the offset of the goal, the visits of this cell, and for each move the `radius` cells straight ahead, nearest first.
 
-    Every sign stands apart, and the layout is the same in every state, so that a tiny model finds each cell at a fixed place: `G` goal,
-    `#` wall or outside, `.` free, `1` to `9` how often a free cell was entered.
+    Signs are separated by spaces and the layout is the same in every state, so that a tiny model finds each cell at a fixed position: `G`
+    goal, `#` wall or outside, `.` free, `1` to `9` visits of a free cell.
     """
     down, right = grid.way_to_goal(state.cell)
     way = f"{'D' if down >= 0 else 'U'} {abs(down)} {'R' if right >= 0 else 'L'} {abs(right)}"
@@ -49,9 +49,9 @@ def _sign(grid: GridMap, state: State, row: int, column: int) -> str:
 
 
 def replay(grid: GridMap, actions: Sequence[str], max_moves: int) -> list[int]:
-    """Return the start and every cell entered in an episode, from the Executor's actions, as a trajectory file holds them.
+    """Return the start and every cell entered in an episode, given the Executor's actions from a trajectory file.
 
-    Moves that cannot be made, those past `max_moves` and actions that cannot be read leave the team where it is, as in the environment.
+    Illegal moves, moves beyond `max_moves` and unreadable actions do not change the position, as in the environment.
     """
     cells = [grid.start]
     for action in actions:
@@ -60,7 +60,7 @@ def replay(grid: GridMap, actions: Sequence[str], max_moves: int) -> list[int]:
 
 
 def save_gif(path: Path, grid: GridMap, cells: Sequence[int], *, cell_pixels: int = 24, frame_ms: int = 250) -> None:
-    """Write an episode as an animated GIF, one frame for each cell of `cells` (the start first); needs pillow.
+    """Write an episode as an animated GIF, one frame per cell of `cells` (the start first); needs pillow.
 
     Raises:
         ValueError: `cells` is empty.

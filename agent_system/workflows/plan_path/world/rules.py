@@ -1,4 +1,4 @@
-"""How moves change the state: in order, until a move is illegal or the goal is reached. Pure, no I/O."""
+"""State transitions: moves are made in order until a move is illegal or the goal is reached. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MOST_VISITS = 9
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where an episode stands.
+    """State of an episode.
 
     Attributes:
-        cell: where the team is.
+        cell: the team's position.
         best: shortest distance to the goal so far.
-        visits: [cells], how often each cell was entered, up to 9. The start counts as entered once, and who runs into a wall enters the
-            cell in front of it once more: a mistake that changed nothing would be made again.
-        moves: legal moves made.
+        visits: [cells], how often each cell was entered, up to 9. The start counts as entered once, and an illegal move enters the current
+            cell once more: with an unchanged view a deterministic policy would repeat the mistake.
+        moves: number of legal moves made.
     """
 
     cell: int
@@ -29,13 +29,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What a list of moves leads to.
+    """Result of a list of moves.
 
     Attributes:
-        cells: entered, in order; one for each legal move.
+        cells: cells entered, in order; one per legal move.
         end: the last cell.
         illegal: a move led into a wall or over the edge; it and all later ones were not made.
-        reached: it ends at the goal; later moves were not made.
+        reached: the walk ends at the goal; later moves were not made.
     """
 
     cells: tuple[int, ...]
@@ -45,7 +45,7 @@ class Walk:
 
 
 def initial_state(grid: GridMap) -> State:
-    """Return the state at the start of an episode."""
+    """Return the initial state of an episode."""
     visits = bytearray(grid.height * grid.width)
     visits[grid.start] = 1
     return State(grid.start, grid.shortest, bytes(visits))

@@ -1,4 +1,4 @@
-"""Passages for queries: a corpus, its indexes, a server on loopback, and the client that asks it or another one."""
+"""Retrieval of passages: a corpus, its indexes, a server on loopback, and the client for it or another server."""
 
 from agent_system.workflows.search.world.corpus import CorpusError, Document, load_corpus
 from agent_system.workflows.search.world.wire import Passage, RetrievalError

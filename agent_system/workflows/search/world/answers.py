@@ -1,4 +1,4 @@
-"""Whether an answer is one of the accepted ones, as SQuAD and HotpotQA judge it."""
+"""Comparison of an answer with the accepted ones, by the metrics of SQuAD and HotpotQA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLOSED = ("yes", "no", "noanswer")
 
 
 class AnswerError(AgentSystemError):
-    """What a row gives as accepted answers cannot be read."""
+    """The accepted answers of a row cannot be read."""
 
 
 def normalize(text: str) -> str:
@@ -26,27 +26,27 @@ def normalize(text: str) -> str:
 
 
 def exact_match(answer: str, accepted: Sequence[str]) -> float:
-    """Return 1 when the answer is an accepted one after `normalize`, else 0."""
-    said = normalize(answer)
-    return float(bool(said) and any(said == normalize(truth) for truth in accepted))
+    """Return 1 when the answer equals an accepted one after `normalize`, else 0."""
+    given = normalize(answer)
+    return float(bool(given) and any(given == normalize(truth) for truth in accepted))
 
 
 def f1_score(answer: str, accepted: Sequence[str]) -> float:
-    """Return the best F1 of words with an accepted answer; yes and no count whole or not at all (Yang et al. 2018)."""
+    """Return the highest F1 of words with an accepted answer; yes and no have no partial score (Yang et al. 2018)."""
     return max((_f1(normalize(answer), normalize(truth)) for truth in accepted), default=0.0)
 
 
 def contains(texts: Sequence[str], accepted: Sequence[str]) -> bool:
-    """Return whether an accepted answer stands in one of the texts, as whole words."""
+    """Return whether one of the texts contains an accepted answer, as whole words."""
     truths = [f" {normalize(truth)} " for truth in accepted if normalize(truth)]
     return any(truth in f" {normalize(text)} " for text in texts for truth in truths)
 
 
 def accepted_answers(ground_truth: Any) -> list[str]:
-    """Return the accepted answers of a row; empty when there is none.
+    """Return the accepted answers of a row; may be empty.
 
     Args:
-        ground_truth: a text or number, a list of them, a text that is such a list in JSON (PopQA), or any of these as Search-R1's
+        ground_truth: a text or number, a list of them, such a list as JSON text (PopQA), or any of these as Search-R1's
             `{"target": ...}`.
 
     Raises:
@@ -66,13 +66,13 @@ def accepted_answers(ground_truth: Any) -> list[str]:
     return [text for one in several if one is not None and (text := str(one).strip())]
 
 
-def can_be_given(accepted: Sequence[str]) -> bool:
-    """Return whether any answer is right: `exact_match` has no word to compare where only articles and punctuation are accepted."""
+def can_be_matched(accepted: Sequence[str]) -> bool:
+    """Return whether any answer can be right: `exact_match` rejects all if the accepted answers are articles or punctuation only."""
     return any(map(normalize, accepted))
 
 
-def sought(accepted: Sequence[str]) -> list[str]:
-    """Return the accepted answers whose place in a passage says something: not yes and no, which stand in passages about anything."""
+def searchable(accepted: Sequence[str]) -> list[str]:
+    """Return the accepted answers that can be looked for in passages: not yes and no, which occur in any passage."""
     return [truth for truth in accepted if normalize(truth) not in ("", *_CLOSED)]
 
 
@@ -81,16 +81,16 @@ def _is_plain(value: Any) -> bool:
 
 
 def _list_in(text: str) -> Any:
-    """The list that a text is in JSON, else the text."""
+    """Return the list that `text` is in JSON, else the text."""
     try:
         return json.loads(text) if text.lstrip().startswith("[") else text
     except (ValueError, RecursionError):
         return text
 
 
-def _f1(said: str, truth: str) -> float:
-    if said != truth and (said in _CLOSED or truth in _CLOSED):
+def _f1(given: str, truth: str) -> float:
+    if given != truth and (given in _CLOSED or truth in _CLOSED):
         return 0.0
-    words, wanted = said.split(), truth.split()
+    words, wanted = given.split(), truth.split()
     common = (Counter(words) & Counter(wanted)).total()
     return 2 * common / (len(words) + len(wanted)) if common else 0.0

@@ -1,4 +1,4 @@
-"""Asks a server for passages: ours, or any other with Search-R1's `/retrieve`."""
+"""Client of a retrieval server: ours, or any other with Search-R1's `/retrieve`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ KEEPALIVE_S = 4.0  # less than the five seconds after which many servers drop an
 
 
 class RetrievalClient:
-    """One server, asked from any number of threads and event loops.
+    """Client of one server, for any number of threads and event loops.
 
-    Requests are made by an event loop of its own, so that connections outlive the loops of those who wait.
+    Requests are made in an event loop of the client, so that connections outlive the loops of its callers.
 
     Attributes:
-        url: of `/retrieve`.
+        url: address of `/retrieve`.
     """
 
     def __init__(self, url: str, *, topk: int, timeout_s: float) -> None:
@@ -41,12 +41,12 @@ class RetrievalClient:
         """Return the passages of one query, best first.
 
         Raises:
-            RetrievalError: no answer within the time limit, or none that is one; the message names the server and what it sent.
+            RetrievalError: no answer within the time limit, or an invalid one; the message names the server and its answer.
         """
         return await asyncio.wrap_future(self._submit(query))
 
     def search_now(self, query: str) -> list[Passage]:
-        """As `search`, for callers without an event loop."""
+        """Blocking version of `search`, for callers without an event loop."""
         return self._submit(query).result()
 
     def close(self) -> None:
@@ -79,12 +79,12 @@ class RetrievalClient:
             raise RetrievalError(f"{self._shown} gave no answer within env.params.timeout_s={self._timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             cause = f"{type(error).__name__}: {masked(str(error), password(self.url))}"
-            raise RetrievalError(f"{self._shown} cannot be asked: {cause}; is the retrieval server running?") from error
+            raise RetrievalError(f"the request to {self._shown} failed: {cause}; is the retrieval server running?") from error
         except (ValueError, RecursionError) as error:
             raise RetrievalError(f"{self._shown} does not answer as Search-R1's /retrieve does: {error}") from error
 
     async def _post(self, session: aiohttp.ClientSession, query: str) -> Any:
-        """Return the answer's JSON. Raises ValueError for one that is too long, has another status than 200 or is no JSON."""
+        """Return the answer's JSON. Raises ValueError for an answer that is too long, is not JSON, or has a status other than 200."""
         body = json.dumps(question([query], self._topk))
         async with session.post(self.url, data=body, headers={"Content-Type": "application/json"}, allow_redirects=False) as answer:
             text = bytearray()

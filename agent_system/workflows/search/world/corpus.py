@@ -1,4 +1,4 @@
-"""Documents as Search-R1 keeps them: a line of JSON each, with `id` and `contents`, or with `title` and `text`."""
+"""Documents in the format of Search-R1: one JSON object per line, with `id` and `contents`, or with `title` and `text`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPECTED = 'expected {"id": ..., "contents": "\\"Title\\"\\nText"} or {"id": ...
 
 
 class CorpusError(AgentSystemError):
-    """A corpus that cannot be searched: no such file, a line without its fields, or nothing in it."""
+    """A corpus that cannot be searched: the file is missing or empty, or a line lacks its fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class Document:
     """One document.
 
     Attributes:
-        id: as the corpus names it; the number of its line where it does not.
+        id: id in the corpus, or else the line number.
         title: may be empty.
-        text: what is read.
+        text: the text without the title.
     """
 
     id: str
@@ -34,12 +34,12 @@ class Document:
 
     @property
     def contents(self) -> str:
-        """Title in quotes and text on lines of their own: what is indexed, and what Search-R1 sends."""
+        """The indexed text, in the format of Search-R1: the title in quotes on the first line, then the text."""
         return f'"{self.title}"\n{self.text}' if self.title else self.text
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-    """Return (title, text) of Search-R1's `contents`; a text whose first line is no title in quotes has none."""
+    """Return (title, text) of Search-R1's `contents`; the title is empty unless the first line is in quotes."""
     first, newline, rest = contents.partition("\n")
     title = first.strip()
     if newline and rest.strip() and len(title) > 1 and title[0] == title[-1] == '"':
@@ -48,10 +48,10 @@ def split_contents(contents: str) -> tuple[str, str]:
 
 
 def load_corpus(path: str | Path) -> list[Document]:
-    """Read a `.jsonl` file, or one that is packed as `.jsonl.gz`.
+    """Read a `.jsonl` or `.jsonl.gz` file.
 
     Raises:
-        CorpusError: naming the file, the line, what it holds and what it should.
+        CorpusError: the file cannot be read; the message names the file, the line, its content and the expected form.
     """
     file = Path(path).expanduser()
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""Which documents mean the same as a query: vectors of a sentence encoder, compared by faiss."""
+"""Dense retrieval: vectors of a sentence encoder, compared by faiss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_system.workflows.search.world.index import Hits, MissingPackageError
 
 
 class Encoder(Protocol):
-    """Makes vectors of texts; `sentence_transformers.SentenceTransformer` is one."""
+    """Encoder of texts as vectors, such as `sentence_transformers.SentenceTransformer`."""
 
     def encode(self, sentences: list[str], *, batch_size: int, normalize_embeddings: bool, show_progress_bar: bool) -> Any:
         """Return float32 [len(sentences), dim], of unit length when `normalize_embeddings`."""
@@ -37,13 +37,13 @@ def load_encoder(model: str) -> Encoder:
 
 
 class DenseIndex:
-    """Inner product of unit vectors, exact.
+    """Exact search by the inner product of unit vectors.
 
     Args of the constructor:
         documents: the corpus.
         encoder: see `Encoder`.
-        query_prefix, document_prefix: what the encoder was trained to see before either (`query: ` and `passage: ` for E5).
-        batch_size: texts encoded at a time.
+        query_prefix, document_prefix: prefixes with which the encoder was trained (`query: ` and `passage: ` for E5).
+        batch_size: texts per call of the encoder.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Documents for queries that arrive one by one: what is asked at the same time is searched together, what was asked before is known."""
+"""Batched and cached search for queries that arrive one by one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Key = tuple[str, int]
 
 
 class Finder:
-    """Batches and remembers; for one event loop.
+    """Batches queries and caches their results; for one event loop.
 
-    The index is called in one thread, with as many queries as have come in while it was busy, `max_batch` at most.
+    The index is called in one thread, with the queries that have arrived while it was busy, at most `max_batch`.
 
     Attributes:
         documents: the corpus.
-        batches: how often the index was called.
-        cached: queries answered without it.
+        batches: number of calls of the index.
+        cached: number of queries answered from the cache.
     """
 
     def __init__(self, documents: Sequence[Document], index: Index, *, max_batch: int = 64, cache_size: int = 65_536) -> None:
@@ -32,18 +32,18 @@ class Finder:
         self._max_batch = max_batch
         self._cache_size = cache_size
         self._known: OrderedDict[Key, Hits] = OrderedDict()
-        self._asked: dict[Key, asyncio.Future[Hits]] = {}
+        self._pending: dict[Key, asyncio.Future[Hits]] = {}
         self._waiting: list[Key] = []
         self._busy: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
 
     async def find(self, queries: Sequence[str], topk: int) -> list[list[tuple[Document, float]]]:
-        """Return the best documents of every query with their scores. Raises whatever the index raises."""
+        """Return the best documents of every query with their scores. Raises the errors of the index."""
         hits = await asyncio.gather(*[self._one((query, topk)) for query in queries])
         return [[(self.documents[number], score) for number, score in found] for found in hits]
 
     def close(self) -> None:
-        """Let the thread go."""
+        """Shut down the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _one(self, key: Key) -> Hits:
@@ -51,13 +51,13 @@ class Finder:
             self.cached += 1
             self._known.move_to_end(key)
             return self._known[key]
-        if key not in self._asked:
-            self._asked[key] = asyncio.get_running_loop().create_future()
+        if key not in self._pending:
+            self._pending[key] = asyncio.get_running_loop().create_future()
             self._waiting.append(key)
             if self._busy is None or self._busy.done():
                 self._busy = asyncio.create_task(self._work())
-        # Several may wait for one search: whoever stops waiting must not end it for the others.
-        return await asyncio.shield(self._asked[key])
+        # Several callers may wait for one search: the cancellation of one must not cancel it for the others.
+        return await asyncio.shield(self._pending[key])
 
     async def _work(self) -> None:
         while self._waiting:
@@ -72,17 +72,17 @@ class Finder:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(self._thread, self._index.search, [query for query, _ in batch], topk)
-        except Exception as error:  # whatever an index raises belongs to the query that made it raise
+        except Exception as error:  # any error of an index is passed on to the query that caused it
             if len(batch) > 1:
                 for key in batch:
                     await self._search([key], topk)
                 return
-            future = self._asked.pop(batch[0])
+            future = self._pending.pop(batch[0])
             future.set_exception(error)
-            future.exception()  # nobody may be waiting any more
+            future.exception()  # marks the exception as retrieved: all callers may have been cancelled
             return
         for key, hits in zip(batch, found, strict=True):
             self._known[key] = hits
-            self._asked.pop(key).set_result(hits)
+            self._pending.pop(key).set_result(hits)
         while len(self._known) > self._cache_size:
             self._known.popitem(last=False)

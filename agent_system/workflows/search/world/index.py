@@ -1,4 +1,4 @@
-"""Which documents fit a query: what an index does, and BM25."""
+"""Interface of an index, and BM25."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Hits = list[tuple[int, float]]
 
 
 class Index(Protocol):
-    """Finds documents by their number in the corpus."""
+    """An index, which identifies documents by their number in the corpus."""
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
         """Return, for every query, at most `topk` pairs (number of the document, score), best first.
 
-        A query's result must not depend on the others. Calls may block; there is one at a time.
+        A query's result must not depend on the other queries. Calls may block; there is only one at a time.
         """
 
 
@@ -29,9 +29,9 @@ class MissingPackageError(AgentSystemError):
 
 
 class BM25Index:
-    """BM25 over words, English stop words left out (Robertson and Zaragoza 2009; the `bm25s` library, its Lucene variant).
+    """BM25 over words without English stop words (Robertson and Zaragoza 2009; the Lucene variant of the `bm25s` library).
 
-    Documents that share no word with the query are not found.
+    Documents without a word of the query are not returned.
     """
 
     def __init__(self, documents: Sequence[Document]) -> None:

@@ -1,4 +1,4 @@
-"""A retrieval server of one's own: a child process on loopback that ends with its parent, however that ends."""
+"""A local retrieval server: a child process on loopback that ends with its parent, even if that is killed."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ ROOT = Path(__file__).resolve().parents[4]
 class LocalServer:
     """`python -m agent_system.workflows.search.world.server` for one corpus, on a free port.
 
-    It reads standard input, which this process holds open, and is out of reach of the terminal's Ctrl-C: a trainer that finishes its
-    step after the first one still has its server.
+    It ends when standard input closes, which this process holds open. It is in a session of its own, so that Ctrl-C in the terminal does
+    not reach it: after the first Ctrl-C the trainer finishes its step and still needs the server.
 
     Attributes:
-        url: of `/retrieve`.
-        pid: of the process.
+        url: address of `/retrieve`.
+        pid: process id.
     """
 
     def __init__(self, corpus: str, *, start_timeout_s: float, arguments: tuple[str, ...] = ()) -> None:
-        """Start it and wait until it answers.
+        """Start the server and wait until it answers.
 
         Raises:
-            RetrievalError: it ends, or is not ready within `start_timeout_s`; the message has the last lines that it wrote.
+            RetrievalError: the server ends, or is not ready within `start_timeout_s`; the message has the last lines of its output.
         """
         command = ["--corpus", str(Path(corpus).expanduser().absolute()), "--port", "0", "--until-stdin-closes", *arguments]
         self._child = subprocess.Popen(
@@ -62,7 +62,7 @@ class LocalServer:
         return self._child.poll() is None
 
     def close(self) -> None:
-        """End it."""
+        """End the server."""
         self._child.kill()
         self._child.wait()
         if self._child.stdin is not None:

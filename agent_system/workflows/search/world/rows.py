@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.workflows.search.world.answers import AnswerError, accepted_answers, can_be_given
+from agent_system.workflows.search.world.answers import AnswerError, accepted_answers, can_be_matched
 
 QUESTION_MARK = "Question:"
 ANSWER_FIELDS = ("golden_answers", "answers", "answer", "possible_answers")
@@ -15,15 +15,15 @@ ANSWER_PARTS = ("text", "value", "aliases")
 
 
 def make_row(question: str, answers: Sequence[str], *, data_source: str, split: str, index: int, **extra: Any) -> dict[str, Any]:
-    """Make a row in verl's schema with Search-R1's ground truth, `{"target": [accepted answers]}`.
+    """Return a row in verl's schema with Search-R1's ground truth, `{"target": [accepted answers]}`.
 
     Raises:
-        AgentSystemError: no question, or no answer that can be given.
+        AgentSystemError: the question is empty, or no answer can be matched.
     """
     targets = [answer.strip() for answer in answers if answer.strip()]
-    if not question.strip() or not can_be_given(targets):
+    if not question.strip() or not can_be_matched(targets):
         raise AgentSystemError(
-            f"{data_source} {split} row {index}: needs a question and an answer with a word that is no article, "
+            f"{data_source} {split} row {index}: needs a question and an answer with a word other than an article, "
             f"found {question!r:.80} and {answers!r:.80}"
         )
     return {
@@ -36,7 +36,7 @@ def make_row(question: str, answers: Sequence[str], *, data_source: str, split: 
 
 
 def find_question(row: Mapping[str, Any]) -> str:
-    """Return the question of a row: its `question`, else what its prompt says after `Question:`; empty if there is none."""
+    """Return the question of a row: its `question`, else the text after `Question:` in its prompt; empty if there is none."""
     if isinstance(row.get("question"), str) and row["question"].strip():
         return row["question"].strip()
     prompt = row.get("prompt")
@@ -49,7 +49,7 @@ def find_answers(row: Mapping[str, Any]) -> list[str]:
     """Return the accepted answers of a row of NQ, HotpotQA, PopQA, FlashRAG or Search-R1; empty if there are none.
 
     Raises:
-        AnswerError: naming the column that cannot be read.
+        AnswerError: a column cannot be read; the message names it.
     """
     for name in ANSWER_FIELDS:
         value = row.get(name)

@@ -3,7 +3,7 @@
     python -m agent_system.workflows.search.world.server --corpus wiki.jsonl --port 8000
     python -m agent_system.workflows.search.world.server --corpus wiki.jsonl --port 8000 --index dense --model intfloat/e5-base-v2
 
-writes the address to standard output once it answers. It listens on 127.0.0.1 unless `--host` says otherwise, and has no password.
+writes its address to standard output when it is ready. It listens on 127.0.0.1 unless `--host` is given, and has no password.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ EXIT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for.
+    """Limits of one request.
 
     Attributes:
-        max_queries: queries.
-        max_query_chars: characters of a query.
-        max_topk: documents a query.
-        timeout_s: seconds until it is given up with status 504.
+        max_queries: queries per request.
+        max_query_chars: characters per query.
+        max_topk: documents per query.
+        timeout_s: seconds until the request is answered with status 504.
     """
 
     max_queries: int = 512
@@ -63,7 +63,7 @@ class Query(BaseModel):
 
 
 def create_app(finder: Finder, limits: Limits) -> FastAPI:
-    """Return the application that answers for one corpus."""
+    """Return the application that serves one corpus."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -78,7 +78,7 @@ def create_app(finder: Finder, limits: Limits) -> FastAPI:
 
     @app.post(PATH)
     async def retrieve(query: Query) -> dict[str, Any]:
-        refuse(query, limits)
+        check_limits(query, limits)
         try:
             async with asyncio.timeout(limits.timeout_s):
                 found = await finder.find(query.queries, query.topk)
@@ -89,20 +89,20 @@ def create_app(finder: Finder, limits: Limits) -> FastAPI:
     return app
 
 
-def refuse(query: Query, limits: Limits) -> None:
+def check_limits(query: Query, limits: Limits) -> None:
     """Raise HTTPException for a request over the limits, naming the limit."""
     longest = max(map(len, query.queries))
     for found, most, what in (
         (len(query.queries), limits.max_queries, "queries in one request"),
         (longest, limits.max_query_chars, "characters in one query"),
-        (query.topk, limits.max_topk, "documents a query (topk)"),
+        (query.topk, limits.max_topk, "documents per query (topk)"),
     ):
         if found > most:
             raise HTTPException(413, f"{found} {what}; at most {most}")
 
 
 def build_index(documents: Sequence[Document], args: argparse.Namespace) -> Index:
-    """Index the corpus as the command line says."""
+    """Return the index of the corpus that the command line selects."""
     if args.index == "bm25":
         return BM25Index(documents)
     from agent_system.workflows.search.world.dense import DenseIndex, load_encoder
@@ -112,12 +112,12 @@ def build_index(documents: Sequence[Document], args: argparse.Namespace) -> Inde
 
 
 def serve(app: FastAPI, host: str, port: int, *, until_stdin_closes: bool = False) -> None:
-    """Serve until a signal comes; write the address to standard output as soon as requests are answered.
+    """Serve until a signal arrives; write the address to standard output as soon as requests are accepted.
 
     Args:
         app: see `create_app`.
-        host, port: where to listen; port 0 takes a free one.
-        until_stdin_closes: end with whoever holds the other end of standard input, however that ends.
+        host, port: address to listen on; port 0 takes a free port.
+        until_stdin_closes: end when standard input closes, which ties the server to its parent process.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as place:
@@ -141,24 +141,24 @@ def _end_with_stdin(server: uvicorn.Server) -> None:
         pass
     server.should_exit = True
     threading.Event().wait(EXIT_TIMEOUT_S)
-    os._exit(1)  # a search that does not come back
+    os._exit(1)  # a search does not return
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, index the corpus and serve it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", required=True, help="jsonl (or .jsonl.gz), a document a line: id and contents, or title and text")
+    parser.add_argument("--corpus", required=True, help="jsonl (or .jsonl.gz), one document per line: id and contents, or title and text")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument("--index", choices=("bm25", "dense"), default="bm25")
     parser.add_argument("--model", default="intfloat/e5-base-v2", help="sentence encoder of the dense index: folder or hub id")
-    parser.add_argument("--query-prefix", default="query: ", help="what the encoder expects before a query")
-    parser.add_argument("--document-prefix", default="passage: ", help="what it expects before a document")
+    parser.add_argument("--query-prefix", default="query: ", help="prefix that the encoder expects before a query")
+    parser.add_argument("--document-prefix", default="passage: ", help="prefix that it expects before a document")
     parser.add_argument("--max-batch", type=int, default=64, help="queries that are searched together")
-    parser.add_argument("--cache", type=int, default=65_536, help="queries whose results are remembered")
+    parser.add_argument("--cache", type=int, default=65_536, help="queries whose results are cached")
     parser.add_argument("--timeout", type=float, default=Limits.timeout_s, help="seconds of one request")
     parser.add_argument("--max-query-chars", type=int, default=Limits.max_query_chars)
-    parser.add_argument("--until-stdin-closes", action="store_true", help="end when standard input does")
+    parser.add_argument("--until-stdin-closes", action="store_true", help="end when standard input closes")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:

@@ -1,4 +1,4 @@
-"""The retriever that all environments of a process share: the server of a URL, or one started here for a corpus."""
+"""The retriever shared by all environments of a process: a server at a URL, or one started here for a corpus."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from agent_system.workflows.search.world.wire import Passage, RetrievalError
 
 
 class Retriever:
-    """Finds passages; starts its server when the first query comes, and again when it has died.
+    """Finds passages; starts its server with the first query, and again if the server has ended.
 
     Args of the constructor:
-        url: of a server that runs; else `corpus` names the file to start one for.
-        topk: passages of a query.
-        timeout_s: seconds of a search.
-        start_timeout_s: seconds until a server of our own has indexed its corpus.
-        max_query_chars: longest query that a server of our own takes.
+        corpus: file for which a server is started, unless `url` is given.
+        url: address of a running server.
+        topk: passages per query.
+        timeout_s: time limit of a search in seconds.
+        start_timeout_s: time limit for the start of a server of a `corpus`, in seconds.
+        max_query_chars: longest query that the server of a `corpus` accepts.
     """
 
     def __init__(
@@ -46,13 +47,13 @@ class Retriever:
         """Return the passages of one query, best first.
 
         Raises:
-            RetrievalError: the server cannot be started, or `RetrievalClient.search` raises it.
+            RetrievalError: the server cannot be started, or the search fails (`RetrievalClient.search`).
         """
         client = self._ready() or await asyncio.to_thread(self.start)
         return await client.search(query)
 
     def start(self) -> RetrievalClient:
-        """Return the client; start the server first if there is to be one and it is not running."""
+        """Return the client; start the server of a corpus first if it is not running."""
         with self._lock:
             client = self._ready()
             if client is None:
@@ -67,13 +68,13 @@ class Retriever:
         return self._server
 
     def close(self) -> None:
-        """End connections and server. A retriever that is used again starts new ones."""
+        """Close the connections and end the server. A retriever that is used again starts new ones."""
         with self._lock:
             self._failure = ""
             self._close()
 
     def _start_server(self) -> str:
-        """Return its address. A start that has failed is not tried again: all who wait for it would wait in turn."""
+        """Return its address. A failed start is not repeated: each waiting caller would wait for the whole time limit in turn."""
         if self._failure:
             raise RetrievalError(self._failure)
         try:
@@ -97,7 +98,7 @@ class Retriever:
 
 @lru_cache(maxsize=8)
 def shared_retriever(corpus: str, url: str, topk: int, timeout_s: float, start_timeout_s: float, max_query_chars: int) -> Retriever:
-    """The retriever of these options."""
+    """Return the retriever of these options."""
     return Retriever(
         corpus=corpus, url=url, topk=topk, timeout_s=timeout_s, start_timeout_s=start_timeout_s, max_query_chars=max_query_chars
     )

@@ -1,4 +1,4 @@
-"""Search-R1's `/retrieve`: what is asked and what is answered, as JSON.
+"""The protocol of Search-R1's `/retrieve`, request and answer as JSON:
 
     {"queries": ["who wrote Faust"], "topk": 3, "return_scores": true}
     {"result": [[{"document": {"id": "7", "contents": "\\"Faust\\"\\nFaust is a play ..."}, "score": 11.2}]]}
@@ -20,17 +20,17 @@ LARGEST = sys.float_info.max
 
 
 class RetrievalError(RuntimeError):
-    """A search failed through no fault of the query: the server is down, slow, or answers something else."""
+    """A search failed independently of the query: the server is unreachable, slow, or violates the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A document that was found.
+    """A retrieved document.
 
     Attributes:
         title: may be empty.
-        text: what is read.
-        score: of the index; higher is better.
+        text: the text without the title.
+        score: score of the index; higher is better.
     """
 
     title: str
@@ -39,18 +39,18 @@ class Passage:
 
 
 def endpoint(url: str) -> str:
-    """Return the address of `/retrieve` on a server named with or without it."""
+    """Return the address of `/retrieve` of a server whose `url` may omit it."""
     return url.rstrip("/").removesuffix(PATH) + PATH
 
 
 def question(queries: Sequence[str], topk: int) -> dict[str, Any]:
-    """Return what is asked; half a character (a lone surrogate), which no server reads, becomes a question mark."""
+    """Return the body of a request; a lone surrogate, which cannot be encoded, becomes a question mark."""
     whole = [query.encode("utf-8", "replace").decode("utf-8") for query in queries]
     return {"queries": whole, "topk": topk, "return_scores": True}
 
 
 def answer(found: Sequence[Sequence[tuple[Document, float]]], return_scores: bool) -> dict[str, Any]:
-    """Return what is answered to queries for which these documents were found."""
+    """Return the body of the answer with these documents."""
     return {"result": [[_entry(document, score, return_scores) for document, score in hits] for hits in found]}
 
 
@@ -58,7 +58,7 @@ def read_answer(payload: Any, queries: int) -> list[list[Passage]]:
     """Return the passages of every query, best first.
 
     Raises:
-        ValueError: saying what is not as the protocol has it.
+        ValueError: the answer violates the protocol.
     """
     result = payload.get("result") if isinstance(payload, dict) else None
     if not isinstance(result, list):

@@ -1,1 +1,1 @@
-"""Rooms: their rules, views, solver, and how they are made."""
+"""Rooms: rules, views, solver and generation."""

@@ -1,8 +1,8 @@
-"""Rooms made by a seed, solvable by construction: boxes start on the goals and are pulled away, as if the game ran backwards.
+"""Rooms generated from a seed, solvable by construction: boxes start on the goals and are pulled away (reverse play).
 
-The moves back are a solution. A bounded search then finds the one with the fewest pushes and proves it; where it gives up, the way
-back is the best that is known. `generate_split` makes training and test rooms that stay different when they are turned, mirrored,
-or entered from another cell.
+The reversed moves are a solution. A bounded search then finds a solution with the fewest pushes and proves it; where the search reaches its
+limit, the reversed moves are the best known solution. Training and test rooms of `generate_split` differ also up to rotation, reflection
+and the player's start cell.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.data import TaskSet
 from agent_system.workflows.sokoban.world.rules import OPPOSITE, Room, State, render, walk
-from agent_system.workflows.sokoban.world.solver import Solution, least_pushes, pulls_from, reach, solve
+from agent_system.workflows.sokoban.world.solver import Solution, least_pushes, pulls_from, reachable, solve
 
 DATA_SOURCE = "verl_mas/sokoban"
 DRAWS_PER_ROOM = 20_000
@@ -22,13 +22,13 @@ DRAWS_PER_ROOM = 20_000
 
 @dataclass(frozen=True)
 class Difficulty:
-    """What rooms the generator makes.
+    """Difficulty of generated rooms.
 
     Attributes:
-        size: width and height in cells, the ring of walls counted: 6 leaves 4x4 cells to move in.
-        boxes: how many, and as many goals.
+        size: width and height in cells, including the ring of walls: 6 leaves 4x4 cells to move in.
+        boxes: number of boxes, and of goals.
         min_pushes, max_pushes: bounds of the fewest pushes that solve a room.
-        wall_share: chance of a wall in a cell inside the ring, 0 to 0.6.
+        wall_share: probability of a wall in a cell inside the ring, 0 to 0.6.
     """
 
     size: int = 6
@@ -51,7 +51,7 @@ class Difficulty:
 
 @dataclass(frozen=True)
 class Puzzle:
-    """A room, where it starts, and a way to solve it."""
+    """A room, its initial state and a solution."""
 
     room: Room
     start: State
@@ -59,58 +59,57 @@ class Puzzle:
 
     @property
     def text(self) -> str:
-        """The room as the tasks show it."""
+        """The room as text, as in the tasks."""
         return render(self.room, self.start)
 
     @property
     def key(self) -> str:
-        """The same for rooms that differ by a turn, a mirror or the player's cell only."""
+        """Key that is equal for rooms that differ by a rotation, a reflection or the player's cell only."""
         return puzzle_key(self.room, self.start)
 
 
 def puzzle_key(room: Room, state: State) -> str:
-    """Return the smallest text of walls, goals and boxes over the eight symmetries of the square."""
-    boxes_and_goals = render(room, State(-1, state.boxes)).splitlines()
-    looks = []
-    rows = boxes_and_goals
+    """Return the lexicographically smallest text of walls, goals and boxes over the eight symmetries of the square."""
+    rows = render(room, State(-1, state.boxes)).splitlines()
+    texts = []
     for _ in range(4):
         rows = ["".join(column) for column in zip(*reversed(rows), strict=True)]
-        looks += ["\n".join(rows), "\n".join(row[::-1] for row in rows)]
-    return min(looks)
+        texts += ["\n".join(rows), "\n".join(row[::-1] for row in rows)]
+    return min(texts)
 
 
 def draw_room(rng: random.Random, difficulty: Difficulty) -> Room | None:
-    """Draw walls and goals; cells cut off from the largest connected part become walls. None when too few cells are left."""
+    """Draw walls and goals; cells outside the largest connected component become walls. Return None when too few cells are left."""
     size = difficulty.size
     inside = [row * size + column for row in range(1, size - 1) for column in range(1, size - 1)]
     open_cells = {cell for cell in inside if rng.random() >= difficulty.wall_share}
-    floor = max(_parts(open_cells, size), key=len, default=set())
+    floor = max(_components(open_cells, size), key=len, default=set())
     if len(floor) < 2 * difficulty.boxes + 2:
         return None
     goals = frozenset(rng.sample(sorted(floor), difficulty.boxes))
     return Room(size, size, frozenset(range(size * size)) - floor, goals)
 
 
-def _parts(cells: set[int], width: int) -> list[set[int]]:
-    left, parts = set(cells), []
+def _components(cells: set[int], width: int) -> list[set[int]]:
+    left, components = set(cells), []
     while left:
-        part, edge = set(), [min(left)]
+        component, edge = set(), [min(left)]
         left.discard(edge[0])
         while edge:
             cell = edge.pop()
-            part.add(cell)
+            component.add(cell)
             near = {cell - 1, cell + 1, cell - width, cell + width} & left
             left -= near
             edge += sorted(near)
-        parts.append(part)
-    return parts
+        components.append(component)
+    return components
 
 
-def play_back(rng: random.Random, room: Room, difficulty: Difficulty) -> tuple[State, str] | None:
-    """Pull boxes off the goals at random; return a state on the way and the moves that solve the room from there.
+def reverse_play(rng: random.Random, room: Room, difficulty: Difficulty) -> tuple[State, str] | None:
+    """Pull boxes off the goals at random; return a state that was passed and the moves that solve the room from there.
 
-    It is one that surely needs `min_pushes`, drawn from those on the way, else the one with the highest lower bound; the player may
-    stand wherever it can walk to. None when no state has every box off the goals.
+    The state is drawn from those whose lower bound reaches `min_pushes`, or else from those with the highest lower bound; the player's cell
+    is drawn from those that it can walk to. Return None when no state has every box off the goals.
     """
     state, moves = State(rng.choice(sorted(room.floor - room.goals)), room.goals), ""
     passed: list[tuple[int, State, str]] = []
@@ -125,29 +124,29 @@ def play_back(rng: random.Random, room: Room, difficulty: Difficulty) -> tuple[S
     if not passed:
         return None
     farthest = max(bound for bound, *_ in passed)
-    _, chosen, way_back = rng.choice([one for one in passed if one[0] >= min(difficulty.min_pushes, farthest)])
-    paths = reach(room, chosen)
+    _, chosen, solution = rng.choice([one for one in passed if one[0] >= min(difficulty.min_pushes, farthest)])
+    paths = reachable(room, chosen)
     cell = rng.choice(sorted(paths))
-    return State(cell, chosen.boxes), "".join(OPPOSITE[letter] for letter in reversed(paths[cell])) + way_back
+    return State(cell, chosen.boxes), "".join(OPPOSITE[letter] for letter in reversed(paths[cell])) + solution
 
 
 def draw_puzzle(rng: random.Random, difficulty: Difficulty) -> Puzzle | None:
-    """Draw one room; None when it is not of this difficulty."""
+    """Draw one room; return None when it is not of this difficulty."""
     room = draw_room(rng, difficulty)
-    drawn = None if room is None else play_back(rng, room, difficulty)
+    drawn = None if room is None else reverse_play(rng, room, difficulty)
     if room is None or drawn is None:
         return None
-    start, way_back = drawn
+    start, reversed_moves = drawn
     found = solve(room, start).solution
-    solution = found or Solution(way_back, walk(room, start, way_back).pushes, optimal=False)
+    solution = found or Solution(reversed_moves, walk(room, start, reversed_moves).pushes, optimal=False)
     return Puzzle(room, start, solution) if difficulty.min_pushes <= solution.pushes <= difficulty.max_pushes else None
 
 
 def generate(count: int, seed: int, difficulty: Difficulty, *, exclude: frozenset[str] = frozenset()) -> list[Puzzle]:
-    """Return `count` different rooms, none with a key in `exclude`; a function of its arguments alone.
+    """Return `count` different rooms whose keys are not in `exclude`; deterministic in its arguments.
 
     Raises:
-        AgentSystemError: rooms of this difficulty are too rare, or there are not so many.
+        AgentSystemError: there are too few rooms of this difficulty, or they are too rare.
     """
     rng = random.Random(f"sokoban-{seed}")
     seen: set[str] = set()
@@ -170,14 +169,14 @@ def generate(count: int, seed: int, difficulty: Difficulty, *, exclude: frozense
 
 
 def generate_split(num_train: int, num_test: int, seed: int, difficulty: Difficulty) -> tuple[list[Puzzle], list[Puzzle]]:
-    """Return (train, test) rooms; no key is in both."""
+    """Return (train, test) rooms without a common key."""
     test = generate(num_test, 2 * seed + 1, difficulty)
     train = generate(num_train, 2 * seed, difficulty, exclude=frozenset(puzzle.key for puzzle in test))
     return train, test
 
 
 def to_row(puzzle: Puzzle, index: int, split: str) -> dict[str, Any]:
-    """Return the room as a row of verl's schema; a solution and its pushes are under `extra_info`."""
+    """Return the room as a row of verl's schema; `extra_info` holds a solution and its number of pushes."""
     solution = puzzle.solution
     return {
         "data_source": DATA_SOURCE,

@@ -17,9 +17,9 @@ _GROUND, _WALL, _GOAL, _BOX, _HOME, _PLAYER = "#f4efe6", "#5b5750", "#d1495b", "
 
 
 def replay(room_text: str, actions: Sequence[str], max_moves: int) -> tuple[Room, list[State]]:
-    """Return the room and every state of an episode, from the room's text and the Executor's actions, as a trajectory file holds them.
+    """Return the room and every state of an episode, given the room's text and the Executor's actions from a trajectory file.
 
-    Moves that cannot be made, those past `max_moves` and actions that cannot be read leave the state as it is, as in the environment.
+    Illegal moves, moves beyond `max_moves` and unreadable actions do not change the state, as in the environment.
     """
     room, state = parse_room(room_text)
     states = [state]
@@ -29,7 +29,7 @@ def replay(room_text: str, actions: Sequence[str], max_moves: int) -> tuple[Room
 
 
 def draw(room: Room, state: State, cell: int = CELL) -> Image:
-    """Return one state as a picture of `cell` pixels a cell."""
+    """Return a picture of one state with `cell` pixels per cell side."""
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", (room.width * cell, room.height * cell), _GROUND)
@@ -54,7 +54,7 @@ def save_png(path: Path, room: Room, state: State) -> None:
 
 
 def save_gif(path: Path, room: Room, states: Sequence[State], frame_ms: int = 300) -> None:
-    """Write an episode as a GIF that stays four frames long on its end."""
+    """Write an episode as a GIF; the last state is shown for four frames."""
     first, *rest = (draw(room, state) for state in states)
     durations = [frame_ms] * len(rest) + [4 * frame_ms]
     first.save(path, format="GIF", save_all=True, append_images=rest, duration=durations, loop=0)

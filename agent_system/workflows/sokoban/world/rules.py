@@ -1,6 +1,6 @@
 """The rules of Sokoban as pure functions: rooms, states, moves, text.
 
-A cell is `row * width + column`. Every room is closed by a ring of walls, so a neighbour of a floor cell always exists.
+A cell is `row * width + column`. Every room is enclosed by a ring of walls, so every floor cell has four neighbours.
 
     #  wall     @  player     $  box     .  goal     +  player on a goal     *  box on a goal     -  floor
 """
@@ -18,7 +18,7 @@ WALL, PLAYER, BOX, GOAL, PLAYER_ON_GOAL, BOX_ON_GOAL, FLOOR = "#@$.+*-"
 
 @dataclass(frozen=True)
 class Room:
-    """What never changes: width and height in cells with the ring of walls, inner and outer walls, goals."""
+    """The static part: width and height in cells including the ring of walls, inner and outer walls, goals."""
 
     width: int
     height: int
@@ -26,7 +26,7 @@ class Room:
     goals: frozenset[int]
 
     def step_of(self, move: str) -> int:
-        """Return what `move` adds to a cell."""
+        """Return the change of the cell number by `move`."""
         return {"U": -self.width, "D": self.width, "L": -1, "R": 1}[move]
 
     @property
@@ -37,7 +37,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What moves change."""
+    """The part that moves change: cells of the player and the boxes."""
 
     player: int
     boxes: frozenset[int]
@@ -45,12 +45,12 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What became of a list of moves.
+    """Result of a list of moves.
 
     Attributes:
-        states: after every move that was made, oldest first; empty when none was.
-        pushes: moves that pushed a box.
-        illegal: a move ran into a wall or a blocked box; it and all that follow were not made.
+        states: the state after every move that was made, oldest first.
+        pushes: number of moves that pushed a box.
+        illegal: a move ran into a wall or a blocked box; it and all later ones were not made.
     """
 
     states: tuple[State, ...]
@@ -59,10 +59,10 @@ class Walk:
 
 
 def parse_room(text: str) -> tuple[Room, State]:
-    """Read a room.
+    """Parse a room.
 
     Raises:
-        AgentSystemError: rows of different length, an unknown character, an open border, not one player, not as many boxes as goals.
+        AgentSystemError: rows of different lengths, an unknown character, an open border, not one player, not as many boxes as goals.
     """
     rows = [line.replace(" ", "") for line in text.strip().splitlines()]
     width, height = len(rows[0]) if rows else 0, len(rows)
@@ -86,7 +86,7 @@ def parse_room(text: str) -> tuple[Room, State]:
 
 
 def render(room: Room, state: State, *, spaced: bool = False) -> str:
-    """Return the room as text, a row a line; `spaced` puts a blank between cells, so that a tokenizer makes each cell a token."""
+    """Return the room as text, one row per line; `spaced` puts a space between cells, so that a tokenizer makes each cell a token."""
     separator = " " if spaced else ""
     cells = [_cell(room, state, i) for i in range(room.width * room.height)]
     return "\n".join(separator.join(cells[i : i + room.width]) for i in range(0, len(cells), room.width))
@@ -104,7 +104,7 @@ def _cell(room: Room, state: State, at: int) -> str:
 
 
 def move(room: Room, state: State, letter: str) -> State | None:
-    """Return the state after one move, or None when a wall or a blocked box is in the way."""
+    """Return the state after one move, or None for a move into a wall or a blocked box."""
     step = room.step_of(letter)
     to = state.player + step
     if to in room.walls:
@@ -134,10 +134,10 @@ def walk(room: Room, state: State, moves: str) -> Walk:
 
 
 def is_solved(room: Room, state: State) -> bool:
-    """Whether every box is on a goal."""
+    """Return whether every box is on a goal."""
     return state.boxes == room.goals
 
 
 def boxes_on_goals(room: Room, state: State) -> int:
-    """How many boxes are on goals."""
+    """Return the number of boxes on goals."""
     return len(state.boxes & room.goals)

@@ -1,7 +1,7 @@
-"""A push solver: A* over box positions with the fewest pushes, and among those the fewest moves.
+"""A push solver: A* for the fewest pushes, and among those the fewest moves.
 
-A search node is a state right after a push; an edge walks the player to the next push and makes it. The estimate is the sum over
-boxes of the pushes to the nearest goal in the room without other boxes, which never overestimates.
+A search node is a state right after a push; an edge walks the player to the next push and makes it. The heuristic is the sum over boxes of
+the pushes to the nearest goal in the room without other boxes, which is admissible.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MAX_PROOF = 1000
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A way to solve a room.
+    """A solution of a room.
 
     Attributes:
         moves: letters U D L R.
-        pushes: how many of them push a box.
-        optimal: no solution has fewer pushes (proved).
+        pushes: number of moves that push a box.
+        optimal: it is proved that no solution has fewer pushes.
     """
 
     moves: str
@@ -36,12 +36,12 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How a search ended.
+    """Result of a search.
 
     Attributes:
-        solution: what was found, or None.
-        expanded: states that were looked at.
-        exhausted: nothing is left to look at, so without a solution there is none.
+        solution: the solution found, or None.
+        expanded: number of states expanded.
+        exhausted: all reachable states were expanded, which proves that there is no solution.
     """
 
     solution: Solution | None
@@ -51,7 +51,7 @@ class Search:
 
 @lru_cache(maxsize=4096)
 def push_distances(room: Room) -> dict[int, int]:
-    """Return the pushes from every cell to its nearest goal for a box alone; cells without a way are missing."""
+    """Return the pushes that a single box needs from each cell to its nearest goal; cells without a way are missing."""
     distances = dict.fromkeys(room.goals, 0)
     queue = deque(sorted(room.goals))
     while queue:
@@ -67,21 +67,21 @@ def push_distances(room: Room) -> dict[int, int]:
 
 
 def least_pushes(room: Room, boxes: frozenset[int]) -> int:
-    """Return a lower bound of the pushes that `boxes` need; `DEAD` or more when a box can reach no goal, 0 only when solved."""
+    """Return a lower bound of the pushes that `boxes` need: `DEAD` or more when a box can reach no goal, 0 only when solved."""
     distances = push_distances(room)
     return sum(distances.get(box, DEAD) for box in boxes)
 
 
 def is_lost(room: Room, state: State) -> bool:
-    """Whether the room cannot be solved any more, as far as `MAX_PROOF` states prove it: with one box always.
+    """Return whether `state` is proved unsolvable by a search of at most `MAX_PROOF` states, which suffice for one box.
 
-    A box stands where no pushes lead it to a goal, in a corner or along a wall; boxes lock each other; or the player has shut itself off.
+    Causes: a box in a corner or along a wall from where no pushes lead to a goal, boxes that block each other, a player cut off from them.
     """
     return least_pushes(room, state.boxes) >= DEAD or solve(room, state, MAX_PROOF).exhausted
 
 
-def reach(room: Room, state: State) -> dict[int, str]:
-    """Return every cell that the player can walk to without a push, with a shortest list of moves."""
+def reachable(room: Room, state: State) -> dict[int, str]:
+    """Return every cell that the player can reach without a push, with a shortest list of moves."""
     paths = {state.player: ""}
     queue = deque([state.player])
     while queue:
@@ -95,8 +95,8 @@ def reach(room: Room, state: State) -> dict[int, str]:
 
 
 def pushes_from(room: Room, state: State) -> list[tuple[str, State]]:
-    """Return every push that can be made next: the moves up to and with it, and the state after it."""
-    paths = reach(room, state)
+    """Return every possible next push: the moves up to and including it, and the state after it."""
+    paths = reachable(room, state)
     found = []
     for box in sorted(state.boxes):
         for letter in MOVES:
@@ -109,7 +109,7 @@ def pushes_from(room: Room, state: State) -> list[tuple[str, State]]:
 
 @lru_cache(maxsize=8192)
 def solve(room: Room, state: State, max_expanded: int = MAX_EXPANDED) -> Search:
-    """Search for the solution with the fewest pushes, then moves, from `state`; give up after `max_expanded` states."""
+    """Search for the solution with the fewest pushes, then moves, from `state`; stop after `max_expanded` states."""
     order = count()
     best = {state: (0, 0)}
     frontier = [(least_pushes(room, state.boxes), 0, next(order), 0, state, "")]
@@ -135,11 +135,8 @@ def solve(room: Room, state: State, max_expanded: int = MAX_EXPANDED) -> Search:
 
 
 def pulls_from(room: Room, state: State) -> list[tuple[str, State]]:
-    """Return every pull that can be made next in reverse play.
-
-    A pull undoes a push: each comes with the forward moves that lead from the state after the pull back to `state`.
-    """
-    paths = reach(room, state)
+    """Return every possible next pull in reverse play: the forward moves from the state after the pull back to `state`, and that state."""
+    paths = reachable(room, state)
     found = []
     for box in sorted(state.boxes):
         for letter in MOVES:

@@ -1,4 +1,4 @@
-"""What the agents read: the whole map, the map with its cells apart, or a compact view of one box with a fixed layout."""
+"""Views: the whole map, the map with spaces between cells, or a compact view of one box with a fixed layout."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def shown(room: Room, state: State, view: str) -> str:
 
 
 def compact_text(room: Room, state: State) -> str:
-    """Return where the box, its goal and their surroundings are, for a room with one box.
+    """Return the compact view of a room with one box.
 
-    The layout is the same in every state and every sign stands apart, so that a tiny model finds each cell at a fixed place:
+    The layout is the same in every state and signs are separated by spaces, so that a tiny model finds each cell at a fixed position:
 
         box U 1 R 0 goal U 1 R 0      rows and columns from the player to the box, and from the box to the goal
-        U $ D - L - R #               what the player would walk into
+        U $ D - L - R #               the cells next to the player
         a # # # # #                   the 5x5 cells around the box, which is in the middle
         b # - . - -                   # wall or outside, $ box, . goal, @ player, - floor
         c # - $ - -

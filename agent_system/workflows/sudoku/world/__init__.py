@@ -1,1 +1,1 @@
-"""Boards: puzzles, actions, the solver, and how puzzles are made."""
+"""Boards: puzzles, actions, solver and generation."""

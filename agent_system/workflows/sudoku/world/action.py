@@ -1,6 +1,6 @@
-"""From an action's text to cells. Nothing is evaluated; what has no clear meaning is None.
+"""Parsing of actions into cells. Nothing is evaluated; ambiguous text is rejected (None).
 
-Two forms are read, with brackets or without:
+Two forms are accepted, with brackets or without:
 
     cells   [[1, 2, 3], [4, 1, 2]]   or   1 2 3; 4 1 2      row, column, digit; 0 empties a cell
     grid    [[1, 2, 3, 4], ...]      or   a line per row: 1 2 3 4 or 1234; `.` or 0 leaves a cell empty
@@ -25,8 +25,8 @@ class Move:
     """One cell and its digit.
 
     Attributes:
-        row, column: from 1.
-        digit: 1..size; 0 empties the cell. None of the three need be within the board.
+        row, column: counted from 1.
+        digit: 1..size; 0 empties the cell. None of the three is checked against the board.
     """
 
     row: int
@@ -36,10 +36,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What an agent wants written.
+    """A parsed action.
 
     Attributes:
-        moves: in the order in which they are made.
+        moves: cells in the order of writing.
         whole: the action is a whole grid, which repeats the clues.
     """
 
@@ -48,11 +48,11 @@ class Action:
 
 
 def parse_action(text: str, size: int) -> Action | None:
-    """Return the cells or the grid that `text` stands for, or None where it is neither.
+    """Return the cells or the grid that `text` denotes, or None where it is neither.
 
     Args:
-        text: as a model wrote it; anything longer than `MAX_ACTION_CHARS` is not read.
-        size: rows of the board; only so many lists of so many numbers are a grid.
+        text: generated text; None for text longer than `MAX_ACTION_CHARS`.
+        size: rows of the board; a grid is exactly `size` lists of `size` numbers.
     """
     text = text.strip()
     if not text or len(text) > MAX_ACTION_CHARS or not _ALLOWED.fullmatch(text):
@@ -75,7 +75,7 @@ def cells_text(moves: list[tuple[int, int]], size: int) -> str:
 
 
 def action_text(action: Action, size: int, max_cells: int) -> str:
-    """Return an action in the form in which it is asked for: a grid as a line per row, or at most `max_cells` cells as `1 2 3; 4 1 2`."""
+    """Return an action in its canonical form: a grid as one line per row, or at most `max_cells` cells as `1 2 3; 4 1 2`."""
     if action.whole:
         digits = [str(move.digit) for move in action.moves]
         return "\n".join(" ".join(digits[row : row + size]) for row in range(0, size * size, size))
@@ -83,7 +83,7 @@ def action_text(action: Action, size: int, max_cells: int) -> str:
 
 
 def _groups(text: str) -> list[str]:
-    """The innermost brackets, or else the lines; around brackets nothing may stand but separators and one outer pair."""
+    """Return the contents of the innermost brackets, or else the lines; outside of them only separators and one outer pair are legal."""
     if any(bracket in text for bracket in "[]()"):
         outside = _SEPARATORS.sub("", _GROUP.sub("", text))
         return [square or round_ for square, round_ in _GROUP.findall(text)] if outside in ("", "[]", "()") else []

@@ -1,6 +1,6 @@
-"""Puzzles made by a seed: a random full board, cells emptied in random order for as long as one solution is left.
+"""Puzzles generated from a seed: a random full board, cells emptied in random order while the solution stays unique.
 
-`generate_split` makes training and test puzzles that are different even up to a renaming of digits. Rows follow verl's schema.
+Training and test puzzles of `generate_split` differ also up to a renaming of digits. Rows follow verl's schema.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from agent_system.workflows.sudoku.world.solver import has_one_solution, solutio
 from verl.utils.names import did_you_mean
 
 DATA_SOURCE = "verl_mas/sudoku"
-# Draws in a row that brought nothing new: the difficulty has hardly any puzzles left, or none.
+# Consecutive draws without a new puzzle after which the difficulty counts as exhausted.
 MOST_MISSES = 2000
-# Fewest and most clues, by size and difficulty. No 4x4 puzzle with one solution has fewer than 4 clues, no 9x9 one fewer than 17.
+# Fewest and most clues, by size and difficulty. A unique solution needs at least 4 clues (4x4) or 17 clues (9x9).
 CLUES: dict[int, dict[str, tuple[int, int]]] = {
     4: {"easy": (9, 11), "medium": (7, 8), "hard": (5, 6)},
     9: {"easy": (40, 45), "medium": (32, 36), "hard": (26, 29)},
@@ -30,7 +30,7 @@ def clue_range(size: int, difficulty: str) -> tuple[int, int]:
     """Return the fewest and the most clues of a difficulty: a name of `CLUES`, or a number such as `8`.
 
     Raises:
-        AgentSystemError: an unknown size or difficulty, or a number that leaves nothing to fill or several solutions.
+        AgentSystemError: an unknown size or difficulty, or a number of clues out of range.
     """
     if size not in CLUES:
         raise AgentSystemError(f"the size of a puzzle must be one of {', '.join(map(str, CLUES))}, found {size}")
@@ -50,7 +50,7 @@ def clue_range(size: int, difficulty: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Kind:
-    """Which puzzles to make.
+    """Size and difficulty of generated puzzles.
 
     Attributes:
         size: rows of the board, 4 or 9.
@@ -62,9 +62,9 @@ class Kind:
 
 
 def full_board(rng: random.Random, size: int) -> Board:
-    """Draw a full board: the boxes on the diagonal, which do not see each other, at random, and one of the ways to fill the rest.
+    """Draw a full board: the boxes on the diagonal, which are independent, at random, and one of the completions of the rest.
 
-    Every 4x4 board can come up; of the many ways to fill a 9x9 board the first ones found are drawn from.
+    Every 4x4 board can be drawn; for a 9x9 board the draw is among the first 16 completions found.
     """
     shape, side = shape_of(size), round(size**0.5)
     while True:
@@ -78,7 +78,7 @@ def full_board(rng: random.Random, size: int) -> Board:
 
 
 def draw_puzzle(rng: random.Random, kind: Kind) -> Puzzle | None:
-    """Draw one puzzle, or None where emptying cells did not come down to the clues that `kind` asks for."""
+    """Draw one puzzle; return None when emptying cells did not reach the number of clues of `kind`."""
     least, most = clue_range(kind.size, kind.difficulty)
     solution = full_board(rng, kind.size)
     target = rng.randint(least, most)
@@ -97,10 +97,10 @@ def draw_puzzle(rng: random.Random, kind: Kind) -> Puzzle | None:
 
 
 def generate(count: int, seed: int, kind: Kind | None = None, *, exclude: Collection[Board] = ()) -> list[Puzzle]:
-    """Return `count` puzzles whose canonical forms are distinct and not in `exclude`; a function of its arguments alone.
+    """Return `count` puzzles whose canonical forms are distinct and not in `exclude`; deterministic in its arguments.
 
     Raises:
-        AgentSystemError: there are not so many puzzles of this kind.
+        AgentSystemError: there are too few puzzles of this kind.
     """
     kind = kind or Kind()
     rng = random.Random(f"sudoku-{seed}")
@@ -125,14 +125,14 @@ def generate(count: int, seed: int, kind: Kind | None = None, *, exclude: Collec
 
 
 def generate_split(num_train: int, num_test: int, seed: int, kind: Kind | None = None) -> tuple[list[Puzzle], list[Puzzle]]:
-    """Return (train, test) puzzles; no two of all are the same up to a renaming of digits."""
+    """Return (train, test) puzzles, all different up to a renaming of digits."""
     test = generate(num_test, 2 * seed + 1, kind)
     train = generate(num_train, 2 * seed, kind, exclude={canonical(puzzle.clues) for puzzle in test})
     return train, test
 
 
 def to_row(puzzle: Puzzle, index: int, split: str) -> dict[str, Any]:
-    """Return the puzzle as a row of verl's schema; the environment reads `extra_info.puzzle` and solves it itself."""
+    """Return the puzzle as a row of verl's schema; the environment reads and solves `extra_info.puzzle`."""
     return {
         "data_source": f"{DATA_SOURCE}_{puzzle.size}x{puzzle.size}",
         "prompt": [{"role": "user", "content": rows_text(puzzle.clues)}],

@@ -1,4 +1,4 @@
-"""Boards of Sudoku: what a cell sees, and puzzles as text. No randomness, no I/O.
+"""Boards of Sudoku: rows, columns, boxes and peers, and puzzles as text. No randomness, no I/O.
 
 A board is a tuple of `size * size` digits in reading order, 0 for an empty cell. Rows and columns are counted from 1 wherever people or
 models read them, cells from 0 inside the program.
@@ -19,13 +19,13 @@ EMPTY = "."
 
 @dataclass(frozen=True)
 class Shape:
-    """What belongs together on a board of one size.
+    """Rows, columns, boxes and peers of a board of one size.
 
     Attributes:
-        size: cells of a row; digits are 1..size.
+        size: cells per row; digits are 1..size.
         units: the cells of every row, column and box.
-        row, column, box: number of each cell's row, column and box, from 0.
-        peers: for each cell, those that may not hold the same digit.
+        row, column, box: index of each cell's row, column and box, from 0.
+        peers: for each cell, the cells that may not hold the same digit.
     """
 
     size: int
@@ -38,11 +38,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Puzzle:
-    """A board of clues and the one way to fill it.
+    """A board of clues and its unique solution.
 
     Attributes:
-        size: cells of a row.
-        clues: the board as it is given.
+        size: cells per row.
+        clues: the given board.
         solution: the full board.
         empty: cells without a clue.
     """
@@ -54,13 +54,13 @@ class Puzzle:
 
     @property
     def num_clues(self) -> int:
-        """Cells that are given."""
+        """Number of clues."""
         return len(self.clues) - len(self.empty)
 
 
 @cache
 def shape_of(size: int) -> Shape:
-    """Return the units of a board of `size` rows.
+    """Return the shape of a board of `size` rows.
 
     Raises:
         AgentSystemError: a size other than 4 and 9.
@@ -88,10 +88,10 @@ def to_text(board: Board) -> str:
 
 
 def from_text(text: str) -> Board:
-    """Read what `to_text` writes; 0 stands for an empty cell too.
+    """Parse the text of `to_text`; 0 also stands for an empty cell.
 
     Raises:
-        AgentSystemError: not 16 or 81 cells, or a digit that the size does not have.
+        AgentSystemError: not 16 or 81 cells, or a digit out of range.
     """
     size = {n * n: n for n in SIZES}.get(len(text))
     if size is None or not set(text) <= set(EMPTY + "0123456789"[: size + 1]):
@@ -102,7 +102,7 @@ def from_text(text: str) -> Board:
 
 
 def rows_text(board: Board, empty: str = EMPTY) -> str:
-    """Return the board as a line per row, a space between cells, and `empty` where there is no digit."""
+    """Return the board as one line per row, with spaces between cells and `empty` for an empty cell."""
     size = size_of(board)
     cells = [str(digit) if digit else empty for digit in board]
     return "\n".join(" ".join(cells[start : start + size]) for start in range(0, len(cells), size))
@@ -117,8 +117,8 @@ def clashing(board: Board) -> set[int]:
 def canonical(clues: Board) -> Board:
     """Return `clues` with digits renamed in the order in which they first appear.
 
-    Two puzzles are equal up to a renaming of digits if and only if their canonical forms are equal; where each has one solution, their
-    solutions then are so too. Swapped rows or turned boards make other puzzles.
+    Two puzzles are equal up to a renaming of digits if and only if their canonical forms are equal; if each has one solution, so are their
+    solutions. Puzzles that differ by swapped rows or a rotation have different canonical forms.
     """
     names: dict[int, int] = {0: 0}
     return tuple(names.setdefault(digit, len(names)) for digit in clues)

@@ -20,18 +20,18 @@ PAPER, INK, CLUE, RIGHT, WRONG = "#ffffff", "#202020", "#e4e4e4", "#cdeccd", "#f
 
 
 def describe(state: State) -> str:
-    """Return what an agent sees: the clues and, once something is written, the board below them."""
+    """Return the `grid` view: the clues and, once something is written, the board below them."""
     clues = rows_text(state.puzzle.clues)
     return clues if state.board == state.puzzle.clues else f"{clues}\nNow:\n{rows_text(state.board)}"
 
 
 def digits_text(board: Board) -> str:
-    """Return a board as digits, 0 where it is empty, a line a row: the same layout whatever is filled, and a whole grid as an action."""
+    """Return a board as digits, 0 for an empty cell, one line per row: a fixed layout, which is also a whole grid as an action."""
     return rows_text(board, empty="0")
 
 
 def replay(puzzle: Puzzle, actions: Iterable[str], max_cells: int = 81, clashes: str = "keep") -> list[State]:
-    """Return the state before and after every action of an Executor, as a trajectory file holds them, under the episode's options."""
+    """Return the initial state and the state after every action of an Executor from a trajectory file, under the episode's options."""
     states = [State.start(puzzle)]
     for action in actions:
         states.append(apply_action(states[-1], parse_action(action, puzzle.size), max_cells, clashes).state)
@@ -39,7 +39,7 @@ def replay(puzzle: Puzzle, actions: Iterable[str], max_cells: int = 81, clashes:
 
 
 def draw(state: State) -> Image:
-    """Return a picture of a state: clues on grey, written cells green where they are right and red where they are not.
+    """Return a picture of a state: clues on grey, right cells on green, wrong cells on red.
 
     Raises:
         AgentSystemError: pillow is not installed.
@@ -66,10 +66,10 @@ def draw(state: State) -> Image:
 
 
 def save_episode(states: Sequence[State], path: Path, seconds: float = 0.8) -> None:
-    """Write the states of an episode as a moving picture (`.gif`), or the last one as a still (`.png`).
+    """Write the states of an episode as an animation (`.gif`), or the last one as a picture (`.png`).
 
     Raises:
-        AgentSystemError: another ending, no states, or no pillow.
+        AgentSystemError: another suffix, no states, or no pillow.
     """
     if path.suffix not in (".gif", ".png") or not states:
         raise AgentSystemError(f"an episode of at least one state is written as .gif or .png, found {len(states)} states and {path.name!r}")

@@ -1,4 +1,4 @@
-"""Counts the solutions of a board: depth-first search over bit masks, the cell with the fewest digits left first."""
+"""Solutions of a board: depth-first search with bit masks, the cell with the fewest possible digits first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent_system.workflows.sudoku.world.puzzle import Board, Puzzle, Shape, cla
 
 
 def solutions(board: Board, limit: int = 2) -> list[Board]:
-    """Return up to `limit` solutions of `board`; with the default, one solution in the list proves that it is the only one."""
+    """Return up to `limit` solutions of `board`; with the default, a list of one proves that the solution is unique."""
     if clashing(board):
         return []
     search = _Search(board, limit)
@@ -18,7 +18,7 @@ def solutions(board: Board, limit: int = 2) -> list[Board]:
 
 
 def has_one_solution(board: Board) -> bool:
-    """Whether there is exactly one way to fill `board`."""
+    """Return whether `board` has exactly one solution."""
     return len(solutions(board)) == 1
 
 
@@ -26,7 +26,7 @@ def make_puzzle(clues: Board) -> Puzzle:
     """Return the puzzle of `clues`.
 
     Raises:
-        AgentSystemError: no solution, or several.
+        AgentSystemError: there is no solution, or several.
     """
     found = solutions(clues)
     if len(found) != 1:
@@ -39,7 +39,7 @@ def make_puzzle(clues: Board) -> Puzzle:
 
 @lru_cache(maxsize=4096)
 def puzzle_from_text(text: str) -> Puzzle:
-    """Return the puzzle written as one line; remembered, because every episode of a task asks again.
+    """Return the puzzle written as one line; cached, because every episode of a task needs it.
 
     Raises:
         AgentSystemError: malformed text, no solution, or several.
@@ -48,7 +48,7 @@ def puzzle_from_text(text: str) -> Puzzle:
 
 
 class _Search:
-    """One search; `used` masks hold the digits that a row, column or box has."""
+    """One search; `rows`, `columns` and `boxes` hold bit masks of the digits used in each."""
 
     def __init__(self, board: Board, limit: int) -> None:
         self.shape: Shape = shape_of(size_of(board))
@@ -63,7 +63,7 @@ class _Search:
                 self._flip(cell, 1 << (digit - 1))
 
     def run(self) -> None:
-        """Fill the open cells in every way, until `limit` are found."""
+        """Collect solutions until `limit` are found."""
         if not self.open:
             self.found.append(tuple(self.cells))
             return

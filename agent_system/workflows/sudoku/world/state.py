@@ -1,4 +1,4 @@
-"""The state of an episode and its only transition. Everything is immutable, so that a fork shares it."""
+"""The state of an episode and its only transition. Everything is immutable, so forks share it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from agent_system.workflows.sudoku.world.puzzle import Board, Puzzle, clashing, 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A puzzle and how far it is filled.
+    """A puzzle and its current board.
 
     Attributes:
         puzzle: clues and solution.
-        board: clues and what was written.
+        board: clues and written digits.
     """
 
     puzzle: Puzzle
@@ -22,12 +22,12 @@ class State:
 
     @classmethod
     def start(cls, puzzle: Puzzle) -> State:
-        """Return the state in which only the clues stand."""
+        """Return the initial state, in which the board holds the clues only."""
         return cls(puzzle, puzzle.clues)
 
     @property
     def num_right(self) -> int:
-        """Cells without a clue that hold the digit of the solution."""
+        """Number of cells without a clue that hold the solution's digit."""
         board, solution = self.board, self.puzzle.solution
         return sum(board[cell] == solution[cell] for cell in self.puzzle.empty)
 
@@ -38,32 +38,32 @@ class State:
 
     @property
     def solved(self) -> bool:
-        """Every cell is right."""
+        """Whether every cell is right."""
         return self.board == self.puzzle.solution
 
     @property
     def key(self) -> str:
-        """The same for equal clues and equal boards, and for these only."""
+        """Key that is equal only for equal clues and equal boards."""
         return f"{to_text(self.puzzle.clues)}|{to_text(self.board)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
-    """What became of an action.
+class AppliedAction:
+    """Result of an action.
 
     Attributes:
-        state: afterwards.
-        readable: the text was an action at all.
-        illegal: it touched a clue or left the board; what came before that was written.
-        touched_clue: it was a clue.
-        written: moves that were made, over the same digit or cell too.
-        refused: moves that were not made because their digit would have clashed.
-        cut: moves beyond the most that an action may make.
+        state: state after the action.
+        readable: the text could be parsed as an action.
+        illegal: a move touched a clue or left the board; earlier moves were made.
+        touched_clue: the illegal move touched a clue.
+        written: moves made, including repetitions of a digit or a cell.
+        refused: moves not made because their digit would have clashed.
+        cut: moves beyond `max_cells`.
         clashes: written moves whose cell clashes with its row, column or box afterwards.
-        placed: cells that were to have a digit which they did not hold.
-        clashing: those of them that were refused or clash afterwards.
-        right: cells that were to have the solution's digit or to lose a wrong one, and did not or held it before.
-        wrong: cells that were to have a digit that is not the solution's, or to lose the solution's.
+        placed: cells for which the action has a digit other than the one they held.
+        clashing: cells of `placed` that were refused or clash afterwards.
+        right: cells that the action corrects: by the solution's digit, or by emptying a wrong one.
+        wrong: cells for which the action has a wrong digit, or which it empties of the solution's digit.
     """
 
     state: State
@@ -81,34 +81,33 @@ class Applied:
 
     @property
     def clash_share(self) -> float:
-        """Share of the cells placed that clash; all of what cannot be read does, see `wrong_share`."""
+        """Share of the placed cells that clash; 1 for an unreadable action."""
         if not self.readable:
             return 1.0
         return self.clashing / self.placed if self.placed else 0.0
 
     @property
     def wrong_share(self) -> float:
-        """Share of the cells that the action is about which it makes wrong; a digit that is refused may be right, beside a wrong one.
+        """Share of the action's cells that it makes wrong; refused digits are included, since they may be right.
 
-        Each cell counts once, and one that the action leaves as it was not at all, unless with a wrong digit: nothing that is written
-        beside a wrong digit makes it cheaper but right ones. The cell at which an illegal action ends counts as wrong, and so does all
-        of one that cannot be read: no reply is spared by what is the matter with it.
+        Each cell counts once. A cell that keeps a right or no digit does not count, so only right digits lower the share. The cell at which
+        an illegal action stops counts as wrong. 1 for an unreadable action, so that no error costs less than a wrong digit.
         """
         if not self.readable:
             return 1.0
-        about = self.right + self.wrong + self.illegal
-        return (self.wrong + self.illegal) / about if about else 0.0
+        counted = self.right + self.wrong + self.illegal
+        return (self.wrong + self.illegal) / counted if counted else 0.0
 
 
-def apply_action(state: State, action: Action | None, max_cells: int, clashes: str = "keep") -> Applied:
-    """Write the cells of `action` in order until one is illegal or the puzzle is solved; None, and nothing to write, change nothing.
+def apply_action(state: State, action: Action | None, max_cells: int, clashes: str = "keep") -> AppliedAction:
+    """Write the cells of `action` in order until one is illegal or the puzzle is solved; None is an unreadable action.
 
-    A cell without a clue may be written again. A digit that its row, column or box holds is written (`clashes` is keep), left out
-    (refuse), or left out while the cells that hold it are emptied unless they are clues (clear). A whole grid has to repeat the clues;
-    where it repeats what stood there at the beginning, nothing is written.
+    A cell without a clue may be written again. A digit that its row, column or box already holds is written (`clashes` is keep), left out
+    (refuse), or left out while the cells that hold it are emptied unless they are clues (clear). A whole grid must repeat the clues; its
+    cells that repeat the board are not written.
     """
     if action is None:
-        return Applied(state, readable=False)
+        return AppliedAction(state, readable=False)
     clues, size = state.puzzle.clues, state.puzzle.size
     board = list(state.board)
     written: list[int] = []
@@ -148,10 +147,10 @@ def apply_action(state: State, action: Action | None, max_cells: int, clashes: s
             break
     after = replace(state, board=tuple(board)) if tuple(board) != state.board else state
     clash = clashing(after.board) if written else set()
-    amiss = placed & (clash | set(refused))
+    placed_clashing = placed & (clash | set(refused))
     clashing_moves = sum(cell in clash for cell in written)
-    counts = (len(written), len(refused), cut, clashing_moves, len(placed), len(amiss), len(right - wrong), len(wrong))
-    return Applied(after, True, illegal, touched, *counts)
+    counts = (len(written), len(refused), cut, clashing_moves, len(placed), len(placed_clashing), len(right - wrong), len(wrong))
+    return AppliedAction(after, True, illegal, touched, *counts)
 
 
 def _cell(move: Move, size: int) -> int | None:

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from agent_system.sandbox import Reason, RunResult, shared_sandbox
-from agent_system.workflows.code.env import builds
+from agent_system.workflows.code.env import compiles
 from agent_system.workflows.code.world.problem import Case, Problem
 from agent_system.workflows.code.world.runs import LONGEST_ERROR, Truth, check_program
 from tests.agent_system.workflows.code.conftest import ADD
@@ -116,7 +116,7 @@ async def test_a_sandbox_that_fails_is_no_way_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(shared_sandbox(), "run_tests", broken)
     right, lost = await check_program(ADD, CASES[:2], Problem(CASES), 0.0)
     assert right.passed and not lost.passed and lost.silent and lost.reason is Reason.SANDBOX
-    assert builds([right]) and not builds([lost])
+    assert compiles([right]) and not compiles([lost])
 
 
 @pytest.mark.timing

@@ -265,7 +265,7 @@ def test_a_bad_option_names_the_key(options, words):
         ({**TICTACTOE, "api": "parallel"}, "api=parallel: PettingZoo has no such environment; there is one with env.params.api=aec"),
         ({**TICTACTOE, "kwargs": {"size": 4}}, "cannot be made: .*size"),
         ({**TICTACTOE, "random_seats": ["player_3"]}, "random_seats names 'player_3'; did you mean 'player_2'.*seats: player_1, player_2"),
-        ({**TICTACTOE, "random_seats": ["player_1", "player_2"]}, "nobody is left to learn"),
+        ({**TICTACTOE, "random_seats": ["player_1", "player_2"]}, "no player is left for the team"),
         ({**TICTACTOE, "actions": ["up"]}, "env.params.actions has 1 names"),
         ({"env_id": f"{HERE}:Camera-v0"}, "override describe"),
     ],

@@ -3,12 +3,12 @@ import pytest
 from agent_system.workflows.search.world.answers import (
     AnswerError,
     accepted_answers,
-    can_be_given,
+    can_be_matched,
     contains,
     exact_match,
     f1_score,
     normalize,
-    sought,
+    searchable,
 )
 
 
@@ -65,12 +65,12 @@ def test_a_ground_truth_that_is_neither_text_nor_number_is_refused(truth):
 
 
 def test_an_answer_needs_a_word_to_be_given():
-    assert can_be_given(["the", "x"])
-    assert not can_be_given(["A", "the.", "?"]) and not can_be_given([])
+    assert can_be_matched(["the", "x"])
+    assert not can_be_matched(["A", "the.", "?"]) and not can_be_matched([])
 
 
 def test_what_stands_in_any_passage_is_not_sought():
-    assert sought(["Yes", "no.", "NoAnswer", "the", "no way"]) == ["no way"]
+    assert searchable(["Yes", "no.", "NoAnswer", "the", "no way"]) == ["no way"]
 
 
 def test_an_answer_is_found_in_a_text_as_whole_words():

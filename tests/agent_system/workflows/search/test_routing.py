@@ -44,7 +44,7 @@ TEAM = {name: once for name in (VERIFIER, SEARCH, ANSWER)}
         ("slow", "gave no answer within env.params.timeout_s=3 s"),
         ("rubbish", "found no JSON"),
         ("broken", "HTTP status 500"),
-        ("cut", "cannot be asked"),
+        ("cut", "retrieve failed: "),
     ],
 )
 async def test_a_bad_search_fails_its_own_episode_after_the_time_limit_and_no_other(make_collector, misbehaving, bad, cause):

@@ -29,7 +29,7 @@ def test_a_row_without_question_is_empty_and_one_without_answer_refused():
     assert find_question({"answer": "a"}) == ""
     with pytest.raises(AgentSystemError, match="nq train row 3"):
         make_row("q?", [" "], data_source="nq", split="train", index=3)
-    with pytest.raises(AgentSystemError, match=r"nq train row 3: .* an answer with a word that is no article, found 'q.' and .'A'"):
+    with pytest.raises(AgentSystemError, match=r"nq train row 3: .* an answer with a word other than an article, found 'q.' and .'A'"):
         make_row("q?", ["A"], data_source="nq", split="train", index=3)
     assert make_row(" q? ", ["x"], data_source="nq", split="test", index=0)["reward_model"]["ground_truth"] == {"target": ["x"]}
 

@@ -61,7 +61,7 @@ def test_the_same_query_again_is_remembered(server):
     [
         ({"queries": ["x" * 401]}, 413, "401 characters in one query; at most 400"),
         ({"queries": ["x"] * 513}, 413, "513 queries in one request; at most 512"),
-        ({"queries": ["x"], "topk": 101}, 413, "101 documents a query"),
+        ({"queries": ["x"], "topk": 101}, 413, "101 documents per query"),
         ({"queries": ["x"], "topk": 0}, 422, "greater than or equal to 1"),
         ({"queries": []}, 422, "at least 1"),
         ({"queries": [3]}, 422, "valid string"),

@@ -3,12 +3,12 @@ import pytest
 from agent_system.workflows.sudoku.world.action import parse_action
 from agent_system.workflows.sudoku.world.puzzle import to_text
 from agent_system.workflows.sudoku.world.solver import puzzle_from_text
-from agent_system.workflows.sudoku.world.state import Applied, State, apply_action
+from agent_system.workflows.sudoku.world.state import AppliedAction, State, apply_action
 
 CLUES, SOLUTION = "1.3..4.22.4..3.1", "1234341221434321"
 
 
-def applied(text: str, max_cells: int = 81, state: State | None = None) -> Applied:
+def applied(text: str, max_cells: int = 81, state: State | None = None) -> AppliedAction:
     return apply_action(state or State.start(puzzle_from_text(CLUES)), parse_action(text, 4), max_cells)
 
 
