@@ -91,6 +91,7 @@ def compute_gigpo_outcome_advantage(
     episode = episode if episodes.unit is None else episode[episodes.unit]
     valid = real_rows(response_mask).cpu().numpy()
     chained = valid
+    trajectory = traj_index if traj_uid is None else traj_uid
     if turn_index is not None:
         if trajectory is None:
             raise ValueError("adv_estimator=gigpo needs traj_uid (or traj_index) to discount step rewards along turn_index")
