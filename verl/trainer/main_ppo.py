@@ -20,10 +20,10 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import hydra
 import torch
@@ -353,8 +353,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         started.callback(team.shutdown)
         team.start()
         collector = build_collector(config, placement, checked.tokenizers, team.clients)
-        plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(config)))
-        tracking = Tracking(config.trainer.project_name, checked.name, config.trainer.logger, plain, run_dir)
+        tracking = Tracking(config.trainer.project_name, checked.name, config.trainer.logger, asdict(config), run_dir)
         started.callback(finish, tracking, run_dir)
         trainer = RayPPOTrainer(config, placement, team, collector, checked.train, checked.val, tracking, run_dir)
         trainer.fit()
