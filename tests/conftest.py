@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -136,16 +137,18 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
-def start_shared_cluster() -> None:
-    """Start the Ray cluster of this process of pytest if there is none; a run with `trainer.controller=ray` in this process joins it."""
-    import ray
+def start_cluster(python: str, **options: Any) -> None:
+    """Start a Ray cluster, which this process then is connected to.
 
+    Args:
+        python: the program that starts its workers.
+        options: of `ray.init`.
+    """
     from verl.single_controller.ray.start import start_private_cluster
-    from verl.trainer.ppo.controller import RAY_SYSTEM_CONFIG
 
-    if not ray.is_initialized():
-        options = {"object_store_memory": 500 * 2**20, "log_to_driver": False, "_system_config": dict(RAY_SYSTEM_CONFIG)}
-        start_private_cluster(num_cpus=4, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", python)  # Ray starts its other programs with `-u`, which tests/forked.py does not fork
+        start_private_cluster(runtime_env={"py_executable": python}, log_to_driver=False, **options)
 
 
 def is_idle(within_s: float) -> bool:
@@ -174,12 +177,18 @@ def _cluster_of_the_session() -> Iterator[None]:
 
 
 @pytest.fixture
-def ray_cluster(_cluster_of_the_session: None) -> Iterator[None]:
-    """A Ray cluster of 4 CPUs with nothing on it. Tests share it, unless one leaves something there: the next then has a new one."""
-    start_shared_cluster()
-    yield
+def ray_cluster(forked_python: str, _cluster_of_the_session: None) -> Iterator[None]:
+    """A Ray cluster of 4 CPUs with nothing on it, whose workers are forked; a run with `trainer.controller=ray` in this process joins it.
+
+    Tests share it, unless one leaves something there: the next then has a new one.
+    """
     import ray
 
+    from verl.trainer.ppo.controller import RAY_SYSTEM_CONFIG
+
+    if not ray.is_initialized():
+        start_cluster(forked_python, num_cpus=4, object_store_memory=500 * 2**20, _system_config=dict(RAY_SYSTEM_CONFIG))
+    yield
     if ray.is_initialized() and not is_idle(within_s=20):
         ray.shutdown()
 
