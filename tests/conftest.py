@@ -3,7 +3,6 @@
 import gc
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -137,20 +136,6 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
-def start_cluster(python: str, **options: Any) -> None:
-    """Start a Ray cluster, which this process then is connected to.
-
-    Args:
-        python: the program that starts its workers.
-        options: of `ray.init`.
-    """
-    from verl.single_controller.ray.start import start_private_cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "executable", python)  # Ray starts its other programs with `-u`, which tests/forked.py does not fork
-        start_private_cluster(runtime_env={"py_executable": python}, log_to_driver=False, **options)
-
-
 def is_idle(within_s: float) -> bool:
     """Whether the cluster has no actor, no placement group and all its resources, after so many seconds at most."""
     import ray
@@ -184,10 +169,12 @@ def ray_cluster(forked_python: str, _cluster_of_the_session: None) -> Iterator[N
     """
     import ray
 
+    from verl.single_controller.ray.start import start_private_cluster
     from verl.trainer.ppo.controller import RAY_SYSTEM_CONFIG
 
     if not ray.is_initialized():
-        start_cluster(forked_python, num_cpus=4, object_store_memory=500 * 2**20, _system_config=dict(RAY_SYSTEM_CONFIG))
+        options = {"object_store_memory": 500 * 2**20, "log_to_driver": False, "_system_config": dict(RAY_SYSTEM_CONFIG)}
+        start_private_cluster(num_cpus=4, runtime_env={"py_executable": forked_python}, **options)
     yield
     if ray.is_initialized() and not is_idle(within_s=20):
         ray.shutdown()

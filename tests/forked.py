@@ -25,8 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+# Without Ray, which reads its environment when it is imported: its workers find their job there.
 PRELOADED = (
-    "ray",
     "torch",
     "transformers.models.qwen3.modeling_qwen3",
     "verl.trainer.main_ppo",
@@ -193,10 +193,6 @@ def run(request: dict[str, Any], streams: list[int]) -> None:
     paths = [os.environ.get("PYTHONPATH"), request["environment"].get("PYTHONPATH")]
     os.environ.clear()
     os.environ.update(request["environment"])
-    if "ray" in sys.modules:
-        from ray._raylet import Config
-
-        Config.initialize("")  # it has read the environment of the server
     own, given = ([path for path in (value or "").split(os.pathsep) if path] for value in paths)
     rest = [path for path in sys.path[1:] if path not in own]
     first, *arguments = request["arguments"]

@@ -129,7 +129,6 @@ def harmful_loss(*args, **kwargs):  # once a step, in the worker that trains
 '''
 CLUSTER = """
 import sys, ray
-sys.executable = sys.argv[1]
 ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
 print("address", ray.get_runtime_context().gcs_address, flush=True)
 @ray.remote(num_cpus=0)
@@ -329,10 +328,11 @@ def command(overrides: Callable[..., list[str]], user_package: Path, tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def cluster(forked_python: str) -> Iterator[subprocess.Popen[str]]:
-    """A Ray cluster of another process, whose workers are forked; a line on stdin is answered `alive`."""
-    command = [sys.executable, "-c", CLUSTER, forked_python]
-    host = subprocess.Popen(command, env=os.environ | TOKEN, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def cluster() -> Iterator[subprocess.Popen[str]]:
+    """A Ray cluster of another process; a line on stdin is answered `alive`."""
+    host = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER], env=os.environ | TOKEN, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     yield host
     assert host.stdin is not None
     host.stdin.close()

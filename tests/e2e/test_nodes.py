@@ -12,14 +12,13 @@ import psutil
 import pytest
 import ray
 
-from tests.conftest import start_cluster
 from tests.e2e.conftest import Run, read_metrics
 from tests.single_controller.test_worker_group import Adder, batch
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.single_controller.ray.start import start_private_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 STORE = 100 * 2**20
-JOIN = "import sys; sys.executable = sys.argv.pop(1); from ray.scripts.scripts import main; main()"
 
 
 class Located(Adder):
@@ -32,10 +31,10 @@ def ray_cluster(forked_python: str, tmp_path_factory: pytest.TempPathFactory) ->
     """This process's cluster, which a second node joins; each has room for one process of a worker group."""
     ray.shutdown()  # what other tests share
     said = tmp_path_factory.mktemp("node") / "said.txt"
-    start_cluster(forked_python, num_cpus=1, object_store_memory=STORE)
+    start_private_cluster(num_cpus=1, object_store_memory=STORE, log_to_driver=False, runtime_env={"py_executable": forked_python})
     join = ["start", f"--address={ray.get_runtime_context().gcs_address}", "--num-cpus=1", f"--object-store-memory={STORE}", "--block"]
     with said.open("w") as log:
-        command = [sys.executable, "-c", JOIN, forked_python, *join]
+        command = [sys.executable, "-m", "ray.scripts.scripts", *join]
         node = subprocess.Popen(command, env=os.environ | {"RAY_AUTH_MODE": "token"}, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + 120
