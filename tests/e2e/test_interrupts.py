@@ -129,7 +129,9 @@ def harmful_loss(*args, **kwargs):  # once a step, in the worker that trains
 '''
 CLUSTER = """
 import sys, ray
-ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
+none_in_advance = {"prestart_worker_first_driver": False}
+options = {"object_store_memory": 100 * 2**20, "log_to_driver": False, "_system_config": none_in_advance}
+ray.init(address="local", num_cpus=2, include_dashboard=False, **options)
 print("address", ray.get_runtime_context().gcs_address, flush=True)
 @ray.remote(num_cpus=0)
 def alive():

@@ -135,6 +135,7 @@ def test_weights_that_travel_one_by_one_are_those_that_travel_together(
 
 
 @pytest.mark.ray
+@pytest.mark.spread
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("device", on(gpus=4))
 def test_two_ranks_of_a_pool_of_their_own_train_as_one_and_at_the_same_time_as_the_other_group(
