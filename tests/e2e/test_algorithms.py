@@ -113,7 +113,7 @@ def steps(train: Run, tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPa
     return go
 
 
-@pytest.mark.parametrize(("estimator", "loss"), zip_longest(built_in(ADV_ESTIMATOR_REGISTRY), built_in(POLICY_LOSS_REGISTRY)))
+@pytest.mark.parametrize(("estimator", "loss"), list(zip_longest(built_in(ADV_ESTIMATOR_REGISTRY), built_in(POLICY_LOSS_REGISTRY))))
 def test_the_math_team_trains_three_steps(steps: Callable[..., list[dict[str, Any]]], estimator: str | None, loss: str | None) -> None:
     """An estimator and a loss a run; what is left of the longer list has the default of the other."""
     named = {"algorithm.adv_estimator": estimator, f"{LOSS}.loss_mode": loss}
