@@ -136,18 +136,6 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
-def start_shared_cluster() -> None:
-    """Start the Ray cluster of this process of pytest if there is none; a run with `trainer.controller=ray` in this process joins it."""
-    import ray
-
-    from verl.single_controller.ray.start import start_private_cluster
-    from verl.trainer.ppo.controller import RAY_SYSTEM_CONFIG
-
-    if not ray.is_initialized():
-        options = {"object_store_memory": 500 * 2**20, "log_to_driver": False, "_system_config": dict(RAY_SYSTEM_CONFIG)}
-        start_private_cluster(num_cpus=4, **options)
-
-
 def is_idle(within_s: float) -> bool:
     """Whether the cluster has no actor, no placement group and all its resources, after so many seconds at most."""
     import ray
@@ -174,12 +162,20 @@ def _cluster_of_the_session() -> Iterator[None]:
 
 
 @pytest.fixture
-def ray_cluster(_cluster_of_the_session: None) -> Iterator[None]:
-    """A Ray cluster of 4 CPUs with nothing on it. Tests share it, unless one leaves something there: the next then has a new one."""
-    start_shared_cluster()
-    yield
+def ray_cluster(forked_python: str, _cluster_of_the_session: None) -> Iterator[None]:
+    """A Ray cluster of 4 CPUs with nothing on it, whose workers are forked; a run with `trainer.controller=ray` in this process joins it.
+
+    Tests share it, unless one leaves something there: the next then has a new one.
+    """
     import ray
 
+    from verl.single_controller.ray.start import start_private_cluster
+    from verl.trainer.ppo.controller import RAY_SYSTEM_CONFIG
+
+    if not ray.is_initialized():
+        options = {"object_store_memory": 500 * 2**20, "log_to_driver": False, "_system_config": dict(RAY_SYSTEM_CONFIG)}
+        start_private_cluster(num_cpus=4, runtime_env={"py_executable": forked_python}, **options)
+    yield
     if ray.is_initialized() and not is_idle(within_s=20):
         ray.shutdown()
 

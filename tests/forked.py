@@ -25,8 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+# Without Ray, which reads its environment when it is imported: its workers find their job there.
 PRELOADED = (
-    "ray",
     "torch",
     "transformers.models.qwen3.modeling_qwen3",
     "agent_system.launch.train",

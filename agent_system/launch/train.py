@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -60,8 +60,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         started.callback(team.shutdown)
         team.start()
         collector = build_collector(config, placement, checked.tokenizers, team.clients)
-        plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(config)))
-        tracking = Tracking(config.trainer.project_name, checked.name, config.trainer.logger, plain, run_dir)
+        tracking = Tracking(config.trainer.project_name, checked.name, config.trainer.logger, asdict(config), run_dir)
         started.callback(finish, tracking, run_dir)
         trainer = RayPPOTrainer(config, placement, team, collector, checked.train, checked.val, tracking, run_dir)
         trainer.fit()

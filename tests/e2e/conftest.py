@@ -105,11 +105,18 @@ def user_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of 12 tasks."""
+    return write_tasks(tmp_path_factory.mktemp("tasks") / "tasks.jsonl", 12)
+
+
 @pytest.fixture
-def overrides(tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, user_package: Path) -> Callable[..., list[str]]:
+def overrides(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, user_package: Path, tasks: str
+) -> Callable[..., list[str]]:
     """Hydra overrides of a run that takes a second or two; keyword arguments change some."""
     monkeypatch.syspath_prepend(str(user_package))
-    tasks = write_tasks(tmp_path / "tasks.jsonl", 12)
 
     def build(changes: Mapping[str, Any] | None = None) -> list[str]:
         base: dict[str, Any] = {
@@ -161,6 +168,26 @@ def train(compose: Callable[..., Any], request: pytest.FixtureRequest) -> Run:
         if config.trainer.controller == "ray":
             request.getfixturevalue("ray_cluster")
         return run(config)
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def _folders() -> dict[str, Path]:
+    return {}
+
+
+@pytest.fixture
+def once(train: Run, tmp_path: Path, _folders: dict[str, Path]) -> Callable[..., Path]:
+    """Train with these changes unless a test of the module has done so; returns the folder of the run, which must stay as it is."""
+
+    def go(changes: Mapping[str, Any] | None = None) -> Path:
+        key = str(changes)
+        if key not in _folders:
+            folder = tmp_path / f"once_{len(_folders)}"
+            train(dict(changes or {}) | {"trainer.default_local_dir": folder})
+            _folders[key] = folder
+        return _folders[key]
 
     return go
 

@@ -4,6 +4,7 @@ Faults come from a user's package: its environment and its advantage estimator r
 no test has to guess when that is.
 """
 
+import json
 import os
 import re
 import resource
@@ -21,6 +22,7 @@ import pytest
 
 from agent_system.rollout.collector import TooManyFailuresError
 from tests.e2e.conftest import Run, read_metrics, weights
+from tests.forked import ForkServer
 from tests.house.source import ROOT
 from verl.trainer.ppo.interrupt import StoppedAtOnce
 from verl.utils.checkpoint import CheckpointError
@@ -66,12 +68,12 @@ def harm(fault):
     elif fault.endswith("Workers"):  # the one that takes its place as well
         threading.Thread(target=hunt, args=(fault[:-1],), daemon=True).start()
     elif fault.endswith("Worker"):
-        host = psutil.Process(int(os.environ["CLUSTER_PID"]))
+        host = psutil.Process(int(os.environ["STARTS_WORKERS"]))
         next(p for p in host.children(recursive=True) if f"ray::{fault}" in " ".join(p.cmdline())).kill()
 
 
 def hunt(kind):
-    host, killed = psutil.Process(int(os.environ["CLUSTER_PID"])), 0
+    host, killed = psutil.Process(int(os.environ["STARTS_WORKERS"])), 0
     while killed < 2:
         for process in host.children(recursive=True):
             try:
@@ -127,7 +129,9 @@ def harmful_loss(*args, **kwargs):  # once a step, in the worker that trains
 '''
 CLUSTER = """
 import sys, ray
-ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
+none_in_advance = {"prestart_worker_first_driver": False}
+options = {"object_store_memory": 100 * 2**20, "log_to_driver": False, "_system_config": none_in_advance}
+ray.init(address="local", num_cpus=2, include_dashboard=False, **options)
 print("address", ray.get_runtime_context().gcs_address, flush=True)
 @ray.remote(num_cpus=0)
 def alive():
@@ -163,6 +167,26 @@ def faults(user_package: Path, train: Run) -> Iterator[Callable[..., Any]]:
     resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 
 
+@pytest.fixture(scope="module")
+def finished() -> dict[str, tuple[Path, Any]]:
+    """Folder and trainer of every run in which nothing happened."""
+    return {}
+
+
+@pytest.fixture
+def uninterrupted(
+    faults: Callable[..., Any], tmp_path: Path, finished: dict[str, tuple[Path, Any]]
+) -> Callable[[Mapping[str, Any]], tuple[Path, Any]]:
+    """Train with changes and without a fault, once for all tests; returns (folder, trainer)."""
+
+    def go(changes: Mapping[str, Any]) -> tuple[Path, Any]:
+        if (key := str(changes)) not in finished:
+            finished[key] = tmp_path / "whole", faults(None, dict(changes) | {"trainer.default_local_dir": tmp_path / "whole"})
+        return finished[key]
+
+    return go
+
+
 def saved(run_dir: Path) -> int:
     """The step that the pointer names."""
     return int((run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
@@ -173,26 +197,25 @@ def saved(run_dir: Path) -> int:
 
 @pytest.mark.parametrize(("fault", "kept"), [("collect:SIGTERM", 1), ("update:SIGTERM", 2)])
 def test_a_signal_checkpoints_the_last_finished_step_and_the_run_resumes_as_if_nothing_had_been(
-    faults: Callable[..., Any], tmp_path: Path, fault: str, kept: int
+    faults: Callable[..., Any], uninterrupted: Callable[..., tuple[Path, Any]], tmp_path: Path, fault: str, kept: int
 ) -> None:
     rarely = {"trainer.save_freq": -1}
-    faults(None, rarely | {"trainer.default_local_dir": tmp_path / "whole"})
+    whole, _ = uninterrupted(rarely)
     stopped = faults(fault, rarely)
     assert stopped.stopped_by == signal.SIGTERM
     assert stopped.global_step == kept == saved(tmp_path / "run")
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == list(range(1, kept + 1))
     assert faults(None, rarely).stopped_by is None
-    assert weights(tmp_path / "run", 3) == weights(tmp_path / "whole", 3)
+    assert weights(tmp_path / "run", 3) == weights(whole, 3)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("fault", ["update:SIGTERM", "validate:SIGTERM", "validate:raise_all"])
 def test_what_ends_the_last_validation_costs_that_alone_and_the_next_start_makes_up_for_it(
-    faults: Callable[..., Any], tmp_path: Path, fault: str
+    faults: Callable[..., Any], uninterrupted: Callable[..., tuple[Path, Any]], tmp_path: Path, tasks: str, fault: str
 ) -> None:
-    two = {"trainer.total_training_steps": 2, "trainer.save_freq": -1, "trainer.val_before_train": True}
-    two |= {"data.val_files": tmp_path / "tasks.jsonl"}
-    whole = faults(None, two | {"trainer.default_local_dir": tmp_path / "whole"})
+    two = {"trainer.total_training_steps": 2, "trainer.save_freq": -1, "trainer.val_before_train": True, "data.val_files": tasks}
+    _, whole = uninterrupted(two)
     if fault.endswith("SIGTERM"):
         stopped = faults(fault, two)
         assert (stopped.stopped_by, stopped.after) == (signal.SIGTERM, None)
@@ -293,12 +316,10 @@ def command(overrides: Callable[..., list[str]], user_package: Path, tmp_path: P
     path = os.pathsep.join([str(user_package), str(ROOT)])
     started: list[Command] = []
 
-    def go(
-        fault: str, changes: Mapping[str, Any] | None = None, cluster_pid: int = 0, program: Sequence[str] = TRAINER, **variables: str
-    ) -> Command:
+    def go(fault: str, changes: Mapping[str, Any] | None = None, program: Sequence[str] = TRAINER, **variables: str) -> Command:
         ray = {"trainer.controller": "ray", "agent.model_sharing": True, "trainer.save_hf_model": False}
         (user_package / "fault").write_text(fault)
-        environment = {"PYTHONPATH": path, "CLUSTER_PID": str(cluster_pid)} | TOKEN | variables
+        environment = {"PYTHONPATH": path} | TOKEN | variables
         started.append(Command([*program, *overrides(HARM | STEPS | ray | dict(changes or {}))], environment))
         return started[-1]
 
@@ -334,11 +355,21 @@ def answers(cluster: subprocess.Popen[str]) -> bool:
     return cluster.stdout.readline().strip() == "alive"
 
 
-def our_actors(cluster: subprocess.Popen[str], within_s: float = 20.0) -> list[str]:
+@pytest.fixture
+def on_cluster(command: Callable[..., Command], forked_python: str, fork_server: ForkServer, address: str) -> Callable[..., Command]:
+    """As `command`, on the cluster; the command and its workers are forked."""
+    job = json.dumps({"runtime_env": {"py_executable": forked_python}})
+    variables = {"STARTS_WORKERS": str(fork_server.process.pid), "RAY_JOB_CONFIG_JSON_ENV_VAR": job}
+    trainer = (forked_python, *TRAINER[1:])
+    return lambda fault, changes: command(fault, changes | {"ray_init.address": address}, trainer, **variables)
+
+
+def our_actors(fork_server: ForkServer, within_s: float = 20.0) -> list[str]:
     """Workers of ours that still run on the cluster after so many seconds at most."""
     deadline = time.monotonic() + within_s
     while True:
-        lines = [" ".join(p.cmdline()) for p in psutil.Process(cluster.pid).children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+        alive = [p for p in psutil.Process(fork_server.process.pid).children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+        lines = [" ".join(p.cmdline()) for p in alive]
         ours = [line for line in lines if "ray::PolicyWorker" in line or "ray::RolloutWorker" in line]
         if not ours or time.monotonic() > deadline:
             return ours
@@ -392,18 +423,22 @@ def test_a_killed_driver_leaves_no_process(command: Callable[..., Command], tmp_
 @on_the_cluster
 @pytest.mark.timeout(900)
 def test_a_foreign_cluster_outlives_a_stopped_run_and_the_one_that_goes_on_although_its_engine_dies_once(
-    command: Callable[..., Command], faults: Callable[..., Any], cluster: subprocess.Popen[str], address: str, tmp_path: Path
+    on_cluster: Callable[..., Command],
+    faults: Callable[..., Any],
+    cluster: subprocess.Popen[str],
+    fork_server: ForkServer,
+    tmp_path: Path,
 ) -> None:
     five = {"trainer.save_freq": -1, "trainer.save_hf_model": True, "trainer.total_training_steps": 5}
-    run = command("update:ctrl_c", five | {"ray_init.address": address})
+    run = on_cluster("update:ctrl_c", five)
     assert run.end() == (130, [])
     assert run.left(10) == []
-    assert our_actors(cluster) == []
+    assert our_actors(fork_server) == []
     assert answers(cluster)
     assert saved(tmp_path / "run") == 2
-    resumed = command("collect:RolloutWorker", five | {"ray_init.address": address}, cluster.pid)
+    resumed = on_cluster("collect:RolloutWorker", five)
     assert resumed.end(within_s=400) == (0, [])  # its engine starts twice
-    assert our_actors(cluster) == []
+    assert our_actors(fork_server) == []
     assert answers(cluster)
     assert saved(tmp_path / "run") == 5
     assert [line["training/engine_restarts"] for line in read_metrics(tmp_path / "run")] == [0, 0, 0, 1, 1]
@@ -415,16 +450,21 @@ def test_a_foreign_cluster_outlives_a_stopped_run_and_the_one_that_goes_on_altho
 @on_the_cluster
 @pytest.mark.parametrize(("fault", "ranks"), [("collect:RolloutWorkers", 1), ("update:PolicyWorker", 1), ("update:PolicyWorker", 2)])
 def test_a_worker_that_dies_is_named_in_one_line_and_ends_the_run(
-    command: Callable[..., Command], cluster: subprocess.Popen[str], address: str, tmp_path: Path, fault: str, ranks: int
+    on_cluster: Callable[..., Command],
+    cluster: subprocess.Popen[str],
+    fork_server: ForkServer,
+    tmp_path: Path,
+    fault: str,
+    ranks: int,
 ) -> None:
-    run = command(fault, {"ray_init.address": address, "trainer.n_gpus_per_node": ranks}, cluster.pid)
+    run = on_cluster(fault, {"trainer.n_gpus_per_node": ranks})
     status, errors = run.end()
     assert status == 1
     assert len(errors) == 1
     assert "\n" not in errors[0]
     assert fault.split(":")[1].removesuffix("s") in errors[0]
     assert run.left(10) == []
-    assert our_actors(cluster) == []
+    assert our_actors(fork_server) == []
     assert answers(cluster)
     assert saved(tmp_path / "run") == 1
 
@@ -432,7 +472,7 @@ def test_a_worker_that_dies_is_named_in_one_line_and_ends_the_run(
 @pytest.mark.ray
 @on_the_cluster
 def test_a_disk_that_fills_up_under_a_worker_keeps_the_last_checkpoint(
-    command: Callable[..., Command], user_package: Path, cluster: subprocess.Popen[str], address: str, tmp_path: Path
+    on_cluster: Callable[..., Command], user_package: Path, cluster: subprocess.Popen[str], fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """The disk is full where the loss of an installed package is computed: its entry point is found on the command line and in workers."""
     installed = user_package / "faults-1.0.dist-info"
@@ -440,12 +480,12 @@ def test_a_disk_that_fills_up_under_a_worker_keeps_the_last_checkpoint(
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: faults\nVersion: 1.0\n")
     (installed / "entry_points.txt").write_text("[verl_mas.plugins]\nfaults = faults_package:HarmfulWorld\n")
     changes = {"agent.plugins": "[]", "actor_rollout_ref.actor.policy_loss.loss_mode": "harmful_loss"}
-    run = command("loss:full_disk", changes | {"ray_init.address": address})
+    run = on_cluster("loss:full_disk", changes)
     status, errors = run.end()
     assert status == 1
     assert len(errors) == 1
     assert re.search(r"checkpoint of step 2 could not be written .* the previous one is intact", errors[0])
     assert run.left(10) == []
-    assert our_actors(cluster) == []
+    assert our_actors(fork_server) == []
     assert answers(cluster)
     assert saved(tmp_path / "run") == 1

@@ -16,6 +16,7 @@ from tests.e2e.conftest import Run, read_metrics
 from tests.single_controller.test_worker_group import Adder, batch
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.start import start_private_cluster
+from verl.trainer.ppo.controller import RAY_SYSTEM_CONFIG
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 STORE = 100 * 2**20
@@ -27,11 +28,12 @@ class Located(Adder):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def ray_cluster(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """This process's cluster, which a second node joins; each has room for one process of a worker group."""
     ray.shutdown()  # what other tests share
     said = tmp_path_factory.mktemp("node") / "said.txt"
-    start_private_cluster(num_cpus=1, object_store_memory=STORE, log_to_driver=False)
+    options = {"object_store_memory": STORE, "log_to_driver": False, "_system_config": dict(RAY_SYSTEM_CONFIG)}
+    start_private_cluster(num_cpus=1, runtime_env={"py_executable": forked_python}, **options)
     join = ["start", f"--address={ray.get_runtime_context().gcs_address}", "--num-cpus=1", f"--object-store-memory={STORE}", "--block"]
     with said.open("w") as log:
         command = [sys.executable, "-m", "ray.scripts.scripts", *join]

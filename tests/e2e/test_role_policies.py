@@ -18,12 +18,12 @@ EVAL = {"trainer.val_only": True}
 CLOCK = re.compile("timing|perf/")
 
 
-@pytest.fixture
-def other_model_dir(tmp_path: Path, tiny_model_dir: Path) -> Path:
+@pytest.fixture(scope="module")
+def other_model_dir(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Path:
     """The tiny model with other weights, large enough for replies of its own."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    folder = tmp_path / "other"
+    folder = tmp_path_factory.mktemp("models") / "other"
     shutil.copytree(tiny_model_dir, folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -59,6 +59,21 @@ def math(train: Run, tmp_path: Path, tiny_model_dir: Path, other_model_dir: Path
         "trainer.total_training_steps": 1,
     }
     return lambda changes=None: train(team | dict(changes or {}))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a run of the team waits for the next test that needs one."""
+    return tmp_path_factory.mktemp("kept") / "run"
+
+
+@pytest.fixture
+def run_dir(math: Run, tmp_path: Path, kept: Path) -> Path:
+    """A copy of the folder of the team's run, which is the same in all tests."""
+    if not kept.exists():
+        math({"trainer.default_local_dir": kept})
+    shutil.copytree(kept, tmp_path / "run")
+    return tmp_path / "run"
 
 
 @pytest.fixture
@@ -112,13 +127,13 @@ def same(one: Any, other: Any, columns: tuple[str, ...] = ("input_ids", "respons
     return all(a[c].shape == b[c].shape and torch.equal(a[c], b[c]) for c in columns)
 
 
-def test_swapped_roles_equal_exchanged_checkpoint_folders_to_the_last_bit(math: Run, tmp_path: Path, results: list[Any]) -> None:
-    run_dir = tmp_path / "run"
-    math()
+def test_swapped_roles_equal_exchanged_checkpoint_folders_to_the_last_bit_and_metrics_are_the_roles(
+    math: Run, run_dir: Path, tmp_path: Path, results: list[Any]
+) -> None:
     exchanged = exchange_checkpoints(run_dir, tmp_path / "exchanged")
     results.clear()
     math(EVAL)
-    math(EVAL | SWAP)
+    trainer = math(EVAL | SWAP)
     math(EVAL | {"trainer.default_local_dir": exchanged})
     as_trained, swapped, by_hand = results
     assert same(swapped, by_hand)
@@ -128,15 +143,19 @@ def test_swapped_roles_equal_exchanged_checkpoint_folders_to_the_last_bit(math: 
     assert list(swapped.batch.non_tensor_batch["wg_id"]) == list(swapped.batch.non_tensor_batch["policy_id"])
     nameless = [[call | {"policy_id": ""} for call in calls(folder)] for folder in (run_dir / SWAPPED, exchanged)]
     assert nameless[0] == nameless[1]
-    assert validation(run_dir / SWAPPED) == validation(exchanged) != validation(run_dir)
+    found = validation(run_dir / SWAPPED)
+    assert found == validation(exchanged) != validation(run_dir)
+    assert found["val/agent/solver_agent/calls"] == sum(c["agent_id"] == "Solver Agent" for c in calls(run_dir / SWAPPED))
+    assert {"val-core/toy/acc/mean@2", "val/agent/verifier_agent/response_length/mean"} <= found.keys()
+    assert ("team", "accuracy avg@2") in trainer.before.table
+    assert trainer.global_step == 1
 
 
-def test_a_policy_may_speak_for_two_agents_and_answers_the_same_prompt_in_its_own_way(math: Run, tmp_path: Path) -> None:
-    math()
+def test_a_policy_may_speak_for_two_agents_and_answers_the_same_prompt_in_its_own_way(math: Run, run_dir: Path) -> None:
     math(EVAL | {"agent.role_policies.solver_agent": "verifier_agent"})
-    folder = tmp_path / "run" / "swapped" / "solver_agent-verifier_agent"
+    folder = run_dir / "swapped" / "solver_agent-verifier_agent"
     assert spoken(folder) == {"Solver Agent": {"verifier_agent"}, "Verifier Agent": {"verifier_agent"}}
-    first = [[c for c in calls(f) if (c["agent_id"], c["call"]) == ("Solver Agent", 0)] for f in (tmp_path / "run", folder)]
+    first = [[c for c in calls(f) if (c["agent_id"], c["call"]) == ("Solver Agent", 0)] for f in (run_dir, folder)]
     assert [c["prompt"] for c in first[0]] == [c["prompt"] for c in first[1]]
     assert all(a["reply"] != b["reply"] for a, b in zip(*first, strict=True))
 
@@ -163,19 +182,8 @@ def test_a_swapped_evaluation_leaves_every_file_of_the_run_as_it_was(math: Run, 
     assert "global_step_1" in (run_dir / SWAPPED / "config_eval.yaml").read_text()
 
 
-def test_metrics_of_a_swapped_evaluation_are_the_roles(math: Run, tmp_path: Path) -> None:
-    math()
-    trainer = math(EVAL | SWAP)
-    found = validation(tmp_path / "run" / SWAPPED)
-    assert found["val/agent/solver_agent/calls"] == sum(c["agent_id"] == "Solver Agent" for c in calls(tmp_path / "run" / SWAPPED))
-    assert {"val-core/toy/acc/mean@2", "val/agent/verifier_agent/response_length/mean"} <= found.keys()
-    assert ("team", "accuracy avg@2") in trainer.before.table
-    assert trainer.global_step == 1
-
-
 @pytest.mark.ray
-def test_swapped_roles_are_the_same_on_ray(math: Run, tmp_path: Path, results: list[Any]) -> None:
-    math()
+def test_swapped_roles_are_the_same_on_ray(math: Run, run_dir: Path, results: list[Any]) -> None:
     results.clear()
     for controller in ("local", "ray"):
         math(EVAL | SWAP | {"trainer.controller": controller})
@@ -183,20 +191,22 @@ def test_swapped_roles_are_the_same_on_ray(math: Run, tmp_path: Path, results: l
 
 
 def test_a_policy_with_another_tokenizer_reads_and_writes_in_its_own_tokens(
-    math: Run, tiny_model_dir: Path, other_model_dir: Path, results: list[Any]
+    math: Run, tmp_path: Path, tiny_model_dir: Path, other_model_dir: Path, results: list[Any]
 ) -> None:
     from transformers import AutoTokenizer
 
-    renumber_tokens(other_model_dir)
+    renumbered = shutil.copytree(other_model_dir, tmp_path / "other")
+    renumber_tokens(renumbered)
     limits = {"response_length": "[4,9]", "prompt_length": "[400,512]"}
     lengths = {f"agent.agent_specific_parameters.rollout.{key}": values for key, values in limits.items()}
-    runtimes = math(EVAL | SWAP | lengths | {"trainer.resume_mode": "disable"}).collector.collector.runtimes
+    changes = {"agent.model_ids": f"[{tiny_model_dir},{renumbered}]", "trainer.resume_mode": "disable"}
+    runtimes = math(EVAL | SWAP | lengths | changes).collector.collector.runtimes
     assert {agent_id: runtime.binding.max_prompt_length for agent_id, runtime in runtimes.items()} == {
         "Solver Agent": 512,
         "Verifier Agent": 400,
     }
     (result,) = results
-    folders = {"Verifier Agent": tiny_model_dir, "Solver Agent": other_model_dir}  # who speaks with whose model
+    folders = {"Verifier Agent": tiny_model_dir, "Solver Agent": renumbered}  # who speaks with whose model
     tokenizers = {agent_id: AutoTokenizer.from_pretrained(folder) for agent_id, folder in folders.items()}
     samples = [sample for episode in result.episodes for sample in episode.samples]
     assert {s.agent_id for s in samples} == set(folders)

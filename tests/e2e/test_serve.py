@@ -20,24 +20,20 @@ from verl.model_merger import main as merge
 Failed = Callable[[list[str]], str]
 
 
-@pytest.fixture
-def math_run(train: Run, tmp_path: Path) -> dict[str, Any]:
-    """A team of the math workflow, trained for a step: an adapter and a frozen agent on its base."""
-    changes = ADAPTER | {
-        "agent.plugins": "[]",
-        "agent.orchestra_type": "math",
-        "agent.orchestra.math.prompt_style": "short",
-        "agent.agent_ids": "[Solver Agent,Verifier Agent]",
-        "agent.specialization": "lora",
-        "agent.frozen": "[Verifier Agent]",
-        "env.env_name": "math",
-        "trainer.total_training_steps": 1,
-        "trainer.val_before_train": False,
-        "actor_rollout_ref.actor.optim.lr": 0.2,
-        "data.max_response_length": 12,
-    }
-    train(changes)
-    return changes
+# A team of the math workflow, trained for a step: an adapter and a frozen agent on its base.
+MATH = ADAPTER | {
+    "agent.plugins": "[]",
+    "agent.orchestra_type": "math",
+    "agent.orchestra.math.prompt_style": "short",
+    "agent.agent_ids": "[Solver Agent,Verifier Agent]",
+    "agent.specialization": "lora",
+    "agent.frozen": "[Verifier Agent]",
+    "env.env_name": "math",
+    "trainer.total_training_steps": 1,
+    "trainer.val_before_train": False,
+    "actor_rollout_ref.actor.optim.lr": 0.2,
+    "data.max_response_length": 12,
+}
 
 
 @pytest.fixture
@@ -55,9 +51,9 @@ def failed(capsys: pytest.CaptureFixture[str]) -> Failed:
 
 
 def test_a_trained_team_answers_with_the_weights_of_its_checkpoint(
-    math_run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    once: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = tmp_path / "run"
+    run_dir = once(MATH)
     with conversation(str(run_dir), greedy=True) as team:
         record = asyncio.run(team.ask("3 + 4?"))
     assert record.failure is None and [s.agent_id for s in record.samples][:2] == ["Solver Agent", "Verifier Agent"]
@@ -114,12 +110,13 @@ def test_policies_are_made_of_a_checkpoint_alone(
         assert (tmp_path / "bare" / file.relative_to(out)).read_bytes() == file.read_bytes()
 
 
-def test_the_cards_say_which_agents_base_step_and_metrics(math_run: dict[str, Any], tmp_path: Path, tiny_model_dir: Path) -> None:
+def test_the_cards_say_which_agents_base_step_and_metrics(once: Callable[..., Path], tmp_path: Path, tiny_model_dir: Path) -> None:
     """Of a run that was killed while it wrote the line of its second step, and had a metric in its first that is no number."""
-    file = tmp_path / "run" / "metrics.jsonl"
+    run_dir = shutil.copytree(once(MATH), tmp_path / "run")
+    file = run_dir / "metrics.jsonl"
     (first,) = (line for line in file.read_text().splitlines() if json.loads(line)["step"] == 1)
     file.write_text(json.dumps(json.loads(first) | {"wg/solver_agent/actor/kl_loss": None}) + '\n{"step": 2, "agent/solver_ag')
-    merge(["--checkpoint", str(tmp_path / "run"), "--out", str(tmp_path / "out")])
+    merge(["--checkpoint", str(run_dir), "--out", str(tmp_path / "out")])
     card = (tmp_path / "out" / "solver_agent" / "README.md").read_text()
     assert card.startswith(f"---\nlibrary_name: peft\nbase_model: {json.dumps(str(tiny_model_dir))}\n")
     for fact in ("| agents | Solver Agent |", "LoRA adapter of rank 4", "| step | 1 |", "`agent/solver_agent/reward/mean`", "`grpo`"):

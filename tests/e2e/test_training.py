@@ -3,7 +3,8 @@
 import itertools
 import json
 import math
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from verl.workers.policy_worker import PolicyWorker
 
 # What worker groups do that each has in every step.
 AT_THE_SAME_TIME = ("compute_log_prob", "compute_ref_log_prob", "update_actor", "sync_weights")
+EVERY_STEP = {"trainer.save_freq": 1}
 CLOCK = ("timing", "perf/time_per_step", "perf/throughput", "memory")
 
 
@@ -24,9 +26,8 @@ def without_clock(lines: list[dict]) -> list[dict]:
     return [{k: v for k, v in line.items() if not any(word in k for word in CLOCK)} for line in lines]
 
 
-def test_a_users_package_trains_and_leaves_what_the_docs_promise(train: Run, tmp_path: Path) -> None:
-    train({"trainer.save_freq": 1})
-    run_dir = tmp_path / "run"
+def test_a_users_package_trains_and_leaves_what_the_docs_promise(once: Callable[..., Path]) -> None:
+    run_dir = once(EVERY_STEP)
     steps = [line for line in read_metrics(run_dir) if line["step"] > 0]
     assert [line["step"] for line in steps] == [1, 2]
     for line in steps:
@@ -107,16 +108,18 @@ def test_a_budget_of_generated_tokens_ends_the_run_and_survives_a_resume(train: 
 
 
 @pytest.mark.ray
-def test_the_local_backend_equals_the_ray_backend(train: Run, tmp_path: Path) -> None:
-    train()
-    train({"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "ray"})
-    assert weights(tmp_path / "ray", 2) == weights(tmp_path / "run", 2)
-    assert without_clock(read_metrics(tmp_path / "ray")) == without_clock(read_metrics(tmp_path / "run"))
+def test_the_local_backend_equals_the_ray_backend(train: Run, once: Callable[..., Path], tmp_path: Path) -> None:
+    local = once(EVERY_STEP)
+    train(EVERY_STEP | {"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "ray"})
+    assert weights(tmp_path / "ray", 2) == weights(local, 2)
+    assert without_clock(read_metrics(tmp_path / "ray")) == without_clock(read_metrics(local))
 
 
-def test_weights_that_travel_one_by_one_are_those_that_travel_together(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_travel_one_by_one_are_those_that_travel_together(
+    train: Run, once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Buckets are of a megabyte and more, and a tiny model fits into one."""
-    train()
+    together = once(EVERY_STEP)
     whole, sent = PolicyWorker._weight_buckets, []
 
     def one_by_one(worker: PolicyWorker, adapter: str | None) -> Iterator[dict[str, Any]]:
@@ -125,13 +128,14 @@ def test_weights_that_travel_one_by_one_are_those_that_travel_together(train: Ru
             yield from ({name: value} for name, value in bucket.items())
 
     monkeypatch.setattr(PolicyWorker, "_weight_buckets", one_by_one)
-    train({"trainer.default_local_dir": tmp_path / "apart"})
+    train(EVERY_STEP | {"trainer.default_local_dir": tmp_path / "apart"})
     assert len(sent) > 3 * 2 * 10, "of two models, three times"
-    assert weights(tmp_path / "apart", 2) == weights(tmp_path / "run", 2)
-    assert without_clock(read_metrics(tmp_path / "apart")) == without_clock(read_metrics(tmp_path / "run"))
+    assert weights(tmp_path / "apart", 2) == weights(together, 2)
+    assert without_clock(read_metrics(tmp_path / "apart")) == without_clock(read_metrics(together))
 
 
 @pytest.mark.ray
+@pytest.mark.spread
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("device", on(gpus=4))
 def test_two_ranks_of_a_pool_of_their_own_train_as_one_and_at_the_same_time_as_the_other_group(
@@ -181,8 +185,6 @@ def test_a_users_policy_loss_is_found_in_the_workers(train: Run, tmp_path: Path)
 
 
 def test_agents_may_have_models_of_different_size(train: Run, tmp_path: Path, tiny_model_dir: Path) -> None:
-    import shutil
-
     from transformers import AutoConfig, AutoModelForCausalLM
 
     larger = tmp_path / "larger"
@@ -196,8 +198,10 @@ def test_agents_may_have_models_of_different_size(train: Run, tmp_path: Path, ti
     assert all(first[wg] != second[wg] for wg in second)
 
 
-def test_val_only_evaluates_a_checkpoint_and_writes_none(train: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    train()
+def test_val_only_evaluates_a_checkpoint_and_writes_none(
+    train: Run, once: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(once(EVERY_STEP), tmp_path / "run")
     before = weights(tmp_path / "run", 2)
     caplog.clear()
     trainer = train({"trainer.val_only": True})

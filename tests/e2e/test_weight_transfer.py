@@ -1,5 +1,6 @@
 """A way of sending weights is one file with one class, named in one key; training with it changes no bit."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +49,21 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "own_post.Post"
 
 
-def weights_of(train: Run, run_dir: Path, changes: dict[str, Any]) -> dict[str, bytes]:
-    """The Hugging Face copies after two steps, in which the weights were sent twice."""
-    train(changes | {"trainer.default_local_dir": run_dir, "trainer.save_freq": 2})
-    return weights(run_dir, 2)
+# The weights are sent twice before the last are saved.
+LAST = {"trainer.save_freq": 2}
 
 
-def test_a_transfer_of_ones_own_trains_to_the_same_weights(train: Run, tmp_path: Path, own: str) -> None:
-    expected = weights_of(train, tmp_path / "default", {})
+def test_a_transfer_of_ones_own_trains_to_the_same_weights(train: Run, once: Callable[..., Path], tmp_path: Path, own: str) -> None:
     for name in (own, "shared_memory"):
-        assert weights_of(train, tmp_path / name, {"actor_rollout_ref.rollout.weight_transfer": name}) == expected
+        train(LAST | {"actor_rollout_ref.rollout.weight_transfer": name, "trainer.default_local_dir": tmp_path / name})
+        assert weights(tmp_path / name, 2) == weights(once(LAST), 2)
 
 
 @pytest.mark.ray
-def test_a_transfer_of_ones_own_reaches_engines_in_other_processes(train: Run, tmp_path: Path, own: str) -> None:
-    expected = weights_of(train, tmp_path / "default", {})
+def test_a_transfer_of_ones_own_reaches_engines_in_other_processes(train: Run, once: Callable[..., Path], tmp_path: Path, own: str) -> None:
     changes = {"actor_rollout_ref.rollout.weight_transfer": own, "trainer.controller": "ray", "ray_init.num_cpus": 2}
-    assert weights_of(train, tmp_path / "ray", changes) == expected
+    train(LAST | changes)
+    assert weights(tmp_path / "run", 2) == weights(once(LAST), 2)
 
 
 def test_a_transfer_that_is_not_there_is_one_error_before_anything_starts(refused: Any) -> None:

@@ -7,6 +7,8 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +24,7 @@ SECTIONS = {name.rsplit(".", i)[0] for name in KEYS for i in range(1, name.count
 FREE_FORM = tuple(f"{name}." for name, key in KEYS.items() if isinstance(key.default, dict))
 
 
+@cache
 def register_config() -> str:
     """Store `RunConfig` in Hydra's ConfigStore and return the name for `hydra.main`; Hydra writes no folders."""
     from hydra.core.config_store import ConfigStore
@@ -165,7 +168,7 @@ def save_config(config: RunConfig, path: Path) -> None:
     """Write every key with its value."""
     from omegaconf import OmegaConf
 
-    OmegaConf.save(OmegaConf.structured(config), path)
+    OmegaConf.save(OmegaConf.create(asdict(config)), path)
 
 
 def load_config(path: Path) -> RunConfig:
