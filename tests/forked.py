@@ -26,15 +26,22 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = (
+    "pandas",
+    "pyarrow.parquet",
     "ray",
     "torch",
+    "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen3.modeling_qwen3",
+    "verl.single_controller.local",
     "verl.trainer.main_ppo",
     "verl.trainer.sft_trainer",
     "verl.workers.critic_worker",
     "verl.workers.policy_worker",
+    "verl.workers.rollout.hf_engine",
     "verl.workers.rollout.server",
 )
+# numpy and pyarrow start no thread: what is forked has only the one that forks.
+WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 LENGTH = struct.Struct("!I")
 POLL_S = 0.02
 # Runs without `site` and without anything of the project: about 20 ms.
@@ -75,9 +82,8 @@ class ForkServer:
         self.address = str(folder / "fork.socket")
         root = Path(__file__).resolve().parents[1]
         command = [sys.executable, "-m", "tests.forked", self.address, *preloaded]
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # numpy starts no thread: what is forked has only the one that forks
         self.process = subprocess.Popen(
-            command, cwd=root, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            command, cwd=root, env=os.environ | WITHOUT_THREADS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"ready\n", "the server ended while it started; its error is on stderr"
