@@ -129,11 +129,11 @@ def test_commands_stand_in_bash_blocks_where_they_are_run() -> None:
 
 
 @pytest.mark.parametrize("command", having(GSM8K))
-def test_gsm8k_is_converted(command: str, tmp_path: Path) -> None:
+def test_gsm8k_is_converted(command: str, tmp_path: Path, forked_python: str) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text(json.dumps({"question": "1+1?", "answer": "1+1=2\n#### 2"}) + "\n")
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment(), check=True, timeout=120)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment(forked_python), check=True, timeout=120)
     assert sorted(p.name for p in (tmp_path / "data" / "gsm8k").iterdir()) == ["test.parquet", "train.parquet"]
 
 
