@@ -2,8 +2,9 @@
 
 `ForkServer.write_client` makes a program that takes the arguments of `python`. It sends them with its folder, environment and standard
 streams to the server, which forks, and ends with the exit status of the forked process, or by the same signal. Signals to the client
-reach the process; the process is killed when its client is gone. Use it where the start itself is not what is tested: modules are
-imported already, and `/proc/<pid>/environ` of the forked process is the environment of the server.
+reach the process; the process is killed when its client is gone. Use it where start and end of the interpreter are not what is tested:
+modules are imported already, what lives to the end is not finalized (functions of `atexit` are called), and `/proc/<pid>/environ` of the
+forked process is the environment of the server.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ PRELOADED = (
 # numpy and pyarrow start no thread: what is forked has only the one that forks.
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 LENGTH = struct.Struct("!I")
+statuses: list[int] = []  # of this process, once its program has ended without an error
 POLL_S = 0.02
 # Runs without `site` and without anything of the project: about 20 ms.
 CLIENT = """#!PYTHON -IS
@@ -222,11 +224,8 @@ def run(request: dict[str, Any], streams: list[int]) -> None:
     statuses.append(0)
 
 
-statuses: list[int] = []
-
-
 def leave() -> None:
-    """End a forked process that has a status, when all else that is done at the end is done: to take modules apart takes half a second."""
+    """End a forked process that has a status, after everything else that is done at the end: taking modules apart takes half a second."""
     for status in statuses:
         with suppress(Exception):
             sys.stdout.flush()
