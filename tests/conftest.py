@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -53,6 +54,9 @@ LONGEST = ("tests/workers/rollout/test_conformance.py", "tests/e2e/test_training
 HAS_VLLM = find_spec("vllm") is not None
 
 pytest.register_assert_rewrite("tests.agent_system.sandbox.arena")
+# Dozens of processes import torch or vLLM; compiling their modules anew in each takes longer than the imports themselves.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -32,7 +32,8 @@ def test_tests_of_one_file_stay_in_one_process(request: pytest.FixtureRequest) -
 
 
 PROGRAM = """
-import os, sys, time
+import atexit, os, sys, time
+atexit.register(print, "the end")
 print(__name__, sys.argv, os.getcwd(), os.environ["WORD"], sys.path[0], "torch" in sys.modules, flush=True)
 if sys.argv[1] == "fail":
     raise KeyError("of the program")
@@ -53,7 +54,7 @@ def test_a_forked_program_sees_and_leaves_what_python_would(forked_python: str, 
     for arguments in (("-m", "program", "7"), ("program.py", "7")):
         process = start(*arguments)
         first = str(tmp_path / "program.py") if "-m" in arguments else "program.py"
-        assert process.communicate(timeout=60) == (f"__main__ {[first, '7']} {tmp_path} said {tmp_path} True\n", "")
+        assert process.communicate(timeout=60) == (f"__main__ {[first, '7']} {tmp_path} said {tmp_path} True\nthe end\n", "")
         assert process.returncode == 7
     failed = start("-m", "program", "fail")
     assert failed.communicate(timeout=60)[1].endswith("KeyError: 'of the program'\n") and failed.returncode == 1

@@ -116,11 +116,22 @@ def overrides_in_prose() -> list[list[str]]:
 
 
 def test_overrides_in_prose_are_taken_from_the_command_line() -> None:
-    from verl.trainer.config.entry import compose_config
+    """As many at once as are about different keys: composing takes much longer than reading another override."""
+    from verl.trainer.config.entry import compose_config, key_of
+
+    def apart(one: str, other: str) -> bool:
+        names = f"{key_of(one)}.", f"{key_of(other)}."
+        return not names[0].startswith(names[1]) and not names[1].startswith(names[0])
 
     assert len(overrides_in_prose()) > 60
+    lines: list[list[str]] = []
     for overrides in overrides_in_prose():
-        compose_config(overrides)
+        line = next((line for line in lines if all(apart(o, other) for o in overrides for other in line)), None)
+        if line is None:
+            lines.append(line := [])
+        line += overrides
+    for line in lines:
+        compose_config(line)
 
 
 def test_commands_stand_in_bash_blocks_where_they_are_run() -> None:
@@ -129,11 +140,11 @@ def test_commands_stand_in_bash_blocks_where_they_are_run() -> None:
 
 
 @pytest.mark.parametrize("command", having(GSM8K))
-def test_gsm8k_is_converted(command: str, tmp_path: Path) -> None:
+def test_gsm8k_is_converted(command: str, tmp_path: Path, forked_python: str) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text(json.dumps({"question": "1+1?", "answer": "1+1=2\n#### 2"}) + "\n")
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment(), check=True, timeout=120)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment(forked_python), check=True, timeout=120)
     assert sorted(p.name for p in (tmp_path / "data" / "gsm8k").iterdir()) == ["test.parquet", "train.parquet"]
 
 
@@ -151,11 +162,11 @@ def test_sft_trains(command: str, tmp_path: Path, tiny_model_dir: Path, monkeypa
 
 
 @pytest.mark.parametrize("command", having(ALL_LEVELS))
-def test_all_levels_are_each_with_every_engine_on_every_controller(command: str) -> None:
+def test_all_levels_are_each_with_every_engine_on_every_controller(command: str, forked_python: str) -> None:
     """What would be run is listed: running it takes an hour."""
     from tests.e2e.teams import LEVELS
 
-    listing = [sys.executable, "-m", "pytest", *shlex.split(command)[2:], "--collect-only"]
+    listing = [forked_python, "-m", "pytest", *shlex.split(command)[2:], "--collect-only"]
     said = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
     cases = re.findall(r"export_as_they_are\[(\w+)-(hf|vllm)-(local|ray)\]", said)
     assert sorted(cases) == sorted(itertools.product(LEVELS, ("hf", "vllm"), ("local", "ray")))

@@ -109,10 +109,10 @@ def run_block(name: str, folder: Path, model: Path, python: str = sys.executable
 
 
 @pytest.fixture(scope="module")
-def draft_run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Path:
+def draft_run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path, forked_python: str) -> Path:
     """The folder in which the README's workflow was trained by the README's command."""
     folder = tmp_path_factory.mktemp("draft")
-    run_block("draft_team", folder, tiny_model_dir)
+    run_block("draft_team", folder, tiny_model_dir, forked_python)
     return folder
 
 

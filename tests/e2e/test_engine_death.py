@@ -1,6 +1,7 @@
 """An engine's process that is found dead between two steps' samples is replaced; a policy's is not."""
 
 import functools
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,40 +24,44 @@ pytestmark = pytest.mark.e2e
 def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make calls of a worker's method fail as they do when its process is gone: those with the given numbers, from 1."""
 
-    def make(worker: type[Any], method: str, *numbers: int, error: type[Exception] = WorkerDiedError) -> None:
-        call, calls = getattr(worker, method), iter(range(1, 1000))
-
-        @functools.wraps(call)
-        def dead_or_alive(*args: Any, **kwargs: Any) -> Any:
-            if next(calls) in numbers:
-                raise error(f"{method} met a dead process")
-            return call(*args, **kwargs)
-
-        monkeypatch.setattr(worker, method, dead_or_alive)
+    def make(worker: type[Any], method: str, *numbers: int) -> None:
+        kill(monkeypatch, worker, method, *numbers)
 
     return make
 
 
-@pytest.mark.parametrize("error", [WorkerDiedError, EngineGoneError])
-@pytest.mark.parametrize("method", ["update_weights", "wake"])
-def test_a_dead_engine_is_replaced_when_it_gets_its_weights(
-    train: Run, dying: Callable[..., None], tmp_path: Path, method: str, error: type[Exception]
-) -> None:
+def kill(patch: pytest.MonkeyPatch, worker: type[Any], method: str, *numbers: int, error: type[Exception] = WorkerDiedError) -> None:
+    """As `dying`, for as long as the patch lasts."""
+    call, calls = getattr(worker, method), iter(range(1, 1000))
+
+    @functools.wraps(call)
+    def dead_or_alive(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) in numbers:
+            raise error(f"{method} met a dead process")
+        return call(*args, **kwargs)
+
+    patch.setattr(worker, method, dead_or_alive)
+
+
+def test_a_dead_engine_is_replaced_when_it_gets_its_weights(train: Run, tmp_path: Path) -> None:
     changes = {"trainer.total_training_steps": 2, "trainer.val_before_train": False, "data.val_files": "[]"}
-    train(changes | {"trainer.default_local_dir": tmp_path / "whole"})
-    per_update = calls_of(method, tmp_path / "count", train, changes)
-    dying(RolloutWorker, "sleep", 1, error=error)
-    dying(RolloutWorker, method, per_update + 1, error=error)
-    train(changes)
-    (first, second), (_, whole) = ([line for line in read_metrics(tmp_path / name) if "actor/lr" in line] for name in ("run", "whole"))
-    assert [line["training/engine_restarts"] for line in (first, second)] == [1, 1]
-    assert second["actor/grad_norm"] == whole["actor/grad_norm"], "the new engine samples from the weights of the step"
+    per_update = calls_of(("update_weights", "wake"), tmp_path / "whole", train, changes)
+    (_, whole) = (line for line in read_metrics(tmp_path / "whole") if "actor/lr" in line)
+    for method, error in itertools.product(per_update, (WorkerDiedError, EngineGoneError)):
+        folder = tmp_path / f"{method}-{error.__name__}"
+        with pytest.MonkeyPatch.context() as patch:
+            kill(patch, RolloutWorker, "sleep", 1, error=error)
+            kill(patch, RolloutWorker, method, per_update[method] + 1, error=error)
+            train(changes | {"trainer.default_local_dir": folder})
+        first, second = (line for line in read_metrics(folder) if "actor/lr" in line)
+        assert [line["training/engine_restarts"] for line in (first, second)] == [1, 1], folder.name
+        assert second["actor/grad_norm"] == whole["actor/grad_norm"], f"{folder.name}: the new engine samples from the weights of the step"
 
 
 def test_an_engine_that_dies_while_it_samples_is_replaced_with_all_adapters(train: Run, dying: Callable[..., None], tmp_path: Path) -> None:
     changes = LEVELS["L2"].changes | {"trainer.val_before_train": False, "data.val_files": "[]"}
-    submits = calls_of("submit", tmp_path / "whole", train, changes, syncs=1)
-    dying(RolloutWorker, "submit", submits - 1)
+    submits = calls_of(("submit",), tmp_path / "whole", train, changes, syncs=1)
+    dying(RolloutWorker, "submit", submits["submit"] - 1)
     train(changes)
     lines, whole = ([line for line in read_metrics(tmp_path / name) if "actor/lr" in line] for name in ("run", "whole"))
     assert [line["training/engine_restarts"] for line in lines] == [0, 1]
@@ -81,22 +86,26 @@ def test_an_engine_is_not_started_anew_on_another_base(
         train(LEVELS["L2"].changes | changes)
 
 
-def calls_of(method: str, folder: Path, train: Run, changes: dict[str, Any], syncs: int = 3) -> int:
-    """How often a sync calls the method: one before the first step and one after each of two; or how often it is called at all."""
-    count = 0
-    call = getattr(RolloutWorker, method)
+def calls_of(methods: tuple[str, ...], folder: Path, train: Run, changes: dict[str, Any], syncs: int = 3) -> dict[str, int]:
+    """How often a sync calls each method: one before the first step and one after each of two; or how often it is called at all."""
+    counts = dict.fromkeys(methods, 0)
 
-    @functools.wraps(call)
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        count += 1
-        return call(*args, **kwargs)
+    def counted(method: str) -> Callable[..., Any]:
+        call = getattr(RolloutWorker, method)
+
+        @functools.wraps(call)
+        def count(*args: Any, **kwargs: Any) -> Any:
+            counts[method] += 1
+            return call(*args, **kwargs)
+
+        return count
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RolloutWorker, method, counted)
+        for method in methods:
+            patch.setattr(RolloutWorker, method, counted(method))
         train(changes | {"trainer.default_local_dir": folder})
-    assert count % syncs == 0
-    return count // syncs
+    assert not any(count % syncs for count in counts.values())
+    return {method: count // syncs for method, count in counts.items()}
 
 
 def test_an_engine_that_dies_again_in_a_step_ends_the_run_in_one_line(train: Run, dying: Callable[..., None]) -> None:

@@ -1,7 +1,6 @@
 """Whole runs that sample with vLLM: both controllers, a shared model and adapters, an engine over two ranks, one that dies in a step."""
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from verl.protocol.generate import EngineGoneError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spread, pytest.mark.timeout(1500)]
 FAULTS = '''
-"""A world that kills vLLM's process when the first episodes of step 2 begin, once or whenever it is there, and before an update."""
+"""A world that kills vLLM's process: before the update of step 1, when the first episodes of step 2 begin, and twice in step 3."""
 
 import functools
-import os
 import threading
 import time
 
@@ -29,23 +27,16 @@ from agent_system.registry import EnvRegistry
 from tests.workers.rollout.conftest import engine_processes
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est
 
-state = {"steps": 0, "killed": 0}
+updates, hunted = 0, set()
 
 
-def hunt(times):
-    while state["killed"] < times:
-        for process in engine_processes():
-            if state["killed"] < times:
-                state["killed"] += 1
-                process.kill()
-                process.wait(30)
+def kill(times):
+    while times:
+        for process in engine_processes()[:times]:
+            times -= 1
+            process.kill()
+            process.wait(30)
         time.sleep(0.05)
-
-
-def kill_now():
-    for process in engine_processes():
-        process.kill()
-        process.wait(30)
 
 
 @EnvRegistry.register("deadly_world")
@@ -53,18 +44,19 @@ class DeadlyWorld(my_flow_package.MyWorld):
     blocking = False
 
     def reset(self, task):
-        if state["steps"] == 1:
-            state["steps"] = -1000
-            threading.Thread(target=hunt, args=(int(os.environ["ENGINE_DEATHS"]),), daemon=True).start()
+        if updates and updates not in hunted:
+            hunted.add(updates)
+            threading.Thread(target=kill, args=(updates,), daemon=True).start()
         return Observation(task.prompt)
 
 
 @register_adv_est("counted")
 @functools.wraps(compute_grpo_outcome_advantage, assigned=())
 def counted(*args, **kwargs):
-    state["steps"] += 1
-    if state["steps"] == int(os.environ["DIES_BEFORE_UPDATE"]):
-        kill_now()
+    global updates
+    updates += 1
+    if updates == 1:
+        kill(1)
     return compute_grpo_outcome_advantage(*args, **kwargs)
 '''
 
@@ -91,44 +83,34 @@ def check_steps(run_dir: Path, moved: set[str]) -> list[dict[str, Any]]:
     return steps
 
 
-def test_a_shared_model_without_ray_and_an_engine_that_dies_once_a_step(
-    vllm: Callable[..., Any], tmp_path: Path, deadly: Callable[..., Any]
+def test_a_shared_model_without_ray_and_an_engine_that_dies_once_a_step_and_then_twice(
+    vllm: Callable[..., Any], tmp_path: Path, deadly: dict[str, Any]
 ) -> None:
-    """In step 1 before the update, which finds it when caches are freed and weights sent; in step 2 while it samples."""
-    vllm(deadly(1, before_update=1))
+    """In step 1 before the update, which finds it when caches are freed and weights sent; in step 2 while it samples.
+
+    In step 3 it dies twice while it samples: the run ends with the last checkpoint.
+    """
+    with pytest.raises(EngineGoneError, match="engine"):
+        vllm(deadly)
     steps = check_steps(tmp_path / "run", {"tiny_qwen31"})
     assert [line["training/engine_restarts"] for line in steps] == [1, 2]
     assert steps[0]["wg/tiny_qwen31/perf/sync_mb"] == steps[1]["wg/tiny_qwen31/perf/sync_mb"] > 0
-
-
-def test_an_engine_that_dies_twice_in_a_step_ends_the_run_with_the_last_checkpoint(
-    vllm: Callable[..., Any], tmp_path: Path, deadly: Callable[..., Any]
-) -> None:
-    with pytest.raises(EngineGoneError, match="engine"):
-        vllm(deadly(2))
     checkpoints = tmp_path / "run" / "checkpoints"
-    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "1"
-    assert [len(policies(tmp_path / "run", step)) for step in (1, 2)] == [1, 0]
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "2"
+    assert policies(tmp_path / "run", 3) == {}
 
 
 @pytest.fixture
-def deadly(user_package: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], dict[str, Any]]:
-    """The changes of a run whose engine is killed so many times in step 2, and before the update of a step."""
+def deadly(user_package: Path) -> dict[str, Any]:
+    """The changes of a run of three steps whose engine is killed in each, in step 3 twice."""
     (user_package / "deadly_package.py").write_text(FAULTS)
-
-    def build(times: int, before_update: int = 0) -> dict[str, Any]:
-        if "deadly_package" in sys.modules:
-            sys.modules["deadly_package"].state.update(steps=0, killed=0)
-        monkeypatch.setenv("ENGINE_DEATHS", str(times))
-        monkeypatch.setenv("DIES_BEFORE_UPDATE", str(before_update))
-        return {
-            "agent.specialization": "prompt",
-            "agent.plugins": "[my_flow_package,deadly_package]",
-            "env.env_name": "deadly_world",
-            "algorithm.adv_estimator": "counted",
-        }
-
-    return build
+    return {
+        "agent.specialization": "prompt",
+        "agent.plugins": "[my_flow_package,deadly_package]",
+        "env.env_name": "deadly_world",
+        "algorithm.adv_estimator": "counted",
+        "trainer.total_training_steps": 3,
+    }
 
 
 @pytest.mark.ray

@@ -17,7 +17,14 @@ from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
 
 pytestmark = pytest.mark.spread
-SMALL = ["trainer.total_training_steps=2", "data.train_batch_size=2", "env.rollout.n=2", "data.val_max_samples=4", "env.rollout.val_n=1"]
+SMALL = [
+    "trainer.total_training_steps=2",
+    "data.train_batch_size=2",
+    "data.max_response_length=16",
+    "data.val_max_samples=4",
+    "env.rollout.n=2",
+    "env.rollout.val_n=1",
+]
 
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 SCRIPTS = {

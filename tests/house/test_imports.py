@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.house.source import ROOT, imports, modules, tree
 
 # Commands, and the package that builds a run out of both halves.
@@ -125,37 +123,30 @@ def test_the_tests_are_collected_without_vllm() -> None:
     assert not wrong, f"import it in the test: {wrong}"
 
 
-@pytest.mark.parametrize("statement", ["import verl, agent_system", "from verl import DataProto", "import verl.trainer.config"])
-def test_importing_the_packages_loads_nothing_heavy(statement: str) -> None:
-    code = f"{statement}\nimport sys\nprint([name for name in {HEAVY!r} if name in sys.modules])"
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip().splitlines()[-1] == "[]"
+# What must not be loaded after a statement; those that do without torch first.
+NOT_LOADED = {
+    "import examples.embedded.prepare as p; p.recipe_hash(p.Recipe())": ("torch",),
+    "import agent_system.registry, verl.trainer.config.cross_checks": ("torch", *HEAVY),
+    "import verl, agent_system": HEAVY,
+    "from verl import DataProto": HEAVY,
+    "import agent_system.launch.train": ("transformers", "peft", "vllm", "pandas"),
+    "import verl.models.loader": ("transformers",),
+}
+# Each statement in a process of its own, forked from one that has imported nothing, then from one that has imported torch.
+EACH = f"""
+import os, sys
+for statement, names in {NOT_LOADED!r}.items():
+    if "torch" not in names:
+        import tensordict, torch
+    if os.fork() == 0:
+        exec(statement)
+        print(statement, [name for name in names if name in sys.modules], flush=True)
+        os._exit(0)
+    os.wait()
+"""
 
 
-def test_the_driver_starts_without_what_only_workers_need() -> None:
-    code = (
-        "import agent_system.launch.train, sys\nprint([name for name in ('transformers', 'peft', 'vllm', 'pandas') if name in sys.modules])"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
-    )
-    assert result.stdout.strip() == "[]", result.stderr
-
-
-def test_a_prepared_world_is_found_without_torch() -> None:
-    code = "import examples.embedded.prepare as p, sys\np.recipe_hash(p.Recipe())\nassert 'torch' not in sys.modules"
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
-
-
-def test_the_configuration_and_the_checks_of_a_command_line_need_no_torch() -> None:
-    code = "import agent_system.registry, verl.trainer.config.cross_checks, sys\nassert 'torch' not in sys.modules"
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
+def test_importing_loads_nothing_heavy() -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", EACH], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == [f"{statement} []" for statement in NOT_LOADED], done.stderr

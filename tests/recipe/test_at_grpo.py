@@ -22,7 +22,13 @@ from verl.trainer.derived import resolve_defaults
 from verl.trainer.placement.table import Placement
 
 WORLDS = {"plan_path": "Plan-Path", "sudoku": "Sudoku", "sokoban": "Sokoban"}
-SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "data.val_max_samples=4", "env.max_steps=2"]
+SMALL = [
+    "trainer.total_training_steps=1",
+    "data.train_batch_size=2",
+    "data.max_response_length=16",
+    "data.val_max_samples=4",
+    "env.max_steps=2",
+]
 
 
 def test_the_script_trains_swaps_and_keeps_what_was_measured_before(checkout: Path, tmp_path: Path) -> None:

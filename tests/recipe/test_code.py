@@ -10,7 +10,13 @@ import pytest
 from recipe.seeds import run_seed, summarise
 from tests.house.source import ROOT
 
-SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "data.val_max_samples=4", "env.max_steps=1"]
+SMALL = [
+    "trainer.total_training_steps=1",
+    "data.train_batch_size=2",
+    "data.max_response_length=16",
+    "data.val_max_samples=4",
+    "env.max_steps=1",
+]
 
 
 def test_the_script_measures_a_seed_and_keeps_the_others(checkout: Path, tmp_path: Path) -> None:

@@ -9,7 +9,14 @@ from recipe.dr_mas.measure import AGENTS
 from recipe.dr_mas.team import REVISER, MathReviserEnv, ReviserEnvOptions
 from tests.house.source import ROOT
 
-SMALL = ["trainer.total_training_steps=2", "data.train_batch_size=4", "env.rollout.n=2", "data.val_max_samples=4", "env.rollout.val_n=1"]
+SMALL = [
+    "trainer.total_training_steps=2",
+    "data.train_batch_size=2",
+    "data.max_response_length=16",
+    "data.val_max_samples=4",
+    "env.rollout.n=2",
+    "env.rollout.val_n=1",
+]
 
 
 def test_the_script_trains_both_baselines_and_draws_them(checkout: Path, tmp_path: Path) -> None:

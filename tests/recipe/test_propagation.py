@@ -7,7 +7,14 @@ from pathlib import Path
 
 from tests.house.source import ROOT
 
-SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "env.rollout.n=2", "data.val_max_samples=8"]
+SMALL = [
+    "trainer.total_training_steps=1",
+    "data.train_batch_size=2",
+    "data.max_response_length=16",
+    "data.val_max_samples=8",
+    "env.rollout.n=2",
+    "env.rollout.val_n=1",
+]
 
 
 def test_the_script_trains_a_mode_and_draws_it(checkout: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from recipe.search.measure import METRICS
 from recipe.seeds import summarise
 from tests.house.source import ROOT
 
-SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "env.rollout.n=2", "data.val_max_samples=4", "env.rollout.val_n=1"]
+SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "env.rollout.n=2", "data.val_max_samples=8", "env.rollout.val_n=1"]
 
 
 def processes_about(folder: Path) -> set[str]:
@@ -28,7 +28,7 @@ def processes_about(folder: Path) -> set[str]:
 
 def test_the_script_trains_on_a_real_server_keeps_earlier_rows_and_leaves_no_process(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps([{"seed": 9, "before": 0.3, "after": 0.9, "train_seconds": 1.0}]))
-    env = os.environ | {"DEMOS": "3200", "EMBEDDED_DIR": str(tmp_path / "embedded")}
+    env = os.environ | {"DEMOS": "1920", "EMBEDDED_DIR": str(tmp_path / "embedded")}
     command = [checkout / ".venv/bin/python", "recipe/search/measure.py", "--seeds", "7", "--out", str(tmp_path), *SMALL]
     subprocess.run(command, cwd=checkout, env=env, check=True, timeout=400)
     one, kept = json.loads((tmp_path / "results.json").read_text())

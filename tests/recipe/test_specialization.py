@@ -10,7 +10,13 @@ import pytest
 
 from tests.house.source import ROOT
 
-SMALL = ["trainer.total_training_steps=1", "data.train_batch_size=2", "env.rollout.n=2", "data.val_max_samples=4"]
+SMALL = [
+    "trainer.total_training_steps=1",
+    "data.train_batch_size=2",
+    "data.max_response_length=16",
+    "data.val_max_samples=4",
+    "env.rollout.n=2",
+]
 
 
 @pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")

@@ -45,7 +45,7 @@ async def test_random_arrivals_change_no_bit(make_engine, slots):
     generator = torch.Generator().manual_seed(7)
     requests = []
     for i in range(30):
-        length, tokens = (int(x) for x in torch.randint(1, 90, (2,), generator=generator))
+        length, tokens = (int(torch.randint(1, most, (1,), generator=generator)) for most in (90, 40))
         extra = [{}, {"top_p": 0.8}, {"top_k": 5}, {"temperature": 0.0}, {"temperature": 0.7, "stop_token_ids": (3, 9)}][i % 5]
         requests.append(request(length, tokens, seed=i, n=1 + i % 3, prompt_seed=i // 2, **extra))
     engine = make_engine(slots=slots)
