@@ -82,7 +82,7 @@ def test_an_engine_is_not_started_anew_on_another_base(
 
     monkeypatch.setattr(RolloutWorker, "submit", dies)
     changes = {"actor_rollout_ref.model.path": base, "trainer.val_before_train": False, "data.val_files": "[]"}
-    with pytest.raises(EngineGoneError, match=r"could not be started anew: the files of .*base' have changed since the run began"):
+    with pytest.raises(EngineGoneError, match=r"could not be restarted: the files of .*base' have changed since the run began"):
         train(LEVELS["L2"].changes | changes)
 
 
@@ -110,7 +110,7 @@ def calls_of(methods: tuple[str, ...], folder: Path, train: Run, changes: dict[s
 
 def test_an_engine_that_dies_again_in_a_step_ends_the_run_in_one_line(train: Run, dying: Callable[..., None]) -> None:
     dying(RolloutWorker, "wake", 2, 3)
-    with pytest.raises(TeamError, match=r"worker group '(\w+)': engine \1 died and could not be started anew: wake met") as e:
+    with pytest.raises(TeamError, match=r"worker group '(\w+)': engine \1 died and could not be restarted: wake met") as e:
         train({"trainer.val_before_train": False, "data.val_files": "[]"})
     assert "\n" not in str(e.value)
 

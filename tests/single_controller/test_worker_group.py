@@ -194,12 +194,12 @@ def test_a_worker_hands_a_value_to_another_and_the_caller_never_has_it(backend: 
     assert isinstance(value, ray.ObjectRef) == (backend == "ray") and rows == 1_000
     assert taker.take(value) == [499_500.5]
     if backend == "ray":
-        check_a_value_whose_worker_died_is_not_the_fault_of_the_one_that_was_to_have_it(giver, taker)
+        check_a_lost_argument_is_not_the_death_of_the_receiving_worker(giver, taker)
     for group in (giver, taker):
         group.shutdown()
 
 
-def check_a_value_whose_worker_died_is_not_the_fault_of_the_one_that_was_to_have_it(giver: WorkerGroup, taker: WorkerGroup) -> None:
+def check_a_lost_argument_is_not_the_death_of_the_receiving_worker(giver: WorkerGroup, taker: WorkerGroup) -> None:
     value, _ = giver.give(1_000_000)[0]
     giver.shutdown()
 

@@ -48,7 +48,7 @@ def test_adapters_in_fp32_are_refused_on_a_gpu(wide_heads_model_dir: Path, monke
     check(wide_heads_model_dir, dtype="fp32")
     monkeypatch.setattr(model_checks, "is_installed", lambda package: False)
     check(wide_heads_model_dir, "cuda", dtype="bf16")
-    with pytest.raises(ConfigError, match=r"worker group .*rollout\.dtype=fp32: vLLM on a GPU serves adapters in 16 bits alone; use bf16"):
+    with pytest.raises(ConfigError, match=r"worker group .*rollout\.dtype=fp32: vLLM on a GPU serves adapters in 16 bits only; use bf16"):
         check(wide_heads_model_dir, "cuda", dtype="fp32")
 
 
@@ -65,7 +65,7 @@ def test_a_model_that_cannot_be_split_is_named(wide_heads_model_dir: Path) -> No
         (
             "cpu",
             {"max_num_batched_tokens": 699},
-            "max_num_batched_tokens=699 is less than the 700 tokens of a longest prompt and",
+            "max_num_batched_tokens=699 is less than the 700 tokens of the longest prompt and",
         ),
         ("cuda", {"max_num_batched_tokens": 699, "enable_chunked_prefill": False}, "=699 is less than the 700 tokens"),
         ("cuda", {"max_num_batched_tokens": 63}, "max_num_batched_tokens=63 is less than max_num_seqs=64"),

@@ -183,7 +183,7 @@ def test_a_call_before_init_model_says_so(tiny_model_dir: Path) -> None:
     ("change", "message"),
     [
         ({"meta": {}}, "needs old_log_probs"),
-        ({"meta": {"on_policy": True, "num_mini_batches": 2}}, "serve one optimizer step"),
+        ({"meta": {"on_policy": True, "num_mini_batches": 2}}, "allow one optimizer step"),
         ({"drop": "advantages", "meta": {"on_policy": True}}, r"has no \['advantages'\]"),
         ({"temperature": None}, "no 'temperature'"),
         ({"temperature": 0.0, "meta": {"on_policy": True}}, "positive temperature"),

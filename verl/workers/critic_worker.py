@@ -11,7 +11,7 @@ from verl.workers.engine_worker import EngineWorker, rows_of
 
 
 class CriticWorker(EngineWorker):
-    """Says what a reply is worth before each of its tokens, and learns from what it turned out to be.
+    """Computes the values of response tokens and trains the value model on their returns.
 
     Args:
         config: everything under `critic`, with the path of the model filled in.
@@ -27,13 +27,13 @@ class CriticWorker(EngineWorker):
         """Load and shard the value model and make its optimizer.
 
         Raises:
-            ModelPathError: the model cannot be loaded, or has no value model.
+            ModelPathError: the model cannot be loaded, or its architecture has no value model.
         """
         self._engine = FSDPEngine(self.config.model, self.config.fsdp, self.config.optim, self._start(), VALUE_MODEL)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:
-        """Values under the current weights: `values` `[bsz, response_len]`, zero where masked."""
+        """Return values under the current weights: `values` `[bsz, response_len]`, zero where masked."""
         return DataProto.from_dict(tensors={"values": self.engine.value_all(rows_of(data), self._micro_batches)})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -43,7 +43,7 @@ class CriticWorker(EngineWorker):
         `meta_info` may hold `num_mini_batches`, `shuffle_seed`, `first_update` and `loss_scale_factor`.
 
         Returns:
-            no rows, and `meta_info["metrics"]`, over all ranks.
+            a batch without rows; `meta_info["metrics"]` is over all ranks.
         """
         meta = data.meta_info
         plan = StepPlan(

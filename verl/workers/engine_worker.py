@@ -1,4 +1,4 @@
-"""What the workers of every trained model share: one rank of a worker group around one engine."""
+"""The base class of the workers of trained models: one rank of a worker group with one engine."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from verl.workers.engine.state import load_engine, save_engine
 
 
 class EngineWorker(Worker):
-    """Holds a trained model; subclasses make it and say what is computed with it. Every method is called on all ranks.
+    """Holds a trained model, which subclasses load and use. Every method is called on all ranks.
 
     Args:
-        model: what is trained, and how its rows are run.
+        model: the trained model, and how its rows are run.
         seed: of torch's generator on this rank.
         device: `cpu` or `cuda`.
-        num_threads: CPU threads of this process; 0 leaves torch's own choice.
+        num_threads: CPU threads of this process; 0 keeps torch's default.
         plugins: modules to import first; they may register losses.
     """
 
@@ -42,7 +42,7 @@ class EngineWorker(Worker):
         return self._engine
 
     def _start(self) -> torch.distributed.device_mesh.DeviceMesh:
-        """Threads, seed and the mesh of the worker group."""
+        """Set threads and seed, and return the mesh of the worker group."""
         if self._num_threads > 0:
             torch.set_num_threads(self._num_threads)
         torch.manual_seed(self._seed)
@@ -50,7 +50,7 @@ class EngineWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_total_training_steps(self, total_steps: int, adapter: str | None = None) -> None:
-        """Tell the schedule, of one adapter or of all that is trained, how many optimizer steps the run will take."""
+        """Set the total number of optimizer steps of the schedule of one adapter, or of all schedules."""
         if adapter is None:
             self.engine.set_total_steps(total_steps)
             return
@@ -59,11 +59,12 @@ class EngineWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, path: str, save_hf: bool) -> None:
-        """Write parameters, optimizer, schedule and random state to `path`; `save_hf` adds a copy that plain transformers loads,
-        without a tokenizer when that cannot be loaded (a warning).
+        """Write parameters, optimizer, schedule and random state to `path`; `save_hf` adds a copy that plain transformers loads.
+
+        If the tokenizer cannot be loaded, the copy has none and a warning is logged.
 
         Raises:
-            CheckpointError: nothing was written; an older checkpoint at `path` is still whole.
+            CheckpointError: nothing was written; an older checkpoint at `path` is intact.
         """
         tokenizer = None
         if save_hf:
@@ -73,12 +74,12 @@ class EngineWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, path: str) -> None:
-        """Continue from `path`. Raises CheckpointError when it is missing or of another model."""
+        """Restore the state from `path`. Raises CheckpointError when it is missing or of another model."""
         load_engine(self.engine, path)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def state_digest(self) -> str:
-        """sha256 of the parameters."""
+        """Return the sha256 of the parameters."""
         return self.engine.digest()
 
     def _rule(self, dynamic: bool, tokens: int, rows: int) -> MicroBatchRule:
@@ -86,7 +87,7 @@ class EngineWorker(Worker):
 
 
 def rows_of(data: DataProto) -> dict[str, torch.Tensor]:
-    """The tensors of a batch. Raises ValueError when it has none."""
+    """Return the tensors of a batch. Raises ValueError when it has none."""
     if data.batch is None:
         raise ValueError("the batch has no tensors")
     return dict(data.batch.items())

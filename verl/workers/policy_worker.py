@@ -1,4 +1,4 @@
-"""The worker of one model: the policy that it is, or the policies that are adapters on it, and if asked for the frozen reference."""
+"""The worker of one model: one policy, or the policies that are adapters on it, and optionally the frozen reference."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from verl.workers.engine import AdapterPlan, FSDPEngine, UpdatePlan, update_poli
 from verl.workers.engine_worker import EngineWorker, rows_of
 from verl.workers.weight_transfer.base import WeightBucket, build_transfer, send_bucket
 
-# Buckets that may exist at a time: one is loaded, one waits for that, one is gathered.
+# Buckets that may exist at a time: one is being loaded, one is queued, one is being gathered.
 BUCKETS = 3
 
 
 class PolicyWorker(EngineWorker):
     """Scores and updates one policy, or several that are adapters on one base; every method is called on all ranks of the worker group.
 
-    With adapters every batch is of one of them, which `meta_info["adapter"]` names: the controller calls one after the other, so that all
-    ranks run them in the same order, whatever rows they have.
+    With adapters every batch belongs to one of them, named by `meta_info["adapter"]`: the controller calls one after the other, so that
+    all ranks run them in the same order, whatever rows they have.
 
     Args:
-        config: everything under `actor_rollout_ref`; with adapters what is said of the base.
-        use_reference: also hold a frozen copy of the initial model; adapters need none, their base is it.
+        config: everything under `actor_rollout_ref`; with adapters that of the base.
+        use_reference: also hold a frozen copy of the initial model; for adapters the base is the reference.
         adapters: everything under `actor_rollout_ref` for each adapter, by name; empty trains the model itself.
         seed, device, num_threads, plugins: see `EngineWorker`.
     """
@@ -68,21 +68,21 @@ class PolicyWorker(EngineWorker):
         if self._use_reference and not plans:
             self._reference = FSDPEngine(self.config.model, actor.fsdp_config, None, mesh)
 
-    def _of(self, data: DataProto) -> tuple[str | None, ActorRolloutRefConfig]:
-        """The adapter that a batch is of, None when the model itself is trained, and its config."""
+    def _adapter_of(self, data: DataProto) -> tuple[str | None, ActorRolloutRefConfig]:
+        """Return the adapter that a batch belongs to, None when the model itself is trained, and its config."""
         name = data.meta_info.get("adapter")
         if name not in self._adapters if self._adapters else name is not None:
             expected = f"one of {sorted(self._adapters)}" if self._adapters else "none: the model itself is trained"
-            raise ValueError(f"the batch is of adapter {name!r}, expected {expected}")
+            raise ValueError(f"the batch is for adapter {name!r}, expected {expected}")
         return name, self._adapters[name] if name is not None else self.config
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Log-probs under the current weights: `old_log_probs` and `entropys`, both `[bsz, response_len]`, zero where masked.
+        """Return log-probs under the current weights: `old_log_probs` and `entropys`, both `[bsz, response_len]`, zero where masked.
 
         With `meta_info["sum_pi_squared"]` also `sum_pi_squared`: the sum over the vocabulary of the squared probabilities.
         """
-        adapter, config = self._of(data)
+        adapter, config = self._adapter_of(data)
         cfg = config.rollout
         rule = self._rule(cfg.log_prob_use_dynamic_bsz, cfg.log_prob_max_token_len_per_gpu, cfg.log_prob_micro_batch_size_per_gpu)
         with self.engine.using(adapter):
@@ -94,12 +94,12 @@ class PolicyWorker(EngineWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Log-probs under the initial weights, of adapters under their base: `ref_log_prob` `[bsz, response_len]`.
+        """Return log-probs under the initial weights, for adapters under their base: `ref_log_prob` `[bsz, response_len]`.
 
         Raises RuntimeError without a reference.
         """
-        adapter, config = self._of(data)
-        reference = self._reference if adapter is None else self.engine  # outside `using`, that is its base
+        adapter, config = self._adapter_of(data)
+        reference = self._reference if adapter is None else self.engine  # outside `using` the engine scores the base
         if reference is None:
             raise RuntimeError("this worker has no reference model; make it with use_reference=True")
         cfg = config.ref
@@ -114,9 +114,9 @@ class PolicyWorker(EngineWorker):
         `meta_info` holds `temperature` and optionally the other fields of `UpdatePlan`.
 
         Returns:
-            no rows, and `meta_info["metrics"]`, over all ranks; the memory is this rank's.
+            a batch without rows; `meta_info["metrics"]` is over all ranks, except memory, which is this rank's.
         """
-        adapter, config = self._of(data)
+        adapter, config = self._adapter_of(data)
         cfg, meta = config.actor, data.meta_info
         plan = UpdatePlan(
             temperature=_temperature(data),
@@ -135,14 +135,14 @@ class PolicyWorker(EngineWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def next_weights(self, restart: bool, adapter: str | None = None) -> WeightBucket | None:
-        """The next bucket of parameters, whole and in the rollout engine's dtype; None after the last.
+        """Return the next bucket of unsharded parameters, in the rollout engine's dtype; None after the last.
 
-        It holds at most `rollout.update_bucket_mb`, or one parameter that is larger; tied parameters come once. All ranks walk together;
-        rank 0 returns the bucket, the others None.
+        It holds at most `rollout.update_bucket_mb`, or one parameter that is larger; tied parameters are sent once. All ranks call this
+        together; rank 0 returns the bucket, the others None.
 
         Args:
-            restart: begin again with the first bucket.
-            adapter: whose parameters, by their names in PEFT's files; None for those of the model.
+            restart: start with the first bucket.
+            adapter: send its parameters, by their names in PEFT's files; None sends those of the model.
         """
         if restart or self._buckets is None:
             self._release_all_but(0)
@@ -159,7 +159,7 @@ class PolicyWorker(EngineWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def free_weights(self) -> None:
-        """Free what is left of an update: the engines have loaded it."""
+        """Free the remaining buckets of an update, after the engines have loaded them."""
         self._release_all_but(0)
 
     def _release_all_but(self, count: int) -> None:
@@ -184,5 +184,5 @@ class PolicyWorker(EngineWorker):
 
 def _temperature(data: DataProto) -> float:
     if "temperature" not in data.meta_info:
-        raise ValueError("meta_info has no 'temperature'; log-probs need the one that the sampler used")
+        raise ValueError("meta_info has no 'temperature'; log-probs need the temperature of the sampler")
     return float(data.meta_info["temperature"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from verl.workers.engine.gloo_shutdown import THREAD_NAME, settle
+from verl.workers.engine.gloo_shutdown import THREAD_NAME, wait_for_threads
 
 
 def write_thread(tasks: Path, number: int, name: str, state: str) -> None:
@@ -20,17 +20,17 @@ def write_thread(tasks: Path, number: int, name: str, state: str) -> None:
 def test_waits_for_a_running_gloo_thread_and_for_no_other(tmp_path: Path) -> None:
     write_thread(tmp_path, 1, "python", "R")
     write_thread(tmp_path, 2, THREAD_NAME, "S")
-    assert settle(tmp_path, limit_s=5.0)
+    assert wait_for_threads(tmp_path, limit_s=5.0)
     write_thread(tmp_path, 3, THREAD_NAME, "R")
-    assert not settle(tmp_path, limit_s=0.05)
+    assert not wait_for_threads(tmp_path, limit_s=0.05)
     threading.Timer(0.2, write_thread, (tmp_path, 3, THREAD_NAME, "S")).start()
     start = time.monotonic()
-    assert settle(tmp_path, limit_s=20.0)
+    assert wait_for_threads(tmp_path, limit_s=20.0)
     assert 0.1 < time.monotonic() - start < 10
 
 
 @pytest.mark.timing
 def test_a_machine_without_proc_loses_no_time(tmp_path: Path) -> None:
     start = time.monotonic()
-    assert settle(tmp_path / "none")
+    assert wait_for_threads(tmp_path / "none")
     assert time.monotonic() - start < 2

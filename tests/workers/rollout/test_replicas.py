@@ -12,7 +12,7 @@ from verl.single_controller.dispatch import registered_methods
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config import ActorRolloutRefConfig, RolloutConfig
 from verl.workers.rollout import server
-from verl.workers.rollout.client import SLACK, ReplicaClient, replica_client, start_engines
+from verl.workers.rollout.client import MAX_IMBALANCE, ReplicaClient, replica_client, start_engines
 from verl.workers.rollout.server import RolloutWorker
 
 
@@ -54,9 +54,9 @@ async def test_new_episodes_go_to_the_idlest_and_later_calls_where_the_episode_i
 async def test_an_episode_leaves_a_replica_that_is_much_busier() -> None:
     busy, idle = Held(), Held()
     client = ReplicaClient([busy, idle])
-    tasks = [ask(client, f"a/{i}") for i in range(SLACK + 1)]
+    tasks = [ask(client, f"a/{i}") for i in range(MAX_IMBALANCE + 1)]
     await asyncio.sleep(0)
-    assert (len(busy.served), len(idle.served)) == (SLACK + 1, 0)
+    assert (len(busy.served), len(idle.served)) == (MAX_IMBALANCE + 1, 0)
     tasks.append(ask(client, "a/last"))
     await asyncio.sleep(0)
     assert idle.served == ["a/last"]
@@ -168,5 +168,5 @@ async def test_requests_go_to_ranks_with_an_engine(monkeypatch: pytest.MonkeyPat
     client = replica_client(group, 10.0, 2)
     await asyncio.gather(*(client.generate(GenerateRequest((1,), SamplingParams(1), request_id=f"{i}/0")) for i in range(6)))
     assert [engine and len(engine.calls) for engine in group.engines] == [2, None, 2, None, 2, None]
-    with pytest.raises(RolloutError, match="rank 3 has no engine: it holds a device for that of rank 2, which serves"):
+    with pytest.raises(RolloutError, match="rank 3 has no engine: its device belongs to the engine of rank 2; call that rank"):
         await group.workers[3].generate(GenerateRequest((1,), SamplingParams(1)))

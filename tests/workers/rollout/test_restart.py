@@ -59,7 +59,7 @@ async def test_an_engine_found_dead_is_replaced_at_once_and_only_once_a_step() -
     with pytest.raises(EngineGoneError, match="dead again"):
         client.replace(EngineGoneError("dead again"))
     client.allow()
-    with pytest.raises(EngineGoneError, match="engine math died and could not be started anew: no memory"):
+    with pytest.raises(EngineGoneError, match="engine math died and could not be restarted: no memory"):
         client.replace(EngineGoneError("found dead"))
 
 
@@ -77,7 +77,7 @@ async def test_a_second_death_in_a_step_is_the_end_and_in_the_next_step_it_is_no
     client = RestartingClient(Mortal(0, 0), factory, "math")
     with pytest.raises(EngineGoneError, match="engine 1 is gone"):
         await ask(client, 1)
-    with pytest.raises(EngineGoneError, match=r"^engine math died twice in one step, mend the cause and start again: engine 1 is gone$"):
+    with pytest.raises(EngineGoneError, match=r"^engine math died twice in one step; fix the cause, then .*: engine 1 is gone$"):
         await ask(client, 3)
     assert factory.started == 1
     client.allow()
@@ -86,7 +86,7 @@ async def test_a_second_death_in_a_step_is_the_end_and_in_the_next_step_it_is_no
 
 async def test_an_engine_that_cannot_be_started_anew_says_why() -> None:
     client = RestartingClient(Mortal(0, 0), Factory(None), "math")
-    with pytest.raises(EngineGoneError, match="engine math died and could not be started anew: no memory"):
+    with pytest.raises(EngineGoneError, match="engine math died and could not be restarted: no memory"):
         await ask(client, 1)
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.workers.rollout.conftest import request
-from verl.workers.rollout.scheduler import PATIENCE, Copies, Prefill, Scheduler, prompt_bucket, rows_of
+from verl.workers.rollout.scheduler import MAX_WAIT, Copies, Prefill, Scheduler, prompt_bucket, rows_of
 from verl.workers.rollout.waiting import Reply, Ticket
 
 
@@ -54,7 +54,7 @@ def test_a_batch_that_is_not_full_waits_for_company_but_not_for_ever():
     assert isinstance(first, Prefill) and len(first.batch) == 4
     scheduler.free(first.batch[0][0])
     scheduler.add(replies(10, 9))
-    for _ in range(PATIENCE):
+    for _ in range(MAX_WAIT):
         assert scheduler.admit() is None
         scheduler.tick()
     assert isinstance(scheduler.admit(), Prefill)

@@ -1,8 +1,7 @@
 """Attention over a packed sequence without flash-attn: rows are padded for the attention kernel only.
 
 Everything else in the model runs on the packed tokens. Rows are grouped into buckets of similar length; inside a bucket they
-are padded on the right, where a causal kernel never lets a real token see the padding, so that no mask is needed and the
-result is exact.
+are padded on the right, so that under a causal kernel no real token attends to padding, no mask is needed and the result is exact.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Bucket:
         start, stop: token range in the packed sequence.
         rows, width: the padded shape.
         gather: `[rows * width]` index into the range, or None when all rows are `width` long.
-        scatter: `[stop - start]` index back into the padded tokens, or None likewise.
+        scatter: `[stop - start]` index back into the padded tokens, or None in the same case.
     """
 
     start: int
@@ -45,7 +44,7 @@ class PackPlan:
 
 
 def plan_packing(lengths: Sequence[int], device: torch.device) -> PackPlan:
-    """Plan the attention of rows of these lengths, packed in this order (longest first packs best)."""
+    """Return the plan for rows of these lengths, packed in this order (sorted by length, they need the least padding)."""
     buckets: list[Bucket] = []
     row, start = 0, 0
     while row < len(lengths):
@@ -83,11 +82,11 @@ def packed_attention(
     pack_plan: PackPlan | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers attention interface: causal attention inside each row of a packed sequence.
+    """Compute causal attention inside each row of a packed sequence (transformers' attention interface).
 
     Args:
         query: `[1, heads, tokens, head_dim]`; key and value likewise, with as many or fewer heads.
-        pack_plan: from `plan_packing`, handed to the model as a keyword argument.
+        pack_plan: from `plan_packing`, passed to the model as a keyword argument.
 
     Returns:
         `[1, tokens, heads, head_dim]` and no attention weights.
@@ -116,7 +115,7 @@ def packed_attention(
 
 
 def _pad(states: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """`[tokens, heads, dim]` to `[rows, heads, width, dim]`."""
+    """Pad `[tokens, heads, dim]` to `[rows, heads, width, dim]`."""
     part = states[bucket.start : bucket.stop]
     if bucket.gather is not None:
         part = part.index_select(0, bucket.gather)
@@ -124,14 +123,14 @@ def _pad(states: torch.Tensor, bucket: Bucket) -> torch.Tensor:
 
 
 def register_packed_attention() -> None:
-    """Make `attn_implementation=PACKED_ATTENTION` known to transformers; safe to call twice."""
+    """Register `attn_implementation=PACKED_ATTENTION` with transformers; may be called again."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 
 def check_packable(config: Any) -> None:
-    """Raise ValueError for an architecture whose layers cannot attend over a packed sequence this way."""
+    """Raise ValueError for an architecture whose attention layers `packed_attention` does not support."""
     types = set(getattr(config, "layer_types", None) or ["full_attention"])
     odd = types - {"full_attention", "sliding_attention"}
     if odd or getattr(config, "attn_logit_softcapping", None):

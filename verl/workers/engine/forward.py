@@ -1,4 +1,4 @@
-"""Packed and padded forward passes: from rows of a batch to log-probs and entropies, or values, of the tokens the agents wrote."""
+"""Packed and padded forward passes: from rows of a batch to log-probs and entropies, or values, of the response tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Scores:
 
 
 def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
-    """Raise ValueError when a response token has no token before it, or lies where attention is masked."""
+    """Raise ValueError when a response token has no token before it, or attention is masked at its position."""
     width, response_len = rows["input_ids"].shape[1], rows["responses"].shape[1]
     attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
     real = mask.any(dim=1)
@@ -45,11 +45,11 @@ def score_tokens(model: Any, rows: Mapping[str, torch.Tensor], temperature: floa
     """Run rows through a causal language model; see `Scores`.
 
     Args:
-        model: packed: on `PACKED_ATTENTION` or flash attention.
-        rows: `INPUT_KEYS`; no rows at all is allowed (ranks must call the model equally often) and gives empty scores.
+        model: the model; for packed rows with `PACKED_ATTENTION` or flash attention.
+        rows: `INPUT_KEYS`; without rows (ranks must call the model equally often) the scores are empty.
         temperature: of the sampler.
         packed: run the rows as one sequence without padding.
-        sum_pi_squared: also sum the squared probabilities; one more pass over the logits.
+        sum_pi_squared: also sum the squared probabilities, in another pass over the logits.
     """
     logits = (_packed if packed else _padded)(model, rows)
     mask = rows["response_mask"].bool()
@@ -59,16 +59,16 @@ def score_tokens(model: Any, rows: Mapping[str, torch.Tensor], temperature: floa
 
 
 def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], packed: bool) -> torch.Tensor:
-    """Run rows through a value model: `[bsz, response_len]` fp32, zero where `response_mask` is zero.
+    """Run rows through a value model and return values `[bsz, response_len]` fp32, zero where `response_mask` is zero.
 
-    The value of a token is read before it is known, at the position ahead of it. Arguments are those of `score_tokens`.
+    The value of a token is the output at the position before it. Arguments are those of `score_tokens`.
     """
     outputs = (_packed if packed else _padded)(model, rows)
     return _scatter(outputs.squeeze(-1).float(), rows["response_mask"].bool())
 
 
 def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The head's output ahead of each response token, `[tokens, head]`; hidden states of other tokens do not reach a wide head."""
+    """Return the head's output at the position before each response token, `[tokens, head]`; a language-model head skips others."""
     attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
     count, width = attention.shape
     prompt_len = width - mask.shape[1]
@@ -87,7 +87,7 @@ def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _padded(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """As `_packed`, with the rows side by side as they are, without the columns that are padding in all of them."""
+    """As `_packed`, for padded rows, without the columns that are padding in all of them."""
     attention, mask = rows["attention_mask"], rows["response_mask"].bool()
     if not len(attention):
         ids = torch.zeros(1, 1, dtype=torch.long, device=attention.device)
@@ -107,7 +107,7 @@ def _padded(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _run(model: Any, keep: torch.Tensor | int, **inputs: Any) -> torch.Tensor:
-    """The head's output at the positions `keep` (the last so many, when a number); a head that cannot skip the others is cut after it."""
+    """Return the head's output at the positions `keep` (a number selects the last ones); outputs of a head that skips none are sliced."""
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         return model(**inputs, use_cache=False, logits_to_keep=keep).logits
     outputs = model(**inputs, use_cache=False).logits
@@ -115,5 +115,5 @@ def _run(model: Any, keep: torch.Tensor | int, **inputs: Any) -> torch.Tensor:
 
 
 def _scatter(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Put token values back into `[bsz, response_len]`."""
+    """Scatter token values into `[bsz, response_len]`."""
     return torch.zeros(mask.shape, device=values.device).masked_scatter(mask, values)

@@ -1,4 +1,4 @@
-"""One sharded model, of language or of values: score rows, take optimizer steps, hand out its weights."""
+"""One sharded language or value model: scores rows, takes optimizer steps, returns its weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Rows = Mapping[str, torch.Tensor]
 
 
 def select(rows: Rows, index: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The rows at `index` of every tensor."""
+    """Return the rows at `index` of every tensor."""
     return {name: value[index] for name, value in rows.items()}
 
 
@@ -39,19 +39,19 @@ class AdapterPlan:
 
 
 class FSDPEngine:
-    """A sharded model with, unless it is a frozen reference, its optimizer and schedule, or with adapters that have one each.
+    """A sharded model with its optimizer and schedule (none if it is a frozen reference), or with adapters that have one each.
 
-    With adapters the model itself is frozen; `using` says which of them is scored and trained, and without it, it is the base that is
+    With adapters the model itself is frozen; `using` selects the adapter that is scored and trained, and outside of it the base is
     scored.
 
     Args:
-        model: what to load and how to run it.
+        model: path of the model, and how its rows are run.
         fsdp: dtypes, offload and resharding.
         optim: None makes a frozen model; not read with adapters.
         mesh: one-dimensional mesh of the worker group.
         loader: the kind of model: `CAUSAL_LM` for `score`, `VALUE_MODEL` for `value`.
         adapters: by name.
-        seed: of the adapters' first weights.
+        seed: of the adapters' initial weights.
 
     Raises:
         ModelPathError: the model cannot be loaded.
@@ -108,7 +108,7 @@ class FSDPEngine:
 
     @contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
-        """Score and train this adapter inside the block; with None the base, or the model when there are no adapters.
+        """Score and train this adapter inside the block; with None the base, or the model if there are no adapters.
 
         Raises ValueError for an adapter that the engine does not have.
         """
@@ -129,12 +129,12 @@ class FSDPEngine:
 
     @property
     def trainables(self) -> list[Trainable]:
-        """All that the engine trains: the model, its adapters, or nothing."""
+        """The trained model, the adapters, or an empty list."""
         return [self._whole] if self._whole is not None else list(self.adapters.values())
 
     @property
     def trainable(self) -> Trainable:
-        """What is trained now. Raises RuntimeError when nothing is."""
+        """The model or adapter that is currently trained. Raises RuntimeError when there is none."""
         found = self._whole if self._adapter is None else self.adapters[self._adapter]
         if found is None:
             raise RuntimeError("the base of adapters and a frozen reference cannot be trained")
@@ -160,17 +160,17 @@ class FSDPEngine:
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
-        """Parameters are on the device inside the block; gathered copies are gone after it."""
+        """Keep parameters on the device inside the block, and free gathered copies after it."""
         with on_device(self.model, self.device.type, self.fsdp.param_offload):
             yield
             free_gathered(self.model)
 
     def lengths(self, rows: Rows) -> list[int]:
-        """Tokens of each row that the model has to run."""
+        """Return the number of tokens of each row that the model runs."""
         return rows["attention_mask"].sum(dim=1).tolist()
 
     def micro_batches(self, rows: Rows, rule: MicroBatchRule) -> list[dict[str, torch.Tensor]]:
-        """Cut rows into micro-batches; empty ones fill up the count, so that all ranks have as many."""
+        """Split rows into micro-batches, with empty ones added so that all ranks have as many."""
         plan = plan_micro_batches(self.lengths(rows), rule)
         plan += [[]] * (same_count(len(plan), self.group, self.device) - len(plan))
         return [select(rows, torch.tensor(index, dtype=torch.long, device=self.device)) for index in plan]
@@ -180,7 +180,7 @@ class FSDPEngine:
         return score_tokens(self.model, rows, temperature, self.packed, sum_pi_squared)
 
     def value(self, rows: Rows) -> torch.Tensor:
-        """Values of one micro-batch on the device; see `value_tokens`."""
+        """Return the values of one micro-batch on the device; see `value_tokens`."""
         return value_tokens(self.model, rows, self.packed)
 
     def score_all(self, rows: Rows, temperature: float, rule: MicroBatchRule, sum_pi_squared: bool = False) -> Scores:
@@ -194,12 +194,12 @@ class FSDPEngine:
         return Scores(*self._on_all(rows, rule, score, 3 if sum_pi_squared else 2))
 
     def value_all(self, rows: Rows, rule: MicroBatchRule) -> torch.Tensor:
-        """Values of any number of rows without gradients; see `_on_all`."""
+        """Return the values of any number of rows without gradients; see `_on_all`."""
         return self._on_all(rows, rule, lambda micro: (self.value(micro),), 1)[0]
 
     @torch.no_grad()
     def _on_all(self, rows: Rows, rule: MicroBatchRule, run: Callable[[Rows], tuple[torch.Tensor, ...]], count: int) -> list[torch.Tensor]:
-        """Run rows in micro-batches; rows without a response token cost nothing and are zero.
+        """Run rows in micro-batches; rows without a response token are not run, and their results are zero.
 
         Returns:
             `count` tensors `[bsz, response_len]` in the order of the rows, on the CPU.
@@ -216,18 +216,18 @@ class FSDPEngine:
         return [grid.cpu() for grid in grids]
 
     def to_device(self, rows: Rows) -> dict[str, torch.Tensor]:
-        """Copy of the mapping with every tensor on the engine's device."""
+        """Return a copy of the mapping with every tensor on the engine's device."""
         return {name: value.to(self.device, non_blocking=True) for name, value in rows.items()}
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Parameters and the optimizer state of what is trained now are on the device inside the block."""
+        """Keep parameters and the optimizer state of `trainable` on the device inside the block."""
         with self.loaded(), self.optimizers_loaded([self.trainable]):
             yield
 
     @contextmanager
     def optimizers_loaded(self, trainables: Sequence[Trainable]) -> Iterator[None]:
-        """Their optimizer state is on the device inside the block."""
+        """Keep the optimizer state of these trainables on the device inside the block."""
         offload = self.fsdp.optimizer_offload and self.device.type != "cpu"
         for trainable in trainables if offload else ():
             move_optimizer_state(trainable.optimizer, self.device.type)
@@ -238,17 +238,17 @@ class FSDPEngine:
                 move_optimizer_state(trainable.optimizer, "cpu")
 
     def step(self, grad_clip: float) -> tuple[float, bool]:
-        """One optimizer step of what is trained now; see `Trainable.step`."""
+        """Take one optimizer step of `trainable`; see `Trainable.step`."""
         return self.trainable.step(grad_clip, self.group)
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Tell every schedule how many optimizer steps the run will take. Raises ValueError when that is not positive."""
+        """Set the total number of optimizer steps of every schedule. Raises ValueError when it is not positive."""
         for trainable in self.trainables:
             trainable.set_total_steps(total_steps)
 
     @property
     def steps(self) -> int:
-        """Optimizer steps so far of what is trained now."""
+        """Number of optimizer steps of `trainable` so far."""
         return self.trainable.steps
 
     @steps.setter
@@ -257,16 +257,16 @@ class FSDPEngine:
 
     @property
     def lr(self) -> float:
-        """Learning rate of its next step."""
+        """Learning rate of the next step of `trainable`."""
         return self.trainable.lr
 
     def weights(self, adapter: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter whole, one at a time, of an adapter only its own, as PEFT names them; all ranks walk through it together."""
+        """Yield every parameter unsharded, or those of an adapter under PEFT's names, one at a time; all ranks must iterate together."""
         with self.loaded():
             yield from full_tensors(self.model.named_parameters() if adapter is None else self.adapters[adapter].parameters.items())
 
     def digest(self) -> str:
-        """sha256 over names and bits of all parameters."""
+        """Return the sha256 over names and bytes of all parameters."""
         result = hashlib.sha256()
         for name, value in self.weights():
             result.update(name.encode())

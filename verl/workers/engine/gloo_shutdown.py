@@ -1,8 +1,8 @@
-"""The end of a process that was in a gloo group: gloo's threads let go of tensors while there still is an interpreter.
+"""Shutdown of a process that was in a gloo group: wait until gloo's threads have released their tensors before the interpreter ends.
 
-After a collective has ended, the thread that ran it drops its tensors, for which it needs the interpreter's lock. A thread that comes to
-it only when the interpreter is being torn down is made to exit inside C++, which aborts the process ("terminate called without an active
-exception"). Destroying the group does not wait for these threads, because DTensor's caches keep meshes, and these their groups, alive.
+After a collective has ended, the thread that ran it releases its tensors, for which it needs the GIL. A thread that does so while the
+interpreter is being finalised is made to exit inside C++, which aborts the process ("terminate called without an active exception").
+Destroying the group does not wait for these threads, because DTensor's caches keep meshes, and these their groups, alive.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _TASKS = Path("/proc/self/task")
 _PAUSE_S, _LIMIT_S = 0.005, 5.0
 
 
-def settle_at_exit() -> None:
-    """Call `settle` when the interpreter ends, once."""
-    atexit.unregister(settle)
-    atexit.register(settle)
+def wait_at_exit() -> None:
+    """Call `wait_for_threads` once when the interpreter exits."""
+    atexit.unregister(wait_for_threads)
+    atexit.register(wait_for_threads)
 
 
-def settle(tasks: Path = _TASKS, limit_s: float = _LIMIT_S) -> bool:
-    """Wait until gloo's threads sleep: seen so twice in a row, with the interpreter's lock free in between.
+def wait_for_threads(tasks: Path = _TASKS, limit_s: float = _LIMIT_S) -> bool:
+    """Wait until gloo's threads sleep, in two consecutive checks with the GIL released in between.
 
     Args:
-        tasks: folder of this process's threads (Linux); without it one pause is all.
-        limit_s: give up after so many seconds.
+        tasks: folder of this process's threads (Linux); if it does not exist, return after the two checks.
+        limit_s: time limit in seconds.
 
     Returns:
         whether they sleep.
@@ -42,7 +42,7 @@ def settle(tasks: Path = _TASKS, limit_s: float = _LIMIT_S) -> bool:
 
 
 def _states(tasks: Path) -> list[str]:
-    """State letter of each of gloo's threads."""
+    """Return the state letter of each of gloo's threads."""
     states = []
     for comm in tasks.glob("*/comm"):
         try:

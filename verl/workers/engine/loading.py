@@ -1,4 +1,4 @@
-"""One rank reads a checkpoint, every rank gets its shard: host memory holds one whole copy of a model, not one a rank."""
+"""One rank reads a checkpoint, every rank gets its shard: host memory holds one whole copy of a model, not one per rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verl.workers.engine.sharding import local
 
 
 def load_sharded(load: Callable[[], Any], build: Callable[[], Any], shard: Callable[[Any], Any], mesh: DeviceMesh) -> Any:
-    """The sharded model, with the parameters and buffers that the first rank loaded; all ranks call this together.
+    """Return the sharded model with the parameters and buffers that the first rank loaded; all ranks must call this together.
 
     Args:
         load: makes the model with its weights; called on the first rank only.
@@ -24,30 +24,30 @@ def load_sharded(load: Callable[[], Any], build: Callable[[], Any], shard: Calla
         mesh: one-dimensional mesh of the worker group.
 
     Raises:
-        ModelPathError: a rank could not make its model; raised on every rank but those that raise an error of another kind themselves.
+        ModelPathError: a rank could not make its model; a rank whose own error is of another class raises that instead.
     """
     if mesh.size() == 1:
         return shard(load())
     first = mesh.get_local_rank() == 0
-    network = _agree(load if first else build, mesh)
+    network = _made_on_all_ranks(load if first else build, mesh)
     whole = {name: p.detach() for name, p in network.named_parameters()} if first else {}
     network = shard(network)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             empty = torch.empty(0 if first else parameter.shape, dtype=parameter.dtype, device=mesh.device_type)
             value = whole.pop(name).to(mesh.device_type) if first else empty
-            _fill(parameter, value, mesh)
+            _broadcast_parameter(parameter, value, mesh)
         for buffer in network.buffers():
-            _share(buffer, mesh)
+            _broadcast_buffer(buffer, mesh)
     return network
 
 
-def _agree(make: Callable[[], Any], mesh: DeviceMesh) -> Any:
-    """What `make` returns, when it returns on all ranks: none may wait for weights that do not come."""
+def _made_on_all_ranks(make: Callable[[], Any], mesh: DeviceMesh) -> Any:
+    """Return the result of `make` if it succeeds on all ranks, else raise, so that no rank waits for weights of a failed one."""
     network, raised, failure = None, None, ""
     try:
         network = make()
-    except Exception as error:  # whatever it is, the other ranks have to know; it is raised again
+    except Exception as error:  # any error must be sent to the other ranks; it is raised again below
         raised, failure = error, f"rank {mesh.get_local_rank()}: {type(error).__name__}: {error}"
         if isinstance(error, ModelPathError):
             failure = str(error)
@@ -60,15 +60,15 @@ def _agree(make: Callable[[], Any], mesh: DeviceMesh) -> Any:
     return network
 
 
-def _fill(parameter: torch.Tensor, value: torch.Tensor, mesh: DeviceMesh) -> None:
-    """Write this rank's part of the first rank's `value` into a parameter."""
+def _broadcast_parameter(parameter: torch.Tensor, value: torch.Tensor, mesh: DeviceMesh) -> None:
+    """Broadcast the first rank's `value` and write this rank's part of it into a parameter."""
     dist.broadcast(value, group=mesh.get_group(), group_src=0)
     part = distribute_tensor(value, mesh, parameter.placements, src_data_rank=None) if isinstance(parameter, DTensor) else value
     local(parameter).copy_(local(part))
 
 
-def _share(buffer: torch.Tensor, mesh: DeviceMesh) -> None:
-    """Give every rank the first rank's buffer, which a checkpoint may hold; as bytes, because gloo sends no booleans."""
+def _broadcast_buffer(buffer: torch.Tensor, mesh: DeviceMesh) -> None:
+    """Broadcast the first rank's buffer, which a checkpoint may hold; as bytes, because gloo does not support booleans."""
     value = buffer.contiguous()
     dist.broadcast(value.reshape(-1).view(torch.uint8), group=mesh.get_group(), group_src=0)
     if value is not buffer:

@@ -1,4 +1,4 @@
-"""Cut rows into micro-batches by a token budget or by rows, the same number on every rank."""
+"""Split rows into micro-batches by a token budget or by rows, the same number on every rank."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
 @dataclass(frozen=True)
 class MicroBatchRule:
-    """How rows are cut.
+    """How rows are split.
 
     Attributes:
-        token_budget: most tokens of one micro-batch (padding included when not packed), or None to cut by rows.
-        rows: most rows of one micro-batch when there is no token budget.
+        token_budget: maximum number of tokens of one micro-batch (padding included when not packed), or None to split by rows.
+        rows: maximum number of rows of one micro-batch without a token budget.
         packed: rows are run without padding, so that only their own tokens count.
     """
 
@@ -49,7 +49,7 @@ def plan_micro_batches(lengths: Sequence[int], rule: MicroBatchRule) -> list[lis
 
 
 def _fill_padded(order: list[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Rows of similar length share a micro-batch whose padded size stays under the budget."""
+    """Fill micro-batches with rows of similar length up to a padded size of `budget` tokens."""
     result: list[list[int]] = []
     for i in order:
         if result and (len(result[-1]) + 1) * lengths[result[-1][0]] <= budget:
@@ -69,7 +69,7 @@ def _balance(order: list[int], lengths: Sequence[int], budget: int) -> list[list
 
 
 def same_count(count: int, group: dist.ProcessGroup | None, device: torch.device) -> int:
-    """The largest `count` over the ranks, so that all of them run the same number of collectives."""
+    """Return the largest `count` over the ranks, so that all of them run the same number of collectives."""
     if dist.get_world_size(group) == 1:
         return count
     value = torch.tensor(count, device=device)

@@ -1,4 +1,4 @@
-"""Move shards and optimizer state between the GPU and host memory; on a CPU there is nothing to move."""
+"""Move shards and optimizer state between the GPU and host memory; no-ops on a CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def move_parameters(model: Any, device: str) -> None:
 
 @torch.no_grad()
 def move_optimizer_state(optimizer: torch.optim.Optimizer, device: str) -> None:
-    """Move AdamW's moments; the step counters stay beside them."""
+    """Move AdamW's moments and step counters."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, torch.Tensor):
@@ -28,7 +28,7 @@ def move_optimizer_state(optimizer: torch.optim.Optimizer, device: str) -> None:
 
 @contextmanager
 def on_device(model: Any, device: str, offload: bool) -> Iterator[None]:
-    """Have the parameters on `device` inside the block, and in host memory after it when `offload` is set."""
+    """Keep the parameters on `device` inside the block, and in host memory after it if `offload` is set."""
     if not offload or device == "cpu":
         yield
         return

@@ -16,10 +16,10 @@ from verl.workers.engine.sharding import local
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate as a function of the optimizer step, so that a step number is its whole state.
+    """Learning rate as a function of the optimizer step, so that the step number is its whole state.
 
     Step 0 is the first update: with `w` warm-up steps it runs at `lr / w`, and step `w - 1` at the peak. `linear` and
-    `cosine` then fall to `min_lr_ratio * lr` at the last of `total_steps`.
+    `cosine` then decay to `min_lr_ratio * lr` at the last of `total_steps`.
 
     Raises:
         ValueError: unknown schedule, or one that needs the total number of steps without it.
@@ -34,7 +34,7 @@ class Schedule:
 
     @property
     def warmup_steps(self) -> int:
-        """Steps of linear warm-up."""
+        """Number of steps of linear warm-up."""
         if self.config.lr_warmup_steps >= 0:
             return self.config.lr_warmup_steps
         if self.config.lr_warmup_steps_ratio == 0:
@@ -42,7 +42,7 @@ class Schedule:
         return int(self.config.lr_warmup_steps_ratio * self._total())
 
     def lr(self, step: int) -> float:
-        """Learning rate of update number `step`, counted from 0."""
+        """Return the learning rate of update number `step`, counted from 0."""
         peak, warmup = self.config.lr, self.warmup_steps
         if step < warmup:
             return peak * (step + 1) / warmup
@@ -63,7 +63,7 @@ class Schedule:
 
 
 def build_optimizer(parameters: Iterable[torch.nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the (sharded) parameters that require a gradient. Raises ValueError when `betas` is not a pair."""
+    """Return AdamW over the (sharded) parameters that require a gradient. Raises ValueError when `betas` is not a pair."""
     if len(config.betas) != 2:
         raise ValueError(f"actor.optim.betas={config.betas}: expected two numbers")
     trained = [p for p in parameters if p.requires_grad]
@@ -72,7 +72,7 @@ def build_optimizer(parameters: Iterable[torch.nn.Parameter], config: OptimConfi
 
 
 def init_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create AdamW's moments as zeros where they are missing, so that a checkpoint can be read into them."""
+    """Create missing moments of AdamW as zeros, so that a checkpoint can be loaded into them."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
@@ -84,7 +84,7 @@ def init_state(optimizer: torch.optim.Optimizer) -> None:
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float, group: dist.ProcessGroup) -> float:
-    """Scale gradients to at most `max_norm` over all ranks' shards and return the norm before; non-finite ones stay as they are."""
+    """Scale gradients to a norm of at most `max_norm` over all ranks' shards and return the norm before; skip non-finite norms."""
     grads = [local(p.grad) for p in parameters if p.grad is not None]
     grads = [g for g in grads if g.numel()]
     device = grads[0].device if grads else torch.device("cpu")

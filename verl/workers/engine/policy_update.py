@@ -1,4 +1,4 @@
-"""PPO-style update of one policy: mini-batches of rows, each normalised as a whole however it is cut."""
+"""PPO-style update of one policy: mini-batches of rows, each normalised as a whole, independent of the split into micro-batches."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from verl.workers.engine.ranks import GroupRanks
 from verl.workers.engine.steps import Objective, StepPlan, take_steps
 from verl.workers.engine.update_metrics import AgentMeans
 
-# Columns of a loss's preparation travel with the rows under this prefix.
+# Prefix of the columns that a loss's preparation adds to the rows.
 PREPARED = "prepared/"
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdatePlan(StepPlan):
-    """What a call says about one update of a policy.
+    """Arguments of one update of a policy.
 
     Attributes:
         temperature: of the sampler.
         on_policy: the rows were sampled with the current weights, so that old log-probs may be left out.
         rollout_correction: `algorithm.rollout_correction`; in its bypass mode `old_log_probs` are the sampler's and the loss is
             `bypass_mode`.
-        agents: slugs of the agents that share the policy, to which `agent_index` of the rows points; empty measures none on its own.
+        agents: slugs of the agents that share the policy, indexed by `agent_index` of the rows; empty for no metrics per agent.
     """
 
     temperature: float
@@ -42,17 +42,17 @@ class UpdatePlan(StepPlan):
 
     @property
     def bypass(self) -> bool:
-        """The sampler's log-probs are the old ones."""
+        """Whether the sampler's log-probs are used as the old ones."""
         return self.rollout_correction is not None and self.rollout_correction.bypass_mode
 
 
 @dataclass
 class LossConfig(ActorConfig):
-    """`ActorConfig` as a policy loss gets it.
+    """The configuration that a policy loss gets.
 
     Attributes:
-        global_batch_info: what `agg_loss` needs to know of the mini-batch.
-        prepared: columns of `register_preparation`, of the rows at hand; None when the rows are all there is.
+        global_batch_info: counts of the mini-batch for `agg_loss`.
+        prepared: columns of `register_preparation` for the given rows; None when the rows are the whole mini-batch.
         rollout_correction: see `UpdatePlan`.
     """
 
@@ -64,28 +64,29 @@ class LossConfig(ActorConfig):
 def update_policy(engine: FSDPEngine, config: ActorConfig, rows: Rows, plan: UpdatePlan, rule: MicroBatchRule) -> dict[str, float]:
     """Run all mini-batches of all epochs and return the metrics, the same on every rank.
 
-    Where no pass before the update measured it (on policy, bypass), the gap between sampler and trainer is measured in the first step.
+    If no pass before the update measured the gap between sampler and trainer (on policy, bypass), it is measured in the first step.
 
     Args:
         rows: `INPUT_KEYS`, `advantages`, `old_log_probs` unless on policy, `ref_log_prob` with the KL loss, and optionally
-            `rollout_is_weights`; all `[bsz, response_len]`. Optionally `row_weights` `[bsz]`, and `agent_index` `[bsz]` where the plan
+            `rollout_is_weights`; all `[bsz, response_len]`. Optionally `row_weights` `[bsz]`, and `agent_index` `[bsz]` if the plan
             names agents. Rows without a response token are left out.
 
     Raises:
         ValueError: a column is missing, on-policy rows are to be used for more than one optimizer step, or weights of rows are
             negative or not finite.
     """
-    needed = _needed(config, rows, plan)
+    needed = _columns(config, rows, plan)
     unmeasured = plan.bypass or "old_log_probs" not in rows
     update = _PolicyLoss(engine, config, plan, measure_gap=unmeasured and "rollout_log_probs" in rows)
-    silent = _without_advantage if config.skip_zero_advantages else None
-    objective = Objective("actor", update.loss, summed=("actor/pg_loss", "actor/kl_loss"), prepare=update.prepare, silent=silent)
+    zero_loss = _without_advantage if config.skip_zero_advantages else None
+    objective = Objective("actor", update.loss, summed=("actor/pg_loss", "actor/kl_loss"), prepare=update.prepare, zero_loss=zero_loss)
     metrics = take_steps(engine, config, rows, needed, plan, rule, objective)
     ranks = GroupRanks(engine.group, engine.device)
     return metrics | update.correction_metrics(ranks) | update.agents.metrics(ranks)
 
 
-def _needed(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
+def _columns(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
+    """Return the columns that the update reads. Raises ValueError as `update_policy` does."""
     needed = [*INPUT_KEYS, "advantages"]
     if "old_log_probs" in rows:
         needed.append("old_log_probs")
@@ -93,7 +94,7 @@ def _needed(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
         raise ValueError("update_actor needs old_log_probs; call compute_log_prob first, or set meta_info['on_policy'] for fresh samples")
     elif plan.num_mini_batches * config.ppo_epochs > 1:
         raise ValueError(
-            f"on-policy rows without old_log_probs serve one optimizer step, not {plan.num_mini_batches} mini-batches x "
+            f"on-policy rows without old_log_probs allow one optimizer step, not {plan.num_mini_batches} mini-batches x "
             f"{config.ppo_epochs} epochs; call compute_log_prob first"
         )
     if config.use_kl_loss:
@@ -122,7 +123,7 @@ def _without_advantage(rows: Rows) -> torch.Tensor:
 
 
 class _PolicyLoss:
-    """The loss of a policy's micro-batches, and what is measured beside it."""
+    """The loss of a policy's micro-batches, and its metrics."""
 
     def __init__(self, engine: FSDPEngine, config: ActorConfig, plan: UpdatePlan, measure_gap: bool) -> None:
         self._engine, self._plan, self._measure_gap = engine, plan, measure_gap
@@ -132,11 +133,11 @@ class _PolicyLoss:
         self._policy_loss, self._preparation = get_policy_loss_fn(name), find_preparation(name, self._config)
         self._threshold = 2.0 if plan.rollout_correction is None else plan.rollout_correction.rollout_is_threshold
         self._gap, self._steps = SamplerGap(), 0
-        self._narrows, self._tokens, self._kept = False, 0.0, 0.0
+        self._masks_tokens, self._tokens, self._kept = False, 0.0, 0.0
         self.agents = AgentMeans(plan.agents, ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac"))
 
     def prepare(self, micros: list[dict[str, torch.Tensor]], ranks: GroupRanks) -> list[dict[str, torch.Tensor]]:
-        """Give the loss what it has to know of the whole mini-batch."""
+        """Add the columns that the loss needs from the whole mini-batch to its micro-batches."""
         self._steps += 1
         if self._preparation is None:
             return micros
@@ -146,14 +147,14 @@ class _PolicyLoss:
         sizes = [len(micro["response_mask"]) for micro in micros]
         parts = {name if name == "response_mask" else PREPARED + name: value.split(sizes) for name, value in columns.items()}
         prepared = [micro | {name: part[i] for name, part in parts.items()} for i, micro in enumerate(micros)]
-        self._narrows = "response_mask" in columns
+        self._masks_tokens = "response_mask" in columns
         self._tokens += sum(float(micro["response_mask"].sum()) for micro in micros)
         self._kept += sum(float(micro["response_mask"].sum()) for micro in prepared)
         return prepared
 
     @torch.no_grad()
     def _mini_batch(self, micros: list[dict[str, torch.Tensor]], ranks: GroupRanks) -> MiniBatch:
-        """This rank's rows in the order of its micro-batches, with their log-probs under the weights as they are."""
+        """Return this rank's rows in the order of its micro-batches, with their log-probs under the current weights."""
         log_prob = torch.cat([self._engine.score(micro, self._plan.temperature).log_probs for micro in micros])
         joined = {name: torch.cat([micro[name] for micro in micros]) for name in micros[0] if name not in INPUT_KEYS}
         return MiniBatch(
@@ -166,7 +167,7 @@ class _PolicyLoss:
         )
 
     def loss(self, micro: Rows, counts: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Loss of one micro-batch and its metrics; a micro-batch without rows has loss 0, connected to every parameter."""
+        """Return the loss of one micro-batch and its metrics; without rows the loss is 0, connected to every parameter."""
         scores = self._engine.score(micro, self._plan.temperature)
         prepared = {name.removeprefix(PREPARED): value for name, value in micro.items() if name.startswith(PREPARED)}
         config = replace(self._config, global_batch_info=counts, prepared=prepared)
@@ -194,26 +195,26 @@ class _PolicyLoss:
         return loss, metrics
 
     def _add_agents(self, micro: Rows, log_prob: torch.Tensor, entropy: torch.Tensor) -> None:
-        """Clipped are the tokens where PPO's objective has no gradient, whatever the loss."""
+        """Add the metrics per agent; the clipped fraction counts tokens where PPO's objective has no gradient, for any loss."""
         log_ratio, advantages = log_prob - micro.get("old_log_probs", log_prob), micro["advantages"]
         low, high = clip_range(self._config, "vanilla")
         clipped = (advantages > 0) & (log_ratio.exp() > 1 + high) | (advantages < 0) & (log_ratio.exp() < 1 - low)
         self.agents.add(micro["agent_index"], micro["response_mask"], entropy, -log_ratio, clipped.float())
 
     def _measure(self, log_prob: torch.Tensor, mask: torch.Tensor, micros: Sequence[Rows]) -> None:
-        """Add the gap of these micro-batches, before anything is taken out of them, in the first step."""
+        """In the first step, add the gap of these micro-batches before any of their tokens are masked."""
         if self._measure_gap and self._steps == 1:
             sampler = torch.cat([micro["rollout_log_probs"] for micro in micros])
             self._gap += sampler_gap(log_prob, sampler, mask, self._threshold)
 
     def correction_metrics(self, ranks: GroupRanks) -> dict[str, float]:
-        """The gap between sampler and trainer where it was measured here, and the share of tokens that a preparation took out."""
+        """Return the gap between sampler and trainer if it was measured here, and the share of tokens that a preparation masked."""
         metrics = {}
         if self._measure_gap:
             sums = ranks.sum(torch.tensor(self._gap.sums(), dtype=torch.double)).tolist()
             maxima = ranks.max(torch.tensor(self._gap.maxima(), dtype=torch.double)).tolist()
             metrics = SamplerGap.of(sums, maxima).metrics()
-        if self._narrows:
+        if self._masks_tokens:
             tokens, kept = ranks.sum(torch.tensor([self._tokens, self._kept], dtype=torch.double)).tolist()
             metrics["rollout_corr/rollout_rs_masked_fraction"] = 1.0 - kept / max(1.0, tokens)
         return metrics

@@ -1,4 +1,4 @@
-"""The ranks of a worker group, for what has to be known over all of them."""
+"""Collective operations over the ranks of a worker group."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from verl.trainer.ppo.core_algos import Ranks
 
 
 class GroupRanks(Ranks):
-    """The ranks of a process group; every call is made on all of them.
+    """The ranks of a process group; every method must be called on all of them.
 
     Args:
         group: of one rank or more.
-        device: where the group's tensors live.
+        device: of the group's tensors.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -21,15 +21,15 @@ class GroupRanks(Ranks):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum of `values` over the ranks, on every rank."""
+        """Return the sum of `values` over the ranks, on every rank."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def max(self, values: torch.Tensor) -> torch.Tensor:
-        """Largest of `values` over the ranks, entry by entry, on every rank."""
+        """Return the elementwise maximum of `values` over the ranks, on every rank."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def gather(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """One-dimensional `values` of every rank, in the order of the ranks; lengths may differ."""
+        """Return the one-dimensional `values` of every rank, in the order of the ranks; lengths may differ."""
         if self.size == 1:
             return [values]
         lengths = torch.zeros(self.size, dtype=torch.long, device=self._device)
@@ -42,7 +42,7 @@ class GroupRanks(Ranks):
         return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
     def union(self, names: list[str]) -> list[str]:
-        """The names that any rank has, sorted."""
+        """Return the union of the names of all ranks, sorted."""
         if self.size == 1:
             return sorted(names)
         everyone: list[list[str]] = [[] for _ in range(self.size)]

@@ -14,16 +14,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from verl.workers.engine.gloo_shutdown import settle_at_exit
+from verl.workers.engine.gloo_shutdown import wait_at_exit
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _TIMEOUT = timedelta(minutes=30)
 
 
 def init_mesh(device: str, rank: int, world_size: int) -> DeviceMesh:
-    """Join the process group of the worker group (making it when there is none) and return a one-dimensional mesh.
+    """Join the process group of the worker group (creating it if needed) and return a one-dimensional mesh.
 
-    A group of more than one rank reads MASTER_ADDR and MASTER_PORT from the environment; at 127.0.0.1 it listens on loopback alone.
+    A group of more than one rank reads MASTER_ADDR and MASTER_PORT from the environment; at 127.0.0.1 it listens on loopback only.
 
     Raises:
         ValueError: unknown device.
@@ -35,19 +35,19 @@ def init_mesh(device: str, rank: int, world_size: int) -> DeviceMesh:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if not dist.is_initialized():
         dist.init_process_group(_BACKENDS[device], store=_store(rank, world_size), rank=rank, world_size=world_size, timeout=_TIMEOUT)
-        settle_at_exit()
+        wait_at_exit()
     if dist.get_world_size() != world_size:
         raise RuntimeError(f"this process is in a group of {dist.get_world_size()} ranks, the worker group has {world_size}")
     return init_device_mesh(device, (world_size,), mesh_dim_names=("dp",))
 
 
 def _store(rank: int, world_size: int) -> dist.Store | None:
-    """Return where the ranks find each other; None leaves it to torch, whose store listens on every interface and knows no password."""
+    """Return the rendezvous store of the ranks; None for torch's own, which listens on every interface without a password."""
     if world_size == 1:
         return dist.HashStore()
     if os.environ.get("MASTER_ADDR") != "127.0.0.1":
         return None
-    # Gloo and NCCL listen where the host's name points to.
+    # By default Gloo and NCCL listen on the address of the host's name.
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, "lo")
     address = ("127.0.0.1", int(os.environ["MASTER_PORT"]))
@@ -61,8 +61,8 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
     """Shard a transformers model in place, layer by layer, and return it.
 
     Parameters keep their dtype (the master weights; adapters may have another than their base); compute runs in `compute_dtype`, the
-    head of a value model in fp32 (from token to token values differ by less than bf16 can tell); gradients reduce in fp32. With one
-    rank nothing is freed after the forward pass, since gathering it again would buy no memory.
+    head of a value model in fp32 (values of adjacent tokens differ by less than the resolution of bf16); gradients are reduced in fp32.
+    With one rank nothing is freed after the forward pass, since that would save no memory.
     """
     masters = {parameter.dtype for parameter in model.parameters()}
     policy = MixedPrecisionPolicy(
@@ -78,7 +78,7 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
         elif isinstance(module, torch.nn.Linear) and module.out_features == 1 and compute_dtype != torch.float32 and not of_adapter:
             fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32))
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
-    # Buffers (rotary frequencies) are not FSDP's business.
+    # FSDP does not move buffers (rotary frequencies).
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(mesh.device_type))
@@ -86,19 +86,19 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
 
 
 def free_gathered(model: Any) -> None:
-    """Drop gathered parameters, so that the next forward sees the shards as they are then."""
+    """Free gathered parameters, so that the next forward pass gathers the shards again."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor."""
+    """Return this rank's part of a sharded tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full_tensors(named: Iterable[tuple[str, torch.nn.Parameter]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter whole, one at a time; all ranks must walk through them together."""
+    """Yield every parameter unsharded, one at a time; all ranks must iterate together."""
     for name, parameter in named:
         value = parameter.detach()
         yield name, value.full_tensor() if isinstance(value, DTensor) else value

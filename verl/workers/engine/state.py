@@ -1,4 +1,4 @@
-"""What of an engine goes into a checkpoint, and how it comes back."""
+"""Saving an engine's state to a checkpoint, and restoring it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HF_FOLDER = "huggingface"
 
 
 def save_engine(engine: FSDPEngine, path: str | Path, tokenizer: Any | None) -> None:
-    """Write what is trained: parameters, optimizer state, schedule, and the random state; with a tokenizer also `huggingface/`.
+    """Write trained parameters, optimizer state, schedule, and the random state; with a tokenizer also `huggingface/`.
 
-    `huggingface/` is the model as plain transformers loads it; of adapters, whose base stays as it was, a folder each for plain PEFT.
+    `huggingface/` is the model for plain transformers; for adapters, whose base is unchanged, one folder each for plain PEFT.
 
     Raises:
-        CheckpointError: it could not be written; an older checkpoint at `path` is still whole.
+        CheckpointError: it could not be written; an older checkpoint at `path` is intact.
     """
 
     def write_more(folder: Path) -> None:
@@ -43,7 +43,7 @@ def save_engine(engine: FSDPEngine, path: str | Path, tokenizer: Any | None) -> 
 
 
 def load_engine(engine: FSDPEngine, path: str | Path) -> None:
-    """Continue from a checkpoint: to the last bit, when it was written by as many ranks.
+    """Restore an engine from a checkpoint; exact to the last bit if it was written by as many ranks.
 
     Raises:
         CheckpointError: there is none, or it is of another model or of other adapters.
@@ -68,7 +68,7 @@ def load_engine(engine: FSDPEngine, path: str | Path) -> None:
 
 
 def write_adapters(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None:
-    """Gather every adapter on rank 0 and write it to a folder of its name, as plain PEFT loads it; all ranks call this together.
+    """Gather every adapter on rank 0 and write it to a folder of its name in PEFT's format; all ranks must call this together.
 
     Raises:
         OSError: on rank 0, when a file cannot be written.
@@ -82,7 +82,7 @@ def write_adapters(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None:
 
 
 def write_hugging_face(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None:
-    """Gather the model on rank 0 and write it as plain transformers loads it; all ranks call this together.
+    """Gather the model on rank 0 and write it in transformers' format; all ranks must call this together.
 
     Raises:
         OSError: on rank 0, when a file cannot be written.
@@ -101,7 +101,7 @@ def write_hugging_face(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None
 
 @contextmanager
 def _as_os_error(what: str) -> Iterator[None]:
-    """A failed write is an OSError: tokenizers raises a bare Exception for it, safetensors one of its own."""
+    """Raise OSError for a failed write: tokenizers raises a bare Exception, safetensors an error class of its own."""
     try:
         yield
     except OSError:
@@ -111,7 +111,7 @@ def _as_os_error(what: str) -> Iterator[None]:
 
 
 def _trained(engine: FSDPEngine) -> Iterator[tuple[str, torch.nn.Parameter, Trainable]]:
-    """Name, parameter, and what it is trained with, of all that a checkpoint holds; the frozen base of adapters is not in it."""
+    """Yield (name, parameter, its trainable) of all parameters in a checkpoint, which excludes the frozen base of adapters."""
     for trainable in engine.trainables:
         own = {id(parameter) for parameter in trainable.parameters.values()}
         yield from ((name, parameter, trainable) for name, parameter in engine.model.named_parameters() if id(parameter) in own)

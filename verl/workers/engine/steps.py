@@ -1,4 +1,4 @@
-"""Optimizer steps of any model: mini-batches of rows, each normalised as a whole however it is cut into micro-batches and ranks."""
+"""Optimizer steps of any model: mini-batches of rows, each normalised as a whole, independent of micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from verl.workers.engine.micro_batch import MicroBatchRule
 from verl.workers.engine.ranks import GroupRanks
 from verl.workers.engine.update_metrics import UpdateMetrics, fold
 
-# Loss of one micro-batch, given the counts that `agg_loss` takes, and metrics. Without rows it is 0, connected to every parameter.
+# Maps one micro-batch and the counts that `agg_loss` takes to loss and metrics. Without rows the loss is 0, connected to every parameter.
 MicroLoss = Callable[[Rows, dict[str, Any]], tuple[torch.Tensor, dict[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """What a call says about the steps of one update.
+    """Arguments of the optimizer steps of one update.
 
     Attributes:
         num_mini_batches: optimizer steps of one pass over the rows.
         shuffle_seed: seed of the row order; epoch e uses `shuffle_seed + e`.
         loss_scale_factor: the constant of `seq-mean-token-sum-norm`.
-        first_update: place of the first optimizer step in the run's schedule; steps that this model had no rows for count there as
-            well. None goes on from the engine's last step.
+        first_update: index of the first optimizer step in the run's schedule, which also counts steps without rows for this model.
+            None continues from the engine's last step.
     """
 
     num_mini_batches: int = 1
@@ -39,22 +39,22 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised.
+    """The minimised loss.
 
     Attributes:
         prefix: of the metrics made here: `actor` or `critic`.
         loss: of one micro-batch.
-        summed: metrics whose micro-batches add up; all others are means over tokens, or extremes (see `fold`).
-        prepare: called before each step with this rank's micro-batches, on all ranks; it may add columns to them and take tokens
-            out of their `response_mask`, which then enter neither loss nor counts.
-        silent: which rows of a mini-batch have loss 0 whatever the weights, `[bsz]` bool; they count in the mean, but are not computed.
+        summed: metrics that are summed over micro-batches; all others are means over tokens, or extremes (see `fold`).
+        prepare: called before each step with this rank's micro-batches, on all ranks; it may add columns to them and remove tokens
+            from their `response_mask`, which then count neither in the loss nor in the normalisation.
+        zero_loss: rows of a mini-batch with loss 0 for any weights, `[bsz]` bool; they count in the mean, but are not computed.
     """
 
     prefix: str
     loss: MicroLoss
     summed: Sequence[str]
     prepare: Callable[[list[dict[str, torch.Tensor]], GroupRanks], list[dict[str, torch.Tensor]]] | None = None
-    silent: Callable[[Rows], torch.Tensor] | None = None
+    zero_loss: Callable[[Rows], torch.Tensor] | None = None
 
 
 def take_steps(
@@ -69,7 +69,7 @@ def take_steps(
     """Run all mini-batches of all epochs and return the metrics, the same on every rank.
 
     Args:
-        rows: `columns` are read, and `row_weights` `[bsz]` where there are any; rows without a response token are left out.
+        rows: `columns` are read, and `row_weights` `[bsz]` if present; rows without a response token are left out.
 
     Raises:
         ValueError: a row cannot be scored.
@@ -91,7 +91,7 @@ def take_steps(
 
 
 def _mini_batches(count: int, shuffle: bool, plan: StepPlan, epoch: int) -> Iterator[torch.Tensor]:
-    """Row indices of each mini-batch, of nearly equal size."""
+    """Yield the row indices of each mini-batch, of nearly equal size."""
     order = torch.arange(count)
     if shuffle:
         order = torch.randperm(count, generator=torch.Generator().manual_seed(plan.shuffle_seed + epoch))
@@ -101,21 +101,21 @@ def _mini_batches(count: int, shuffle: bool, plan: StepPlan, epoch: int) -> Iter
 def _step(
     engine: FSDPEngine, mini: Rows, plan: StepPlan, rule: MicroBatchRule, objective: Objective, grad_clip: float, ranks: GroupRanks
 ) -> dict[str, float]:
-    """One optimizer step; metrics are this rank's share, to be averaged over ranks. A step without a token is none."""
+    """Take one optimizer step and return this rank's share of the metrics, to be averaged over ranks; without tokens take none."""
     if not float(ranks.sum(mini["response_mask"].sum().double())):
         return {}
-    heard = mini if objective.silent is None else _heard(mini, objective.silent(mini), ranks)
-    micros = engine.micro_batches(heard, rule)
+    rows = mini if objective.zero_loss is None else _computed_rows(mini, objective.zero_loss(mini), ranks)
+    micros = engine.micro_batches(rows, rule)
     if objective.prepare is not None:
         micros = objective.prepare(micros, ranks)
-    computed, silent = torch.stack([_counts(micro) for micro in micros]).sum(dim=0), _counts(mini) - _counts(heard)
-    (weighted_tokens, size, tokens), unheard = ranks.sum(torch.stack([computed, silent])).tolist()
+    own_counts = torch.stack([torch.stack([_counts(micro) for micro in micros]).sum(dim=0), _counts(mini) - _counts(rows)])
+    (weighted_tokens, size, tokens), skipped = ranks.sum(own_counts).tolist()
     if not tokens:
         return {}
     info: dict[str, Any] = {
         "dp_size": ranks.size,
-        "batch_num_tokens": weighted_tokens + unheard[0],
-        "global_batch_size": size + unheard[1],
+        "batch_num_tokens": weighted_tokens + skipped[0],
+        "global_batch_size": size + skipped[1],
         "loss_scale_factor": plan.loss_scale_factor or float(mini["response_mask"].shape[1]),
     }
     metrics: dict[str, float] = {}
@@ -133,15 +133,15 @@ def _step(
     return metrics | {f"{objective.prefix}/{name}": value for name, value in made.items()}
 
 
-def _heard(mini: Rows, silent: torch.Tensor, ranks: GroupRanks) -> Rows:
-    """The rows that are computed: one of each rank where all ranks' are silent, so that their step is still a step."""
-    heard = (~silent).nonzero().squeeze(1)
-    some = float(ranks.sum(torch.tensor(float(len(heard)), dtype=torch.double)))
-    return select(mini, heard if some else torch.arange(min(1, len(silent)), device=silent.device))
+def _computed_rows(mini: Rows, zero_loss: torch.Tensor, ranks: GroupRanks) -> Rows:
+    """Return the rows with a loss; if no rank has any, one row per rank, so that the optimizer step is still taken."""
+    index = (~zero_loss).nonzero().squeeze(1)
+    some = float(ranks.sum(torch.tensor(float(len(index)), dtype=torch.double)))
+    return select(mini, index if some else torch.arange(min(1, len(zero_loss)), device=zero_loss.device))
 
 
 def _counts(micro: Rows) -> torch.Tensor:
-    """Weighted tokens, weighted rows that have any, and tokens, `[3]` float64."""
+    """Return the weighted number of tokens, the weighted number of rows with tokens, and the number of tokens, `[3]` float64."""
     lengths = micro["response_mask"].sum(dim=1).double()
     weights = micro["row_weights"].double() if "row_weights" in micro else torch.ones_like(lengths)
     return torch.stack([(lengths * weights).sum(), (weights * (lengths > 0)).sum(), lengths.sum()])

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 _CHUNK_ELEMENTS = 1 << 26
-# Below it the probability is 0 in fp32: a log-prob that is cut off here, as -inf is, gives 0 times a number, and not NaN.
+# Below it the probability is 0 in fp32: clamping log-probs here, -inf included, makes p * log p equal 0 instead of NaN.
 _LOWEST = -1e4
 
 
 class _TokenScores(torch.autograd.Function):
-    """fp32 temporaries exist for one chunk of rows at a time, in both directions."""
+    """Log-probs and entropies with fp32 temporaries for one chunk of rows at a time, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +64,7 @@ def _chunks(count: int, vocab: int) -> list[slice]:
 
 @torch.no_grad()
 def sums_of_squares(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Sum over the vocabulary of the squared probabilities under softmax(logits / temperature): `[count]` fp32, without gradient.
+    """Return the sum over the vocabulary of the squared probabilities under softmax(logits / temperature), `[count]` fp32, no gradient.
 
     Args:
         logits: `[count, vocab]`, any float dtype.
@@ -78,14 +78,14 @@ def sums_of_squares(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def token_scores(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each label and entropy of each distribution under softmax(logits / temperature), in fp32.
+    """Return the log-probability of each label and the entropy of each distribution under softmax(logits / temperature), in fp32.
+
+    A logit of -inf means probability 0: it adds nothing to the entropy, and its gradient is 0.
 
     Args:
         logits: `[count, vocab]`, any float dtype.
         labels: `[count]` token ids.
         temperature: positive.
-
-    A logit of -inf is a token of probability 0: it adds nothing to the entropy, and its gradient is 0.
 
     Returns:
         log-probs `[count]` and entropies `[count]` (nats), both differentiable.

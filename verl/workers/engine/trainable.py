@@ -1,4 +1,4 @@
-"""Parameters that learn together, a whole model or one adapter of it: optimizer, schedule and the count of its steps."""
+"""Parameters that are trained together, a whole model or one adapter: optimizer, schedule and number of steps."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ logger = logging.getLogger(__name__)
 
 
 class Trainable:
-    """What one optimizer moves.
+    """The parameters of one optimizer.
 
     Attributes:
         parameters: sharded, by name; nothing else changes in a step.
         optimizer: AdamW over them.
         schedule: their learning rate.
-        steps: optimizer steps so far.
+        steps: number of optimizer steps so far.
 
     Args:
         parameters: see above.
-        optim: of the optimizer and the schedule.
+        optim: config of the optimizer and the schedule.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], optim: OptimConfig) -> None:
@@ -60,7 +60,7 @@ class Trainable:
         return norm, finite
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Tell the schedule how many optimizer steps the run will take. Raises ValueError when that is not positive."""
+        """Set the total number of optimizer steps of the schedule. Raises ValueError when it is not positive."""
         if total_steps < 1:
             raise ValueError(f"total training steps {total_steps}: expected at least 1")
         self.schedule = Schedule(self.schedule.config, total_steps)

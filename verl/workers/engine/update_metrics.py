@@ -1,4 +1,4 @@
-"""Metrics of an update: from micro-batches to one number for all mini-batches and ranks."""
+"""Metrics of an update, reduced from micro-batches to one value over all mini-batches and ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ EXTREMES = {"max": max, "min": min}
 
 
 def _extreme(name: str) -> str | None:
-    """Whether a metric is a maximum or a minimum: one of the words of its last part says so."""
+    """Return `max` or `min` if that is a word of the last part of a metric's name, else None."""
     return next((word for word in name.rsplit("/", 1)[-1].split("_") if word in EXTREMES), None)
 
 
 def fold(into: dict[str, float], values: Mapping[str, Any], weight: float) -> None:
-    """Add `values` times `weight`; of a maximum or minimum (`..._max`, `..._min`) the largest or smallest is kept."""
+    """Add `values` times `weight`; for a maximum or minimum (`..._max`, `..._min`) keep the largest or smallest."""
     for name, value in values.items():
         word = _extreme(name)
         if word is None:
@@ -28,23 +28,23 @@ def fold(into: dict[str, float], values: Mapping[str, Any], weight: float) -> No
 
 
 class UpdateMetrics:
-    """Collects mini-batches.
+    """Collects the metrics of mini-batches.
 
     Args:
-        ranks: who else has parts of them.
-        counted: names that are summed over mini-batches; all others are averaged, or the extreme for maxima and minima.
+        ranks: that share the mini-batches.
+        counted: name of the metric that is summed over mini-batches; others are averaged, or the extreme for maxima and minima.
     """
 
     def __init__(self, ranks: GroupRanks, counted: str) -> None:
         self._ranks, self._counted, self._values, self._count = ranks, counted, dict[str, float](), 0
 
     def add(self, mini_batch: Mapping[str, float]) -> None:
-        """Take in one mini-batch, of which these are this rank's parts: their mean over ranks is the value."""
+        """Add this rank's metrics of one mini-batch; their mean over ranks is the value."""
         self._count += bool(mini_batch)
         fold(self._values, mini_batch, 1.0)
 
     def result(self, tokens: int) -> dict[str, float]:
-        """The metrics, the same on every rank, with `perf/tokens` summed over ranks."""
+        """Return the metrics, the same on every rank, with `perf/tokens` summed over ranks."""
         names = self._ranks.union(list(self._values))
         means = [name for name in names if _extreme(name) is None]
         own = torch.tensor([*(self._values.get(name, 0.0) for name in means), float(tokens)], dtype=torch.double)
@@ -56,7 +56,7 @@ class UpdateMetrics:
         return metrics | {"perf/tokens": all_tokens}
 
     def _extremes(self, names: list[str]) -> dict[str, float]:
-        """Minima travel with their sign turned."""
+        """Return maxima and minima over the ranks; minima are reduced as maxima with the opposite sign."""
         signs = [1.0 if _extreme(name) == "max" else -1.0 for name in names]
         own = [sign * self._values[name] if name in self._values else -torch.inf for name, sign in zip(names, signs, strict=True)]
         largest = self._ranks.max(torch.tensor(own, dtype=torch.double)).tolist()
@@ -67,7 +67,7 @@ class AgentMeans:
     """Means over the tokens of each agent that shares a policy, over all steps of an update.
 
     Args:
-        agents: slugs; `agent_index` of a row is a place in them.
+        agents: slugs; `agent_index` of a row is an index into them.
         names: of the metrics.
     """
 
@@ -77,13 +77,13 @@ class AgentMeans:
 
     @torch.no_grad()
     def add(self, agent_index: torch.Tensor, mask: torch.Tensor, *values: torch.Tensor) -> None:
-        """Add the unmasked tokens of some rows: `agent_index` `[bsz]`; `mask` and a value a name `[bsz, response_len]`."""
+        """Add the unmasked tokens of some rows: `agent_index` `[bsz]`; `mask` and one tensor per name, `[bsz, response_len]`."""
         real = mask.bool()
         rows = [torch.where(real, value, 0.0).sum(dim=1, dtype=torch.double) for value in (real.double(), *values)]
         self._sums.index_add_(0, agent_index.cpu(), torch.stack(rows, dim=1).cpu())
 
     def metrics(self, ranks: GroupRanks) -> dict[str, float]:
-        """`agent/<slug>/<name>` of the agents that have a token on any rank, the same on every rank."""
+        """Return `agent/<slug>/<name>` of the agents that have a token on any rank, the same on every rank."""
         found = {}
         for agent, (tokens, *sums) in zip(self._agents, ranks.sum(self._sums).tolist(), strict=True):
             found |= {f"agent/{agent}/{name}": value / tokens for name, value in zip(self._names, sums, strict=True) if tokens}

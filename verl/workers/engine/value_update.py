@@ -21,8 +21,8 @@ def update_values(engine: FSDPEngine, config: CriticConfig, rows: Rows, plan: St
 
     Args:
         engine: holds a value model.
-        rows: `COLUMNS`; `values` are the critic's when the batch was scored, `returns` what they should be, both
-            `[bsz, response_len]`. Optionally `row_weights` `[bsz]`. Rows without a response token are left out.
+        rows: `COLUMNS`; `values` are the critic's when the batch was scored, `returns` their targets, both `[bsz, response_len]`.
+            Optionally `row_weights` `[bsz]`. Rows without a response token are left out.
 
     Raises:
         ValueError: a column is missing.
@@ -38,7 +38,7 @@ def update_values(engine: FSDPEngine, config: CriticConfig, rows: Rows, plan: St
 
 
 def _loss(engine: FSDPEngine, config: CriticConfig, micro: Rows, counts: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Loss of one micro-batch and its metrics."""
+    """Return the loss of one micro-batch and its metrics."""
     mask, predicted = micro["response_mask"], engine.value(micro)
     loss, clip_share = compute_value_loss(
         predicted, micro["returns"], micro["values"], mask, config.cliprange_value, config.loss_agg_mode, **counts

@@ -1,9 +1,9 @@
 """LoRA adapters of the `hf` engine: every row of a forward pass has its own, or none.
 
-All adapters of a layer stand side by side: their `lora_A` are the rows of one matrix, their `lora_B` the columns of another. A row runs
-through all of them and a mask keeps the part of its own adapter, so that shapes never depend on who shares the batch, nothing is
-gathered by row, and a row without an adapter gets an exact zero. It costs the sum of the ranks instead of one rank, which is small
-beside the width of a layer.
+All adapters of a layer are concatenated: their `lora_A` are the rows of one matrix, their `lora_B` the columns of another. A row runs
+through all of them and a mask keeps the part of its own adapter, so that shapes never depend on the other rows of the batch, no weights
+are gathered by row, and a row without an adapter gets an exact zero. The cost is that of the sum of the ranks instead of one rank, which
+is small compared with the width of a layer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from verl.workers.rollout.weights import AdapterInbox
 
 @dataclass(frozen=True)
 class _Adapter:
-    """One adapter: its columns of the stacked ranks, and which layers it is on."""
+    """One adapter: its slice of the concatenated ranks, and its layers."""
 
     columns: slice
     scaling: float
@@ -65,11 +65,11 @@ class RowAdapters:
         self._rows: torch.Tensor | None = None
 
     def version(self, name: str) -> int:
-        """Version of the weights of an adapter. Raises `RolloutError` for one that is unknown, or whose weights never came."""
+        """Return the version of an adapter's weights. Raises `RolloutError` for an unknown adapter or one without weights."""
         return self._inbox.version(name)
 
     def load(self, name: str, tensors: Mapping[str, torch.Tensor], version: int, final: bool) -> None:
-        """Take in one bucket; all of an adapter's tensors take effect together with the final one, and only its own rows see them.
+        """Load one bucket; all of an adapter's tensors take effect together with the final one, and only its own rows use them.
 
         Raises `RolloutError` as `AdapterInbox.take` does.
         """
@@ -81,21 +81,21 @@ class RowAdapters:
             for layer in adapter.layers:
                 self._down[layer][adapter.columns] = received[_tensor_name(layer, "lora_A")]
                 self._up[layer][:, adapter.columns] = received[_tensor_name(layer, "lora_B")]
-        self._inbox.put_in_use(name, version)
+        self._inbox.set_version(name, version)
 
     def assign(self, slots: Sequence[int], names: Sequence[str | None]) -> None:
-        """Give slots the adapter of the replies that start there."""
+        """Set the adapters of slots in which replies start."""
         for slot, name in zip(slots, names, strict=True):
             if self._of_slots[slot] != name:
                 self._slots[slot] = self._mask(name)
                 self._of_slots[slot] = name
 
     def use_slots(self, rows: int) -> None:
-        """The coming forward pass has a row for each of the first slots."""
+        """Prepare a forward pass with one row for each of the first slots."""
         self._rows = self._slots[:rows] if any(name is not None for name in self._of_slots[:rows]) else None
 
     def use_rows(self, names: Sequence[str | None], rows: int) -> None:
-        """The coming forward pass has these adapters in its first rows and none in the others."""
+        """Prepare a forward pass with these adapters in its first rows and none in the others."""
         self._rows = None
         if any(name is not None for name in names):
             self._rows = torch.zeros(rows, self._total, dtype=self._dtype, device=self._device)
@@ -103,14 +103,14 @@ class RowAdapters:
                 self._rows[row] = self._mask(name)
 
     def _mask(self, name: str | None) -> torch.Tensor:
-        """`[total rank]`: the adapter's scaling in its own columns, else 0."""
+        """Return `[total rank]`: the adapter's scaling in its own columns, else 0."""
         mask = torch.zeros(self._total, dtype=self._dtype, device=self._device)
         if name is not None:
             mask[self._adapters[name].columns] = self._adapters[name].scaling
         return mask
 
     def _hook(self, layer: str) -> Callable[[torch.nn.Module, Any, torch.Tensor], torch.Tensor | None]:
-        """Adds to a layer's output `[rows, tokens, out]` what the row's own adapter makes of its input."""
+        """Return a forward hook that adds the output of each row's own adapter to a layer's output `[rows, tokens, out]`."""
         down, up = self._down[layer], self._up[layer]
 
         def add(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
@@ -122,7 +122,7 @@ class RowAdapters:
 
 
 def adapter_shapes(targets: Mapping[str, torch.nn.Linear], rank: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors of an adapter on these layers, by their names in PEFT's files."""
+    """Return the shapes of the tensors of an adapter on these layers, by their names in PEFT's files."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, linear in targets.items():
         shapes[_tensor_name(layer, "lora_A")] = (rank, linear.in_features)

@@ -1,4 +1,4 @@
-"""What a rollout engine must offer: generate, take new weights, pause, sleep, and say how it is doing."""
+"""The protocol of rollout engines: generate, load new weights, pause, sleep, and report statistics."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class EngineStats:
     """Counters since the start.
 
     Attributes:
-        prompt_tokens_computed: of prompts that went through the model; padding does not count.
-        prompt_tokens_copied: of replies that found their prompt computed, be it for their own request or for another.
+        prompt_tokens_computed: tokens of prompts that went through the model; padding does not count.
+        prompt_tokens_copied: prompt tokens of replies whose prompt was already computed, for the same request or another.
     """
 
     requests: int = 0
@@ -36,11 +36,14 @@ class RolloutEngine(Protocol):
 
     @property
     def version(self) -> int:
-        """Version of the model's weights in use."""
+        """Version of the model's current weights."""
         ...
 
     def version_of(self, adapter: str | None) -> int:
-        """Version of an adapter's weights in use, of the model's for None. Raises `RolloutError` for one that cannot be used."""
+        """Return the version of an adapter's current weights, of the model's for None.
+
+        Raises `RolloutError` for an adapter that cannot be used.
+        """
         ...
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
@@ -48,7 +51,7 @@ class RolloutEngine(Protocol):
         ...
 
     def abort(self, request_id: str) -> int:
-        """End the request's unfinished replies with stop reason `abort`; returns how many there were."""
+        """End the request's unfinished replies with stop reason `abort` and return their number."""
         ...
 
     def update_weights(
@@ -56,8 +59,8 @@ class RolloutEngine(Protocol):
     ) -> None:
         """Copy tensors into the weights in place; no token is sampled between the first bucket and the `final` one.
 
-        Tensors that are still on their way (`ReceivedWeights`) are received by the process that has the model. With `adapter` they are that
-        adapter's, under the names of PEFT's files, and only its own requests may have to wait.
+        Tensors that have not been received yet (`ReceivedWeights`) are received by the process that has the model. With `adapter` the
+        tensors are that adapter's, under the names of PEFT's files, and only its own requests may have to wait.
         Raises `RolloutError` for unknown names, wrong shapes, or names still missing at the final bucket.
         """
         ...
@@ -67,21 +70,21 @@ class RolloutEngine(Protocol):
         ...
 
     def resume(self) -> None:
-        """Go on where `pause` stopped."""
+        """Continue sampling after `pause`."""
         ...
 
     def sleep(self) -> None:
-        """Give up the device memory that an idle engine does not need. Raises `RolloutError` while replies are in flight."""
+        """Free the device memory that an idle engine does not need. Raises `RolloutError` while replies are in flight."""
         ...
 
     def wake(self) -> None:
-        """Take the memory back; `generate` does this by itself."""
+        """Allocate the memory again; `generate` calls this itself."""
         ...
 
     def close(self) -> None:
-        """End the engine and the processes that it has; requests in flight fail. Doing so again changes nothing."""
+        """End the engine and its processes; requests in flight fail. Further calls have no effect."""
         ...
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start, by name."""
+        """Return counters since the start, by name."""
         ...

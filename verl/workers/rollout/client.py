@@ -1,7 +1,7 @@
-"""A rollout engine that lives elsewhere, seen through the handle of its worker group.
+"""Clients of rollout engines in other processes, through the handle of their worker group.
 
-Requests of one tick of the event loop go over in one call, and one call at a time waits for whatever is done, so the number of
-calls follows the engine's steps and not the number of episodes.
+Requests of one tick of the event loop are sent in one call, and one call at a time polls for finished replies, so the number of
+calls grows with the engine's steps and not with the number of episodes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation,
 from verl.single_controller.worker_group import WorkerDiedError, WorkerGroup
 
 POLL_S = 20.0
-# Open requests that a replica may have more than another before an episode leaves it, and episodes whose replica is remembered.
-SLACK = 4
-REMEMBERED = 100_000
+# Maximum difference in open requests between two replicas before an episode moves, and number of episodes whose replica is remembered.
+MAX_IMBALANCE = 4
+MAX_EPISODES = 100_000
 
 
 class WorkerGroupClient:
@@ -28,7 +28,7 @@ class WorkerGroupClient:
     Args:
         group: the worker group.
         timeout_s: limit of one request, in seconds.
-        rank: the replica that serves.
+        rank: of the replica.
     """
 
     def __init__(self, group: WorkerGroup, timeout_s: float, rank: int = 0) -> None:
@@ -42,14 +42,14 @@ class WorkerGroupClient:
 
     @property
     def load(self) -> int:
-        """Requests that wait for an answer."""
+        """Number of unfinished requests."""
         return len(self._futures)
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        Raises `RolloutError` when the engine refuses the request or gives no answer within the time limit, `EngineGoneError` when its
-        process is gone.
+        Raises `RolloutError` when the engine refuses the request or does not answer within the time limit, `EngineGoneError` when its
+        process has ended.
         """
         loop = asyncio.get_running_loop()
         number = next(self._numbers)
@@ -98,14 +98,14 @@ class WorkerGroupClient:
             await asyncio.sleep(0)
 
     def _cancel(self, number: int) -> None:
-        """Give up a request that the engine may still be serving; nobody waits for the answer."""
+        """Cancel a request that is not sent yet, or that the engine may still be serving."""
         if any(number == waiting for waiting, _ in self._outbox):
             self._outbox = [entry for entry in self._outbox if entry[0] != number]
         else:
             self._group.call_async("cancel", self._session, number, rank=self._rank)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """Tell everyone who waits when a call could not be made; no later call could answer them."""
+        """If a call failed, fail all unfinished requests with its error: no later call could answer them."""
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
@@ -118,20 +118,20 @@ class WorkerGroupClient:
 
 
 class Replica(RolloutClient, Protocol):
-    """A client that says how many of its requests wait for an answer."""
+    """A client that reports its load."""
 
     @property
     def load(self) -> int:
-        """Requests that wait for an answer."""
+        """Number of unfinished requests."""
         ...
 
 
 class ReplicaClient:
     """`RolloutClient` over equal replicas.
 
-    A request goes where its episode (what stands before the last `/` of `request_id`) was served last, so that the engine finds the
-    beginning of the prompt in its prefix cache; or, when that one has over `SLACK` more open requests than another, to the one with
-    the fewest.
+    A request goes to the replica that last served its episode (`request_id` up to the last `/`), so that the engine finds the
+    beginning of the prompt in its prefix cache; or, if that replica has over `MAX_IMBALANCE` more open requests than another, to the
+    one with the fewest.
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
@@ -143,23 +143,23 @@ class ReplicaClient:
         return await self._replicas[self._choose(request.request_id.rpartition("/")[0])].generate(request)
 
     def _choose(self, episode: str) -> int:
-        idlest = min(range(len(self._replicas)), key=lambda i: self._replicas[i].load)
-        known = self._served_by.pop(episode, idlest)
-        chosen = idlest if self._replicas[known].load > self._replicas[idlest].load + SLACK else known
+        least = min(range(len(self._replicas)), key=lambda i: self._replicas[i].load)
+        known = self._served_by.pop(episode, least)
+        chosen = least if self._replicas[known].load > self._replicas[least].load + MAX_IMBALANCE else known
         if episode:
             self._served_by[episode] = chosen
-            if len(self._served_by) > REMEMBERED:
+            if len(self._served_by) > MAX_EPISODES:
                 self._served_by.popitem(last=False)
         return chosen
 
 
 def start_engines(group: WorkerGroup, ranks_per_engine: int) -> None:
-    """Load the model in every engine of a worker group of `RolloutWorker`; the first rank of each learns which GPUs the others hold."""
+    """Load the model in every engine of a worker group of `RolloutWorker`; the first rank of each gets the GPUs of its other ranks."""
     gpus = group.execute_all_sync("get_cuda_visible_devices") if ranks_per_engine > 1 else []
     group.init_model(gpus)
 
 
 def replica_client(group: WorkerGroup, timeout_s: float, ranks_per_engine: int = 1) -> RolloutClient:
-    """The client of a worker group with an engine on every so many ranks, which the first of them has."""
+    """Return the client of a worker group whose engines span `ranks_per_engine` ranks each; the first of these has the engine."""
     replicas = [WorkerGroupClient(group, timeout_s, rank) for rank in range(0, group.world_size, ranks_per_engine)]
     return replicas[0] if len(replicas) == 1 else ReplicaClient(replicas)

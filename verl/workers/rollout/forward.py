@@ -1,4 +1,4 @@
-"""The model over its slots: compute prompts, copy them between slots, and decode one token a slot; owns the logits of every slot."""
+"""The model with slots: computes prompts, copies them between slots, and decodes one token per slot; owns the logits of every slot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SlotModel:
 
     Attributes:
         adapters: of the rows.
-        slots: rows of a decode step, at least the number asked for.
+        slots: rows of a decode step, at least the requested number.
         logits: next-token logits [slots, vocab] after the last prefill, copy or decode of each slot.
     """
 
@@ -40,7 +40,7 @@ class SlotModel:
         self._places = torch.arange(round_up(max_length, KV_BLOCK), device=self.device)
 
     def reserve(self, length: int) -> None:
-        """Make sure that the cache holds `length` positions a slot."""
+        """Ensure that the cache holds `length` positions per slot."""
         self._cache.reserve(length)
 
     def release(self) -> None:
@@ -73,7 +73,7 @@ class SlotModel:
         self._prompt_logits[target] = found
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Give the target slots the first `length` positions and the prompt's logits of the source slots; a slot may be its own source."""
+        """Copy the first `length` positions and the prompt's logits from source to target slots; a slot may be its own source."""
         moved = [pair for pair in zip(sources, targets, strict=True) if pair[0] != pair[1]]
         if moved:
             from_slots, to_slots = torch.as_tensor(moved, device=self.device).unbind(1)
@@ -84,11 +84,11 @@ class SlotModel:
         self._prompt_logits[target] = found
 
     def clear(self, slots: Sequence[int]) -> None:
-        """Wipe slots whose numbers are not finite."""
+        """Zero the cache of slots with non-finite values."""
         self._cache.clear(torch.as_tensor(slots, device=self.device))
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int, used: int) -> None:
-        """Append tokens [slots] at positions [slots], of which the furthest active one is below `length`.
+        """Append tokens [slots] at positions [slots]; the highest active position is below `length`.
 
         Only the first `used` slots are run, rounded up to a multiple of `MIN_ROWS`.
         """

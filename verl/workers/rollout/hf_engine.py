@@ -1,12 +1,12 @@
 """The `hf` engine: continuous batching over a fixed number of slots, in plain torch and transformers.
 
-Replies come and go at any time; each holds one slot of the key-value cache. A step samples one token for every active slot,
-hands finished replies out, fills free slots, and runs the model once over the slots in use, [rows, 1] with rows a multiple of eight.
-Prompts are run in shapes that depend on themselves alone, random numbers belong to the reply, and masked cache blocks and further rows
-change nothing: on a CPU a reply is the same to the last bit whoever shares the batch, under the same adapter, another or none.
+Replies start and end at any time; each holds one slot of the key-value cache. A step samples one token for every active slot,
+returns finished replies, fills free slots, and runs the model once over the slots in use, [rows, 1] with rows a multiple of eight.
+The shape in which a prompt is computed depends on that prompt alone, every reply has its own random numbers, and masked cache blocks and
+other rows change no bit: on a CPU a reply is the same to the last bit in any batch, whatever the adapters of the other rows.
 
 The loop is an asyncio task that exists while there is work and yields after every step, so everything between two steps
-(requests, aborts, new weights) happens with the model at rest and without a lock.
+(requests, aborts, new weights) happens while the model is not running, without a lock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SlotStats(EngineStats):
     """Counters since the start; times in seconds.
 
     Attributes:
-        slot_steps: slots with a reply, summed over the decode steps.
+        slot_steps: number of slots with a reply, summed over the decode steps.
     """
 
     steps: int = 0
@@ -58,9 +58,9 @@ class HFEngine:
 
     Args:
         model: the model, on its device, in its dtype; it is switched to eval mode and to slot attention.
-        max_num_seqs: slots.
-        max_model_len: most tokens of prompt and reply together.
-        adapters: what requests may name, besides the model itself; each can be used once its weights have come.
+        max_num_seqs: number of slots.
+        max_model_len: maximum number of tokens of prompt and reply together.
+        adapters: that requests may name; each can be used once its weights are loaded.
     """
 
     def __init__(
@@ -82,18 +82,18 @@ class HFEngine:
 
     @property
     def version(self) -> int:
-        """Version of the model's weights in use."""
+        """Version of the model's current weights."""
         return self._version
 
     def version_of(self, adapter: str | None) -> int:
-        """Version of an adapter's weights in use, of the model's for None. Raises `RolloutError` for one that cannot be used."""
+        """As `RolloutEngine.version_of`."""
         return self._version if adapter is None else self._model.adapters.version(adapter)
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        `max_tokens` is clipped to what `max_model_len` leaves. Raises `RolloutError` when the request is not valid, the prompt
-        alone is too long, or the model gives non-finite logits.
+        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is invalid, the prompt alone is too long, or
+        the model returns non-finite logits.
         """
         limit = check_request(request, self._model.vocab_size, self._max_model_len, self.version_of)
         ticket = Ticket(request, limit, [None] * request.n)
@@ -109,7 +109,7 @@ class HFEngine:
                 self._drop(ticket)
 
     def abort(self, request_id: str) -> int:
-        """End the request's unfinished replies with stop reason `abort`; returns how many there were."""
+        """End the request's unfinished replies with stop reason `abort` and return their number."""
         tickets = [entry.ticket for entry in self._pending.values() if entry.ticket.request.request_id == request_id]
         return sum(self._drop(ticket) for ticket in tickets)
 
@@ -118,10 +118,10 @@ class HFEngine:
     ) -> None:
         """Copy one bucket of weights in place.
 
-        Of the model's own, sampling stands still from the first bucket to the final one. An adapter's tensors, named as PEFT names them,
-        are put in use together at the final one; nothing stands still, and replies under other adapters notice nothing.
+        For the model's weights, sampling pauses from the first bucket to the final one. An adapter's tensors, under PEFT's names, take
+        effect together at the final one; sampling does not pause, and replies under other adapters are unaffected.
 
-        Replies in flight go on with the new weights and the keys they have. Raises `RolloutError` as `WeightLoader.load` and
+        Replies in flight continue with the new weights and their cached keys. Raises `RolloutError` as `WeightLoader.load` and
         `RowAdapters.load` do.
         """
         if adapter is None:
@@ -140,7 +140,7 @@ class HFEngine:
         self._paused = True
 
     def resume(self) -> None:
-        """Go on where `pause` stopped."""
+        """Continue sampling after `pause`."""
         self._paused = False
         self._kick()
 
@@ -150,7 +150,7 @@ class HFEngine:
             raise RolloutError(f"the engine cannot sleep with {len(self._pending)} requests in flight; await or abort them first")
         self._scheduler.forget()
         every = range(self._model.slots)
-        self._slots.stop(every, [0] * len(every))  # a row parked beyond the smaller cache would write outside it
+        self._slots.stop(every, [0] * len(every))  # an idle row at a position beyond the next, smaller cache would write outside it
         self._model.release()
 
     def wake(self) -> None:
@@ -158,18 +158,18 @@ class HFEngine:
         self._model.reserve(1)
 
     def close(self) -> None:
-        """Nothing lives outside this object; requests in flight are aborted."""
+        """Abort requests in flight; there are no processes to end."""
         for entry in list(self._pending.values()):
             self._drop(entry.ticket)
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start, and the present load."""
+        """Return counters since the start, and the current load."""
         occupancy = self._stats.slot_steps / max(1, self._stats.steps * self._model.slots)
         now = {"active": self._slots.active, "waiting": self._scheduler.waiting, "version": self._version, "occupancy": occupancy}
         return {name: float(value) for name, value in {**vars(self._stats), **now}.items()}
 
     def _kick(self) -> None:
-        """Start the loop when there is something to do and nothing against it."""
+        """Start the loop if there are requests and the engine is not paused, updating or running already."""
         if not self._pending or self._paused or self._weights.open or (self._task is not None and not self._task.done()):
             return
         self._task = next(iter(self._pending.values())).future.get_loop().create_task(self._run(), name="hf-engine")
@@ -184,7 +184,7 @@ class HFEngine:
             await asyncio.sleep(0)
 
     def _on_loop_end(self, task: asyncio.Task[None]) -> None:
-        """A loop that broke takes its requests along, each with the cause; the engine itself stays usable."""
+        """If the loop failed, fail all of its requests with the cause; the engine stays usable."""
         if task.cancelled():
             cause: BaseException | None = RolloutError("the engine's event loop was closed")
         else:
@@ -192,9 +192,9 @@ class HFEngine:
         if cause is None:
             self._kick()
             return
-        logger.error("the engine's loop broke", exc_info=cause)
+        logger.error("the engine's loop failed", exc_info=cause)
         for entry in list(self._pending.values()):
-            self._fail(entry.ticket, f"the engine's loop broke: {type(cause).__name__}: {cause}")
+            self._fail(entry.ticket, f"the engine's loop failed: {type(cause).__name__}: {cause}")
         self._slots.stop(range(self._model.slots), [0] * self._model.slots)
         self._scheduler = Scheduler(self._max_num_seqs, self._model.token_budget)
 
@@ -206,9 +206,9 @@ class HFEngine:
             return
         self._stats.steps += 1
         self._stats.slot_steps += len(self._running)
-        for slot, how in self._slots.step(self._model.logits):
-            if slot in self._running:  # it is not when another reply of its request has failed just now
-                self._finish(slot, how)
+        for slot, end in self._slots.step(self._model.logits):
+            if slot in self._running:  # not if another reply of its request failed in this step
+                self._finish(slot, end)
         if self._running:
             self._slots.advance()
             self._model.decode(self._slots.tokens, self._slots.positions, self._slots.longest + 1, self._slots.used)
@@ -238,17 +238,17 @@ class HFEngine:
         )
         self._running.update(started)
 
-    def _finish(self, slot: int, how: int) -> None:
+    def _finish(self, slot: int, end: int) -> None:
         ticket = self._running[slot].ticket
-        if how == FAILED:
+        if end == FAILED:
             bad = self._slots_of(ticket)  # the request's other replies have copies of the same keys
             self._model.clear(bad)
             self._scheduler.forget(bad)
             self._fail(ticket, f"the model gave non-finite logits for request {ticket.request.request_id or '(no id)'}")
             return
-        self._hand_out(self._running[slot], slot, "stop" if how == STOP else "length")
+        self._record(self._running[slot], slot, "stop" if end == STOP else "length")
 
-    def _hand_out(self, reply: Reply, slot: int | None, reason: StopReason) -> None:
+    def _record(self, reply: Reply, slot: int | None, reason: StopReason) -> None:
         """Record a reply that ended and free its slot; the last one of a ticket resolves the request."""
         tokens, log_probs = ((), ()) if slot is None else self._slots.output(slot)
         if slot is not None:
@@ -263,11 +263,11 @@ class HFEngine:
             entry.future.set_result([generation for generation in reply.ticket.replies if generation is not None])
 
     def _drop(self, ticket: Ticket) -> int:
-        """Abort what is unfinished of a ticket."""
+        """Abort the unfinished replies of a ticket and return their number."""
         ended: list[tuple[Reply, int | None]] = [(reply, None) for reply in self._scheduler.withdraw(ticket)]
         ended += [(self._running[slot], slot) for slot in self._slots_of(ticket)]
         for reply, slot in ended:
-            self._hand_out(reply, slot, "abort")
+            self._record(reply, slot, "abort")
         return len(ended)
 
     def _fail(self, ticket: Ticket, error: str) -> None:

@@ -1,9 +1,9 @@
-"""Key-value cache with one fixed slot a reply, and the attention that reads it.
+"""Key-value cache with one fixed slot per reply, and the attention that reads it.
 
 The cache has two modes. In a prefill the rows are prompts: attention is causal among the row's own tokens, and the keys and
-values are copied into the slots named beforehand. In a decode step row i is slot i: its one new key and value is written at
+values are copied into the slots set by `begin_prefill`. In a decode step row i is slot i: its new key and value are written at
 the slot's own position and attention reads the slot up to `length`, a multiple of `KV_BLOCK`. Positions after a slot's own
-are masked; appending masked blocks leaves every bit of the result as it was, so a row never notices how long its neighbours are.
+are masked; appending masked blocks changes no bit of the result, so a row does not depend on the lengths of other rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ATTENTION = "verl_slots"
 
 
 def round_up(n: int, multiple: int) -> int:
-    """Smallest multiple of `multiple` that is at least n."""
+    """Return the smallest multiple of `multiple` that is at least n."""
     return -(-n // multiple) * multiple
 
 
@@ -45,11 +45,11 @@ class SlotCache(Cache):
 
     @property
     def allocated(self) -> int:
-        """Positions a slot has room for at present."""
+        """Number of allocated positions per slot."""
         return self._keys[0].shape[2] if self._keys else 0
 
     def reserve(self, length: int) -> None:
-        """Make room for `length` positions a slot (at most the maximum), keeping what is there; doubles to keep copies rare."""
+        """Allocate `length` positions per slot (at most the maximum), keeping stored values; at least doubles, to keep copies rare."""
         length = min(length, self._max_length)
         if length <= self.allocated:
             return
@@ -66,15 +66,15 @@ class SlotCache(Cache):
             tensors[:] = grown
 
     def release(self) -> None:
-        """Free all memory; the next `reserve` starts from nothing."""
+        """Free all memory and stored values."""
         self._keys, self._values = [], []
 
     def begin_prefill(self, slots: torch.Tensor) -> None:
-        """Store the coming forward's first `len(slots)` rows into these slots."""
+        """Store the first `len(slots)` rows of the next forward pass in these slots."""
         self._prefill_slots = slots
 
     def begin_decode(self, positions: torch.Tensor, length: int) -> None:
-        """In the coming forward, write the first `len(positions)` slots at `positions` and attend to the first `length` positions."""
+        """In the next forward pass, write the first `len(positions)` slots at `positions` and attend to the first `length` positions."""
         self._prefill_slots = None
         self._rows, self._positions, self._length = self._all_rows[: len(positions)], positions, length
 
@@ -93,7 +93,7 @@ class SlotCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store one layer's new keys and values; returns those that attention reads."""
+        """Store one layer's new keys and values and return those that attention reads."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if self._prefill_slots is not None:
             count, length = len(self._prefill_slots), min(key_states.shape[2], self.allocated)
@@ -115,7 +115,7 @@ def slot_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of a prefill (no mask: causal) or of a decode step (additive mask [slots, 1, 1, length]).
+    """Compute the attention of a prefill (no mask: causal) or of a decode step (additive mask [slots, 1, 1, length]).
 
     query [rows, heads, tokens, head_dim], key and value [rows, kv_heads, length, head_dim]; returns
     [rows, tokens, heads, head_dim]. Query heads that share a key head are folded, so keys are never repeated.
@@ -132,13 +132,13 @@ def slot_attention(
 
 
 def attend_in_steps(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention by two matrix products; on a CPU faster than the fused kernel, and the same bits at every length."""
+    """Compute attention by two matrix products; on a CPU faster than the fused kernel, with the same bits at every length."""
     scores = torch.matmul(query, key.transpose(-1, -2)).float().mul_(scale).add_(mask)
     return torch.matmul(scores.softmax(-1).to(value.dtype), value)
 
 
 def attend_fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention by torch's fused kernel, which keeps scores in fp32 when the inputs are bf16."""
+    """Compute attention by torch's fused kernel, which keeps scores in fp32 when the inputs are bf16."""
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(query.dtype).expand(-1, -1, query.shape[2], -1), scale=scale)
 
 

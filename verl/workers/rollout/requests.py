@@ -1,4 +1,4 @@
-"""What every engine asks of a request before it takes it in."""
+"""Checks of a request that every engine makes before accepting it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from verl.workers.rollout.sampling import check_sampling
 
 
 def check_request(request: GenerateRequest, vocab_size: int, max_model_len: int, version_of: Callable[[str | None], int]) -> int:
-    """Tokens that each reply may have.
+    """Check a request and return the maximum number of tokens of each reply.
 
     Args:
-        request: what was asked for.
+        request: the request to check.
         vocab_size: of the model.
-        max_model_len: most tokens of prompt and reply together.
-        version_of: as an engine's; raises for adapters that cannot be used.
+        max_model_len: maximum number of tokens of prompt and reply together.
+        version_of: `RolloutEngine.version_of`; raises for adapters that cannot be used.
 
     Raises:
-        RolloutError: the request is not valid, or its prompt leaves no room for a reply.
+        RolloutError: the request is invalid, or its prompt leaves no room for a reply.
     """
     check_sampling(request.sampling)
     length = len(request.prompt_ids)
@@ -31,9 +31,9 @@ def check_request(request: GenerateRequest, vocab_size: int, max_model_len: int,
         raise RolloutError(f"request {name} has n={request.n} and {length} prompt tokens; expected at least 1 of each")
     if length >= max_model_len:
         raise RolloutError(
-            f"the prompt of request {name} has {length} tokens, max_model_len is {max_model_len} and a reply needs one; "
+            f"the prompt of request {name} has {length} tokens, max_model_len is {max_model_len} and a reply needs at least one; "
             "shorten the prompt or raise data.max_prompt_length"
         )
     if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
-        raise RolloutError(f"request {name} has token ids outside [0, {vocab_size}): is it another model's tokenizer?")
+        raise RolloutError(f"request {name} has token ids outside [0, {vocab_size}); check that the tokenizer is this model's")
     return min(request.sampling.max_tokens, max_model_len - length)

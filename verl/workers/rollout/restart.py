@@ -1,4 +1,4 @@
-"""A rollout engine whose process dies is started anew, once a step, and the requests that it had are made again."""
+"""Restarts a rollout engine whose process dies, once per step, and repeats its unfinished requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RestartingClient:
     """`RolloutClient` of an engine that may be replaced while requests wait; use it on one event loop at a time.
 
     Args:
-        client: of the engine as it is.
+        client: of the current engine.
         restart: replaces the engine by one with the current weights and returns its client; it blocks, and is run on a thread.
         name: of the engine, for the log and errors.
     """
@@ -25,12 +25,12 @@ class RestartingClient:
     def __init__(self, client: RolloutClient, restart: Callable[[], RolloutClient], name: str) -> None:
         self._client, self._restart, self._name = client, restart, name
         self._allowed = True
-        self._under_way: asyncio.Task[None] | None = None
+        self._restarting: asyncio.Task[None] | None = None
         self.restarts = 0
         self._requests, self._since, self._busy_s = 0, 0.0, 0.0
 
     def take_busy_seconds(self) -> float:
-        """Seconds since the last call in which at least one request was under way; requests that still are count next time."""
+        """Return the seconds since the last call with at least one request in flight; requests still in flight count in the next call."""
         seconds, self._busy_s = self._busy_s, 0.0
         return seconds
 
@@ -47,7 +47,7 @@ class RestartingClient:
                 self._busy_s += time.perf_counter() - self._since
 
     def allow(self) -> None:
-        """A new step begins: the engine may be started anew once more."""
+        """Allow one restart in the step that begins."""
         self._allowed = True
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
@@ -57,45 +57,45 @@ class RestartingClient:
             try:
                 return await client.generate(request)
             except RolloutError as error:
-                # The end of the old engine reaches some of its requests in other words.
-                if not isinstance(error, EngineGoneError) and self._client is client and self._under_way is None:
+                # Some requests to an engine that died fail with another RolloutError.
+                if not isinstance(error, EngineGoneError) and self._client is client and self._restarting is None:
                     raise
-                await self._replaced(client, error)
+                await self._wait_for_restart(client, error)
             return await self._client.generate(request)
 
     def replace(self, cause: EngineGoneError) -> None:
-        """Replace an engine that was found dead while no request was under way; blocks.
+        """Replace an engine that was found dead while no request was in flight; blocks.
 
-        Raises `EngineGoneError` when it died for the second time in a step, or could not be started anew.
+        Raises `EngineGoneError` when it died for the second time in a step, or could not be restarted.
         """
-        self._begin(cause)
+        self._use_restart(cause)
         self._client = self._started()
         self.restarts += 1
 
-    async def _replaced(self, client: RolloutClient, cause: RolloutError) -> None:
-        """Return when another engine has taken the place of the one behind `client`; who comes first starts it, the others wait."""
-        if self._client is client and self._under_way is None:
-            self._begin(cause)
-            self._under_way = asyncio.create_task(self._replace())
-        if self._under_way is not None:
-            await asyncio.shield(self._under_way)
+    async def _wait_for_restart(self, client: RolloutClient, cause: RolloutError) -> None:
+        """Return when the engine behind `client` is replaced; the first caller starts the replacement, the others wait."""
+        if self._client is client and self._restarting is None:
+            self._use_restart(cause)
+            self._restarting = asyncio.create_task(self._replace())
+        if self._restarting is not None:
+            await asyncio.shield(self._restarting)
 
     async def _replace(self) -> None:
         try:
             self._client = await asyncio.to_thread(self._started)
             self.restarts += 1
         finally:
-            self._under_way = None
+            self._restarting = None
 
-    def _begin(self, cause: RolloutError) -> None:
-        """Note that the engine is replaced in this step; raises `EngineGoneError` where it has been already."""
+    def _use_restart(self, cause: RolloutError) -> None:
+        """Use the one restart of this step; raises `EngineGoneError` if it was used already."""
         if not self._allowed:
-            raise EngineGoneError(f"engine {self._name} died twice in one step, mend the cause and start again: {cause}") from cause
+            raise EngineGoneError(f"engine {self._name} died twice in one step; fix the cause, then restart the run: {cause}") from cause
         self._allowed = False
-        logger.warning("engine %s is started anew with the current weights: %s", self._name, cause)
+        logger.warning("engine %s is restarted with the current weights: %s", self._name, cause)
 
     def _started(self) -> RolloutClient:
         try:
             return self._restart()
-        except Exception as error:  # whatever kept it from starting, the run ends with the last checkpoint
-            raise EngineGoneError(f"engine {self._name} died and could not be started anew: {error}") from error
+        except Exception as error:  # whatever the error, the run ends with the last checkpoint
+            raise EngineGoneError(f"engine {self._name} died and could not be restarted: {error}") from error

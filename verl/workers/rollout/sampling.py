@@ -1,7 +1,7 @@
-"""From logits to tokens: temperature, top-k, top-p, and one uniform number a token drawn from the reply's own stream.
+"""From logits to tokens: temperature, top-k, top-p, and one uniform number per token, drawn from the reply's own random stream.
 
 Sampling inverts the cumulative distribution, so a reply is a function of its logits and its uniforms alone, whatever else
-is in the batch. All rows are handled at once; only rows that truncate are changed by truncation.
+is in the batch. All rows are sampled at once; truncation changes only the rows that truncate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Sampled:
     Attributes:
         tokens: sampled ids [rows].
         log_probs: log softmax(logits / temperature) at the tokens, before truncation [rows].
-        finite: whether the row's logits made a distribution [rows].
+        finite: whether the row's probabilities are finite [rows].
     """
 
     tokens: torch.Tensor
@@ -47,13 +47,13 @@ def check_sampling(sampling: SamplingParams) -> None:
 
 
 def draw_uniforms(seed: int, reply: int, count: int) -> np.ndarray:
-    """Uniform numbers in [0, 1) of reply number `reply` under `seed`, float64 [count]; a prefix does not depend on count."""
+    """Return uniform numbers in [0, 1) for reply number `reply` under `seed`, float64 [count]; a prefix does not depend on count."""
     stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed % 2**64, reply))))
     return np.minimum(stream.random(count), _BELOW_ONE)
 
 
 def _keep(probs: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Tokens that survive top-k and then top-p over what is left; ties go to the lower id. bool [rows, vocab]."""
+    """Return the mask of tokens in the top-k and then in the top-p of the remaining mass, bool [rows, vocab]; ties go to the lower id."""
     ranked, order = probs.sort(dim=-1, descending=True, stable=True)
     in_top_k = torch.arange(probs.shape[-1], device=probs.device) < top_k.unsqueeze(1)
     cumulative = torch.where(in_top_k, ranked, 0.0).cumsum(-1, dtype=torch.float64)
@@ -70,13 +70,13 @@ def sample(
     greedy: torch.Tensor | None = None,
     truncation: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> Sampled:
-    """Sample one token a row.
+    """Sample one token per row.
 
     Args:
         logits: [rows, vocab].
         uniforms: float64 [rows] in [0, 1).
         temperature: float32 [rows], positive (1 for greedy rows).
-        greedy: bool [rows], rows that take the most likely token; None when there is none.
+        greedy: bool [rows], rows that take the most likely token; None when no row is greedy.
         truncation: (truncated bool, top_p, top_k), each [rows]; None when no row truncates.
     """
     scaled = logits.float() / temperature.unsqueeze(1)

@@ -1,10 +1,10 @@
-"""Who gets a slot, and which prompts are computed together.
+"""Assignment of slots to replies, and of prompts to prefill batches.
 
-Waiting replies are served in order of arrival. A prompt is computed once while its keys stay in some slot: further replies
-for it copy any such slot, or take it over once it is free. The last slot with a prompt that replies wait for goes to nobody else,
-so a request for many replies computes its prompt once, however few slots there are. Prompts are computed in batches whose shape
-is a function of the prompt's own length (`prompt_bucket` times `rows_of`), so that the numbers of a prompt do not depend on who
-came with it; unused rows are padding. A batch that is not full waits a few steps for company, unless many slots stand empty.
+Waiting replies are served in order of arrival. A prompt is computed once while its keys are in some slot: further replies to it copy
+any such slot, or reuse it once it is free. The last slot with a prompt that replies wait for is not assigned to others, so a request
+for many replies computes its prompt once, however few slots there are. Prompts are computed in batches whose shape is a function of
+the prompt's own length (`prompt_bucket` times `rows_of`), so that the result for a prompt does not depend on the other prompts of its
+batch; unused rows are padding. An incomplete batch waits a few steps for further prompts, unless half of the slots are free.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from itertools import islice
 
 from verl.workers.rollout.waiting import Prompt, Reply, Ticket, WaitingPrompts
 
-PATIENCE = 16  # decode steps that a prompt waits for others of its bucket
+MAX_WAIT = 16  # decode steps that a prompt waits for others of its bucket
 _FINE = 32
 
 
 def prompt_bucket(length: int) -> int:
-    """Padded length of a prompt: 32, 64, 96, 128, then steps of a quarter to a half of the power of two below."""
+    """Return the padded length of a prompt: 32, 64, 96, 128, then steps of a quarter to a half of the power of two below."""
     if length <= 4 * _FINE:
         return -(-length // _FINE) * _FINE
     step = 1 << ((length - 1).bit_length() - 2)
@@ -28,13 +28,13 @@ def prompt_bucket(length: int) -> int:
 
 
 def rows_of(bucket: int, token_budget: int) -> int:
-    """Rows of a prefill batch of this bucket: as many as fit into the token budget, at least one."""
+    """Return the rows of a prefill batch of this bucket: as many as fit into the token budget, at least one."""
     return max(1, token_budget // bucket)
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """Compute these replies' prompts, all of one bucket, into the slots beside them."""
+    """Prompts of one bucket to compute, each into the slot beside its reply."""
 
     bucket: int
     rows: int
@@ -43,13 +43,13 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Copies:
-    """Copy the prompt's keys from the first slot to the second (which may be the same) for each reply."""
+    """Keys to copy, as (source slot, target slot, reply); both slots may be the same."""
 
     batch: list[tuple[int, int, Reply]]
 
 
 class Scheduler:
-    """Waiting replies and free slots. Knows no tensors."""
+    """Waiting replies and free slots; handles no tensors."""
 
     def __init__(self, slots: int, token_budget: int) -> None:
         self._token_budget = token_budget
@@ -60,7 +60,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Replies without a slot."""
+        """Number of replies without a slot."""
         return self._prompts.replies
 
     def add(self, replies: Iterable[Reply]) -> None:
@@ -69,30 +69,30 @@ class Scheduler:
             self._prompts.add(reply)
 
     def withdraw(self, ticket: Ticket) -> list[Reply]:
-        """Take the ticket's waiting replies out of the queue."""
+        """Remove the ticket's waiting replies from the queue and return them."""
         return self._prompts.withdraw(ticket)
 
     def free(self, slot: int) -> None:
-        """Give a slot back; it keeps its prompt's keys until it is reused, lowest first."""
+        """Mark a slot as free; it keeps its prompt's keys until it is reused. Lower slots are reused first."""
         self._free.add(slot)
 
     def forget(self, slots: Iterable[int] | None = None) -> None:
-        """Treat these slots (all, by default) as holding no prompt: the weights changed, or the keys are bad."""
+        """Mark these slots (all, by default) as holding no prompt, because the weights changed or the keys are invalid."""
         for slot in list(self._prompts.held) if slots is None else slots:
             self._prompts.release(slot)
 
     def forget_adapter(self, adapter: str) -> None:
-        """As `forget`, of the slots with prompts that were computed under this adapter."""
+        """As `forget`, for the slots with prompts that were computed under this adapter."""
         self.forget([slot for slot, prompt in self._prompts.held.items() if prompt.adapter == adapter])
 
     def admit(self) -> Prefill | Copies | None:
-        """Choose what to admit now; call again until None."""
+        """Return the next batch to admit; call again until it returns None."""
         if not self.waiting or not self._free:
             return None
         return self._take_copies() or self._take_prefill()
 
     def tick(self) -> None:
-        """Note that a decode step passed."""
+        """Count a decode step."""
         self._waited = self._waited + 1 if self.waiting and self._free else 0
 
     def _take_copies(self) -> Copies | None:
@@ -100,11 +100,11 @@ class Scheduler:
         for prompt in sorted({p for p in self._prompts.held.values() if p.waiting}, key=lambda p: p.arrival):
             while prompt.waiting and (slot := self._slot_for_copy(prompt)) is not None:
                 source = slot if slot in prompt.holders else next(iter(prompt.holders))
-                batch.append((source, slot, self._give(slot, prompt)))
+                batch.append((source, slot, self._assign(slot, prompt)))
         return Copies(batch) if batch else None
 
     def _slot_for_copy(self, prompt: Prompt) -> int | None:
-        """A free slot with this prompt; else the lowest one that is not the last to hold a prompt that others wait for."""
+        """Return a free slot with this prompt, or the lowest free one that is not the last holder of a prompt that replies wait for."""
         for slot in prompt.holders:
             if slot in self._free:
                 return slot
@@ -115,18 +115,18 @@ class Scheduler:
         return None
 
     def _take_prefill(self) -> Prefill | None:
-        """Compute the prompt that came first and others of its bucket. No free slot holds what replies wait for: they have been served."""
+        """Return the oldest prompt and others of its bucket; `_take_copies` has served the replies whose prompt a slot holds."""
         groups = self._prompts.to_compute
         if not groups:
             return None
         bucket = min(groups, key=lambda bucket: next(iter(groups[bucket])).arrival)
         rows = rows_of(bucket, self._token_budget)
         chosen = list(islice(groups[bucket], min(rows, len(self._free))))
-        if len(chosen) < rows and self._waited < PATIENCE and 2 * len(self._free) < self._slots:
+        if len(chosen) < rows and self._waited < MAX_WAIT and 2 * len(self._free) < self._slots:
             return None
         self._waited = 0
-        return Prefill(bucket, rows, [(slot, self._give(slot, prompt)) for slot, prompt in zip(sorted(self._free), chosen, strict=False)])
+        return Prefill(bucket, rows, [(slot, self._assign(slot, prompt)) for slot, prompt in zip(sorted(self._free), chosen, strict=False)])
 
-    def _give(self, slot: int, prompt: Prompt) -> Reply:
+    def _assign(self, slot: int, prompt: Prompt) -> Reply:
         self._free.remove(slot)
-        return self._prompts.give(slot, prompt)
+        return self._prompts.assign(slot, prompt)

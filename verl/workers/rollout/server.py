@@ -1,4 +1,4 @@
-"""The rollout worker: one engine in a process of its own, or in this one, that many episodes talk to at the same time."""
+"""The rollout worker: one engine, in a separate process or in this one, that serves many episodes concurrently."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Served:
-    """What became of request `number` of a session: its replies, or why there are none; `gone` when no later one can be served either."""
+    """Result of request `number` of a session: its replies or an error; `gone` when the engine cannot serve later requests either."""
 
     number: int
     generations: list[Generation] | None
@@ -38,7 +38,7 @@ class Served:
 class _Session:
     done: list[Served] = field(default_factory=list)
     open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def build_engine(
@@ -52,11 +52,11 @@ def build_engine(
     gpus: Sequence[str] = (),
     log: str = "",
 ) -> RolloutEngine:
-    """Load the model and make the engine that `rollout.name` asks for, with room for the adapters.
+    """Load the model and return the engine named by `rollout.name`, with room for the adapters.
 
-    Raises ValueError for an unknown name, `ModelPathError` for a path that is no model, `LoraTargetError` for an adapter that does not fit.
     `seed` makes weights that the checkpoint lacks the same in every `hf` engine; `gpus` are those of a `vllm` engine over several,
-    `log` is the file that the processes of one write to.
+    `log` is the log file of its processes. Raises ValueError for an unknown name, `ModelPathError` for a path that is no model,
+    `LoraTargetError` for an adapter that does not fit.
     """
     rollout = config.rollout
     specs = {name: lora_spec(own.model) for name, own in (adapters or {}).items()}
@@ -76,14 +76,14 @@ def build_engine(
             attn_implementation="sdpa",
             trust_remote_code=config.model.trust_remote_code,
         )
-    # Here, not above: the driver names this module too, and has no use for transformers' models.
+    # Imported here because the driver imports this module too and does not need transformers' models.
     from verl.workers.rollout.hf_engine import HFEngine
 
     return HFEngine(model.to(device), max_num_seqs=rollout.max_num_seqs, max_model_len=max_model_len, adapters=specs)
 
 
 def on_leader(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T | None]]:
-    """A method of `RolloutWorker` that does nothing, and returns None, on a rank that follows another."""
+    """Make a method of `RolloutWorker` run on leading ranks only; on others it does nothing and returns None."""
 
     @functools.wraps(method)
     async def run(worker: RolloutWorker, *args: Any, **kwargs: Any) -> T | None:
@@ -93,22 +93,22 @@ def on_leader(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Co
 
 
 class RolloutWorker(Worker):
-    """Serves one engine. All methods run on one event loop, so weights change between two decode steps and never in one.
+    """Serves one engine. All methods run on one event loop, so weights change between two decode steps and never within one.
 
     With `rollout.tensor_model_parallel_size` = n, an engine spans the devices of n neighbouring ranks. The first of them leads: it has the
-    engine and serves its requests. The others hold their device, and methods for all ranks do nothing there.
+    engine and serves its requests. The others only reserve their device; methods for all ranks do nothing there.
 
-    Besides `generate`, requests can be handed in by the batch (`submit`) and their results fetched as they come (`collect`): one
-    call a tick instead of one a request.
+    Besides `generate`, requests can be sent in batches (`submit`) and their results fetched when done (`collect`): one call per tick
+    instead of one per request.
 
     Args:
         config: model and rollout settings.
-        max_model_len: most tokens of prompt and reply together.
+        max_model_len: maximum number of tokens of prompt and reply together.
         device: cpu or cuda.
-        num_threads: CPU threads of this process; 0 leaves torch's default.
+        num_threads: CPU threads of this process; 0 keeps torch's default.
         seed: see `build_engine`.
         adapters: the config of every adapter that requests may name.
-        log: file that the processes of a `vllm` engine write to, with `-<rank>` before its suffix where there are several engines.
+        log: log file of the processes of a `vllm` engine, with `-<rank>` before its suffix if there are several engines.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class RolloutWorker(Worker):
 
     @property
     def leader(self) -> int:
-        """The rank that has the engine over this rank's device."""
+        """The rank that has the engine of this rank's device."""
         return self.rank - self.rank % self._config.rollout.tensor_model_parallel_size
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -172,7 +172,7 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
     async def stats(self) -> dict[str, float]:
-        """Counters of the engine."""
+        """Return the counters of the engine."""
         return self._ready().stats()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -184,39 +184,39 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
     async def resume(self) -> None:
-        """Go on sampling."""
+        """Continue sampling."""
         self._ready().resume()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
     async def sleep(self) -> None:
-        """Give up the memory that an idle engine does not need, and the requests that are still open: their episodes are over."""
-        left = [task for session in self._sessions.values() for task in session.open.values()]
-        for task in left:
+        """Cancel the open requests, whose episodes have ended, and free the memory that an idle engine does not need."""
+        open_tasks = [task for session in self._sessions.values() for task in session.open.values()]
+        for task in open_tasks:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*open_tasks, return_exceptions=True)
         self._ready().sleep()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
     async def wake(self) -> None:
-        """Take the memory back."""
+        """Allocate the memory again."""
         self._ready().wake()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     @on_leader
     async def end(self) -> None:
-        """As `close`, for a process that is ended afterwards: what the engine has on disk and in shared memory goes with it."""
+        """As `close`, before the process is ended: removes the engine's files on disk and in shared memory."""
         self.close()
 
     def close(self) -> None:
-        """End the engine and the processes that it has."""
+        """End the engine and its processes."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
 
     async def abort(self, request_id: str) -> int:
-        """End the request's unfinished replies; returns how many there were."""
+        """End the request's unfinished replies and return their number."""
         return self._ready().abort(request_id)
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
@@ -224,27 +224,27 @@ class RolloutWorker(Worker):
         return await self._ready().generate(request)
 
     async def submit(self, session: str, requests: Sequence[tuple[int, GenerateRequest]]) -> None:
-        """Start numbered requests; `collect` of the same session returns what became of them."""
+        """Start numbered requests; `collect` of the same session returns their results."""
         self._ready()
         entry = self._sessions.setdefault(session, _Session())
         for number, request in requests:
             entry.open[number] = asyncio.create_task(self._serve(session, number, request))
 
     async def collect(self, session: str, wait_s: float) -> list[Served]:
-        """Everything of the session that is done; waits up to `wait_s` seconds for the first."""
+        """Return all finished requests of the session; wait up to `wait_s` seconds for the first."""
         entry = self._sessions.setdefault(session, _Session())
         try:
             with suppress(TimeoutError):
-                await asyncio.wait_for(entry.news.wait(), wait_s)
+                await asyncio.wait_for(entry.changed.wait(), wait_s)
             done, entry.done = entry.done, []
             return done
         finally:
-            entry.news.clear()
+            entry.changed.clear()
             if not entry.open:
                 self._sessions.pop(session, None)
 
     async def cancel(self, session: str, number: int) -> None:
-        """Give a submitted request up; its slots are freed."""
+        """Cancel a submitted request and free its slots."""
         task = self._sessions[session].open.pop(number, None) if session in self._sessions else None
         if task is not None:
             task.cancel()
@@ -254,16 +254,16 @@ class RolloutWorker(Worker):
             served = Served(number, await self._ready().generate(request))
         except RolloutError as error:
             served = Served(number, None, str(error), isinstance(error, EngineGoneError))
-        except Exception as error:  # whoever waits must learn of it, whatever it is
+        except Exception as error:  # the client must get an answer, whatever the error
             served = Served(number, None, f"{type(error).__name__}: {error}")
         entry = self._sessions[session]
         entry.open.pop(number, None)
         entry.done.append(served)
-        entry.news.set()
+        entry.changed.set()
 
     def _ready(self) -> RolloutEngine:
         if self.leader != self.rank:
-            raise RolloutError(f"rank {self.rank} has no engine: it holds a device for that of rank {self.leader}, which serves")
+            raise RolloutError(f"rank {self.rank} has no engine: its device belongs to the engine of rank {self.leader}; call that rank")
         if self._engine is None:
             raise RolloutError("the rollout worker has no model yet; call init_model first")
         return self._engine

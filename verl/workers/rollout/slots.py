@@ -1,7 +1,7 @@
 """State of every slot on the device, and the sampling step over all of them.
 
-One row a slot. The host keeps only what it needs to schedule (who is active, how long the rows are); tokens and log-probs stay
-on the device until their reply is done, so a step costs one transfer of a small vector.
+One row per slot. The host keeps only what scheduling needs (active slots, lengths of rows); tokens and log-probs stay on the device
+until their reply is done, so a step costs one transfer of a small vector.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class SlotState:
 
     @property
     def active(self) -> int:
-        """Slots with an unfinished reply."""
+        """Number of slots with an unfinished reply."""
         return int(self._host_active.sum())
 
     @property
     def used(self) -> int:
-        """Number of the last active slot, from 1; 0 when none is."""
+        """Index of the last active slot plus 1; 0 when none is active."""
         return int(self._host_active.nonzero()[0].max(initial=-1)) + 1
 
     @property
     def longest(self) -> int:
-        """Position of the furthest token of any active slot."""
+        """Highest position of a token in any active slot."""
         return int(self._host_positions.max(where=self._host_active, initial=0))
 
     def start(
@@ -64,7 +64,7 @@ class SlotState:
         sampling: Sequence[SamplingParams],
         uniforms: Sequence[np.ndarray],
     ) -> None:
-        """Begin replies whose prompts end before position `prompt_lengths`; the next `step` samples their first tokens."""
+        """Start replies whose prompts end before position `prompt_lengths`; the next `step` samples their first tokens."""
         rows = np.asarray(slots)
         self._host_active[rows] = True
         self._host_positions[rows] = np.asarray(prompt_lengths) - 1
@@ -87,7 +87,7 @@ class SlotState:
         self._uniforms[index, : drawn.shape[1]] = torch.as_tensor(drawn, device=self.device)
 
     def step(self, logits: torch.Tensor) -> list[tuple[int, int]]:
-        """Sample a token for every active slot from logits [slots, vocab]; returns the slots that ended as (slot, how)."""
+        """Sample a token for every active slot from logits [slots, vocab] and return the slots that ended as (slot, end state)."""
         count = self._count.unsqueeze(1)
         truncation = (self._truncated, self._top_p, self._top_k) if self._host_truncated.any() else None
         greedy = self._greedy if self._host_greedy.any() else None
@@ -97,23 +97,23 @@ class SlotState:
         self._out_log_probs.scatter_(1, count, sampled.log_probs.unsqueeze(1))
         stopped = (self._stop_ids == sampled.tokens.unsqueeze(1)).any(1)
         self._count += self._active
-        how = torch.where(stopped, STOP, (self._count >= self._limit).long())
-        how = torch.where(sampled.finite, how, FAILED) * self._active
-        on_host = how.cpu().numpy()
+        end = torch.where(stopped, STOP, (self._count >= self._limit).long())
+        end = torch.where(sampled.finite, end, FAILED) * self._active
+        on_host = end.cpu().numpy()
         return [(int(slot), int(on_host[slot])) for slot in on_host.nonzero()[0]]
 
     def advance(self) -> None:
-        """Move every active slot to its next position, where the token just sampled belongs."""
+        """Move every active slot to its next position, that of the token just sampled."""
         self.positions += self._active
         self._host_positions += self._host_active
 
     def output(self, slot: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Tokens and log-probs of the slot's reply so far."""
+        """Return tokens and log-probs of the slot's reply so far."""
         count = int(self._count[slot])
         return tuple(self._out_tokens[slot, :count].tolist()), tuple(self._out_log_probs[slot, :count].tolist())
 
     def stop(self, slots: Sequence[int], park_at: Sequence[int]) -> None:
-        """End replies. Their rows idle at position `park_at`, so that the positions before stay as they are."""
+        """End replies. Later steps write their idle rows at position `park_at`, so that earlier positions are not overwritten."""
         rows = np.asarray(slots)
         index = torch.as_tensor(rows, device=self.device)
         for host in (self._host_active, self._host_greedy, self._host_truncated):

@@ -1,4 +1,4 @@
-"""Replies that wait for a slot, by the prompt that they need, and the slots that hold the keys of which prompt."""
+"""Replies that wait for a slot, grouped by prompt, and which slots hold the keys of which prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl.protocol.generate import GenerateRequest, Generation
 
 @dataclass
 class Ticket:
-    """One request on its way: the replies that are done, or why there will be none."""
+    """One request in progress: its finished replies, or its error."""
 
     request: GenerateRequest
     limit: int
@@ -25,7 +25,7 @@ class Ticket:
 
     @property
     def prompt_key(self) -> Hashable:
-        """Equal for equal prompts under the same adapter."""
+        """Key that is equal for equal prompts under the same adapter."""
         return (self.request.adapter, self.request.prompt_ids)
 
 
@@ -43,11 +43,11 @@ class Prompt:
 
     Attributes:
         key: see `Ticket.prompt_key`.
-        adapter: that it is computed under.
+        adapter: under which it is computed.
         bucket: padded length.
-        arrival: when the first of those that wait came.
+        arrival: number of the first waiting reply in order of arrival.
         waiting: replies without a slot, oldest first.
-        holders: slots with its keys, free ones and busy ones, oldest first.
+        holders: slots with its keys, free or busy, oldest first.
     """
 
     key: Hashable
@@ -62,9 +62,9 @@ class WaitingPrompts:
     """All prompts that replies wait for or slots hold.
 
     Attributes:
-        replies: how many wait.
+        replies: number of waiting replies.
         held: prompt by slot.
-        to_compute: prompts that wait and that no slot holds, by bucket, in order of arrival; no bucket is empty.
+        to_compute: prompts of waiting replies that no slot holds, by bucket, in order of arrival; no bucket is empty.
     """
 
     def __init__(self, bucket_of: Callable[[int], int]) -> None:
@@ -85,44 +85,44 @@ class WaitingPrompts:
             prompt.arrival = next(self._arrivals)
         prompt.waiting.append(reply)
         self.replies += 1
-        self._tidy(prompt)
+        self._update(prompt)
 
     def withdraw(self, ticket: Ticket) -> list[Reply]:
-        """Take the ticket's replies out of the queue."""
+        """Remove the ticket's replies from the queue and return them."""
         prompt = self._by_key.get(ticket.prompt_key)
-        gone = [reply for reply in prompt.waiting if reply.ticket is ticket] if prompt is not None else []
-        if prompt is not None and gone:
+        removed = [reply for reply in prompt.waiting if reply.ticket is ticket] if prompt is not None else []
+        if prompt is not None and removed:
             prompt.waiting = deque(reply for reply in prompt.waiting if reply.ticket is not ticket)
-            self.replies -= len(gone)
-            self._tidy(prompt)
-        return gone
+            self.replies -= len(removed)
+            self._update(prompt)
+        return removed
 
-    def give(self, slot: int, prompt: Prompt) -> Reply:
-        """Let the prompt's oldest reply have the slot, which holds this prompt from now on."""
+    def assign(self, slot: int, prompt: Prompt) -> Reply:
+        """Assign the slot, which holds this prompt from now on, to the prompt's oldest waiting reply, and return that reply."""
         if slot not in prompt.holders:
             self.release(slot)
             self.held[slot], prompt.holders[slot] = prompt, None
         reply = prompt.waiting.popleft()
         self.replies -= 1
-        self._tidy(prompt)
+        self._update(prompt)
         return reply
 
     def release(self, slot: int) -> None:
-        """The slot holds no prompt any more."""
+        """Record that the slot no longer holds a prompt."""
         prompt = self.held.pop(slot, None)
         if prompt is not None:
             del prompt.holders[slot]
-            self._tidy(prompt)
+            self._update(prompt)
 
-    def _tidy(self, prompt: Prompt) -> None:
-        """Keep `to_compute` in order, and nothing that nobody needs."""
+    def _update(self, prompt: Prompt) -> None:
+        """Update `to_compute` in order of arrival, and drop a prompt without waiting replies and holders."""
         group = self.to_compute.setdefault(prompt.bucket, {})
         if not prompt.waiting or prompt.holders:
             group.pop(prompt, None)
         elif prompt not in group:
             late = bool(group) and next(reversed(group)).arrival > prompt.arrival
             group[prompt] = None
-            if late:  # it had a slot and lost it
+            if late:  # the last slot that held it was reused
                 self.to_compute[prompt.bucket] = dict(sorted(group.items(), key=lambda item: item[0].arrival))
         if not self.to_compute[prompt.bucket]:
             del self.to_compute[prompt.bucket]

@@ -21,7 +21,7 @@ def shapes_of(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, Sequence[int]
 
 
 def check_bucket(found: Mapping[str, Sequence[int]], shapes: Mapping[str, Sequence[int]], what: str = "weight update") -> None:
-    """Raise `RolloutError` for names that `shapes` has not, and for other shapes than it has."""
+    """Raise `RolloutError` for names that are not in `shapes`, and for shapes that differ from it."""
     unknown = set(found) - set(shapes)
     if unknown:
         raise RolloutError(f"{what} has unknown names: {_some(unknown)}; the model has {_some(set(shapes))}")
@@ -31,13 +31,13 @@ def check_bucket(found: Mapping[str, Sequence[int]], shapes: Mapping[str, Sequen
 
 
 def check_complete(missing: set[str], what: str = "weight update") -> None:
-    """Raise `RolloutError` when there are names of tensors that never came."""
+    """Raise `RolloutError` when names of tensors are missing."""
     if missing:
         raise RolloutError(f"{what} is incomplete: {_some(missing)} never came; send them, then a final bucket")
 
 
 class AdapterInbox:
-    """Tensors of adapters as they come in, bucket by bucket, and the versions of those in use.
+    """Tensors of adapters as they are received, bucket by bucket, and the versions of their current weights.
 
     Args:
         shapes: of every adapter's tensors, by the adapter's name and their names in PEFT's files.
@@ -49,7 +49,7 @@ class AdapterInbox:
         self._versions: dict[str, int] = {}
 
     def version(self, name: str) -> int:
-        """Version of the weights of an adapter. Raises `RolloutError` for one that is unknown, or whose weights never came."""
+        """Return the version of an adapter's weights. Raises `RolloutError` for an unknown adapter or one without weights."""
         if name not in self._shapes:
             raise RolloutError(f"there is no adapter {name!r}; the engine has {sorted(self._shapes) or 'none'}")
         if name not in self._versions:
@@ -57,10 +57,10 @@ class AdapterInbox:
         return self._versions[name]
 
     def take(self, name: str, tensors: Mapping[str, torch.Tensor], final: bool) -> dict[str, torch.Tensor] | None:
-        """Keep one bucket; with the final one, return all of the adapter's tensors, to be put in use.
+        """Keep one bucket; with the final one, return all of the adapter's tensors, to be loaded.
 
-        Raises `RolloutError` for an unknown adapter, unknown names, wrong shapes or numbers that are not finite (nothing of the bucket is
-        then kept), and at the final bucket when tensors never came.
+        Raises `RolloutError` for an unknown adapter, unknown names, wrong shapes or non-finite values (nothing of the bucket is then
+        kept), and at the final bucket when tensors are missing.
         """
         if name not in self._shapes:
             raise RolloutError(f"there is no adapter {name!r} to update; the engine has {sorted(self._shapes) or 'none'}")
@@ -76,16 +76,16 @@ class AdapterInbox:
         self._received[name] = {}
         return received
 
-    def put_in_use(self, name: str, version: int) -> None:
-        """The tensors that `take` returned are now the adapter's."""
+    def set_version(self, name: str, version: int) -> None:
+        """Set the version of an adapter's weights, after the tensors that `take` returned are loaded."""
         self._versions[name] = version
 
 
 class WeightNames:
-    """Which of a model's parameters an update still lacks. Tied parameters may come under any of their names.
+    """Tracks which parameters of a model an update has sent. Tied parameters may be sent under any of their names.
 
     Args:
-        model: its weights need not be there.
+        model: the model; it may be on the meta device.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -95,20 +95,20 @@ class WeightNames:
         self._received: set[str] = set()
 
     def check(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-        """Note one bucket and return the first name of each of its parameters. Raises `RolloutError` as `check_bucket` does."""
+        """Record one bucket and return the first name of each of its parameters. Raises `RolloutError` as `check_bucket` does."""
         check_bucket(shapes, self._shapes)
         names = {name: self._first[id(self._parameters[name])] for name in shapes}
         self._received |= set(names.values())
         return names
 
     def check_complete(self) -> None:
-        """Begin anew with the next bucket. Raises `RolloutError` when parameters never came; they may still come."""
+        """End the update. Raises `RolloutError` when parameters are missing; the update then continues with the next bucket."""
         check_complete(set(self._first.values()) - self._received)
         self._received.clear()
 
 
 class WeightLoader:
-    """Copies buckets into a model's parameters in place and knows whether an update is complete."""
+    """Copies buckets into a model's parameters in place and tracks whether an update is complete."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._parameters = dict(model.named_parameters())
@@ -116,10 +116,10 @@ class WeightLoader:
         self.open = False
 
     def load(self, named_tensors: Mapping[str, torch.Tensor], final: bool) -> None:
-        """Copy one bucket; the update is open until the final one. Tied parameters may come under any of their names.
+        """Copy one bucket; the update is open until the final one. Tied parameters may be sent under any of their names.
 
         Raises `RolloutError` for unknown names and wrong shapes (nothing of the bucket is then copied), and at the final bucket
-        when parameters never came (the update then stays open).
+        when parameters are missing (the update then stays open).
         """
         names = self._names.check(shapes_of(named_tensors))
         with torch.no_grad():

@@ -1,6 +1,6 @@
-"""How new weights get to an engine: `base.py` has the protocol, every other file one way, named in `rollout.weight_transfer`.
+"""Weight transfers from a policy to an engine: `base.py` has the protocol, every other file one transfer (`rollout.weight_transfer`).
 
-Without torch, so that a name can be looked up before it is imported.
+Imports no torch, so that a name can be checked before torch is imported.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The protocol of weight transfer: what a way to send weights from a policy's worker to an engine has to offer."""
+"""The protocol of weight transfer from a policy's worker to an engine."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 
 
 class WeightTransfer(ABC):
-    """One way for tensors to get from the process that has them to the processes that load them into a model.
+    """Sends tensors from one process to the processes that load them into a model.
 
-    The sender and every receiver make an object of their own. The handle that `send` returns travels with the request to load the bucket
+    The sender and every receiver each make an object. The handle that `send` returns is passed with the request to load the bucket
     (as an argument of a worker's method, so a Ray object reference arrives as its value), and every receiver calls `receive` for every
     bucket, in the order of sending.
 
     Attributes:
-        direct: an engine that has processes of its own (`vllm`) lets these receive the weights of a model; otherwise the rollout worker
+        direct: True if the processes of an engine (`vllm`) receive the weights of a model themselves; otherwise the rollout worker
             receives them and passes them on in shared memory. The tensors of an adapter are always received by the rollout worker.
-        on_device: `send` gets tensors on the trainer's device; otherwise in CPU memory.
+        on_device: True if `send` gets tensors on the trainer's device; otherwise they are in CPU memory.
     """
 
     direct: ClassVar[bool] = False
@@ -30,14 +30,14 @@ class WeightTransfer(ABC):
 
     @abstractmethod
     def send(self, tensors: Mapping[str, torch.Tensor], receivers: int) -> Any:
-        """Send one bucket to so many processes, without waiting for them, and return its handle."""
+        """Send one bucket to `receivers` processes, without waiting for them, and return its handle."""
 
     @abstractmethod
     def receive(self, handle: Any) -> Mapping[str, torch.Tensor]:
         """Return the tensors of a bucket, on any device."""
 
     def release(self, handle: Any) -> None:  # noqa: B027
-        """Free what the sender holds of a bucket: all receivers have loaded it, or never will."""
+        """Free the sender's copy of a bucket, after all receivers have loaded it or none will."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class WeightBucket:
     """Named tensors that were sent.
 
     Attributes:
-        handle: for the receivers.
+        handle: argument of `WeightTransfer.receive`.
         shapes: of the tensors, by name.
-        n_bytes: of all of them.
+        n_bytes: total size of the tensors.
     """
 
     handle: Any
@@ -56,13 +56,13 @@ class WeightBucket:
 
 
 def send_bucket(transfer: WeightTransfer, tensors: Mapping[str, torch.Tensor], receivers: int = 1) -> WeightBucket:
-    """Send tensors by a transfer and return what the engine is told about them."""
+    """Send tensors and return the bucket that describes them to the engine."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return WeightBucket(transfer.send(tensors, receivers), shapes, sum(tensor.nbytes for tensor in tensors.values()))
 
 
 class ReceivedWeights(Mapping[str, torch.Tensor]):
-    """The tensors of one bucket, by name; the first one that is read receives them all.
+    """The tensors of one bucket, by name; reading the first one receives all of them.
 
     Args:
         transfer: of the receiver.
@@ -88,7 +88,7 @@ class ReceivedWeights(Mapping[str, torch.Tensor]):
 
 
 def build_transfer(name: str) -> WeightTransfer:
-    """Make the transfer of that name: `shared_memory` is the class `SharedMemory` of the file here, `module.Class` any other.
+    """Return a new transfer: `shared_memory` names the class `SharedMemory` of that file here, `module.Class` any other.
 
     Raises ModuleNotFoundError or AttributeError when there is none.
     """

@@ -1,4 +1,4 @@
-"""Weights through Ray's object store: it brings every bucket to each node once, and not through the controller. Reaches every node."""
+"""Weights through Ray's object store, which sends every bucket to each node once, bypassing the controller. Works across nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verl.workers.weight_transfer.base import WeightTransfer
 
 
 class ObjectStore(WeightTransfer):
-    """The handle is a reference to the tensors, with the local controller the tensors themselves."""
+    """Its handles are references to the tensors; with the local controller, the tensors themselves."""
 
     def send(self, tensors: Mapping[str, torch.Tensor], receivers: int) -> Any:
         """Put the tensors into the object store of this node; they are lost when this process dies."""
@@ -25,7 +25,7 @@ class ObjectStore(WeightTransfer):
 
 
 def put(value: Any) -> Any:
-    """Return a reference to a value, which Ray resolves where it is an argument; without Ray the value itself."""
+    """Return a reference to a value, which Ray resolves when it is passed as an argument; without Ray the value itself."""
     if os.environ.get("WG_BACKEND") != "ray":
         return value
     import ray

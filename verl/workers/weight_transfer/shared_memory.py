@@ -1,4 +1,4 @@
-"""Weights as files in shared memory that every process of this node maps: bytes are written once and sent never. Reaches one node."""
+"""Weights as files in shared memory that every process of this node maps: written once, never sent. Works within one node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OWNED = re.compile(rf"{PREFIX}-(\d+)-[0-9a-f]+")
 
 
 class SharedMemory(WeightTransfer):
-    """The handle is the path of a safetensors file.
+    """Its handles are paths of safetensors files.
 
     Args:
         spool: where files are written; made with the first bucket when None.
@@ -36,25 +36,25 @@ class SharedMemory(WeightTransfer):
         self._spool = spool
 
     def send(self, tensors: Mapping[str, torch.Tensor], receivers: int) -> str:
-        """Write the tensors."""
+        """Write the tensors to a file and return its path."""
         self._spool = self._spool or Spool(sum(tensor.nbytes for tensor in tensors.values()))
         return str(self._spool.write(tensors))
 
     def receive(self, handle: str) -> dict[str, torch.Tensor]:
-        """Map the file. Raises `RolloutError` where it is not on this node."""
+        """Map the file and return its tensors. Raises `RolloutError` if it is not on this node."""
         if not Path(handle).exists():
             raise RolloutError(f"no weights at {handle}: the sender is on another node; use rollout.weight_transfer=object_store")
         return load_file(handle)
 
     def release(self, handle: str) -> None:
-        """Remove the file; who has mapped it keeps it."""
+        """Remove the file; processes that have mapped it keep their mapping."""
         Path(handle).unlink(missing_ok=True)
 
 
 class Spool:
-    """A folder of this process alone, in shared memory where there is room for `size` bytes at a time, else among the temporary files.
+    """A private folder of this process, in shared memory if that has room for twice `size` bytes, else in the temporary folder.
 
-    It is removed with `close`, with this object, or, after a process that was killed, by the next spool on the node.
+    It is removed by `close`, with this object, or, if the process was killed, by the next spool on the node.
     """
 
     def __init__(self, size: int) -> None:
@@ -68,19 +68,19 @@ class Spool:
 
     @cached_property
     def scratch(self) -> Path:
-        """Another folder, among the temporary files: for sockets and the temporary files of other processes."""
+        """Another folder, in the temporary folder: for sockets and the temporary files of other processes."""
         self._folders.append(_own_folder(Path(tempfile.gettempdir())))
         return self._folders[-1]
 
     def write(self, tensors: Mapping[str, torch.Tensor], name: str = "") -> Path:
-        """Write tensors as one safetensors file and return its path; `name` is random when there is none."""
+        """Write tensors as one safetensors file and return its path; an empty `name` is replaced by a random one."""
         path = self.folder / (name or f"{uuid.uuid4().hex}.safetensors")
         path.parent.mkdir(exist_ok=True)
         seen: set[int] = set()
         own = {}
         for key, value in tensors.items():
             value = value.detach().cpu().contiguous()
-            own[key] = value.clone() if value.untyped_storage().data_ptr() in seen else value  # a file has no shared tensors
+            own[key] = value.clone() if value.untyped_storage().data_ptr() in seen else value  # safetensors rejects shared storage
             seen.add(value.untyped_storage().data_ptr())
         save_file(own, path)
         return path
@@ -98,7 +98,7 @@ def _remove(folders: list[Path]) -> None:
 
 
 def _remove_orphans(place: Path) -> None:
-    """Folders whose process is gone."""
+    """Remove folders of processes that no longer exist."""
     for folder in place.glob(f"{PREFIX}-*"):
         match = _OWNED.fullmatch(folder.name)
         if match and not Path(f"/proc/{match[1]}").exists() and folder.stat().st_uid == os.getuid():

@@ -75,12 +75,12 @@ def test_arguments_on_a_gpu(wide_heads_model_dir: Path) -> None:
 
 
 def test_arguments_of_an_engine_over_two_devices(wide_heads_model_dir: Path) -> None:
-    from verl.workers.rollout.vllm.executor import BlockExecutor
+    from verl.workers.rollout.vllm.executor import MultiDeviceExecutor
 
     one, two = (made("cpu", {}, wide_heads_model_dir, max_num_seqs=8, tensor_model_parallel_size=n) for n in (1, 2))
     assert (one["tensor_parallel_size"], one["distributed_executor_backend"]) == (1, "uni")
     assert two["tensor_parallel_size"] == 2
-    assert resolve_name(two["distributed_executor_backend"]) is BlockExecutor
+    assert resolve_name(two["distributed_executor_backend"]) is MultiDeviceExecutor
     assert two["kv_cache_memory_bytes"] * 2 == one["kv_cache_memory_bytes"], "each process has half of the heads"
 
 
@@ -92,7 +92,7 @@ def test_arguments_of_an_engine_over_two_devices(wide_heads_model_dir: Path) -> 
         ({"num_attention_heads": 4, "num_key_value_heads": 1}, 4, None),
         ({"num_attention_heads": 14, "num_key_value_heads": 2}, 4, "split the model's 14 attention heads evenly; choose a divisor"),
         ({"num_attention_heads": 12, "num_key_value_heads": 6}, 4, "=4 cannot split the model's 6 key-value heads"),
-        ({"num_attention_heads": 6, "num_key_value_heads": 6}, 3, r"512 tokens \(500, filled up to a multiple of 64\) and 128 interm"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 6}, 3, r"512 tokens \(500, padded to a multiple of 64\) and 128 interm"),
     ],
 )
 def test_a_model_that_cannot_be_split_is_refused(sizes: dict[str, int], tp: int, said: str | None) -> None:
@@ -110,7 +110,7 @@ def test_an_engine_sees_the_gpus_of_its_ranks() -> None:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert "CUDA_VISIBLE_DEVICES" not in process.engine_environment("cuda", 0)
     for held in (["0,1", "0,1"], ["not set", "1"], ["", "1"], ["1", "1"]):
-        with pytest.raises(RolloutError, match=rf"{held[0]!r}, {held[1]!r}; expected another single GPU in each"):
+        with pytest.raises(RolloutError, match=rf"{held[0]!r}, {held[1]!r}; expected a different single GPU in each"):
             arguments.visible_gpus(held)
 
 
@@ -143,11 +143,11 @@ def test_the_environment_is_for_the_engine_alone(monkeypatch: pytest.MonkeyPatch
 UNNAMED = """
 import multiprocessing
 from pathlib import Path
-from verl.workers.rollout.vllm.process import unname_semaphores
+from verl.workers.rollout.vllm.process import unlink_semaphores
 lock = multiprocessing.get_context("spawn").Lock()
 name = Path("/dev/shm/sem." + lock._semlock.name.lstrip("/"))
 assert name.exists()
-unname_semaphores()
+unlink_semaphores()
 with lock:
     assert not name.exists()
 """
@@ -280,7 +280,7 @@ def test_what_an_engine_process_writes_is_in_its_log_which_says_why_it_died(tmp_
     assert (found.stdout, found.stderr) == (b"", b""), "nothing reaches the terminal"
     written = path.read_text()
     assert written.startswith("ValueError") and "a warning of some library" in written and "[core.py:1512] RuntimeError" in written
-    assert re.search(said, log.cause_of_death(found.returncode or None)) and "\n" not in log.cause_of_death(1)
+    assert re.search(said, log.exit_cause(found.returncode or None)) and "\n" not in log.exit_cause(1)
     log.close()
     assert path.exists(), "the log of a run is kept"
 
@@ -291,7 +291,7 @@ def test_a_temporary_log_is_kept_for_a_dead_engine_alone(tmp_path: Path, monkeyp
         log = process.EngineLog()
         log.path.write_text("INFO all is well\n")
         if asked:
-            assert log.cause_of_death(3) == f"it ended with status 3 and said nothing; its log is {log.path}"
+            assert log.exit_cause(3) == f"it ended with status 3 and logged no error; its log is {log.path}"
         log.close()
         assert list(tmp_path.iterdir()) == ([log.path] if asked else [])
 

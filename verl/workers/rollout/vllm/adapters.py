@@ -1,6 +1,6 @@
-"""LoRA adapters of the `vllm` engine: every version is a folder as PEFT writes it, in shared memory, that vLLM reads by itself.
+"""LoRA adapters of the `vllm` engine: every version is a folder in PEFT's format, in shared memory, that vLLM reads.
 
-vLLM keys cached prefixes by an adapter's path, so a new version never meets the keys of an older one and nobody else's are dropped.
+vLLM keys cached prefixes by an adapter's path, so a new version never uses the keys of an older one, and no other prefixes are dropped.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from verl.workers.weight_transfer.shared_memory import Spool
 
 
 class AdapterFolders:
-    """What requests under each adapter carry, and the folders that this names.
+    """The folders of adapters and the `LoRARequest`s that name them.
 
     Args:
-        model: the base, its weights need not be there.
+        model: the base; it may be on the meta device.
         specs: by adapter name.
-        spool: where folders are written.
+        spool: parent of the folders.
 
     Raises:
         LoraTargetError: an adapter does not fit the model.
@@ -43,7 +43,7 @@ class AdapterFolders:
         self._folders: dict[str, list[Path]] = {name: [] for name in specs}
 
     def version(self, name: str) -> int:
-        """As `AdapterInbox.version`."""
+        """See `AdapterInbox.version`."""
         return self._inbox.version(name)
 
     def take(self, name: str, tensors: Mapping[str, torch.Tensor], final: bool) -> Any | None:
@@ -61,19 +61,19 @@ class AdapterFolders:
         self._folders[name].append(path)
         return self.request(name, replace=True)
 
-    def put_in_use(self, name: str, version: int) -> None:
-        """vLLM has read the newest folder. The one before it stays, for requests that were waiting; older ones go."""
-        self._inbox.put_in_use(name, version)
+    def set_version(self, name: str, version: int) -> None:
+        """Set the version after vLLM has read the newest folder. Keep the one before it, for waiting requests, and remove older ones."""
+        self._inbox.set_version(name, version)
         folders = self._folders[name]
         while len(folders) > 2:
             shutil.rmtree(folders.pop(0), ignore_errors=True)
 
     def withdraw(self, name: str) -> None:
-        """vLLM refused the newest folder."""
+        """Remove the newest folder, after vLLM refused it."""
         shutil.rmtree(self._folders[name].pop(), ignore_errors=True)
 
     def request(self, name: str | None, replace: bool = False) -> Any | None:
-        """The `LoRARequest` of an adapter with weights, None for the base; `replace` puts it in place of the one loaded before."""
+        """Return the `LoRARequest` of an adapter with weights, None for the base; `replace` replaces the loaded version."""
         if name is None:
             return None
         from vllm.lora.request import LoRARequest
@@ -81,5 +81,5 @@ class AdapterFolders:
         return LoRARequest(name, self._numbers[name], str(self._folders[name][-1]), load_inplace=replace)
 
     def loaded(self) -> list[str]:
-        """Adapters with weights."""
+        """Return the names of adapters with weights."""
         return [name for name, folders in self._folders.items() if folders]

