@@ -96,7 +96,7 @@ def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], 
 
 @hydra.main(version_base=None, config_name=register_config())
 def main(cfg: DictConfig) -> None:
-    """Entry point for Hydra."""
+    """Train with the configuration that Hydra has read."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     entry(run)(cfg)
 

@@ -54,7 +54,7 @@ class LocalPendingResults(PendingResults):
         return [future.result() for future in self]
 
     async def wait(self) -> list[Any]:
-        """Await what `get` waits for."""
+        """Await the results that `get` returns."""
         futures = [asyncio.wrap_future(future) for future in self]
         _done, unfinished = await asyncio.wait(futures, timeout=self.timeout_s)
         if unfinished:

@@ -33,11 +33,11 @@ class MyFlowEnv(BaseEnv):
         return Observation(task.prompt)
 
     def act(self, agent_id: str, action: str) -> Outcome:
-        """Apply one call: a local reward for the Writer's draft."""
+        """Apply one call; give the Writer a local reward for its draft."""
         return Outcome(local=self.config.draft_reward * self.closeness(action)) if agent_id == WRITER else Outcome()
 
     def step(self, action: str) -> Outcome:
-        """End the turn, and here the episode: the team's reward for its text."""
+        """End the turn, and here the episode; reward the team for its text."""
         score = self.closeness(action)
         return Outcome(team=score, done=True, info={"success": score == 1.0, "length": len(action)})
 
