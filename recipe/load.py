@@ -1,4 +1,4 @@
-"""Waiting for a machine that does nothing else."""
+"""Waiting for an idle machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 def settled_load(quiet: float = 0.3, patience_s: float = 300.0) -> float:
-    """The load of the last minute, once what came before has left it, or after `patience_s` seconds."""
+    """Wait until the load average of the last minute is at most `quiet`, or for `patience_s` seconds; return the load average."""
     until = time.monotonic() + patience_s
     while os.getloadavg()[0] > quiet and time.monotonic() < until:
         time.sleep(5)

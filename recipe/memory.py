@@ -1,4 +1,4 @@
-"""Memory of a process and all that it started."""
+"""Memory of a process and its descendants."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class MemoryWatch(threading.Thread):
-    """Samples the memory of a process and all it started, until `stop`; `peak_gib` is the highest sum."""
+    """Samples the memory of a process and its descendants until `stop`; `peak_gib` is the highest sum."""
 
     def __init__(self, pid: int, period_s: float = 2.0) -> None:
         super().__init__(daemon=True)
@@ -15,7 +15,7 @@ class MemoryWatch(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Sample until stopped."""
+        """Sample until `stop` is called."""
         while not self._ended.wait(self.period_s):
             self.peak_gib = max(self.peak_gib, tree_memory(self.pid) / 2**30)
 
@@ -26,7 +26,7 @@ class MemoryWatch(threading.Thread):
 
 
 def tree_memory(pid: int) -> int:
-    """Bytes that a process and its descendants occupy; shared pages are divided among those that share them."""
+    """Return the memory of a process and its descendants in bytes (proportional set size: shared pages are divided among their users)."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

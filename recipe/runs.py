@@ -1,4 +1,4 @@
-"""Runs of the project as subprocesses, for the recipes' scripts."""
+"""Runs of the project as subprocesses, and their results, for the scripts of the recipes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,27 @@ from typing import Any, TypeVar
 from recipe.memory import MemoryWatch
 
 ROOT = Path(__file__).resolve().parents[1]
+Lines = Sequence[Mapping[str, Any]]  # of a `metrics.jsonl`
+Row = dict[str, Any]
+Curve = list[list[float]]
 T = TypeVar("T")
 
 
 def run_module(module: str, *arguments: str) -> list[str]:
-    """Run a module of the project; returns the lines of its standard output."""
+    """Run a module of the project and return the lines of its standard output."""
     command = [sys.executable, "-m", module, *arguments]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     return subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
 
 
 def run_example(workflow: str, seed: int, arguments: Sequence[str], log: Path) -> float:
-    """`bash examples/run_<workflow>.sh` with these arguments; its output is appended to `log`.
+    """Run `bash examples/run_<workflow>.sh` with these arguments and append its output to `log`.
 
-    Returns the most GiB that its processes held together. Raises RuntimeError naming the log when it fails.
+    Returns:
+        The peak memory of all its processes together, in GiB.
+
+    Raises:
+        RuntimeError: the script failed; the message names the log.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     hidden = ("MODEL_PATH", "DATA", "EXPERIMENT")
@@ -46,11 +53,38 @@ def run_example(workflow: str, seed: int, arguments: Sequence[str], log: Path) -
     return watch.peak_gib
 
 
-def finished(calls: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
-    """The results of calls as they come, `jobs` calls at a time.
+def train_embedded(run: str, seed: int, settings: Mapping[str, Any], demos: int | str | None, more: Sequence[str]) -> list[Row]:
+    """Train on the embedded word problems from their warm start and return the lines of `metrics.jsonl`.
 
-    Each has its share of the cores for what it starts, where OMP_NUM_THREADS does not say otherwise: of several runs that all take every
-    core, each waits for the others. A call that fails is told of on stderr and the others go on; SystemExit is raised after the last.
+    Args:
+        run: name of the folder of the run.
+        seed: seed of the data, the warm start and the training.
+        settings: keys of the run.
+        demos: demonstrations of the warm start; None for all.
+        more: further `key=value`.
+    """
+    arguments = [] if demos is None else ["--demos", str(demos)]
+    embedded = run_module("examples.embedded.prepare", "--out", "outputs/embedded", "--seed", str(seed), *arguments)[-1]
+    run_dir = ROOT / "outputs" / "verl-mas" / run
+    (run_dir / "metrics.jsonl").unlink(missing_ok=True)
+    run_module(
+        "verl.trainer.main_ppo",
+        f"actor_rollout_ref.model.path={embedded}/model",
+        f"data.train_files={embedded}/train.parquet",
+        f"data.val_files={embedded}/test.parquet",
+        f"data.seed={seed}",
+        f"trainer.default_local_dir={run_dir}",
+        *overrides_of(settings),
+        *more,
+    )
+    return read_metrics(run_dir / "metrics.jsonl")
+
+
+def finished(calls: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
+    """Yield the results of calls as they finish, with `jobs` calls at a time.
+
+    The processes of a call get their share of the cores by OMP_NUM_THREADS, unless it is set: runs that all use every core slow each other
+    down. The error of a failed call is written to stderr, and SystemExit is raised after the last call.
     """
     if jobs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // jobs, 1)))
@@ -64,7 +98,52 @@ def finished(calls: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
                 failed += 1
                 sys.stderr.write(f"{error}\n")
     if failed:
-        sys.exit(f"{failed} of {len(futures)} runs failed; what the others found is written")
+        sys.exit(f"{failed} of {len(futures)} runs failed; the results of the others are written")
+
+
+def make_parser(doc: str | None, here: Path) -> argparse.ArgumentParser:
+    """Return the command line of a recipe, with the options that all have; `here` is the default folder of the results."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--out", type=folder, default=here, help="folder of the results")
+    parser.add_argument("overrides", nargs="*", help="further key=value for every run")
+    return parser
+
+
+def measure_all(
+    calls: Iterable[Callable[[], tuple[Row, Any]]],
+    jobs: int,
+    out: Path,
+    columns: Sequence[str],
+    *,
+    order: Callable[[tuple[Any, ...]], Any] | None = None,
+    plot: Callable[[dict[str, Any], Path], None] | None = None,
+) -> None:
+    """Run measurements; write `results.json` and `curves.json` after each, and `curves.svg` at the end. Rows of earlier calls are kept.
+
+    Args:
+        calls: each returns a row of `results.json` and its entry in `curves.json`.
+        jobs: calls at a time.
+        out: folder of the files.
+        columns: columns whose values identify a row; joined by `/` they are the key in `curves.json`.
+        order: sort key of these values; None for their natural order.
+        plot: draws all curves into a file.
+    """
+    results, drawn = out / "results.json", out / "curves.json"
+    rows = {tuple(row[name] for name in columns): row for row in (json.loads(results.read_text()) if results.exists() else [])}
+    curves = json.loads(drawn.read_text()) if drawn.exists() else {}
+    try:
+        for row, curve in finished(calls, jobs):
+            key = tuple(row[name] for name in columns)
+            rows[key], curves["/".join(map(str, key))] = row, curve
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+            results.write_text(json.dumps([rows[key] for key in sorted(rows, key=order)], indent=1) + "\n")
+            drawn.write_text(json.dumps(curves, sort_keys=True) + "\n")
+    finally:
+        if curves and plot:
+            plot(curves, out / "curves.svg")
 
 
 def measure_grid(
@@ -72,41 +151,26 @@ def measure_grid(
     here: Path,
     name: str,
     labels: Mapping[str, tuple[str, str]],
-    measure: Callable[[str, int, list[str]], tuple[dict[str, Any], list[list[float]]]],
+    measure: Callable[[str, int, list[str]], tuple[Row, Curve]],
 ) -> None:
-    """Measure every variant and seed of the command line; results are written after each run and keep the rows of others.
+    """Measure the variants and seeds of the command line.
 
     Args:
-        doc: of the script.
-        here: folder of `results.json`, `curves.json` and `curves.svg` unless `--out` names one.
-        name: of the column, and in the plural of the option, that says which variant a run is.
+        doc: docstring of the script.
+        here: default folder of the results.
+        name: column that holds the variant; its plural is the option that selects variants.
         labels: variant -> its colour and label in the plot.
-        measure: variant, seed and more `key=value` -> the row, and the curve [step, success].
+        measure: maps (variant, seed, further `key=value`) to the row and the curve [step, success].
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(doc, here)
     parser.add_argument(f"--{name}s", dest="variants", nargs="+", choices=tuple(labels), default=list(labels))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--out", type=folder, default=here)
-    parser.add_argument("overrides", nargs="*", help="more key=value for every run")
     args = parser.parse_args()
-    results, drawn = args.out / "results.json", args.out / "curves.json"
-    rows = {(r[name], r["seed"]): r for r in (json.loads(results.read_text()) if results.exists() else [])}
-    curves = json.loads(drawn.read_text()) if drawn.exists() else {}
-    try:
-        calls = [partial(measure, variant, seed, args.overrides) for seed, variant in product(args.seeds, args.variants)]
-        for row, curve in finished(calls, args.jobs):
-            rows[row[name], row["seed"]], curves[f"{row[name]}/{row['seed']}"] = row, curve
-            sys.stdout.write(json.dumps(row) + "\n")
-            sys.stdout.flush()
-            results.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=1) + "\n")
-            drawn.write_text(json.dumps(curves, sort_keys=True) + "\n")
-    finally:
-        plot_curves(curves, labels, here.name, args.out / "curves.svg")
+    calls = [partial(measure, variant, seed, args.overrides) for seed, variant in product(args.seeds, args.variants)]
+    measure_all(calls, args.jobs, args.out, (name, "seed"), plot=lambda curves, path: plot_curves(curves, labels, here.name, path))
 
 
-def plot_curves(curves: Mapping[str, list[list[float]]], labels: Mapping[str, tuple[str, str]], salt: str, path: Path) -> None:
-    """Draw success over steps: a colour a variant, a line a seed; `salt` makes the ids in the file."""
+def plot_curves(curves: Mapping[str, Curve], labels: Mapping[str, tuple[str, str]], salt: str, path: Path) -> None:
+    """Draw success over steps with one colour per variant and one line per seed; `salt` determines the ids in the file."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -128,7 +192,7 @@ def plot_curves(curves: Mapping[str, list[list[float]]], labels: Mapping[str, tu
 
 
 def folder(path: str) -> Path:
-    """A folder for results, as `type` of an argument: it is made before anything expensive starts."""
+    """Create a folder of results and return it, as `type` of an argument, so that an error occurs before any run."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -137,18 +201,29 @@ def folder(path: str) -> Path:
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:
-    """`key=value` as Hydra reads it."""
+    """Return settings as `key=value` for Hydra."""
     return [f"{key}={_value(value)}" for key, value in settings.items()]
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`."""
+def read_metrics(path: Path) -> list[Row]:
+    """Return the lines of a `metrics.jsonl`."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def accuracy_key(line: Mapping[str, Any]) -> str:
-    """Name of the team's success in a line with a validation."""
+    """Return the name of the team's success in a line with a validation."""
     return next(k for k in line if k.startswith("val-core/") and "/acc/mean@" in k)
+
+
+def success_curve(lines: Lines, x: str = "step") -> Curve:
+    """Return [value of `x` (0 where it is missing), success] of every validation."""
+    accuracy = accuracy_key(lines[0])
+    return [[line.get(x, 0.0), line[accuracy]] for line in lines if accuracy in line]
+
+
+def training_seconds(lines: Lines) -> float:
+    """Return the seconds of all training steps."""
+    return round(sum(line.get("timing_s/step", 0.0) for line in lines), 1)
 
 
 def _value(value: Any) -> str:

@@ -2,16 +2,14 @@
 
     python recipe/at_grpo/measure.py --tasks plan_path --seeds 0 1 2
 
-runs `examples/run_<task>.sh` as it is and with each variant of `config.yaml`, and writes beside this file `results.json` (rows `{"task",
-"variant", "seed", "before", "after", "swapped", "train_seconds", "generated_tokens", ...}`), `curves.json` and `curves.svg`. `before` and
-`after` are the success on held-out tasks; `swapped` that of the trained team when each role speaks with the other role's policy. Rows of
-an earlier call are kept where they are not measured again.
+runs `examples/run_<task>.sh` as it is and with each variant of `config.yaml`, and writes `results.json` (rows `{"task", "variant",
+"seed", "before", "after", "swapped", "train_seconds", "generated_tokens", ...}`), `curves.json` and `curves.svg` into this folder.
+`before` and `after` are the success on held-out tasks; `swapped` is that of the trained team when each role uses the other role's policy.
+Rows of an earlier call are kept unless they are measured again.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from functools import partial
 from itertools import product
@@ -21,7 +19,20 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from recipe.runs import ROOT, accuracy_key, finished, folder, overrides_of, read_metrics, run_example
+from recipe.runs import (
+    ROOT,
+    Curve,
+    Lines,
+    Row,
+    accuracy_key,
+    make_parser,
+    measure_all,
+    overrides_of,
+    read_metrics,
+    run_example,
+    success_curve,
+    training_seconds,
+)
 
 HERE = Path(__file__).parent
 LOG = ROOT / "outputs" / "verl-mas" / "at_grpo.log"
@@ -37,8 +48,8 @@ LABELS = {
 }
 
 
-def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[dict[str, Any], list[list[float]]]:
-    """Train one variant, then exchange the roles' policies; returns the row and the curve, [tokens, success] at every validation."""
+def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
+    """Train one variant, then exchange the roles' policies; return the row and the curve, [tokens, success] of every validation."""
     keys = keys_of(task, variant)
     run_dir = ROOT / "outputs" / "verl-mas" / f"at_grpo_{task}_{variant}_seed{seed}"
     (run_dir / "metrics.jsonl").unlink(missing_ok=True)
@@ -48,19 +59,18 @@ def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[dict[s
     row = summarise(task, variant, seed, lines)
     if not keys.get("agent.model_sharing", False):
         row["swapped"] = swapped(task, seed, run_dir, [o for o in overrides if not o.startswith("trainer.resume_mode=")])
-    accuracy = accuracy_key(lines[0])
-    return row, [[line.get("training/generated_tokens", 0.0), line[accuracy]] for line in lines if accuracy in line]
+    return row, success_curve(lines, "training/generated_tokens")
 
 
 def keys_of(task: str, variant: str) -> dict[str, Any]:
-    """What a run is given on top of its script; variants that are compared have a budget of generated tokens."""
+    """Return the keys of a run in addition to its script's; the compared variants have a budget of generated tokens."""
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     more = {} if variant == "script" else config["compared"][task] | config["variants"][variant]
     return dict(config["common"] | more)
 
 
 def swapped(task: str, seed: int, run_dir: Path, overrides: list[str]) -> float:
-    """Success of the last checkpoint when each role speaks with the other's policy."""
+    """Return the success of the last checkpoint when each role uses the other's policy."""
     metrics = run_dir / "swapped" / "tool_agent-executor_agent+executor_agent-tool_agent" / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     run_example(task, seed, ["eval", *overrides, SWAP], LOG)
@@ -68,8 +78,8 @@ def swapped(task: str, seed: int, run_dir: Path, overrides: list[str]) -> float:
     return float(line[accuracy_key(line)])
 
 
-def summarise(task: str, variant: str, seed: int, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of `results.json`, without the swap."""
+def summarise(task: str, variant: str, seed: int, lines: Lines) -> Row:
+    """Return one row of `results.json`, without the exchange of policies."""
     first, last = lines[0], lines[-1]
     accuracy = accuracy_key(first)
     return {
@@ -79,14 +89,14 @@ def summarise(task: str, variant: str, seed: int, lines: list[dict[str, Any]]) -
         "before": first[accuracy],
         "after": last[accuracy],
         "swapped": None,
-        "train_seconds": round(sum(line.get("timing_s/step", 0.0) for line in lines), 1),
+        "train_seconds": training_seconds(lines),
         "generated_tokens": int(last["training/generated_tokens"]),
         "steps": last["step"],
     }
 
 
-def plot(curves: dict[str, list[list[float]]], path: Path) -> None:
-    """One panel a task; a colour a variant, a line a seed."""
+def plot(curves: dict[str, Curve], path: Path) -> None:
+    """Draw one panel per task, with one colour per variant and one line per seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -111,37 +121,20 @@ def plot(curves: dict[str, list[list[float]]], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def load(path: Path, empty: Any) -> Any:
-    """What an earlier call has written, or `empty`."""
-    return json.loads(path.read_text()) if path.exists() else empty
-
-
 def main() -> None:
-    """Measure every task, variant and seed that is asked for; results are written after each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure every selected task, variant and seed."""
+    parser = make_parser(__doc__, HERE)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--variants", nargs="+", choices=tuple(LABELS), default=list(LABELS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--out", type=folder, default=HERE)
-    parser.add_argument("overrides", nargs="*", help="more key=value for every run")
     args = parser.parse_args()
-    rows = {(r["task"], r["variant"], r["seed"]): r for r in load(args.out / "results.json", [])}
-    curves = load(args.out / "curves.json", {})
-    wanted = product(args.tasks, args.seeds, args.variants)
-    try:
-        calls = [partial(measure, task, variant, seed, args.overrides) for task, seed, variant in wanted]
-        for row, curve in finished(calls, args.jobs):
-            rows[row["task"], row["variant"], row["seed"]] = row
-            curves[f"{row['task']}/{row['variant']}/{row['seed']}"] = curve
-            sys.stdout.write(json.dumps(row) + "\n")
-            sys.stdout.flush()
-            ordered = sorted(rows.values(), key=lambda r: (TASKS.index(r["task"]), list(LABELS).index(r["variant"]), r["seed"]))
-            (args.out / "results.json").write_text(json.dumps(ordered, indent=1) + "\n")
-            (args.out / "curves.json").write_text(json.dumps(curves, sort_keys=True) + "\n")
-    finally:
-        if curves:
-            plot(curves, args.out / "curves.svg")
+    runs = product(args.tasks, args.seeds, args.variants)
+    calls = [partial(measure, task, variant, seed, args.overrides) for task, seed, variant in runs]
+
+    def order(key: tuple[Any, ...]) -> tuple[int, int, int]:
+        task, variant, seed = key
+        return TASKS.index(task), list(LABELS).index(variant), seed
+
+    measure_all(calls, args.jobs, args.out, ("task", "variant", "seed"), order=order, plot=plot)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Measures `bash examples/run_code.sh`: success on held-out tasks before and after.
+"""Measure `bash examples/run_code.sh`: success on held-out tasks before and after training.
 
     python recipe/code/measure.py --seeds 0 1 2
 
-writes `results.json` beside this file, rows `{"seed", "before", "after", "train_seconds", ...}`: the share of tasks whose last program
-passes all golden tests, the pass rate, how many tests of the Tester are right, turns and agreement. `curves.json` has the success at
-every validation. What is not measured again is kept.
+writes `results.json` into this folder, rows `{"seed", "before", "after", "train_seconds", ...}`: the share of tasks whose last program
+passes all golden tests, the pass rate, the share of right tests of the Tester, turns and agreement. `curves.json` has the success at
+every validation. Rows of an earlier call are kept unless they are measured again.
 """
 
 from __future__ import annotations

@@ -1,60 +1,50 @@
-"""Gradient norms of a team whose agents are paid on different scales: one baseline for all agents against one for each (Dr. MAS).
+"""Gradient norms of a team whose agents have rewards of different scales: one baseline for all agents against one per agent (Dr. MAS).
 
     python recipe/dr_mas/measure.py --seeds 0 1 2
 
 trains the team of `team.py` on the embedded word problems with `config.yaml`, every seed with both baselines, and writes
 `results.json` (a list of `{"seed", "baseline", "grad_norm_max", "grad_norm_median", "final", ...}`), `curves.json` and `curves.svg`
-beside this file. Only the baseline differs: data, seeds, warm start and learning rate are the same.
+into this folder. Only the baseline differs: data, seeds, warm start and learning rate are the same. Rows of an earlier call are kept
+unless they are measured again.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from recipe.runs import ROOT, accuracy_key, folder, overrides_of, read_metrics, run_module
+from recipe.runs import Lines, Row, accuracy_key, make_parser, measure_all, train_embedded
 
 HERE = Path(__file__).parent
 AGENTS = ("solver_agent", "verifier_agent", "reviser_agent")
-SPIKE = 0.5  # half of the norm at which actor.grad_clip begins to cut
+SPIKE = 0.5  # half of actor.grad_clip
 COLOURS = {"global": ("tab:red", "one baseline for all agents"), "agent": ("tab:blue", "one per agent (Dr. MAS)")}
 
 
-def train(seed: int, baseline: str, demos: list[str], more: list[str]) -> list[dict[str, Any]]:
-    """Prepare the embedded data and model (once a seed), train, and return the metrics, a line a step."""
+def measure(seed: int, baseline: str, demos: int | None, more: list[str]) -> tuple[Row, dict[str, list[float | None]]]:
+    """Train with one baseline; return the row and the curves of the run."""
     config = yaml.safe_load((HERE / "config.yaml").read_text())
-    embedded = run_module("examples.embedded.prepare", "--out", "outputs/embedded", "--seed", str(seed), *demos)[-1]
-    run_dir = ROOT / "outputs" / "verl-mas" / f"dr_mas_{baseline}_seed{seed}"
-    (run_dir / "metrics.jsonl").unlink(missing_ok=True)
-    run_module(
-        "verl.trainer.main_ppo",
-        f"actor_rollout_ref.model.path={embedded}/model",
-        f"data.train_files={embedded}/train.parquet",
-        f"data.val_files={embedded}/test.parquet",
-        f"data.seed={seed}",
-        f"trainer.default_local_dir={run_dir}",
-        *overrides_of(config["common"] | config["baselines"][baseline]),
-        *more,
-    )
-    return read_metrics(run_dir / "metrics.jsonl")
+    settings = config["common"] | config["baselines"][baseline]
+    lines = train_embedded(f"dr_mas_{baseline}_seed{seed}", seed, settings, demos, more)
+    return summarise(seed, baseline, lines), curves_of(lines)
 
 
-def curves_of(lines: list[dict[str, Any]]) -> dict[str, list[float | None]]:
-    """What the plot shows of a run: every agent's gradient norm (None in a step without its samples) and the team's success."""
+def curves_of(lines: Lines) -> dict[str, list[float | None]]:
+    """Return the curves of a run: every agent's gradient norm (None in a step without its samples) and the team's success."""
     steps = [line for line in lines if f"wg/{AGENTS[0]}/actor/grad_norm" in line]
     names = {agent: f"wg/{agent}/actor/grad_norm" for agent in AGENTS} | {"success": "episode/success_rate"}
     return {name: [line.get(key) for line in steps] for name, key in names.items()}
 
 
-def summarise(seed: int, baseline: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of `results.json`: norms before clipping over all agents and steps, how many are above `SPIKE`, and each agent's own."""
+def summarise(seed: int, baseline: str, lines: Lines) -> Row:
+    """Return one row of `results.json`: norms before clipping over all agents and steps, number of norms above `SPIKE`, norms by agent."""
     curves = curves_of(lines)
     norms = {agent: [n for n in curves[agent] if n is not None] for agent in AGENTS}
     together = [n for values in norms.values() for n in values]
@@ -74,8 +64,8 @@ def summarise(seed: int, baseline: str, lines: list[dict[str, Any]]) -> dict[str
     return row
 
 
-def plot(curves: dict[str, dict[str, list[float | None]]], path: Path) -> None:
-    """One panel an agent and one for the team's success; a colour a baseline, a line a seed."""
+def plot(curves: dict[str, Any], path: Path) -> None:
+    """Draw one panel per agent and one for the team's success, with one colour per baseline and one line per seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -96,26 +86,17 @@ def plot(curves: dict[str, dict[str, list[float | None]]], path: Path) -> None:
 
 
 def main() -> None:
-    """Train every seed with both baselines; results are written after each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=folder, default=HERE)
-    parser.add_argument("--demos", type=int, help="demonstrations of the warm start; a few hundred make a quick look that learns little")
-    parser.add_argument("overrides", nargs="*", help="more key=value for every run")
+    """Train every seed with both baselines."""
+    parser = make_parser(__doc__, HERE)
+    parser.add_argument("--demos", type=int, help="demonstrations of the warm start; a few hundred give a quick run that learns little")
     args = parser.parse_args()
-    demos = [] if args.demos is None else ["--demos", str(args.demos)]
-    results: list[dict[str, Any]] = []
-    curves: dict[str, dict[str, list[float | None]]] = {}
-    for seed in args.seeds:
-        for baseline in COLOURS:
-            lines = train(seed, baseline, demos, args.overrides)
-            results.append(summarise(seed, baseline, lines))
-            curves[f"{baseline}/{seed}"] = curves_of(lines)
-            sys.stdout.write(json.dumps(results[-1]) + "\n")
-            sys.stdout.flush()
-            (args.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-            (args.out / "curves.json").write_text(json.dumps(curves) + "\n")
-    plot(curves, args.out / "curves.svg")
+    calls = [partial(measure, seed, baseline, args.demos, args.overrides) for seed, baseline in product(args.seeds, COLOURS)]
+
+    def order(key: tuple[Any, ...]) -> tuple[int, int]:
+        baseline, seed = key
+        return seed, list(COLOURS).index(baseline)
+
+    measure_all(calls, args.jobs, args.out, ("baseline", "seed"), order=order, plot=plot)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The math team with a third role that is seldom called and paid on a scale of its own; a plug-in of `recipe/dr_mas/measure.py`.
+"""The math team with a third role that is seldom called and has rewards of another scale; a plug-in of `recipe/dr_mas/measure.py`.
 
-The Reviser is asked once, and only where the Verifier rejects: a right solution of its own earns it `bonus` on top of the team's
-reward, so that its rewards lie far from those of the others, and in few samples of a task.
+The Reviser is called once, and only after a rejection: a right solution earns it `bonus` on top of the team's reward, so its rewards differ
+strongly from those of the others, and a task has few samples of it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MathReviserOrchestra(BaseOrchestra):
 
 @dataclass(frozen=True)
 class ReviserEnvOptions(MathEnvOptions):
-    """Options under `env.params`: those of the math environment and `bonus`, the local reward of a Reviser that is right."""
+    """Options under `env.params`: those of the math environment and `bonus`, the local reward of the Reviser for a right solution."""
 
     bonus: float = 10.0
 
@@ -52,7 +52,7 @@ class ReviserEnvOptions(MathEnvOptions):
 
 @EnvRegistry.register(NAME)
 class MathReviserEnv(MathEnv):
-    """The math environment; a right answer of the Reviser pays `bonus` to it alone."""
+    """The math environment with the local reward `bonus` for a right answer of the Reviser."""
 
     config_class = ReviserEnvOptions
 

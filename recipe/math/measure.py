@@ -1,12 +1,11 @@
-"""Measures `bash examples/run_math.sh` the way a newcomer meets it: in an empty clone, one seed after the other.
+"""Measure `bash examples/run_math.sh` as a new user runs it: in an empty clone, one seed after the other.
 
     python recipe/math/measure.py --seeds 0 1 2
 
-writes `results.json` beside this file, a list of `{"seed", "before", "after", "rl_seconds", "total_seconds", "peak_gib", ...}`:
-team accuracy (avg@n over held-out tasks) before and after, the seconds of all training steps with their checkpoints, the seconds of
-the whole script, and the peak of the memory of all its processes (proportional set size, so that shared pages count once). `commit` is
-what was cloned, `load` how many other processes wanted a core in the minute before: a seed begins when that is next to none, or after
-five minutes of waiting for it.
+writes `results.json` into this folder, a list of `{"seed", "before", "after", "rl_seconds", "total_seconds", "peak_gib", ...}`:
+team accuracy (avg@n over held-out tasks) before and after training, the seconds of all training steps with their checkpoints, the seconds
+of the whole script, and the peak memory of all its processes (proportional set size, so that shared pages count once). `commit` is the
+cloned commit, `load` the load average of the minute before: a seed starts when the load is near 0, or after waiting five minutes for it.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from recipe.load import settled_load
 from recipe.memory import MemoryWatch
-from recipe.runs import ROOT
+from recipe.runs import ROOT, accuracy_key
 
 
 def run_seed(seed: int, overrides: list[str]) -> dict[str, Any]:
-    """Clone the project into an empty folder, run the script, read what it left."""
+    """Clone the project into an empty folder, run the script, and return the row of its results."""
     with tempfile.TemporaryDirectory(prefix="verl_mas_") as folder:
         clone = Path(folder) / "verl-mas"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
@@ -52,9 +51,9 @@ def run_seed(seed: int, overrides: list[str]) -> dict[str, Any]:
 
 
 def summarise(seed: int, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Before and after of the numbers that the run validates."""
+    """Return the metrics of the first and the last validation."""
     first, last = lines[0], lines[-1]
-    accuracy = next(k for k in first if k.startswith("val-core/") and "/acc/mean@" in k)
+    accuracy = accuracy_key(first)
     result = {
         "seed": seed,
         "before": first[accuracy],
@@ -72,11 +71,11 @@ def summarise(seed: int, lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure the seeds and write the results."""
+    """Measure the seeds and write the results after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
-    parser.add_argument("overrides", nargs="*", help="passed on to the script")
+    parser.add_argument("overrides", nargs="*", help="key=value for the script")
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     results = []

@@ -1,10 +1,10 @@
-"""Measures `bash examples/run_search.sh`: exact match on held-out questions before and after.
+"""Measure `bash examples/run_search.sh`: exact match on held-out questions before and after training.
 
     python recipe/search/measure.py --seeds 0 1 2
 
-writes `results.json` beside this file, rows `{"seed", "before", "after", "train_seconds", ...}`: exact match at temperature 1, its F1,
-how often the Verifier's verdict agrees with what is known, how often what is needed is known at the end, and searches an episode.
-`curves.json` has exact match at every validation. What is not measured again is kept.
+writes `results.json` into this folder, rows `{"seed", "before", "after", "train_seconds", ...}`: exact match at temperature 1, F1, the
+Verifier's accuracy, the share of episodes in which the answer is known at the end, and searches per episode. `curves.json` has exact
+match at every validation. Rows of an earlier call are kept unless they are measured again.
 """
 
 from __future__ import annotations
