@@ -56,7 +56,7 @@ def test_nothing_heavy_is_imported() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_words_of_the_protocol_come_without_torch_and_all_are_there() -> None:
+def test_the_protocol_is_imported_without_torch_and_complete() -> None:
     program = """
 import sys
 import verl.protocol, verl.protocol.generate, agent_system

@@ -54,7 +54,7 @@ def test_no_number_of_a_run_may_be_infinite(config: RunConfig, key: str, value: 
         check_settings(config)
 
 
-def test_an_infinite_number_is_told_what_is_wrong_with_it(config: RunConfig) -> None:
+def test_the_error_for_an_infinite_number_names_the_bound(config: RunConfig) -> None:
     config.actor_rollout_ref.actor.optim.lr = math.inf
     with pytest.raises(ConfigError, match=r"actor\.optim\.lr=inf: expected at least 0 and finite$"):
         check_settings(config)

@@ -129,14 +129,14 @@ def test_keys_that_the_loss_reads_are_silent(config: RunConfig, loss: str, key: 
 
 
 @pytest.mark.parametrize("loss", ["sapo", "gspo"])
-def test_the_average_of_entropy_and_kl_counts_beside_any_loss(config: RunConfig, loss: str) -> None:
+def test_loss_agg_mode_has_an_effect_with_an_entropy_or_kl_term(config: RunConfig, loss: str) -> None:
     actor = config.actor_rollout_ref.actor
     actor.policy_loss.loss_mode, actor.loss_agg_mode, actor.entropy_coeff = loss, "token-sum", 0.01
     check(config)
 
 
 @pytest.mark.parametrize("loss", ["sapo", "gspo"])
-def test_an_average_that_says_what_the_loss_does_is_silent(config: RunConfig, loss: str) -> None:
+def test_an_aggregation_equal_to_the_fixed_one_of_the_loss_is_accepted(config: RunConfig, loss: str) -> None:
     actor = config.actor_rollout_ref.actor
     actor.policy_loss.loss_mode, actor.loss_agg_mode = loss, "seq-mean-token-mean"
     check(config)
@@ -188,7 +188,7 @@ def test_keys_of_old_log_probs_need_a_pass_for_them(config: RunConfig, key: str,
     check(config)
 
 
-def test_bypass_mode_makes_no_pass_for_old_log_probs_but_while_policies_wait(config: RunConfig) -> None:
+def test_bypass_mode_has_no_pass_for_old_log_probs_except_during_critic_warmup(config: RunConfig) -> None:
     config.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu = 4096
     config.actor_rollout_ref.actor.ppo_epochs, config.algorithm.rollout_correction.bypass_mode = 2, True
     with pytest.raises(IneffectiveKeyError, match=r"bypass_mode=false"):
@@ -198,7 +198,7 @@ def test_bypass_mode_makes_no_pass_for_old_log_probs_but_while_policies_wait(con
 
 
 @pytest.mark.parametrize("section", ["actor_rollout_ref.actor", "critic"])
-def test_a_constant_learning_rate_ends_nowhere(config: RunConfig, section: str) -> None:
+def test_keys_of_the_end_of_a_schedule_are_refused_for_a_constant_learning_rate(config: RunConfig, section: str) -> None:
     config.algorithm.adv_estimator = "gae"
     optim = reduce(getattr, section.split("."), config).optim
     optim.min_lr_ratio = 0.1

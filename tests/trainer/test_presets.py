@@ -74,7 +74,7 @@ def test_the_filters_metric_goes_with_the_filter() -> None:
     assert [(rule.enable, rule.metric) for rule in rules] == [(True, "mixed_reward"), (False, "seq_reward")]
 
 
-def test_python_keeps_what_it_is_told_to_keep() -> None:
+def test_apply_preset_does_not_change_keys_to_keep() -> None:
     config = RunConfig()
     config.actor_rollout_ref.actor.clip_ratio = 0.1
     apply_preset(config, "dapo", keep=[f"{ACTOR}.clip_ratio"])

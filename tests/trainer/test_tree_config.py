@@ -55,7 +55,7 @@ def test_the_preset_fits_every_estimator_with_a_group_baseline(tiny_model_dir: P
         ({"rollout.tree.k_per_agent": {"solver": 8}}, "rollout.tree.k_per_agent: no agent 'solver'; did you mean 'solver_agent'?"),
     ],
 )
-def test_what_makes_no_sense_is_named(tiny_model_dir: Path, changes: dict[str, Any], words: str) -> None:
+def test_contradicting_keys_are_refused(tiny_model_dir: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as error:
         check(tiny_model_dir, changes)
     assert words in str(error.value)
@@ -96,7 +96,7 @@ def test_a_temperature_without_softmax_is_refused(tiny_model_dir: Path) -> None:
         check(tiny_model_dir, {"rollout.tree.temperature": 0.5})
 
 
-def test_chance_beside_a_random_choice_is_refused(tiny_model_dir: Path) -> None:
+def test_epsilon_is_refused_with_random_selection(tiny_model_dir: Path) -> None:
     with pytest.raises(IneffectiveKeyError, match=r"rollout\.tree\.epsilon=0\.5 has no effect; it needs .*other than random"):
         check(tiny_model_dir, {"rollout.tree.epsilon": 0.5, "rollout.tree.select": "random"})
 

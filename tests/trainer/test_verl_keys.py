@@ -73,5 +73,5 @@ def test_a_key_of_verl_is_refused_in_one_line_that_leads_on(override: str, words
     assert words in line and "\n" not in line and "did you mean" not in line
 
 
-def test_a_key_that_is_nobodys_is_still_met_with_the_nearest() -> None:
+def test_the_error_for_an_unknown_key_names_the_nearest_known_key() -> None:
     assert "did you mean data.train_batch_size" in said("data.trian_batch_size=3")

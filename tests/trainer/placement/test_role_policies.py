@@ -78,7 +78,7 @@ def test_model_sampling_and_lengths_come_with_the_policy_and_the_table_stays() -
         ),
     ],
 )
-def test_a_mapping_that_makes_no_sense_is_refused(roles: dict[str, Any], changes: dict[str, Any], words: list[str]) -> None:
+def test_an_invalid_mapping_is_refused(roles: dict[str, Any], changes: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as refused:
         policy_rows(*team(roles, **changes))
     assert [word for word in words if word not in str(refused.value)] == [], str(refused.value)

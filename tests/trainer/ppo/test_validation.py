@@ -60,7 +60,7 @@ def test_an_environment_that_knows_no_success_gets_no_accuracy() -> None:
     assert found.table == {}
 
 
-def test_nothing_but_failures_is_said_and_no_accuracy_invented() -> None:
+def test_without_a_successful_episode_no_accuracy_is_reported() -> None:
     assert result([Episode("a", failure="x")], 1).metrics == {"val/episodes": 1.0, "val/failed_episodes": 1.0}
 
 
