@@ -24,7 +24,7 @@ def test_a_path_that_does_not_exist_is_refused(path: str | None) -> None:
 
 
 def test_a_relative_path_that_could_be_a_hub_id_is_told_apart_when_it_is_loaded() -> None:
-    with pytest.raises(ModelPathError, match="'models/nowhere' is neither a folder here nor a model of the hub") as refused:
+    with pytest.raises(ModelPathError, match="'models/nowhere' is neither an existing folder nor a model of the hub") as refused:
         load_tokenizer("models/nowhere")
     assert "tokenizer_path" not in str(refused.value)
 
