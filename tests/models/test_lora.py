@@ -63,7 +63,7 @@ def test_an_adapter_that_does_not_fit_is_refused(model: Any, spec: LoraSpec, mes
         add_adapters(model, {"a": spec}, "base", seed=0)
 
 
-def test_an_adapter_begins_as_its_base_and_alike_whatever_is_beside_it(tiny_model_dir: Path) -> None:
+def test_an_adapter_begins_as_its_base_and_does_not_depend_on_other_adapters(tiny_model_dir: Path) -> None:
     def made(specs: dict[str, LoraSpec], seed: int = 0) -> Any:
         return add_adapters(AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.bfloat16), specs, "base", seed)
 
