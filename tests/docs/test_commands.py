@@ -163,7 +163,7 @@ def test_sft_trains(command: str, tmp_path: Path, tiny_model_dir: Path, monkeypa
 
 @pytest.mark.parametrize("command", having(ALL_LEVELS))
 def test_all_levels_are_each_with_every_engine_on_every_controller(command: str, forked_python: str) -> None:
-    """What would be run is listed: running it takes an hour."""
+    """The tests are only listed: running them takes an hour."""
     from tests.e2e.teams import LEVELS
 
     listing = [forked_python, "-m", "pytest", *shlex.split(command)[2:], "--collect-only"]

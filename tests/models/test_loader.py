@@ -23,7 +23,7 @@ def test_a_path_that_does_not_exist_is_refused(path: str | None) -> None:
 
 
 def test_a_relative_path_that_could_be_a_hub_id_is_told_apart_when_it_is_loaded() -> None:
-    with pytest.raises(ModelPathError, match="'models/nowhere' is neither a folder here nor a model of the hub") as refused:
+    with pytest.raises(ModelPathError, match="'models/nowhere' is neither an existing folder nor a model of the hub") as refused:
         load_tokenizer("models/nowhere")
     assert "tokenizer_path" not in str(refused.value)
 
@@ -77,7 +77,7 @@ def test_a_reply_ends_where_the_model_says_beside_the_end_of_a_text(tiny_model_d
     assert stop_token_ids("no/such-model", llama) == (llama.eos_token_id,)
 
 
-def test_the_ends_of_replies_are_found_under_any_name_of_the_folder_and_never_lost_in_silence(
+def test_stop_tokens_are_found_under_any_name_of_the_folder_and_an_unreadable_file_is_an_error(
     tiny_llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llama = load_tokenizer(str(tiny_llama_dir))

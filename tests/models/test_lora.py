@@ -53,9 +53,9 @@ def test_the_layers_of_an_adapter_are_those_that_peft_chooses(model: Any, spec: 
             LoraSpec(2, 2, ["q_proj", "q_prj"]),
             r"target_modules=\['q_proj', 'q_prj'\]: the model has no layer 'q_prj'.* down_proj, gate_proj",
         ),
-        (LoraSpec(2, 2, ["embed_tokens"]), "'model.embed_tokens' is a Embedding; adapters go on linear layers"),
+        (LoraSpec(2, 2, ["embed_tokens"]), "'model.embed_tokens' is a Embedding; expected linear layers"),
         (LoraSpec(2, 2, ["q_proj"], ["q_proj"]), r"exclude_modules=\['q_proj'\] leaves no layer"),
-        (LoraSpec(2, 2, "q_proj("), "no regular expression"),
+        (LoraSpec(2, 2, "q_proj("), "invalid regular expression"),
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused(model: Any, spec: LoraSpec, message: str) -> None:
@@ -63,7 +63,7 @@ def test_an_adapter_that_does_not_fit_is_refused(model: Any, spec: LoraSpec, mes
         add_adapters(model, {"a": spec}, "base", seed=0)
 
 
-def test_an_adapter_begins_as_its_base_and_alike_whatever_is_beside_it(tiny_model_dir: Path) -> None:
+def test_an_adapter_begins_as_its_base_and_does_not_depend_on_other_adapters(tiny_model_dir: Path) -> None:
     def made(specs: dict[str, LoraSpec], seed: int = 0) -> Any:
         return add_adapters(AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.bfloat16), specs, "base", seed)
 

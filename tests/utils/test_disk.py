@@ -42,7 +42,7 @@ def test_a_folder_that_cannot_be_made_is_named() -> None:
 @pytest.mark.parametrize(
     "error", [ConnectionResetError(errno.ECONNRESET, "reset"), FileNotFoundError(errno.ENOENT, "none"), OSError("bug")]
 )
-def test_what_is_no_matter_of_the_disk_passes(tmp_path: Path, error: OSError) -> None:
+def test_other_os_errors_are_not_converted(tmp_path: Path, error: OSError) -> None:
     with pytest.raises(type(error)) as raised, writing(tmp_path):
         raise error
     assert raised.value is error

@@ -48,7 +48,7 @@ def test_mini_batches_epochs_and_the_schedule(tiny_model_dir: Path) -> None:
     assert metrics["critic/lr"] == pytest.approx(1e-3 * (1 - 8.5 / 12))
 
 
-def test_a_value_moves_no_further_than_the_clip_range_pays(tiny_model_dir: Path) -> None:
+def test_a_value_moves_no_further_than_the_clip_range(tiny_model_dir: Path) -> None:
     """Values that already moved 1 away from the old ones, towards the returns: within a clip range of 0.5 the far error counts."""
     worker, rows = make_worker(tiny_model_dir, cliprange_value=0.5), make_rows(4)
     rows["values"], rows["returns"] = torch.full_like(rows["values"], -1.0), torch.full_like(rows["returns"], 1.0)

@@ -1,4 +1,4 @@
-"""Which files a model was loaded from: enough to notice another model under the same name, without reading all of it."""
+"""Fingerprints of model files, which detect another model under the same name without reading all of its files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def model_fingerprint(path: str) -> str | None:
-    """sha256 over names, sizes and contents of a model's `config.json` and weight files; None for a hub id that is not in the cache yet.
+    """Return the sha256 over names, sizes and contents of a model's `config.json` and weight files; None for a hub id not in the cache.
 
-    Of a file over 16 MiB, 256 blocks of 64 KiB spread from its first byte to its last are read: training changes every tensor.
+    Of a file over 16 MiB, 256 blocks of 64 KiB spread from its first byte to its last are read, because training changes every tensor.
     """
     folder = _folder(path)
     if folder is None:

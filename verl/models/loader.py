@@ -1,4 +1,4 @@
-"""Load a Hugging Face causal language model and its tokenizer, with errors that say what is wrong with the path."""
+"""Load a Hugging Face causal language model and its tokenizer, with errors that explain what is wrong with the path."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class ModelPathError(FileNotFoundError):
-    """A model path that names neither a folder with a model nor a hub id that can be loaded."""
+    """A model path that is neither a folder with a model nor a hub id that can be loaded."""
 
 
 def check_model_path(path: str | None) -> str:
-    """Return `path` if it can name a model; imports nothing heavy, touches no network.
+    """Return `path`, with `~` expanded, if it can name a model; without heavy imports or network access.
 
-    A path is a folder with a `config.json`, or a hub id (`name` or `owner/name`), which only loading can prove.
+    A path is a folder with a `config.json`, or a hub id (`name` or `owner/name`), whose existence is not checked.
 
     Raises:
         ModelPathError: empty, a folder without `config.json`, or neither a folder nor of the form of a hub id.
@@ -48,7 +48,7 @@ def check_model_path(path: str | None) -> str:
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:
-    """`auto` is bf16 on a GPU and fp32 on a CPU. Raises ValueError for an unknown name."""
+    """Return the dtype of a name; `auto` is bf16 on a GPU and fp32 on a CPU. Raises ValueError for an unknown name."""
     if name == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
     if name not in DTYPES:
@@ -57,7 +57,10 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
 
 
 def resolve_attention(name: str, device: str) -> str:
-    """`auto` takes flash-attn when it is installed and the device is a GPU, else sdpa. Raises ValueError for an unknown name."""
+    """Return the attention implementation of a name; `auto` is flash-attn if installed and on a GPU, else sdpa.
+
+    Raises ValueError for an unknown name.
+    """
     if name not in ATTENTION_NAMES:
         raise ValueError(f"attn_implementation {name!r}: expected one of {ATTENTION_NAMES}")
     if name != "auto":
@@ -69,7 +72,7 @@ def resolve_attention(name: str, device: str) -> str:
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Reading and writing a folder on this machine is over before a bar would tell anything; bars of downloads stay."""
+    """Disable transformers' progress bars inside the block, for local files, which take too little time to need one."""
     from transformers.utils import logging as transformers_logging
 
     shown = transformers_logging.is_progress_bar_enabled()
@@ -83,7 +86,7 @@ def without_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def reading_model(path: str) -> Iterator[None]:
-    """Bars for downloads only, and errors that name the path. Raises ModelPathError for what transformers cannot load."""
+    """Show progress bars for downloads only, and raise ModelPathError with the path for OSErrors of transformers."""
     try:
         with without_progress_bars() if Path(path).is_dir() else nullcontext():
             yield
@@ -93,11 +96,11 @@ def reading_model(path: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ModelLoader:
-    """How the ranks of a training engine come by one kind of model.
+    """The functions by which the ranks of a training engine make one kind of model.
 
     Attributes:
-        load: the model with its weights, `load(path, dtype=, attn_implementation=, trust_remote_code=)`.
-        build: the same model without them.
+        load: returns the model with its weights, `load(path, dtype=, attn_implementation=, trust_remote_code=)`.
+        build: returns the same model without weights.
     """
 
     load: Callable[..., Any]
@@ -107,7 +110,7 @@ class ModelLoader:
 def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
     """Load a causal language model with real (not meta) tensors on the CPU, in `eval` mode.
 
-    Real tensors, because a model made on the meta device loses buffers that no checkpoint holds, such as the rotary frequencies.
+    A model made on the meta device would lose buffers that no checkpoint holds, such as the rotary frequencies.
 
     Raises:
         ModelPathError: the path is no model, or the hub id cannot be loaded.
@@ -123,7 +126,7 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, t
 
 
 def build_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
-    """The model of `load_causal_lm` without its weights: parameters are memory that nobody has touched yet, buffers are as they should be.
+    """Return the model of `load_causal_lm` without its weights: parameters are uninitialised, untouched memory, buffers are correct.
 
     Raises ModelPathError as `load_causal_lm` does.
     """
@@ -158,7 +161,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     except (OSError, ValueError) as error:
         if not Path(path).is_dir():
             raise ModelPathError(
-                f"{path!r} is neither a folder here nor a model of the hub that can be loaded: {_first_line(error)}"
+                f"{path!r} is neither an existing folder nor a model of the hub that can be loaded: {_first_line(error)}"
             ) from error
         raise ModelPathError(
             f"no tokenizer can be loaded from {path!r}: {_first_line(error)}; set actor_rollout_ref.model.tokenizer_path"
@@ -171,18 +174,18 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
 
 
 class NoTokenizer:
-    """Stands for a tokenizer that cannot be loaded, where weights are saved."""
+    """Placeholder for a tokenizer that cannot be loaded, used when weights are saved."""
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write nothing."""
 
 
 def tokenizer_to_save(path: str, *, trust_remote_code: bool = False, warn: bool = True) -> Any:
-    """The tokenizer to write beside weights, `NoTokenizer` (and a warning that names it) when it cannot be loaded: weights are not lost
-    for it."""
+    """Return the tokenizer to save with weights; if it cannot be loaded, log a warning and return `NoTokenizer`, so that weights are
+    saved in any case."""
     try:
         return load_tokenizer(path, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever its files or its own code raise
+    except Exception as error:  # its files or its own code may raise anything
         if warn:
             logger.warning("weights are saved without a tokenizer, which cannot be loaded from %r: %s", path, _first_line(error))
         return NoTokenizer()
@@ -205,10 +208,10 @@ def check_vocabulary(tokenizer: Any, source: str, path: str, *, trust_remote_cod
 
 
 def stop_token_ids(path: str, tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that end a reply, sorted: the tokenizer's end token, those of the model's `generation_config.json` where it has one (a
-    chat model may end its turns with another than its texts), and ChatML's `<|im_end|>`.
+    """Return the ids of the tokens that end a reply, sorted: the tokenizer's end token, those of the model's `generation_config.json` if
+    it exists (a chat model may end turns and texts with different tokens), and ChatML's `<|im_end|>`.
 
-    Raises ModelPathError: the path can name no model, or its `generation_config.json` is there and cannot be read.
+    Raises ModelPathError when the path cannot name a model, or its `generation_config.json` exists and cannot be read.
     """
     from transformers import GenerationConfig
 
@@ -217,12 +220,12 @@ def stop_token_ids(path: str, tokenizer: Any) -> tuple[int, ...]:
         listed = GenerationConfig.from_pretrained(path).eos_token_id
     except (OSError, ValueError) as error:
         if (file := Path(path) / "generation_config.json").is_file():
-            raise ModelPathError(f"{file} cannot be read: {_first_line(error)}; the tokens that end a reply are in it") from error
+            raise ModelPathError(f"{file} cannot be read: {_first_line(error)}; it holds the tokens that end a reply") from error
         listed = None
     ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>"), *(listed if isinstance(listed, list) else [listed])}
     return tuple(sorted(ends - {None, tokenizer.unk_token_id}))
 
 
 def _first_line(error: Exception) -> str:
-    """What happened; the lines after it are advice for another library's user."""
+    """Return the first line of an error; the others are advice for users of that library."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,6 +1,6 @@
-"""LoRA adapters on a frozen base, as PEFT makes them: several on one model, of which one is on at a time, or none.
+"""LoRA adapters on a frozen base, made by PEFT: several on one model, of which at most one is active at a time.
 
-An adapter starts as a function of the run's seed and its own name alone, so it begins alike wherever and beside whatever it is trained.
+An adapter's initial weights are a function of the run's seed and its own name, independent of other adapters and of its placement.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import torch
 ALL_LINEAR = "all-linear"
 PARTS = ("lora_A", "lora_B")
 PEFT_PREFIX = "base_model.model."
-# PEFT keeps adapters in module dicts, where names such as `train` are taken.
+# PEFT keeps adapters in module dicts, where names such as `train` are reserved.
 KEY_PREFIX = "policy_"
 
 
 class LoraTargetError(ValueError):
-    """An adapter that does not fit the model; the message begins with the key to blame, as `target_modules=...`."""
+    """An adapter that does not fit the model; the message begins with the wrong key, as in `target_modules=...`."""
 
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """What shapes an adapter.
+    """Shape of an adapter.
 
     Attributes:
         rank: rows of `lora_A`.
         alpha: the adapter's output is scaled by `alpha / rank`.
-        target_modules: `all-linear`, a regex over whole layer names, or layer names or ends of them.
-        exclude_modules: layers that get none although they are targets; a regex or names.
+        target_modules: `all-linear`, a regex over whole layer names, or layer names or suffixes of them.
+        exclude_modules: target layers to leave out; a regex or names.
     """
 
     rank: int
@@ -50,15 +50,15 @@ class LoraSpec:
 
 
 def lora_spec(model: Any) -> LoraSpec:
-    """The adapter that the keys of a `ModelConfig` describe."""
+    """Return the adapter shape that the keys of a `ModelConfig` describe."""
     return LoraSpec(model.lora_rank, model.lora_alpha, model.target_modules, model.exclude_modules)
 
 
 def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.Linear]:
-    """The layers of a model without adapters that get one, by name, in the model's order.
+    """Return the layers of a model without adapters that get one, by name, in the model's order.
 
     Raises:
-        LoraTargetError: a target that no layer matches, one that is no linear layer, or exclusions that leave none.
+        LoraTargetError: a target that no layer matches, a target that is not a linear layer, or exclusions that leave no layer.
     """
     layers = {name: module for name, module in model.named_modules() if name}
     linear = {name: module for name, module in layers.items() if isinstance(module, torch.nn.Linear)}
@@ -78,14 +78,14 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.L
     for name in found:
         if name not in linear:
             raise LoraTargetError(
-                f"target_modules={spec.target_modules}: layer {name!r} is a {type(layers[name]).__name__}; adapters go on linear "
+                f"target_modules={spec.target_modules}: layer {name!r} is a {type(layers[name]).__name__}; expected linear "
                 f"layers, here {ends}"
             )
     return {name: linear[name] for name in found}
 
 
 def _matching(layers: Iterable[str], targets: str | Sequence[str], exclude: str | Sequence[str] | None = None) -> list[str]:
-    """The layers that PEFT would give an adapter."""
+    """Return the layers to which PEFT would add an adapter."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import check_target_module_exists
 
@@ -96,16 +96,16 @@ def _matching(layers: Iterable[str], targets: str | Sequence[str], exclude: str 
     try:
         return [name for name in layers if check_target_module_exists(config, name)]
     except re.error as error:
-        raise LoraTargetError(f"target_modules={targets}, exclude_modules={exclude}: no regular expression: {error}") from error
+        raise LoraTargetError(f"target_modules={targets}, exclude_modules={exclude}: invalid regular expression: {error}") from error
 
 
 def lora_size(model: torch.nn.Module, spec: LoraSpec) -> int:
-    """Parameters of one adapter. Raises as `lora_targets` does."""
+    """Return the number of parameters of one adapter. Raises as `lora_targets` does."""
     return sum(spec.rank * (layer.in_features + layer.out_features) for layer in lora_targets(model, spec).values())
 
 
 def peft_config(model: torch.nn.Module, spec: LoraSpec, base: str | None) -> Any:
-    """The `LoraConfig` of an adapter on a model that has none, with its layers spelled out: by the ends of their names if that says it."""
+    """Return the `LoraConfig` of an adapter on a model without one, with its layers listed, by name suffixes if these are unambiguous."""
     from peft import LoraConfig
 
     names = list(lora_targets(model, spec))
@@ -123,13 +123,13 @@ def peft_config(model: torch.nn.Module, spec: LoraSpec, base: str | None) -> Any
 
 
 def add_adapters(model: Any, specs: Mapping[str, LoraSpec], base: str | None, seed: int) -> Any:
-    """Freeze a model, give it adapters in fp32 that start as the base, and return it; all of them are trainable, none is on.
+    """Freeze a model, add adapters in fp32 that initially do not change its output, and return it; all are trainable, none is active.
 
     Args:
         model: without adapters, not yet sharded; it is changed in place.
         specs: by adapter name.
-        base: what the adapters say they belong to.
-        seed: an adapter's first weights follow from it and the adapter's name.
+        base: name of the base model in the adapters' configs.
+        seed: with the adapter's name, determines the adapter's initial weights.
 
     Raises:
         LoraTargetError: an adapter that does not fit the model.
@@ -150,9 +150,9 @@ def add_adapters(model: Any, specs: Mapping[str, LoraSpec], base: str | None, se
 
 
 def select_adapter(model: torch.nn.Module, name: str | None) -> None:
-    """Turn one adapter on and the others off, or all off.
+    """Activate one adapter and deactivate the others, or deactivate all.
 
-    Every adapter goes on requiring gradients, whichever is on: FSDP looks once, before the first forward pass, at what is trained.
+    All adapters keep requiring gradients, because FSDP reads `requires_grad` only once, before the first forward pass.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -166,13 +166,13 @@ def select_adapter(model: torch.nn.Module, name: str | None) -> None:
 
 
 def adapter_parameters(model: torch.nn.Module, name: str) -> dict[str, torch.nn.Parameter]:
-    """The parameters of one adapter by their names in PEFT's files, in the model's order."""
+    """Return the parameters of one adapter by their names in PEFT's files, in the model's order."""
     parameters = dict(model.named_parameters())
     return {peft_name: parameters[key] for key, peft_name in peft_names(parameters, name).items()}
 
 
 def peft_names(keys: Iterable[str], name: str) -> dict[str, str]:
-    """The names that PEFT's files have for the parameters of one adapter, by their names in a model with adapters."""
+    """Return the names of one adapter's parameters in PEFT's files, by their names in a model with adapters."""
     middle = f".{KEY_PREFIX}{name}."
     found = [key for key in keys if middle in key and any(f".{part}." in key for part in PARTS)]
     return {key: PEFT_PREFIX + key.replace(middle, ".") for key in found}
@@ -184,12 +184,12 @@ def save_adapter(model: Any, name: str, tensors: Mapping[str, torch.Tensor], fol
 
 
 def write_adapter(adapter: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Write an adapter as plain PEFT loads it: `adapter_config.json` and `adapter_model.safetensors`.
+    """Write an adapter in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
     Args:
         adapter: its `LoraConfig`.
-        tensors: whole, on the CPU, by the names of `adapter_parameters`.
-        folder: where to; made when it is not there.
+        tensors: unsharded, on the CPU, by the names of `adapter_parameters`.
+        folder: created if it does not exist.
     """
     from safetensors.torch import save_file
 

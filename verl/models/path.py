@@ -1,4 +1,4 @@
-"""How a model is named: a folder that is there has one name, whatever was typed and wherever it was typed."""
+"""Model paths: an existing folder has one name, its absolute path, however it was given."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def absolute_model_path(path: str) -> str:
-    """The absolute name of a folder that is there, without `~`, `..` and slashes at the end; anything else, as a hub id, as it is."""
+    """Return the absolute path of an existing folder, without `~`, `..` and trailing slashes; other values, such as hub ids, unchanged."""
     folder = Path(os.path.expanduser(path))
     if not path or not folder.is_dir():
         return path

@@ -1,7 +1,7 @@
-"""A tiny Qwen3-architecture model with its own tokenizer, made on the spot: the model of the embedded default and of tests.
+"""A tiny Qwen3-architecture model with its own tokenizer, made without downloads: the model of the embedded default and of tests.
 
-Nothing is downloaded. The tokenizer is a byte-level BPE trained on the texts that are given, so it encodes any text; digits
-stay apart, so that arithmetic is learned digit by digit.
+The tokenizer is a byte-level BPE trained on given texts, so it encodes any text; every digit is a token, so that arithmetic is learned
+digit by digit.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CHAT_TEMPLATE = (
 class TinyModelSize:
     """Shape of the tiny model; the defaults give about 0.7 million parameters.
 
-    Tied embeddings save memory and learn faster at first. But words that compete for one place in a reply then get nearly the same
-    vector as inputs too, so what follows hardly depends on which of them was said: untie them where a first word decides the rest.
+    Tied embeddings save memory and learn faster at first. But words that compete for one position of a reply then get nearly the same
+    input vectors too, so the following tokens hardly depend on which of them was sampled: untie them if a first word decides the rest.
     """
 
     hidden_size: int = 128
@@ -75,7 +75,7 @@ def make_tiny_model(
 ) -> Path:
     """Write a randomly initialised model and its tokenizer as a Hugging Face folder and return the folder.
 
-    The result is a function of the arguments alone; the global random state is left as it was.
+    The result is a function of the arguments alone; the global random state is not changed.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -100,7 +100,7 @@ def make_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
-        # Narrow matrices need a larger deviation than the usual 0.02 to start learning; tied embeddings do not.
+        # Narrow matrices need a larger standard deviation than the usual 0.02 to start learning; tied embeddings do not.
         torch.nn.init.normal_(model.model.embed_tokens.weight, std=size.embedding_std)
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)

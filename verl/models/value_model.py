@@ -1,4 +1,4 @@
-"""The value model: a language model's layers with one number in the place of the next token's logits."""
+"""The value model: a language model's layers with a scalar head in place of the language-model head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl.models.loader import ModelLoader, ModelPathError, check_model_path, re
 def load_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
     """Load a model as transformers' `AutoModelForTokenClassification` with one label, on the CPU, in `eval` mode.
 
-    From a language model, whose head has no such part, the values begin at 0 everywhere; a value model keeps its head.
+    The head of a language model is replaced by one initialised to 0; a value model keeps its head.
 
     Raises:
         ModelPathError: the path is no model, its architecture has no such class, or it has a head with more than one output.
@@ -23,7 +23,7 @@ def load_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str,
 
     config = _scalar_config(path, trust_remote_code)
     verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # a head that the checkpoint does not hold is no news here
+    transformers_logging.set_verbosity_error()  # a head that the checkpoint does not hold is expected here
     try:
         with reading_model(path):
             model, found = AutoModelForTokenClassification.from_pretrained(
@@ -39,7 +39,7 @@ def load_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str,
         transformers_logging.set_verbosity(verbosity)
     odd = {name for name, *_ in found["mismatched_keys"]} | {n for n in found["missing_keys"] if _in_layers(model, n)}
     if odd:
-        raise ModelPathError(f"model {path!r} is no start for a critic: {sorted(odd)[:4]} are missing or of another shape")
+        raise ModelPathError(f"model {path!r} cannot initialise a critic: {sorted(odd)[:4]} are missing or of another shape")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in found["missing_keys"]:
@@ -48,7 +48,7 @@ def load_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str,
 
 
 def build_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
-    """The model of `load_value_model` without its weights; its memory has not been touched. Raises ModelPathError as that does."""
+    """Return the model of `load_value_model` with uninitialised, untouched parameters. Raises ModelPathError as that does."""
     path = check_model_path(path)
     from transformers import AutoModelForTokenClassification
     from transformers.initialization import no_init_weights
@@ -66,7 +66,7 @@ VALUE_MODEL = ModelLoader(load_value_model, build_value_model)
 
 
 def check_value_model(path: str, trust_remote_code: bool = False) -> None:
-    """Raise ModelPathError when no value model can be made of the model at `path`; loads its configuration only."""
+    """Raise ModelPathError when no value model can be made from the model at `path`; only its configuration is loaded."""
     _scalar_config(check_model_path(path), trust_remote_code)
 
 
@@ -87,7 +87,7 @@ def _scalar_config(path: str, trust_remote_code: bool) -> Any:
 
 
 def _finished(model: Any) -> Any:
-    """FSDP2 warns of modules that return a view, as a head with a bias does; a copy of one number a token costs nothing."""
+    """Copy the head's output, because FSDP2 warns of modules that return a view, as a head with a bias does; return the model."""
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module.out_features == 1:
             module.register_forward_hook(lambda module, inputs, output: output.clone())

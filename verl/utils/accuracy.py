@@ -1,4 +1,4 @@
-"""Accuracy over tasks with confidence intervals: the unit is always the task, never the row.
+"""Accuracy with confidence intervals over tasks, not rows.
 
 Rows of one task share its difficulty, so they are not independent: values are first reduced within a task (avg@k, pass@k),
 then averaged over tasks, and the interval is over tasks as well.
@@ -23,14 +23,13 @@ class Estimate:
 
 
 def group_by_task(values: ArrayLike, task_ids: Sequence[Hashable]) -> dict[Hashable, NDArray[np.float64]]:
-    """The values of each task, in order of first appearance.
+    """Return the values of each task, in order of first appearance.
 
-    `values` is [num_rows], `task_ids` names the task of each row. Raises ValueError for different lengths, no rows or
-    a value that is not finite.
+    `values` is [num_rows], `task_ids` has the task of each row. Raises ValueError for different lengths, no rows or a non-finite value.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or len(array) != len(task_ids):
-        raise ValueError(f"values has shape {array.shape}, task_ids has {len(task_ids)} entries; expected one value a row")
+        raise ValueError(f"values has shape {array.shape}, task_ids has {len(task_ids)} entries; expected one value per row")
     if not len(array):
         raise ValueError("no rows to evaluate; expected at least one task")
     if not np.isfinite(array).all():
@@ -43,7 +42,7 @@ def group_by_task(values: ArrayLike, task_ids: Sequence[Hashable]) -> dict[Hasha
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Unbiased estimate of the chance that at least one of k samples is correct: 1 - C(n-c, k) / C(n, k).
+    """Return the unbiased estimate of the probability that at least one of k samples is correct: 1 - C(n-c, k) / C(n, k).
 
     Chen et al. 2021, "Evaluating Large Language Models Trained on Code", eq. 1. Raises ValueError unless
     0 <= num_correct <= num_samples and 1 <= k <= num_samples.
@@ -59,10 +58,10 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def wilson_interval(mean: float, num_tasks: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval (1927) of a proportion `mean` seen in `num_tasks` tasks.
+    """Return Wilson's score interval (1927) of a proportion `mean` over `num_tasks` tasks.
 
-    Exact in form for 0/1 outcomes; for task values between 0 and 1 it is conservative, since their variance is at most
-    mean * (1 - mean). Unlike the bootstrap it stays honest when every task has the same outcome.
+    Derived for 0/1 outcomes; for task values between 0 and 1 it is conservative, since their variance is at most
+    mean * (1 - mean). Unlike the bootstrap's, its width is not 0 when every task has the same outcome.
     """
     if not 0.0 <= mean <= 1.0 or num_tasks < 1:
         raise ValueError(f"Wilson's interval needs a mean in [0, 1] and at least one task, found mean={mean}, num_tasks={num_tasks}")
@@ -74,10 +73,10 @@ def wilson_interval(mean: float, num_tasks: int, confidence: float = 0.95) -> tu
 
 
 def bootstrap_interval(task_values: ArrayLike, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap over tasks of the mean of `task_values` [num_tasks]; for values that are not in [0, 1] (rewards)."""
+    """Return the percentile bootstrap interval of the mean of `task_values` [num_tasks]; for values outside [0, 1] (rewards)."""
     array = np.asarray(task_values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
-        raise ValueError(f"task_values has shape {array.shape}; expected one value a task and at least one task")
+        raise ValueError(f"task_values has shape {array.shape}; expected one value per task and at least one task")
     rng = np.random.default_rng(seed)
     means = np.array([array[rng.integers(len(array), size=len(array))].mean() for _ in range(num_resamples)])
     tail = (1 - confidence) / 2
@@ -86,10 +85,10 @@ def bootstrap_interval(task_values: ArrayLike, confidence: float = 0.95, num_res
 
 
 def estimate(task_values: ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Mean of `task_values` [num_tasks] with Wilson's interval when all lie in [0, 1], else with the bootstrap's."""
+    """Return the mean of `task_values` [num_tasks] with Wilson's interval if all are in [0, 1], else with the bootstrap's."""
     array = np.asarray(task_values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
-        raise ValueError(f"task_values has shape {array.shape}; expected one value a task and at least one task")
+        raise ValueError(f"task_values has shape {array.shape}; expected one value per task and at least one task")
     mean = float(array.mean())
     if array.min() >= 0 and array.max() <= 1:
         low, high = wilson_interval(min(mean, 1.0), len(array), confidence)
@@ -99,12 +98,12 @@ def estimate(task_values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
 
 def estimate_avg(values: ArrayLike, task_ids: Sequence[Hashable], confidence: float = 0.95) -> Estimate:
-    """avg@k: the mean over tasks of each task's mean over its k rows; a task with more rows weighs no more."""
+    """Return avg@k: the mean over tasks of each task's mean over its k rows; tasks have equal weight."""
     return estimate([task.mean() for task in group_by_task(values, task_ids).values()], confidence)
 
 
 def estimate_pass(correct: ArrayLike, task_ids: Sequence[Hashable], k: int, confidence: float = 0.95) -> Estimate:
-    """pass@k: the mean over tasks of the unbiased `pass_at_k`.
+    """Return pass@k: the mean over tasks of the unbiased `pass_at_k`.
 
     `correct` [num_rows] holds 0 and 1 (or booleans). Raises ValueError for other values and for a task with fewer than k rows.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints that are either whole or absent: written aside, flushed to disk, then renamed."""
+"""Atomic checkpoints: written to a temporary folder, flushed to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORMAT = 1
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, found, read or used; the message says what is still intact."""
+    """A checkpoint that cannot be written, found, read or used; after a failed write the message says what is intact."""
 
 
 def fsync_tree(folder: Path) -> None:
@@ -37,22 +37,22 @@ def fsync_tree(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def _aside(path: Path) -> Path:
+def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
-def _replaced(path: Path) -> Path:
+def _previous(path: Path) -> Path:
     return path.with_name(f".{path.name}.old")
 
 
 def commit_folder(path: Path) -> None:
-    """Put the finished folder aside in the place of `path`; at every moment one whole version exists."""
-    fsync_tree(_aside(path))
-    shutil.rmtree(_replaced(path), ignore_errors=True)
+    """Replace `path` by its finished temporary folder; one complete version exists at any time."""
+    fsync_tree(_temporary(path))
+    shutil.rmtree(_previous(path), ignore_errors=True)
     if path.exists():
-        path.rename(_replaced(path))
-    _aside(path).rename(path)
-    shutil.rmtree(_replaced(path), ignore_errors=True)
+        path.rename(_previous(path))
+    _temporary(path).rename(path)
+    shutil.rmtree(_previous(path), ignore_errors=True)
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -61,12 +61,12 @@ def commit_folder(path: Path) -> None:
 
 
 def find_folder(path: Path) -> Path:
-    """The checkpoint at `path`, or the version it was replacing when the process died between two renames.
+    """Return the checkpoint at `path`, or the previous version if the process died between the two renames.
 
     Raises:
         CheckpointError: there is none.
     """
-    for candidate in (path, _replaced(path)):
+    for candidate in (path, _previous(path)):
         if (candidate / _META).is_file():
             return candidate
     raise CheckpointError(f"no checkpoint at {path} (it would hold {_META} and {_SHARDS}/)")
@@ -80,46 +80,46 @@ def save_sharded(
     group: dist.ProcessGroup,
     write_more: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a checkpoint of all ranks together.
+    """Write one checkpoint of all ranks; all of them must call this.
 
     Args:
         path: the folder; an older checkpoint there is replaced only when the new one is complete.
-        tensors: sharded (DTensor) or equal on all ranks; they can be read back on another number of ranks.
-        own: what each rank keeps for itself (its random state); tensors and plain values.
+        tensors: sharded (DTensor) or equal on all ranks; they can be loaded on another number of ranks.
+        own: state of each rank (its random state); tensors and plain values.
         meta: JSON values, the same on all ranks.
         write_more: called on every rank with the unfinished folder, to add files.
 
     Raises:
-        CheckpointError: on every rank, when any rank could not write; what was at `path` before is still there.
+        CheckpointError: on every rank, when any rank could not write; the previous checkpoint at `path` is intact.
     """
     path = Path(path)
-    rank, aside = dist.get_rank(group), _aside(path)
+    rank, folder = dist.get_rank(group), _temporary(path)
     failures: list[str | None] = [None] * dist.get_world_size(group)
-    failure = _attempt(lambda: _start(aside, {**meta, "format": _FORMAT, "world_size": len(failures)}) if rank == 0 else None)
+    failure = _attempt(lambda: _start(folder, {**meta, "format": _FORMAT, "world_size": len(failures)}) if rank == 0 else None)
     dist.all_gather_object(failures, failure, group=group)
     for write in (
-        lambda: dcp.save(dict(tensors), checkpoint_id=aside / _SHARDS, process_group=group),
-        lambda: torch.save(dict(own), aside / f"rank_{rank}.pt"),
-        lambda: write_more(aside) if write_more is not None else None,
+        lambda: dcp.save(dict(tensors), checkpoint_id=folder / _SHARDS, process_group=group),
+        lambda: torch.save(dict(own), folder / f"rank_{rank}.pt"),
+        lambda: write_more(folder) if write_more is not None else None,
         lambda: commit_folder(path) if rank == 0 else None,
     ):
         if not any(failures):
             dist.all_gather_object(failures, _attempt(write), group=group)
     if any(failures):
         if rank == 0:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         causes = "; ".join(f"rank {i}: {cause}" for i, cause in enumerate(failures) if cause)
         raise CheckpointError(f"checkpoint {path} was not written ({causes}); what was there before is intact")
 
 
-def _start(aside: Path, meta: Mapping[str, Any]) -> None:
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    (aside / _META).write_text(json.dumps(dict(meta), indent=1, sort_keys=True))
+def _start(folder: Path, meta: Mapping[str, Any]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / _META).write_text(json.dumps(dict(meta), indent=1, sort_keys=True))
 
 
 def _attempt(write: Callable[[], None]) -> str | None:
-    """Run `write`; a failed write comes back as its cause, so that all ranks can hear of it."""
+    """Run `write` and return the cause if it failed, to be sent to all ranks."""
     try:
         write()
     except (OSError, RuntimeError, CheckpointException) as error:
@@ -128,7 +128,7 @@ def _attempt(write: Callable[[], None]) -> str | None:
 
 
 def read_meta(path: str | Path) -> dict[str, Any]:
-    """The `meta` of a checkpoint. Raises CheckpointError when there is none, or one of another format."""
+    """Return the `meta` of a checkpoint. Raises CheckpointError when there is none, or one of another format."""
     meta = json.loads((find_folder(Path(path)) / _META).read_text())
     if meta.get("format") != _FORMAT:
         raise CheckpointError(f"checkpoint {path} has format {meta.get('format')}, this version reads {_FORMAT}")
@@ -136,9 +136,9 @@ def read_meta(path: str | Path) -> dict[str, Any]:
 
 
 def load_sharded(path: str | Path, tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup) -> dict[str, Any]:
-    """Read a checkpoint into `tensors` in place and return what this rank kept for itself.
+    """Load a checkpoint into `tensors` in place and return this rank's own state.
 
-    On another number of ranks than it was written with, the tensors are resharded and the result is empty.
+    If it was written by another number of ranks, the tensors are resharded and the result is empty.
 
     Raises:
         CheckpointError: there is no checkpoint, or it does not fit `tensors`.
@@ -155,9 +155,10 @@ def load_sharded(path: str | Path, tensors: Mapping[str, torch.Tensor], group: d
 
 
 def stored_tensors(path: str | Path, prefix: str, limit_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
-    """The tensors of a checkpoint whose names begin with `prefix`, whole and without it, in pieces of at most so many bytes or one tensor.
+    """Yield the unsharded tensors of a checkpoint whose names begin with `prefix`, which is removed from the names.
 
-    No process group is needed. Raises CheckpointError when there is no checkpoint or it cannot be read.
+    Each dict has at most `limit_bytes`, or one tensor. No process group is needed. Raises CheckpointError when there is no checkpoint
+    or it cannot be read.
     """
     shards = find_folder(Path(path)) / _SHARDS
     try:

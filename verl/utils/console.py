@@ -1,4 +1,4 @@
-"""What a person watches: a live progress bar, one short line a step, and the table before/after at the end.
+"""Console output of a run: a live progress bar, one short line per step, and the table before/after at the end.
 
 On a terminal the bar stays at the bottom and the lines scroll above it; elsewhere (a file, CI) only the lines are written.
 """
@@ -18,7 +18,7 @@ from verl.utils.accuracy import Estimate
 
 @dataclass(frozen=True)
 class Headline:
-    """A number of the step line: its label, the metric keys it may come from (glob patterns, first match wins) and its format."""
+    """A value of the step line: its label, its possible metric keys (glob patterns, first match wins) and its format."""
 
     label: str
     keys: tuple[str, ...]
@@ -34,7 +34,7 @@ HEADLINES = (
 
 
 class AccuracyRow(TypedDict):
-    """A row of the final table: `name` is the team or an agent, `metric` such as "avg@4"; None where nothing was measured."""
+    """A row of the final table: `name` is the team or an agent, `metric` is e.g. "avg@4"; None where nothing was measured."""
 
     name: str
     metric: str
@@ -43,14 +43,14 @@ class AccuracyRow(TypedDict):
 
 
 def format_seconds(seconds: float) -> str:
-    """`seconds` as m:ss, or h:mm:ss from an hour on."""
+    """Return `seconds` as m:ss, or h:mm:ss from an hour on."""
     minutes, rest = divmod(round(max(seconds, 0.0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def headline_values(data: Mapping[str, float], headlines: Sequence[Headline] = HEADLINES) -> list[str]:
-    """The formatted headlines that `data` (metric key to value) has."""
+    """Return the formatted headlines that are in `data` (metric key to value)."""
     found = []
     for headline in headlines:
         matches = (name for pattern in headline.keys for name in data if fnmatchcase(name, pattern))
@@ -61,7 +61,7 @@ def headline_values(data: Mapping[str, float], headlines: Sequence[Headline] = H
 
 
 def format_step(step: int, total_steps: int, values: Sequence[str], eta_s: Optional[float]) -> str:
-    """One line of a step, e.g. `step  3/40  reward 0.412  ETA 2:31`; `total_steps` 0 means unknown."""
+    """Return the line of a step, e.g. `step  3/40  reward 0.412  ETA 2:31`; `total_steps` 0 means unknown."""
     width = len(str(total_steps))
     parts = [f"step {step:>{width}}/{total_steps}" if total_steps else f"step {step}", *values]
     if eta_s is not None:
@@ -72,7 +72,7 @@ def format_step(step: int, total_steps: int, values: Sequence[str], eta_s: Optio
 class StepDisplay:
     """Shows the steps of a run from `start_step` (0, or the step resumed from) to `total_steps` (0 when unknown).
 
-    `console` and `clock` (seconds) are passed in by tests. Call `finish` in a `finally`, or the terminal keeps its cursor hidden.
+    Tests pass `console` and `clock` (seconds). Call `finish` in a `finally`, or the terminal's cursor stays hidden.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class StepDisplay:
     def update(self, step: int, data: Mapping[str, float]) -> None:
         """Show `step` with its metrics; step 0 (validation before training) has no ETA."""
         if step == self._start_step:
-            self._started = self._clock()  # what came before the first step says nothing about the steps to come
+            self._started = self._clock()  # the time before the first step is not part of the ETA
         values = headline_values(data)
         eta = self._eta(step)
         self.console.print(format_step(step, self.total_steps, values, eta), markup=False, highlight=False, soft_wrap=True)
@@ -118,21 +118,21 @@ class StepDisplay:
         return (self._clock() - self._started) / done * (self.total_steps - step)
 
     def finish(self) -> None:
-        """Take the bar down; may be called twice."""
+        """Remove the bar; may be called twice."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
 
 def format_estimate(estimate: Optional[Estimate]) -> str:
-    """`62.5% [55.1, 69.4]`, or `-` for None."""
+    """Return an estimate as `62.5% [55.1, 69.4]`, or `-` for None."""
     if estimate is None:
         return "-"
     return f"{estimate.value:.1%} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
 def before_after_table(rows: Sequence[AccuracyRow], title: str = "Accuracy over tasks, 95 % confidence interval") -> Table:
-    """The table of `rows` with the change in percentage points; print it with `Console().print(table)`."""
+    """Return the table of `rows` with the change in percentage points; print it with `Console().print(table)`."""
     table = Table(title=title)
     for heading in ("", "metric", "before", "after", "change", "tasks"):
         table.add_column(heading, justify="left" if heading in ("", "metric") else "right", no_wrap=True)
@@ -154,7 +154,7 @@ def before_after_table(rows: Sequence[AccuracyRow], title: str = "Accuracy over 
 
 
 def print_before_after(rows: Sequence[AccuracyRow], console: Optional[Console] = None) -> None:
-    """Print `before_after_table(rows)`; nothing when there are no rows. A file or pipe has no width of its own and gets enough."""
+    """Print `before_after_table(rows)`, or nothing without rows; at least 120 columns wide in a file or pipe, which have no width."""
     if rows:
         console = console or Console()
         if not console.is_terminal:

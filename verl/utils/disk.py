@@ -1,4 +1,4 @@
-"""What a full or refusing disk does to a run, in one line that names the file and the way out."""
+"""Errors of a full or read-only disk, as one line with the file and the fix."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ REFUSED = (
 
 
 class DiskError(RuntimeError):
-    """A file of the run that could not be written; the message names it, what happened and what to do."""
+    """A file of the run that could not be written; the message has the file, the cause and the fix."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Write `path`, a file or a folder, in the body.
+    """Convert OSErrors of writing `path`, a file or a folder, inside the block.
 
     Raises:
-        DiskError: the disk is full or refuses; any other OSError is no matter of the disk and stays what it is.
+        DiskError: the disk is full or refuses the write; other OSErrors are not converted.
     """
     try:
         yield
     except OSError as error:
-        # A file that is not there is a bug, but for the one that was to be made: some file systems refuse a new one so.
-        cannot_be_made = error.errno == errno.ENOENT and error.filename and Path(error.filename) in (path, *path.parents)
-        if error.errno not in (*FULL, *REFUSED) and not cannot_be_made:
+        # ENOENT is a bug, except for the file to be created: some file systems refuse a new file with this error.
+        cannot_be_created = error.errno == errno.ENOENT and error.filename and Path(error.filename) in (path, *path.parents)
+        if error.errno not in (*FULL, *REFUSED) and not cannot_be_created:
             raise
         fix = "free space there" if error.errno in FULL else "make it writable"
         raise DiskError(
             f"{error.filename or path} could not be written: {os.strerror(error.errno or 0)}; {fix}, or set trainer.default_local_dir to "
-            "another disk; checkpoints that were complete are intact"
+            "another disk; complete checkpoints are intact"
         ) from error

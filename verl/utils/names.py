@@ -1,4 +1,4 @@
-"""Names in folders, metrics and messages."""
+"""Names in folders, metrics and messages, and values of configuration keys by name."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the known name nearest to `name`, whatever its case, or an empty string."""
+    """Return `; did you mean 'x'?` for the known name closest to `name`, ignoring case, or an empty string."""
     by_folded = {k.lower(): k for k in known}
     near = difflib.get_close_matches(str(name).lower(), by_folded, n=1, cutoff=0.5)
     return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
 
 
 def slug(name: str) -> str:
-    """Lower-case letters, digits and underscores only: a name for folders, metrics and adapters."""
+    """Return a name of lower-case letters, digits and underscores only, for folders, metrics and adapters."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
 def value_at(config: Any, key: str) -> Any:
-    """The value at a dotted key of nested objects."""
+    """Return the value at a dotted key of nested objects."""
     return reduce(getattr, key.split("."), config)
 
 
 def own_key(config: Any, name: str, default: Any) -> Any:
-    """The value of a key of a config (a dict, an OmegaConf, a dataclass); `default` without a config, or with one that lacks the key."""
+    """Return the value of a key of a config (dict, OmegaConf or dataclass); `default` if there is no config or it lacks the key."""
     if config is None:
         return default
     return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)
 
 
 def without_password(url: str) -> str:
-    """Return a URL as it may be shown, with `***` for the user and password that it may hold."""
+    """Return a URL for display, with any user and password replaced by `***`."""
     return re.sub(r"(?<=//)[^/?#]*@", "***@", url, count=1)

@@ -18,7 +18,7 @@ def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int
         one sorted list of indices per part; the same input gives the same output.
 
     Raises:
-        ValueError: fewer sequences than parts, or `equal_size` and the number of sequences does not divide.
+        ValueError: fewer sequences than parts, or `equal_size` with a number of sequences that is no multiple of `k_partitions`.
     """
     count = len(seqlen_list)
     if k_partitions < 1 or count < k_partitions:
@@ -35,7 +35,7 @@ def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int
 
 
 def _difference(tuples: list[list[list[int]]], lengths: Sequence[int]) -> list[list[int]]:
-    """Merge the two solutions of largest spread, heaviest part with lightest, until one is left."""
+    """Merge the two solutions of largest spread, heaviest part with lightest, until one solution is left."""
     heap = []
     for serial, parts in enumerate(tuples):
         sums = [sum(int(lengths[i]) for i in part) for part in parts]
@@ -55,7 +55,7 @@ def _difference(tuples: list[list[list[int]]], lengths: Sequence[int]) -> list[l
 
 
 def _fill_empty(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Give every empty part the shortest sequence of the fullest part (by count)."""
+    """Move the shortest sequence of the part with the most sequences to every empty part."""
     for part in parts:
         if not part:
             donor = max(parts, key=len)

@@ -1,4 +1,4 @@
-"""Seconds of the phases of a step."""
+"""Wall-clock seconds of the phases of a step."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_resume_may_be_told_after_construction_but_not_after_the_first_log(tmp_p
     assert lines(tmp_path) == [{"step": 1}, {"step": 2, "again": 1.0}]
 
 
-def test_lines_dropped_by_a_resume_are_kept_aside(tmp_path: Path) -> None:
+def test_lines_dropped_by_a_resume_are_backed_up(tmp_path: Path) -> None:
     with start(tmp_path) as tracking:
         for step in (1, 2, 3):
             tracking.log({"loss": 1.0}, step)
@@ -88,7 +88,7 @@ def test_resume_refuses_a_broken_file_and_names_the_line(tmp_path: Path) -> None
         start(tmp_path, resume_step=2).start()
 
 
-def test_a_fresh_run_keeps_the_earlier_file_aside(tmp_path: Path) -> None:
+def test_a_fresh_run_backs_up_the_earlier_file(tmp_path: Path) -> None:
     for value in (1.0, 2.0, 3.0):
         with start(tmp_path) as tracking:
             tracking.log({"loss": value}, 1)

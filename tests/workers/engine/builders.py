@@ -132,7 +132,7 @@ def loss_settings(name: str, agg_mode: str = "token-mean") -> tuple[ActorConfig,
 
 
 def settings_of(mode: str) -> tuple[ActorConfig, UpdatePlan] | tuple[ActorConfig]:
-    """What `mode` of the two-rank test stands for: a prepared loss, `skipping` rows without advantage, or a way to average all terms."""
+    """Config of a `mode` of the two-rank test: a prepared loss, `skipping` rows without advantage, or an aggregation mode."""
     if mode == "skipping":
         return (ActorConfig(skip_zero_advantages=True, grad_clip=1e9),)
     return loss_settings(mode) if mode in PREPARED else (full_loss(mode),)

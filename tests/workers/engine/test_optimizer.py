@@ -31,10 +31,10 @@ def test_the_configured_total_wins() -> None:
 
 def test_a_schedule_without_its_total_says_so() -> None:
     for options in ({"lr_scheduler_type": "linear"}, {"lr_warmup_steps_ratio": 0.1}):
-        with pytest.raises(ValueError, match="set_total_training_steps"):
+        with pytest.raises(ValueError, match=r"^optim\.lr_scheduler_type=.*set_total_training_steps"):
             Schedule(OptimConfig(**options)).lr(0)  # type: ignore[arg-type]
 
 
 def test_an_unknown_schedule_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'sine'.*cosine"):
+    with pytest.raises(ValueError, match=r"^optim\.lr_scheduler_type='sine'.*cosine"):
         Schedule(OptimConfig(lr_scheduler_type="sine"))

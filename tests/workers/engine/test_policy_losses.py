@@ -52,7 +52,7 @@ def test_a_row_of_weight_k_trains_like_k_rows(tiny_model_dir: Path, mode: str) -
 
 
 @pytest.mark.parametrize("weights", [[1.0, -1.0, 1.0, 1.0], [1.0, float("nan"), 1.0, 1.0]])
-def test_weights_that_mean_nothing_are_refused(tiny_model_dir: Path, weights: list[float]) -> None:
+def test_invalid_row_weights_are_refused(tiny_model_dir: Path, weights: list[float]) -> None:
     with pytest.raises(ValueError, match="row_weights"):
         gradients(make_engine(tiny_model_dir), make_rows(4) | {"row_weights": torch.tensor(weights)})
 
@@ -64,7 +64,7 @@ def test_rows_of_weight_zero_alone_change_nothing(tiny_model_dir: Path) -> None:
 
 
 def on_policy_rows(model: Path) -> dict[str, torch.Tensor]:
-    """Rows whose sampler said log-probs 0.1, 0.2, ... above the model's, row by row."""
+    """Rows whose sampler log-probs are 0.1, 0.2, ... above the model's, row by row."""
     rows = make_rows(6)
     scores = make_engine(model).score_all(rows, 0.8, ONE_PIECE)
     rows["rollout_log_probs"] = scores.log_probs + 0.1 * torch.arange(1, 7)[:, None]
@@ -132,7 +132,7 @@ def test_the_bypass_loss_needs_bypass_mode(tiny_model_dir: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(BUILT_IN) - set(USES_EVERY_ROW)))
 def test_rows_without_advantage_may_be_left_out(tiny_model_dir: Path, name: str) -> None:
-    """They still count in the mean; what is left out is measured by the tokens of the micro-batches."""
+    """They still count in the mean; the tokens of the micro-batches show how many are not computed."""
     rows, (config, plan) = rows_near_the_policy(tiny_model_dir), loss_settings(name)
     rows["advantages"][[0, 3, 4, 7]] = 0.0
     whole, _ = gradients(make_engine(tiny_model_dir), rows, ONE_PIECE, config, plan)
@@ -145,7 +145,7 @@ def test_rows_without_advantage_may_be_left_out(tiny_model_dir: Path, name: str)
 
 
 @pytest.mark.parametrize("name", USES_EVERY_ROW)
-def test_losses_that_pull_without_advantage_are_not_among_these(name: str) -> None:
+def test_losses_with_a_gradient_at_zero_advantage_are_computed(name: str) -> None:
     assert name in BUILT_IN
 
 

@@ -7,7 +7,7 @@ from verl.workers.engine.update_metrics import UpdateMetrics, fold
 
 
 class TwoRanks(GroupRanks):
-    """A second rank that says the same, and has one metric of its own."""
+    """A second rank with the same values and one metric of its own."""
 
     def __init__(self) -> None:
         self.rank, self.size = 0, 2

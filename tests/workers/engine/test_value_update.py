@@ -103,7 +103,7 @@ def test_a_resumed_critic_equals_an_uninterrupted_one_and_opens_in_plain_transfo
     assert torch.equal(dict(again.weights())["score.weight"], plain["score.weight"]), "a value model keeps its head"
 
 
-def test_a_policys_checkpoint_is_no_critics(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_critic_refuses_the_checkpoint_of_a_policy(tiny_model_dir: Path, tmp_path: Path) -> None:
     from tests.workers.engine.builders import make_engine
 
     save_engine(make_engine(tiny_model_dir), tmp_path / "saved", None)
@@ -118,7 +118,7 @@ def test_rows_without_values_are_refused(value_model: Path) -> None:
         update_values(make_value_engine(value_model), CriticConfig(), rows, StepPlan(), ONE_PIECE)
 
 
-def test_values_are_finer_than_the_numbers_that_the_layers_compute_in(value_model: Path) -> None:
+def test_values_have_a_finer_resolution_than_the_compute_dtype(value_model: Path) -> None:
     rows, fsdp = make_rows(6), FSDPConfig(dtype="bf16")
     values = make_value_engine(value_model, fsdp=fsdp).value_all(rows, ONE_PIECE)
     exact = make_value_engine(value_model).value_all(rows, ONE_PIECE)

@@ -37,7 +37,7 @@ async def test_every_row_of_a_mixed_batch_has_its_own_adapter() -> None:
     assert engine.stats()["prompt_tokens_computed"] == 4 * 20, "each adapter computes the prompt once, and only for itself"
 
 
-async def test_a_reply_has_the_same_bits_whoever_shares_the_batch() -> None:
+async def test_a_reply_has_the_same_bits_in_any_batch() -> None:
     """Alone a decode step has eight rows, together sixteen."""
     requests = [ask(name, seed, length=20 + seed) for seed in range(3) for name in EVERYONE]
     together, engine = await all_of(make_engine(slots=16), requests), make_engine(slots=16)
@@ -73,8 +73,8 @@ async def test_an_update_reaches_its_own_rows_at_once_and_no_others_and_nobody_w
     assert (engine.version, engine.version_of("a"), engine.version_of("b")) == (0, 2, 1)
 
 
-async def test_stale_keys_of_an_adapter_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above rests on: with the old keys kept, log-probs are wrong by far more than the tolerance."""
+async def test_stale_keys_of_an_adapter_would_be_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Premise of the test above: with the old keys kept, log-probs are wrong by far more than the tolerance."""
     engine, newer = make_engine(), peft_model(seed=1)
     await all_of(engine, [ask("a")])
     monkeypatch.setattr(engine._scheduler, "forget_adapter", lambda adapter: None)

@@ -65,7 +65,7 @@ def started(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rol
 
 @pytest.fixture
 def engine(started: RolloutEngine) -> RolloutEngine:
-    """The engine with the base and all adapters as they were at first."""
+    """The engine with the initial weights of the base and all adapters."""
     started.update_weights(base_weights(), version=0)
     for name in SPECS:
         started.update_weights(tensors_of(peft_model(), name), adapter=name, version=1)
@@ -189,7 +189,7 @@ async def test_a_pause_holds_replies_and_sleep_wants_an_idle_engine(engine: Roll
 
 
 async def test_base_and_adapters_in_one_batch_agree_with_peft_before_and_after_an_update(engine: RolloutEngine) -> None:
-    """More requests than places, so that a place passes from one adapter to another; all have the same prompt."""
+    """More requests than slots, so that a slot passes from one adapter to another; all have the same prompt."""
     requests = [ask(name, seed) for seed in range(5) for name in EVERYONE]
     before = await all_of(engine, requests)
     assert largest_gap(peft_model(), requests, before) < 1e-5
@@ -206,7 +206,7 @@ async def test_base_and_adapters_in_one_batch_agree_with_peft_before_and_after_a
     assert (engine.version, engine.version_of("a"), engine.version_of("b")) == (0, 2, 1)
 
 
-async def test_half_an_update_of_an_adapter_is_none_and_others_are_sampled_meanwhile(engine: RolloutEngine) -> None:
+async def test_a_partial_update_of_an_adapter_has_no_effect_and_others_are_sampled_meanwhile(engine: RolloutEngine) -> None:
     newer = peft_model(seed=1)
     halves = list(tensors_of(newer, "a").items())
     running = asyncio.create_task(engine.generate(ask("b", 3, max_tokens=60)))
@@ -237,7 +237,7 @@ async def test_new_base_weights_come_in_buckets_and_change_the_rows_of_every_ada
     assert [reply.version for reply in replies] == [5, 1, 1, 1]
 
 
-async def test_weights_on_their_way_reach_the_model_by_every_transfer(engine: RolloutEngine) -> None:
+async def test_weights_reach_the_model_by_every_transfer(engine: RolloutEngine) -> None:
     for seed, way in enumerate(("object_store", "shared_memory"), 1):
         sender, receiver, new = build_transfer(way), build_transfer(way), list(base_weights(seed).items())
         for part in (new[:4], new[4:]):
@@ -249,8 +249,8 @@ async def test_weights_on_their_way_reach_the_model_by_every_transfer(engine: Ro
         assert replies[0].version == seed and largest_gap(peft_model(base=seed), [ask(None)], replies) < 1e-5
 
 
-async def test_stale_keys_would_be_noticed(engine: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the tests above rest on: with the keys of old weights kept, log-probs are wrong by far more than the tolerance."""
+async def test_stale_keys_would_be_detected(engine: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Premise of the tests above: with the keys of old weights kept, log-probs are wrong by far more than the tolerance."""
     newer = peft_model(seed=1, base=1)
     await all_of(engine, [ask(None), ask("a")])
     if name == "hf":

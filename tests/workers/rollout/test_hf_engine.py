@@ -272,7 +272,7 @@ async def test_a_long_prompt_before_a_sleep_does_not_hurt_a_short_one_after_it(m
     assert await engine.generate(request(10, 5)) == expected
 
 
-async def test_a_loop_that_breaks_takes_its_requests_along_and_the_next_ones_are_served(make_engine, monkeypatch):
+async def test_requests_of_a_failed_loop_fail_with_it_and_the_next_ones_are_served(make_engine, monkeypatch):
     engine = make_engine()
     with monkeypatch.context() as broken:
         broken.setattr(engine._model, "decode", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))

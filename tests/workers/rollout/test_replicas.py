@@ -18,7 +18,7 @@ from verl.workers.rollout.server import RolloutWorker
 
 @dataclass
 class Held:
-    """A replica that answers when it is let go."""
+    """A replica that answers when it is released."""
 
     served: list[str] = field(default_factory=list)
     load: int = 0
@@ -36,7 +36,7 @@ def ask(client: ReplicaClient, name: str) -> asyncio.Task[list[Generation]]:
     return asyncio.create_task(client.generate(GenerateRequest((1,), SamplingParams(1), request_id=name)))
 
 
-async def test_new_episodes_go_to_the_idlest_and_later_calls_where_the_episode_is_known() -> None:
+async def test_new_episodes_go_to_the_least_loaded_and_later_calls_to_the_same_replica() -> None:
     replicas = [Held(), Held(), Held()]
     client = ReplicaClient(replicas)
     tasks = []
@@ -78,7 +78,7 @@ async def test_requests_without_a_name_are_spread() -> None:
 
 
 class Recorded:
-    """An engine that writes down what it is told and answers every request with the ranks that it spans."""
+    """An engine that records its calls and answers every request with the ranks that it spans."""
 
     def __init__(self, gpus: Sequence[str]) -> None:
         self.gpus, self.calls = list(gpus), []
@@ -133,7 +133,7 @@ class Results(list[Any]):
         return [await value for value in self]
 
 
-def test_the_first_rank_of_each_block_has_its_engine_and_knows_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_rank_of_each_engine_has_it_and_gets_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Ranks(6, 2, monkeypatch)
     start_engines(group, 2)
     assert [engine and engine.gpus for engine in group.engines] == [
@@ -149,7 +149,7 @@ def test_the_first_rank_of_each_block_has_its_engine_and_knows_its_gpus(monkeypa
     assert [engine.gpus for engine in alone.engines] == [[], []]
 
 
-def test_what_all_ranks_are_told_is_done_by_those_with_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_for_all_ranks_run_on_those_with_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Ranks(4, 2, monkeypatch)
     start_engines(group, 2)
     group.update_weights({"a": ("float32", (1,), b"")}, {"a": (1,)}, 1, True)

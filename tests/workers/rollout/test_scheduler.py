@@ -47,7 +47,7 @@ def test_a_copy_never_overwrites_a_prompt_that_is_read_in_the_same_admission():
     assert not {source for source, slot, _ in again.batch if source != slot} & {slot for _, slot, _ in again.batch}
 
 
-def test_a_batch_that_is_not_full_waits_for_company_but_not_for_ever():
+def test_an_incomplete_batch_waits_for_more_prompts_but_not_for_ever():
     scheduler = Scheduler(slots=4, token_budget=128)
     scheduler.add([reply for seed in range(4) for reply in replies(10, seed)])
     first = scheduler.admit()

@@ -129,7 +129,7 @@ def test_a_wrong_path_or_engine_name_is_an_error(init, path, name, error):
         asyncio.run(RolloutWorker(**{**init, "config": config}).init_model())
 
 
-def test_sleep_gives_up_requests_that_nobody_waits_for(local):
+def test_sleep_cancels_open_requests(local):
     before = asyncio.run(serve_all(local))
     asyncio.run(_submit(local, request(5, 100, seed=0)))
     local.sleep()

@@ -10,12 +10,12 @@ from typing import Any
 
 Row = dict[str, Any]
 SUFFIXES = (".parquet", ".jsonl", ".json")
-# What JSON leaves bare in a string and `str.splitlines` ends a line at.
+# Characters that JSON does not escape in a string, but at which `str.splitlines` ends a line.
 LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 
 class DatasetError(ValueError):
-    """Data that cannot be used: a file that is missing, a row that is incomplete, nothing left to train on."""
+    """Data that cannot be used: a missing file, an incomplete row, or no task left."""
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
@@ -28,7 +28,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     if not file.is_file():
         raise DatasetError(f"no such data file: {file} (looked in {Path.cwd()}); set data.train_files / data.val_files")
     if not os.access(file, os.R_OK):
-        raise DatasetError(f"{file} may not be read; correct its rights, or data.train_files / data.val_files")
+        raise DatasetError(f"{file} may not be read; correct its permissions, or data.train_files / data.val_files")
     if file.suffix == ".parquet":
         return _read_parquet(file)
     if file.suffix == ".jsonl":
@@ -39,25 +39,25 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
 
 
 def write_rows(rows: Iterable[Row], path: str | os.PathLike[str]) -> Path:
-    """Write rows as parquet or jsonl (by suffix), aside first and then renamed, and return the path."""
+    """Write rows as parquet or jsonl (by suffix) to a temporary file, rename it, and return the path."""
     file = Path(path).expanduser()
     if file.suffix not in (".parquet", ".jsonl"):
         raise DatasetError(f"{file}: rows are written as .parquet or .jsonl, not {file.suffix!r}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         if file.suffix == ".parquet":
             import pyarrow
             import pyarrow.parquet
 
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), aside)
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), temporary)
         else:
-            # A lone surrogate, which UTF-8 has no bytes for, becomes its JSON escape.
-            with aside.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as out:
+            # A lone surrogate, which UTF-8 cannot encode, becomes its JSON escape.
+            with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as out:
                 out.writelines(json.dumps(row, ensure_ascii=False).translate(LINE_ENDS) + "\n" for row in rows)
-        aside.replace(file)
+        temporary.replace(file)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return file
 
 
@@ -66,7 +66,7 @@ def _read_parquet(file: Path) -> list[Row]:
     import pyarrow.parquet
 
     try:
-        # A ParquetFile, and not read_table: hive-style folder names must not become columns.
+        # ParquetFile instead of read_table: hive-style folder names must not become columns.
         with pyarrow.parquet.ParquetFile(file) as table:
             return table.read().to_pylist()
     except pyarrow.ArrowInvalid as error:

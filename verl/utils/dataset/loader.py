@@ -1,4 +1,4 @@
-"""Batches of tasks in a seeded order that a checkpoint can stop and continue in the middle of an epoch."""
+"""Batches of tasks in a seeded order, which a checkpoint can resume in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from verl.utils.dataset.files import DatasetError, Row
 
 
 class TaskSource(Sized, Protocol):
-    """What a loader draws from: a length and rows by position."""
+    """The source of a loader: a length and rows by position."""
 
     def __getitem__(self, item: int) -> Row: ...
 
 
 class LoaderState(TypedDict):
-    """Where a loader stands: `position` tasks of `epoch` have been handed out."""
+    """Position of a loader: `position` tasks of `epoch` have been drawn."""
 
     epoch: int
     position: int
@@ -30,17 +30,17 @@ class LoaderState(TypedDict):
 class TaskLoader:
     """Iterating yields the rest of the current epoch as lists of `batch_size` rows.
 
-    The order of an epoch is a function of (seed, epoch) alone, so a position is all that a checkpoint needs.
+    The order of an epoch is a function of (seed, epoch) alone, so a checkpoint needs only the position.
 
     Args:
         source: rows by position, e.g. `RLHFDataset`.
         batch_size: rows of a batch; 0 takes all.
         seed: of the shuffles.
-        shuffle: a new order every epoch; off keeps the file order.
-        drop_last: leave out a last batch that is not full (training); off yields it short (validation).
+        shuffle: a new order every epoch; False keeps the file order.
+        drop_last: leave out an incomplete last batch (training); False yields it (validation).
 
     Raises:
-        DatasetError: fewer rows than one batch while `drop_last` is on.
+        DatasetError: fewer rows than one batch with `drop_last`.
     """
 
     def __init__(self, source: TaskSource, batch_size: int, *, seed: int = 0, shuffle: bool = True, drop_last: bool = True) -> None:
@@ -53,7 +53,7 @@ class TaskLoader:
             raise DatasetError(f"{self.size} tasks do not fill one batch of data.train_batch_size={self.batch_size}; lower it or add tasks")
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """Return the number of batches of an epoch."""
         return self.size // self.batch_size if self.drop_last else -(-self.size // self.batch_size)
 
     def __iter__(self) -> Iterator[list[Row]]:
@@ -67,10 +67,10 @@ class TaskLoader:
             yield [self.source[int(i)] for i in chosen]
 
     def take(self, count: int, exclude: Collection[int] = ()) -> list[int]:
-        """Hand out the next `count` tasks that are not in `exclude`, none of them twice: their places in `source`.
+        """Draw the next `count` distinct tasks that are not in `exclude` and return their positions in `source`.
 
-        Goes on into the next epoch, and through one whole epoch at most: with too few tasks left the list is shorter, with none it is
-        empty and the loader stays where it was. Tasks that are passed over count as handed out.
+        Continues into the next epoch, to its end at most: with too few tasks the list is shorter, with none it is empty and the position
+        does not change. Excluded tasks that are passed over count as drawn.
         """
         taken: list[int] = []
         seen = set(exclude)
@@ -84,7 +84,7 @@ class TaskLoader:
         return taken
 
     def _following(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Tasks from here to the end of the next epoch, each with the (epoch, position) behind it."""
+        """Yield the tasks from here to the end of the next epoch, each with the (epoch, position) after it."""
         end = len(self) * self.batch_size
         for epoch, start in ((self.epoch, self.position), (self.epoch + 1, 0)):
             order = self.order(epoch)
@@ -92,17 +92,17 @@ class TaskLoader:
                 yield int(order[position]), (epoch, position + 1) if position + 1 < end else (epoch + 1, 0)
 
     def order(self, epoch: int) -> np.ndarray:
-        """Row positions of an epoch, [size]."""
+        """Return the row positions of an epoch, [size]."""
         if not self.shuffle:
             return np.arange(self.size)
         return np.random.default_rng([self.seed, epoch]).permutation(self.size)
 
     def state_dict(self) -> LoaderState:
-        """Where the next batch starts; plain numbers, so that it goes into json as well as into torch.save."""
+        """Return the position of the next batch, as plain values for json and torch.save."""
         return {"epoch": self.epoch, "position": self.position, "seed": self.seed, "size": self.size, "shuffle": self.shuffle}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken. Raises DatasetError when the data or its order is another."""
+        """Restore the position of a `state_dict`. Raises DatasetError when the data or its order differs."""
         mine = self.state_dict()
         for name, fix in (("size", "data.train_files and data.train_max_samples"), ("seed", "data.seed"), ("shuffle", "data.shuffle")):
             if state[name] != mine[name]:
@@ -111,10 +111,10 @@ class TaskLoader:
 
 
 def collate_fn(rows: Sequence[Row]) -> dict[str, torch.Tensor | np.ndarray]:
-    """Columns of a batch: tensors are stacked, everything else becomes an object array [bsz].
+    """Return the columns of a batch: tensors are stacked, other values become an object array [bsz].
 
     Raises:
-        DatasetError: rows that do not have the same columns.
+        DatasetError: rows with different columns.
     """
     names = list(rows[0]) if rows else []
     for number, row in enumerate(rows):
@@ -127,7 +127,7 @@ def collate_fn(rows: Sequence[Row]) -> dict[str, torch.Tensor | np.ndarray]:
         if all(isinstance(value, torch.Tensor) for value in values):
             columns[name] = torch.stack(values)
         else:
-            # Filled one by one: np.array would turn lists of equal length into a second dimension.
+            # Filled one by one, because np.array would make a second dimension of lists of equal length.
             columns[name] = np.empty(len(values), dtype=object)
             for position, value in enumerate(values):
                 columns[name][position] = value

@@ -1,4 +1,4 @@
-"""Tasks of a run: the rows of one or more files, checked, and free of prompts that are too long."""
+"""Tasks of a run: the checked rows of one or more files, without those whose prompt is too long."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TOKENIZE_ROWS = 1000
 
 @dataclass(frozen=True)
 class PromptMeasure:
-    """A prompt that is made of every row, and how long it may be.
+    """A prompt made from every row, and its length limit.
 
     Attributes:
-        name: whose prompt it is, for messages.
-        limit: most tokens.
-        lengths: rows -> tokens of each; called with up to 1000 rows at a time.
+        name: of the prompt's reader, for messages.
+        limit: maximum number of tokens.
+        lengths: maps rows to the number of tokens of each; called with up to 1000 rows at a time.
     """
 
     name: str
@@ -39,20 +39,20 @@ class RLHFDataset(Dataset[Row]):
     """Rows in verl's schema, in file order.
 
     A row is `data_source`, `prompt` (chat messages), `ability`, `reward_model` (`style`, `ground_truth`) and
-    `extra_info`. Every row gets `raw_prompt` (its messages), `index` (position over all files before anything is
-    dropped) and `task_id` (`<data_source>:<index>`), so that a task keeps its name whatever the filter drops.
+    `extra_info`. Every row gets `raw_prompt` (its messages), `index` (position over all files before filtering) and
+    `task_id` (`<data_source>:<index>`), so that the name of a task does not depend on the filter.
 
     Args:
         data_files: one path or several, parquet, jsonl or json.
         tokenizer: measures prompts in tokens; None skips the filter.
         config: `prompt_key`, `max_prompt_length` and `filter_overlong_prompts` are read.
-        max_samples: keep only the first so many rows that fit; -1 keeps all.
-        measures: what a row must fit, e.g. the first prompt of every agent; none measures the row's own messages.
-        needs_ground_truth: a row without `reward_model.ground_truth` is an error; off for environments that judge by themselves.
+        max_samples: maximum number of rows to keep after filtering; -1 keeps all.
+        measures: limits of a row, e.g. of the first prompt of every agent; without any, the row's own messages are measured.
+        needs_ground_truth: whether a row without `reward_model.ground_truth` is an error; False for environments that do not need it.
 
     Raises:
-        DatasetError: a missing file, a row without messages or the ground truth it needs (named by file and row), a prompt
-            that is too long while the filter is off, or nothing left.
+        DatasetError: a missing file, a row without messages or a required ground truth (named by file and row), a prompt that is too
+            long while the filter is off, or no row left.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RLHFDataset(Dataset[Row]):
         self.num_overlong = len(rows) - len(kept)
         if not kept:
             raise DatasetError(
-                f"all {len(rows)} prompts of {', '.join(self.data_files)}, with the agents' own words around them, are longer than "
+                f"all {len(rows)} prompts of {', '.join(self.data_files)}, with the agents' prompt templates around them, are longer than "
                 f"{_limit(min(measure.limit for measure in measures), config)}; raise it"
             )
         if self.num_overlong:
@@ -110,7 +110,7 @@ class RLHFDataset(Dataset[Row]):
         if self.needs_ground_truth and (truth is None or truth == ""):
             raise DatasetError(
                 f"{where}: no ground truth; reward_model.ground_truth must be set, found {row.get('reward_model')!r:.120} (an environment "
-                "that judges by itself says `needs_ground_truth = False`)"
+                "that does not need it sets `needs_ground_truth = False`)"
             )
         return {**row, "data_source": row.get("data_source") or "unknown", "raw_prompt": list(messages)}
 
@@ -131,13 +131,13 @@ class RLHFDataset(Dataset[Row]):
 
 
 def _limit(tokens: int, config: DataConfig) -> str:
-    """The key that sets a longest prompt, with its value."""
+    """Return the key of a prompt's length limit, with its value."""
     own = tokens != config.max_prompt_length
     return f"{'rollout.prompt_length' if own else 'data.max_prompt_length'}={tokens}"
 
 
 def own_messages(tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> PromptMeasure:
-    """The measure of a row's messages alone, under the chat template and with the opening of the reply."""
+    """Return the measure of a row's messages alone, with the chat template and its generation prompt."""
 
     def lengths(rows: Sequence[Row]) -> list[int]:
         return prompt_lengths([row["raw_prompt"] for row in rows], tokenizer, config.apply_chat_template_kwargs)
@@ -148,8 +148,8 @@ def own_messages(tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> Prom
 def prompt_lengths(
     prompts: Sequence[list[dict[str, Any]]], tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
 ) -> list[int]:
-    """Tokens of each conversation under the chat template, with the opening of the reply."""
+    """Return the number of tokens of each conversation, with the chat template and its generation prompt."""
     more = dict(template_kwargs or {})
     texts = [tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **more) for messages in prompts]
-    # The template has written the special tokens: adding them again would count (and later train on) two of each.
+    # The template has added the special tokens; adding them again would count (and later train on) each twice.
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

@@ -1,4 +1,4 @@
-"""Where a run's metrics go: `Tracking(...).log(data, step)` to any of `BACKENDS`."""
+"""Logging of a run's metrics: `Tracking(...).log(data, step)` to any of `BACKENDS`."""
 
 from verl.utils.tracking.backend import BACKENDS, Backend, RunInfo, check_backends
 from verl.utils.tracking.tracking import Tracking

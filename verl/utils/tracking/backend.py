@@ -1,4 +1,4 @@
-"""What a tracking backend is, and the check that those of a run can start."""
+"""The protocol of tracking backends, and the check that those of a run can start."""
 
 import importlib.util
 import netrc
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Optional, Protocol
 from urllib.parse import urlsplit
 
-# Module of this package that holds a `Backend` class named `<Name>Backend` -> the package that it needs. They open in this order: the
-# console last, so that its bar is not up when another one fails.
+# Module of this package with a class `<Name>Backend` -> the package that it needs. They open in this order: the console last, so that its
+# bar is not shown when another one fails.
 BACKENDS: dict[str, Optional[str]] = {"jsonl": None, "tensorboard": "tensorboard", "wandb": "wandb", "console": "rich"}
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What backends need to know of a run.
+    """The facts of a run that backends need.
 
     `resume_step` is the step of the checkpoint resumed from, None in a fresh run; `total_steps` is 0 when unknown.
     """
@@ -33,7 +33,7 @@ class Backend(Protocol):
     """One destination of metrics."""
 
     def log(self, data: Mapping[str, float], step: int) -> None:
-        """Take the metrics of `step`; called again for the same step it adds to them."""
+        """Log the metrics of `step`; a second call for the same step adds to them."""
 
     def finish(self) -> None:
         """Flush and close."""
@@ -59,7 +59,7 @@ def check_backends(names: Sequence[str]) -> None:
 
 
 def _wandb_can_start() -> bool:
-    """Whether wandb would not ask for a key: it is not online, or there is one in the environment or in the netrc file."""
+    """Return whether wandb starts without asking for a key: it is offline, or the environment or the netrc file has one."""
     if os.environ.get("WANDB_MODE", "online") not in ("online", "run", "shared"):
         return True
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):

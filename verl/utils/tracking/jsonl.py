@@ -1,4 +1,4 @@
-"""Metrics in a file: `metrics.jsonl`, one JSON object a step, in order of steps."""
+"""Metrics in a file: `metrics.jsonl`, one JSON object per step, in order of steps."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The rows of `path`; a last line torn by a crash is left out. Raises ValueError for any other line that is not a row."""
+    """Return the rows of `path`, without a last line truncated by a crash. Raises ValueError for any other line that is not a row."""
     rows = []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
@@ -30,8 +30,8 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def keep_aside(path: Path) -> Path:
-    """Rename `path` to the first free `<stem>.<n><suffix>` beside it."""
+def back_up(path: Path) -> Path:
+    """Rename `path` to the first free `<stem>.<n><suffix>` beside it and return the new path."""
     n = 1
     while (target := path.with_name(f"{path.stem}.{n}{path.suffix}")).exists():
         n += 1
@@ -43,8 +43,8 @@ class JsonlBackend:
     """Writes `run_dir/metrics.jsonl`; every line is on disk when `log` returns.
 
     A second `log` of the last step adds to its line. Resuming drops the lines after the resumed step, which will be written
-    again; a fresh run starts a new file. What is dropped stays in `metrics.<n>.jsonl`. NaN and infinity become null, which
-    JSON has no words for.
+    again; a fresh run starts a new file. Dropped lines are kept in `metrics.<n>.jsonl`. NaN and infinity, which JSON does not have,
+    become null.
     """
 
     def __init__(self, run: RunInfo) -> None:
@@ -59,15 +59,15 @@ class JsonlBackend:
 
     def _continue(self, resume_step: Optional[int]) -> None:
         if resume_step is None:
-            aside = keep_aside(self.path)
-            logger.warning("%s is from an earlier run; it is now %s", self.path, aside.name)
+            backup = back_up(self.path)
+            logger.warning("%s is from an earlier run; it is now %s", self.path, backup.name)
             return
         found = read_steps(self.path)
         rows = [row for row in found if row["step"] <= resume_step]
         lines = [json.dumps(row).encode() + b"\n" for row in rows]
         if len(rows) < len(found):
-            aside = keep_aside(self.path)
-            logger.warning("%d lines after step %d are left out; all lines are in %s", len(found) - len(rows), resume_step, aside.name)
+            backup = back_up(self.path)
+            logger.warning("%d lines after step %d are left out; all lines are in %s", len(found) - len(rows), resume_step, backup.name)
         new = self.path.with_suffix(".jsonl.new")
         new.write_bytes(b"".join(lines))
         os.replace(new, self.path)

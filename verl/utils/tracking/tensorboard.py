@@ -6,7 +6,7 @@ from verl.utils.tracking.backend import RunInfo
 
 
 class TensorboardBackend:
-    """One scalar a metric; resuming hides the points after the resumed step."""
+    """One scalar per metric; resuming hides the points after the resumed step."""
 
     def __init__(self, run: RunInfo) -> None:
         from torch.utils.tensorboard import SummaryWriter

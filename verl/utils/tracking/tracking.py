@@ -1,4 +1,4 @@
-"""`Tracking`: one `log` call a step, sent to every backend of the run."""
+"""`Tracking`: one `log` call per step, sent to every backend of the run."""
 
 import importlib
 import logging
@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 def open_backend(name: str, run: RunInfo) -> Backend:
-    """Return the backend of a name in `BACKENDS`, opened for a run."""
+    """Open a backend by its name in `BACKENDS` for a run and return it."""
     module = importlib.import_module(f"verl.utils.tracking.{name}")
     return getattr(module, f"{name.capitalize()}Backend")(run)
 
 
 def to_number(name: str, value: Any) -> float:
-    """`value` as a Python number; takes numpy scalars and tensors of one element, raises TypeError for anything else."""
+    """Return `value` as a Python number; accepts numbers, numpy scalars and 0-dimensional tensors, raises TypeError for others."""
     if not isinstance(value, Real) and callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, bool) or (isinstance(value, Real) and not isinstance(value, (int, float))):
@@ -36,7 +36,7 @@ class Tracking:
     """Sends metrics to `default_backend`: a name of `BACKENDS`, or several.
 
     Files go under `run_dir` (default `outputs/<project>/<experiment>`). The backends open at `start`, or at the first `log`:
-    until then `resume` may say where an earlier run continues. Raises ValueError for an unknown backend and
+    until then `resume` may set the step after which an earlier run continues. Raises ValueError for an unknown backend and
     ModuleNotFoundError for one whose package is missing, before anything is written.
     """
 
@@ -72,7 +72,7 @@ class Tracking:
         self._run = replace(self._run, resume_step=step)
 
     def start(self, total_steps: Optional[int] = None) -> None:
-        """Open the backends; `total_steps` is for the progress bar. Does nothing the second time."""
+        """Open the backends; `total_steps` is for the progress bar. Further calls have no effect."""
         if self._started:
             return
         if total_steps is not None:
@@ -94,7 +94,7 @@ class Tracking:
                 destination.log(numbers, int(step))
 
     def finish(self) -> None:
-        """Flush and close every backend; may be called twice. The first failure is raised after all were closed."""
+        """Flush and close every backend; may be called twice. The first failure is raised after all are closed."""
         failure: Optional[OSError] = None
         while self.backends:
             name, destination = self.backends.popitem()

@@ -8,7 +8,7 @@ from verl.utils.tracking.backend import RunInfo
 class WandbBackend:
     """A wandb run with metrics over `step`; `run_dir/wandb_run_id` lets a resumed run continue it.
 
-    Steps done again after a resume are plotted twice, since wandb does not take points back.
+    Steps repeated after a resume are plotted twice, since wandb cannot delete points.
     """
 
     def __init__(self, run: RunInfo) -> None:
@@ -33,5 +33,5 @@ class WandbBackend:
         self._run.log({**data, "step": step})
 
     def finish(self) -> None:
-        """Upload what is left and close the run."""
+        """Upload remaining metrics and close the run."""
         self._run.finish()

@@ -30,7 +30,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.config.lr_scheduler_type not in SCHEDULES:
-            raise ValueError(f"actor.optim.lr_scheduler_type={self.config.lr_scheduler_type!r}: expected one of {SCHEDULES}")
+            raise ValueError(f"optim.lr_scheduler_type={self.config.lr_scheduler_type!r}: expected one of {SCHEDULES}")
 
     @property
     def warmup_steps(self) -> int:
@@ -56,7 +56,7 @@ class Schedule:
         total = self.config.total_training_steps if self.config.total_training_steps > 0 else self.total_steps
         if total < 1:
             raise ValueError(
-                f"actor.optim.lr_scheduler_type={self.config.lr_scheduler_type} with lr_warmup_steps_ratio="
+                f"optim.lr_scheduler_type={self.config.lr_scheduler_type} with lr_warmup_steps_ratio="
                 f"{self.config.lr_warmup_steps_ratio} needs the total steps: call set_total_training_steps or set total_training_steps"
             )
         return total
@@ -65,7 +65,7 @@ class Schedule:
 def build_optimizer(parameters: Iterable[torch.nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
     """Return AdamW over the (sharded) parameters that require a gradient. Raises ValueError when `betas` is not a pair."""
     if len(config.betas) != 2:
-        raise ValueError(f"actor.optim.betas={config.betas}: expected two numbers")
+        raise ValueError(f"optim.betas={config.betas}: expected two numbers")
     trained = [p for p in parameters if p.requires_grad]
     beta1, beta2 = config.betas
     return torch.optim.AdamW(trained, lr=config.lr, betas=(beta1, beta2), eps=config.eps, weight_decay=config.weight_decay, fused=True)

@@ -12,12 +12,11 @@ from verl.protocol.generate import GenerateRequest, Generation
 
 @dataclass
 class Ticket:
-    """One request in progress: its finished replies, or its error."""
+    """One request in progress: its replies, None while unfinished, and the number of unfinished ones."""
 
     request: GenerateRequest
     limit: int
     replies: list[Generation | None]
-    error: str | None = None
     open: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -215,7 +215,7 @@ def test_a_process_of_an_engine_over_several_devices_ends_with_the_worker_too() 
 
 
 def orphan(found: multiprocessing.connection.Connection, go_on: multiprocessing.synchronize.Event) -> None:
-    """Begins to look after its parent when that is dead already."""
+    """Calls `end_with_parent` after its parent has died."""
     found.send(os.getpid())
     go_on.wait(60)
     process.end_with_parent()
@@ -297,7 +297,7 @@ def test_a_temporary_log_is_kept_for_a_dead_engine_alone(tmp_path: Path, monkeyp
 
 
 def test_output_of_this_process_stays_and_vllm_is_silent_here(tmp_path: Path) -> None:
-    """Nobody has to read in the terminal what vLLM says of an engine that is gone."""
+    """vLLM's messages about an engine that died do not reach the terminal."""
     with process.environment(process.engine_environment("cpu", 1, log=tmp_path / "engine.log")):
         assert process._vllm_stream().write("AsyncLLM output_handler failed") and not (tmp_path / "engine.log").exists()
         assert resolve_name(os.environ["VLLM_LOGGING_STREAM"].removeprefix("ext://")) is process.VLLM_STREAM
@@ -336,7 +336,7 @@ def test_replies_of_neighbouring_seeds_have_seeds_of_their_own() -> None:
 
 
 class Recorder:
-    """`AsyncLLM` as far as control calls go: writes down what is called."""
+    """The control calls of `AsyncLLM`, recorded."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
