@@ -30,7 +30,7 @@ class OnlyAIsPaid(Adder):
 
 def of_ties(caplog: Any) -> list[str]:
     """The warnings about calls; in these worlds `step` pays as well, which has one of its own."""
-    return [message for record in caplog.records if "earned the same" in (message := record.getMessage())]
+    return [message for record in caplog.records if "candidates got the same reward" in (message := record.getMessage())]
 
 
 @pytest.fixture

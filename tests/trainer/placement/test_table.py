@@ -173,7 +173,7 @@ def test_each_adapter_has_its_own_hyper_parameters_and_what_shapes_it_is_in_the_
         ({"specialization": "lora", "adapter_ids": ["z", "z", None, None]}, {"actor": {"optim": {"lr": [1.0, 2.0, 1.0, 1.0]}}},
          "claim adapter 'z' but differ in actor.optim"),
         ({"specialization": "lora"}, {"rollout": {"max_num_seqs": [8, 8, 16, 8]}},
-         r"'A' and 'C' are on one base, 'org/x', but differ in rollout.max_num_seqs \(8 and 16\)"),
+         r"agents 'A' and 'C' share the base model 'org/x', but differ in rollout.max_num_seqs \(8 and 16\)"),
     ],
 )  # fmt: skip
 def test_adapters_that_cannot_be_placed_are_refused(changes: dict, own: dict, message: str) -> None:
@@ -245,7 +245,7 @@ def test_frozen_agents_on_one_model_may_sample_differently_but_not_on_other_engi
         build_placement(config, ActorRolloutRefConfig())
 
     build({"rollout": {"temperature": [0.1, 0.9, None, None]}})
-    with pytest.raises(PlacementError, match=r"'A' and 'B' are on one base, 'org/x', but differ in rollout\.max_num_seqs \(8 and 64\)"):
+    with pytest.raises(PlacementError, match=r"agents 'A' and 'B' share the base model 'org/x', but differ in rollout\.max_num_seqs \(8 and 64\)"):
         build({"rollout": {"max_num_seqs": [8, None, None, None]}})
 
 

@@ -91,7 +91,7 @@ def test_a_validation_reaches_the_collector_and_the_checkpoint_that_was_written_
     trainer.collector = SimpleNamespace(set_theta=told.append)  # type: ignore[assignment]
     trainer.store.write(4, lambda folder: None, {"global_step": 4, "credit": trainer.credit.state_dict()}, keep=0)
     for accuracy in (0.6, 0.5):
-        trainer._adapt(ValidationResult({ACCURACY: accuracy}, {}))
+        trainer._adapt_theta(ValidationResult({ACCURACY: accuracy}, {}))
     state = json.loads((trainer.store.path(4) / "trainer_state.json").read_text())
     assert told == [0.5, 0.4] and state["global_step"] == 4
     assert state["credit"]["theta"] == {"value": 0.4, "accuracies": [0.5]}

@@ -71,7 +71,7 @@ def test_bad_input_is_named() -> None:
         build_step_group(objects(["a", None]), np.zeros(2))
     with pytest.raises(TypeError, match="unhashable"):
         build_step_group(objects([["a"], ["b"]]), np.zeros(2))
-    with pytest.raises(TypeError, match="compares texts"):
+    with pytest.raises(TypeError, match="compares strings"):
         build_step_group(objects([1, 2]), np.zeros(2), enable_similarity=True)
     with pytest.raises(ValueError, match="similarity_thresh=0"):
         build_step_group(objects(["a"]), np.zeros(1), enable_similarity=True, similarity_thresh=0)
