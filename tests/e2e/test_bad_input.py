@@ -127,7 +127,7 @@ def write(path: Path, rows: list[dict]) -> str:
         ),
         ({ROLES: "{Asker: asker_agent}", "agent.model_sharing": True} | EVAL, ["one policy", "agent.model_sharing=false"]),
         ({ROLES: "{Asker: verifier_agent}", "trainer.resume_mode": "disable"} | EVAL, ["trainer.resume_mode=disable", "agent.model_ids"]),
-        ({ROLES: '{"Asker": "verifier_agent"}'} | EVAL, ['{"Asker": "verifier_agent"}', "without quotes"]),
+        ({ROLES: '{"Asker": "verifier_agent"}'} | EVAL, ['{"Asker": "verifier_agent"}', "must not be quoted"]),
         ({f"{ROLES}.Verifier Agent": "asker"} | EVAL, ["Verifier Agent=asker", "slug"]),
         ({ROLES: "asker"} | EVAL, [f"{ROLES}=asker"]),
         ({f"{ROLES}.asker": "null"} | EVAL, [f"{ROLES}.asker=null"]),
