@@ -11,6 +11,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from verl.trainer.config.entry import check_override
+from verl.trainer.config.spec import ConfigError, keys
 from verl.trainer.sft.config import SFTConfig
 
 
@@ -18,7 +20,7 @@ def load_config(overrides: Sequence[str]) -> SFTConfig:
     """Return the configuration with `overrides` (`key=value`) applied.
 
     Raises:
-        SystemExit: an unknown key or a value of the wrong type, with a message that names it.
+        SystemExit: an unknown key or an invalid value, with a message that names it.
     """
     from hydra import compose, initialize
     from hydra.core.config_store import ConfigStore
@@ -28,9 +30,11 @@ def load_config(overrides: Sequence[str]) -> SFTConfig:
 
     ConfigStore.instance().store(name="sft", node=SFTConfig)
     try:
+        for override in overrides:
+            check_override(override, keys(SFTConfig))
         with initialize(version_base=None, config_path=None):
             config = OmegaConf.to_object(compose(config_name="sft", overrides=list(overrides)))
-    except (HydraException, OmegaConfBaseException) as error:
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
         raise SystemExit(f"sft_trainer: {error}; the keys are in verl/trainer/sft/config.py") from error
     assert isinstance(config, SFTConfig)
     return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
@@ -15,7 +15,8 @@ from typing import NoReturn
 from verl.compat.keys import find_verl_key
 from verl.trainer.config.presets import PRESETS, expand_presets
 from verl.trainer.config.run import RunConfig
-from verl.trainer.config.spec import ConfigError, keys, type_text
+from verl.trainer.config.spec import ConfigError, Key, keys, type_text
+from verl.utils.names import did_you_mean
 
 CONFIG_NAME = "ppo_trainer"
 KEYS = keys(RunConfig)
@@ -84,7 +85,7 @@ def prepare_overrides(given: Sequence[str]) -> list[str]:
     Raises ConfigError naming the first override with an invalid key or value; syntax errors are left to Hydra.
     """
     for override in given:
-        _check_override(override)
+        check_override(override)
     return [f"++{o.lstrip('+')}" if o.lstrip("+").replace("=", ".", 1).startswith(FREE_FORM) else o for o in expand_presets(given)]
 
 
@@ -100,8 +101,8 @@ def compose_config(given: Sequence[str]) -> RunConfig:
     return config
 
 
-def _check_override(override: str) -> None:
-    """Raise ConfigError for an unknown key or an invalid value."""
+def check_override(override: str, known: Mapping[str, Key] = KEYS) -> None:
+    """Raise ConfigError for an unknown key or an invalid value; `known` are the keys of the program."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -109,10 +110,10 @@ def _check_override(override: str) -> None:
     if override.startswith("-") or name.startswith(("hydra.", "hydra/")):
         return
     parts = name.split(".")
-    under = next((".".join(parts[:i]) for i in range(len(parts), 0, -1) if ".".join(parts[:i]) in KEYS), None)
-    if under is None or (under != name and f"{under}." not in FREE_FORM):
-        if name not in SECTIONS:
-            raise ConfigError(_unknown(name))
+    under = next((".".join(parts[:i]) for i in range(len(parts), 0, -1) if ".".join(parts[:i]) in known), None)
+    if under is None or (under != name and not isinstance(known[under].default, dict)):
+        if not any(key.startswith(f"{name}.") for key in known):
+            raise ConfigError(_unknown(name) if known is KEYS else f"unknown key {name}{did_you_mean(name, known)}")
         return
     if not equals or "${" in text or override.startswith("~"):
         return
@@ -125,7 +126,7 @@ def _check_override(override: str) -> None:
         return
     for part in reversed(parts[under.count(".") + 1 :]):
         value = {part: value}
-    KEYS[under].validate(value, name=name, typed=text)
+    known[under].validate(value, name=name, typed=text)
 
 
 def _unknown(key: str) -> str:

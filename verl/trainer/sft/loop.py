@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from verl.models.path import absolute_model_path
+from verl.trainer.config.spec import check_values
 from verl.trainer.sft.config import SFTConfig
 from verl.trainer.sft.data import IGNORED_LABEL, Conversation, batches, collate, encode, read_messages
 from verl.trainer.sft.optim import build_optimizers
@@ -39,13 +40,12 @@ def run_sft(config: SFTConfig) -> dict[str, float]:
     The folder is written under a temporary name and renamed, so that it exists only if it is complete.
 
     Raises:
-        ValueError: a key is missing or wrong, or the data is empty.
+        ValueError: a key is missing or invalid (ConfigError), or the data is empty.
         FileNotFoundError: the model folder or a data file does not exist.
         FileExistsError: the output folder exists.
     """
+    check_values(config, "")
     out = _output_folder(config)
-    if config.data.train_batch_size < 1:
-        raise ValueError(f"data.train_batch_size must be 1 or more, found {config.data.train_batch_size}")
     messages = read_messages(config.data.train_files, config.data.messages_key)
     if config.trainer.num_threads > 0:
         torch.set_num_threads(config.trainer.num_threads)
