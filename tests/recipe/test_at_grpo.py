@@ -140,7 +140,7 @@ def test_the_figures_in_the_text_are_the_committed_rows() -> None:
     low, high = min(row["swapped"] for row in swapped), max(row["swapped"] for row in swapped)
     assert f"fall to between {100 * low:.0f} and {100 * high:.0f} %" in readme
     gained = [100 * (row["swapped"] - row["before"]) for row in swapped]
-    assert f"{min(gained):+.0f} to {max(gained) + 1e-9:+.0f} points beside the warm start" in readme
+    assert f"{min(gained):+.0f} to {max(gained) + 1e-9:+.0f} points relative to the warm start" in readme
     steps = {variant: [row["steps"] for row in rows if row["variant"] == variant] for variant in LABELS}
     spent = f"in {min(steps['parallel'])} to {max(steps['parallel'])} steps instead of {min(steps['at_grpo'])} to {max(steps['at_grpo'])}"
     assert spent in readme
@@ -165,4 +165,4 @@ def test_what_the_text_says_of_swapped_scripts_are_their_rows() -> None:
     for task, world in WORLDS.items():
         gained = [100 * (row["swapped"] - row["before"]) for row in ROWS if row["variant"] == "script" and row["task"] == task]
         points = dict.fromkeys(f"{bound(gained):+.0f}" for bound in (min, max))
-        assert f"{world} {' to '.join(points)} points beside the warm start" in readme
+        assert f"{world} {' to '.join(points)} points relative to the warm start" in readme
