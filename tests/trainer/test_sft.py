@@ -158,6 +158,10 @@ def test_a_failed_run_leaves_no_output_folder(model_folder, demo_file, tmp_path)
     [
         (["model.pth=x"], "pth"),
         (["optim.lr=fast"], "lr"),
+        (["trainer.log_freq=0"], "trainer.log_freq=0: expected at least 1"),
+        (["optim.betas=[0.9]"], r"optim.betas=\[0.9\]: expected two numbers"),
+        (["optim.name=sgd"], "optim.name='sgd': expected one of adamw, muon"),
+        (["trainer.total_training_steps=0"], "trainer.total_training_steps=0: expected -1 or at least 1"),
         ([], "default_local_dir"),
         (["trainer.default_local_dir={tmp}/o"], "train_files is empty"),
         (["trainer.default_local_dir={tmp}/o", "data.train_files=[{tmp}/none.jsonl]"], "no such file"),

@@ -11,14 +11,16 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from verl.trainer.config.spec import ConfigError, keys
 from verl.trainer.sft.config import SFTConfig
+from verl.utils.names import value_at
 
 
 def load_config(overrides: Sequence[str]) -> SFTConfig:
     """Return the configuration with `overrides` (`key=value`) applied.
 
     Raises:
-        SystemExit: an unknown key or a value of the wrong type, with a message that names it.
+        SystemExit: an unknown key or an invalid value, with a message that names it.
     """
     from hydra import compose, initialize
     from hydra.core.config_store import ConfigStore
@@ -30,7 +32,9 @@ def load_config(overrides: Sequence[str]) -> SFTConfig:
     try:
         with initialize(version_base=None, config_path=None):
             config = OmegaConf.to_object(compose(config_name="sft", overrides=list(overrides)))
-    except (HydraException, OmegaConfBaseException) as error:
+        for name, declared in keys(SFTConfig).items():
+            declared.validate(value_at(config, name))
+    except (HydraException, OmegaConfBaseException, ConfigError) as error:
         raise SystemExit(f"sft_trainer: {error}; the keys are in verl/trainer/sft/config.py") from error
     assert isinstance(config, SFTConfig)
     return config

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Optional
 
+from verl.trainer.config.model import check_betas
 from verl.trainer.config.spec import key, section
 
 
@@ -17,33 +18,33 @@ class SFTModelConfig:
 class SFTDataConfig:
     train_files: list[str] = key([], "parquet or jsonl files with a column of chat messages")
     messages_key: str = key("messages", "column with the chat messages; the loss is on assistant messages")
-    max_length: int = key(1024, "maximum length of a conversation, in tokens; longer ones are dropped and counted")
+    max_length: int = key(1024, "maximum length of a conversation, in tokens; longer ones are dropped and counted", ge=1)
     shuffle: bool = key(True, "shuffle in every epoch; false keeps the order of the files, for a curriculum")
-    train_batch_size: int = key(32, "conversations per optimizer step")
-    bucket_batches: int = key(20, "rows of this many batches are sorted by length before they are cut into batches; 1: no sorting")
+    train_batch_size: int = key(32, "conversations per optimizer step", ge=1)
+    bucket_batches: int = key(20, "rows of this many batches are sorted by length before they are cut into batches; 1: no sorting", ge=1)
 
 
 @dataclass
 class SFTOptimConfig:
-    name: str = key("adamw", "adamw | muon (Muon for hidden matrices, AdamW for other parameters)")
-    lr: float = key(1e-5, "peak learning rate of AdamW")
-    muon_lr: float = key(0.02, "peak learning rate of Muon")
-    betas: list[float] = key([0.9, 0.95], "AdamW betas")
-    weight_decay: float = key(0.01, "decoupled weight decay")
-    lr_warmup_steps: int = key(10, "optimizer steps of linear warm-up")
-    min_lr_ratio: float = key(0.02, "final learning rate of the cosine schedule, as a fraction of the peak")
-    grad_clip: float = key(1.0, "maximum gradient norm")
+    name: str = key("adamw", "adamw | muon (Muon for hidden matrices, AdamW for other parameters)", choices=("adamw", "muon"))
+    lr: float = key(1e-5, "peak learning rate of AdamW", ge=0)
+    muon_lr: float = key(0.02, "peak learning rate of Muon", ge=0)
+    betas: list[float] = key([0.9, 0.95], "AdamW betas", ge=0, lt=1, check=check_betas)
+    weight_decay: float = key(0.01, "decoupled weight decay", ge=0)
+    lr_warmup_steps: int = key(10, "optimizer steps of linear warm-up", ge=0)
+    min_lr_ratio: float = key(0.02, "final learning rate of the cosine schedule, as a fraction of the peak", ge=0, le=1)
+    grad_clip: float = key(1.0, "maximum gradient norm", gt=0)
 
 
 @dataclass
 class SFTTrainerConfig:
     default_local_dir: Optional[str] = key(None, "output folder of the trained model and metrics.jsonl")
-    total_epochs: int = key(1, "epochs over the conversations")
-    total_training_steps: int = key(-1, "optimizer steps; -1: as many as total_epochs needs")
-    log_freq: int = key(10, "steps between lines of metrics")
-    seed: int = key(0, "random seed of the data order")
-    device: str = key("auto", "auto | cpu | cuda")
-    num_threads: int = key(0, "CPU threads; 0: torch's default")
+    total_epochs: int = key(1, "epochs over the conversations", ge=1)
+    total_training_steps: int = key(-1, "optimizer steps; -1: as many as total_epochs needs", ge=1, off=-1)
+    log_freq: int = key(10, "steps between lines of metrics", ge=1)
+    seed: int = key(0, "random seed of the data order", ge=0)
+    device: str = key("auto", "auto | cpu | cuda", choices=("auto", "cpu", "cuda"))
+    num_threads: int = key(0, "CPU threads; 0: torch's default", ge=0, le=1024)
 
 
 @dataclass
