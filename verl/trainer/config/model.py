@@ -36,7 +36,8 @@ def _layers(value: str | list[str] | None) -> str | list[str] | None:
     return value
 
 
-def two_betas(value: list[float]) -> list[float]:
+def check_betas(value: list[float]) -> list[float]:
+    """Return the betas of AdamW, or raise ValueError unless they are two."""
     if len(value) != 2:
         raise ValueError("expected two numbers, at least 0 and less than 1")
     return value
@@ -94,7 +95,7 @@ class OptimConfig:
         effect=f"{DECAYING} or {{}}.lr_warmup_steps_ratio>0",
     )
     weight_decay: float = key(0.01, "decoupled weight decay", ge=0)
-    betas: list[float] = key([0.9, 0.999], "AdamW betas", ge=0, lt=1, check=two_betas)
+    betas: list[float] = key([0.9, 0.999], "AdamW betas", ge=0, lt=1, check=check_betas)
     eps: float = key(1e-8, "AdamW epsilon", gt=0)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Optional
 
-from verl.trainer.config.model import two_betas
+from verl.trainer.config.model import check_betas
 from verl.trainer.config.spec import key, section
 
 
@@ -29,7 +29,7 @@ class SFTOptimConfig:
     name: str = key("adamw", "adamw | muon (Muon for hidden matrices, AdamW for other parameters)", choices=("adamw", "muon"))
     lr: float = key(1e-5, "peak learning rate of AdamW", ge=0)
     muon_lr: float = key(0.02, "peak learning rate of Muon", ge=0)
-    betas: list[float] = key([0.9, 0.95], "AdamW betas", ge=0, lt=1, check=two_betas)
+    betas: list[float] = key([0.9, 0.95], "AdamW betas", ge=0, lt=1, check=check_betas)
     weight_decay: float = key(0.01, "decoupled weight decay", ge=0)
     lr_warmup_steps: int = key(10, "optimizer steps of linear warm-up", ge=0)
     min_lr_ratio: float = key(0.02, "final learning rate of the cosine schedule, as a fraction of the peak", ge=0, le=1)
