@@ -1,8 +1,8 @@
 """Keys under `algorithm`: advantage estimator, groups, KL in the reward, and off-policy correction."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from verl.trainer.config.names import FILTER_METRICS, GAE_LEVELS, GIGPO_MODES, KL_ESTIMATORS, RAE_ORDERS
 from verl.trainer.config.rollout_correction import RolloutCorrectionConfig
@@ -147,3 +147,7 @@ class AlgorithmConfig:
     m_grpo: MGRPOConfig = section(MGRPOConfig)
     filter_groups: FilterGroupsConfig = section(FilterGroupsConfig)
     rollout_correction: RolloutCorrectionConfig = section(RolloutCorrectionConfig)
+
+
+# What estimators take: callers of verl's API pass mappings.
+EstimatorConfig = Union[AlgorithmConfig, Mapping[str, Any], None]

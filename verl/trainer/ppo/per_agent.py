@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from verl.trainer.config import AlgorithmConfig
+from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.config.spec import with_values
 from verl.trainer.placement.table import slug
 from verl.trainer.ppo.registry import ESTIMATORS, estimator_takes
@@ -53,7 +54,7 @@ def estimators_in_use(config: AlgorithmConfig, agent_ids: Sequence[str]) -> set[
     return {str(agent_config(config, agent_id).adv_estimator) for agent_id in agent_ids}
 
 
-def group_fields(config: Any) -> list[str]:
+def group_fields(config: EstimatorConfig) -> list[str]:
     """Return the sample fields that define a group: `algorithm.group_by`, else Dr. MAS's `[uid, agent_id]` or GRPO's `[uid]`.
 
     Also `[uid]` without a config, or with one of verl's, which has neither key.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
 from verl.trainer.config import ActorConfig, RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import MiniBatch, agg_loss, find_preparation, get_policy_loss_fn, kl_penalty, masked_mean
-from verl.trainer.ppo.core_algos.policy_losses.common import clip_range
+from verl.trainer.ppo.core_algos.policy_losses.common import LossConfig, clip_range
 from verl.trainer.ppo.core_algos.rollout_correction import SamplerGap, sampler_gap
 from verl.workers.engine.forward import INPUT_KEYS
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows
@@ -44,21 +44,6 @@ class UpdatePlan(StepPlan):
     def bypass(self) -> bool:
         """Whether the sampler's log-probs are used as the old ones."""
         return self.rollout_correction is not None and self.rollout_correction.bypass_mode
-
-
-@dataclass
-class LossConfig(ActorConfig):
-    """The configuration that a policy loss gets.
-
-    Attributes:
-        global_batch_info: counts of the mini-batch for `agg_loss`.
-        prepared: columns of `register_preparation` for the given rows; None when the rows are the whole mini-batch.
-        rollout_correction: see `UpdatePlan`.
-    """
-
-    global_batch_info: dict[str, Any] = field(default_factory=dict)  # type: ignore[misc]
-    prepared: dict[str, torch.Tensor] | None = None  # type: ignore[misc]
-    rollout_correction: RolloutCorrectionConfig | None = None  # type: ignore[misc]
 
 
 def update_policy(engine: FSDPEngine, config: ActorConfig, rows: Rows, plan: UpdatePlan, rule: MicroBatchRule) -> dict[str, float]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
+from verl.trainer.config.algorithm import AlgorithmConfig, EstimatorConfig
 from verl.trainer.ppo.core_algos import compute_pf_ppo_reweight_data, group_index
 from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
 from verl.trainer.ppo.credit.estimator_inputs import FIXES, EstimatorInputs
@@ -31,7 +32,7 @@ def group_keys(data: DataProto, fields: list[str]) -> np.ndarray:
     return group_index([data.non_tensor_batch[f] for f in fields]) if fields else np.zeros(len(data), dtype=np.int64)
 
 
-def group_numbers(data: DataProto, config: Any) -> np.ndarray:
+def group_numbers(data: DataProto, config: EstimatorConfig) -> np.ndarray:
     """Return the group of each row as an integer, `[bsz]`, with the own settings of agents."""
     numbers, taken = np.zeros(len(data), dtype=np.int64), 0
     for settings, rows in _parts(data, config):
@@ -50,7 +51,7 @@ def compute_advantage(
     lam: float = 1.0,
     num_repeat: int = 1,
     norm_adv_by_std_in_grpo: bool = True,
-    config: Any = None,
+    config: EstimatorConfig = None,
     *,
     state: MutableMapping[str, Any] | None = None,
     seed: int = 0,
@@ -123,14 +124,14 @@ def compute_advantage(
     return _resampled(data, config) if resamples else data
 
 
-def _resampled(data: DataProto, config: Any) -> DataProto:
+def _resampled(data: DataProto, config: EstimatorConfig) -> DataProto:
     keys = own_key(config, "pf_ppo", None)
     return compute_pf_ppo_reweight_data(data, own_key(keys, "reweight_method", "pow"), own_key(keys, "weight_pow", 2.0))
 
 
-def _parts(data: DataProto, config: Any) -> list[tuple[Any, np.ndarray | None]]:
+def _parts(data: DataProto, config: EstimatorConfig) -> list[tuple[Any, np.ndarray | None]]:
     """Return (settings, row indices) of each part; the row indices are None if one part has all rows."""
-    if not own_key(config, "per_agent", None):
+    if not isinstance(config, AlgorithmConfig) or not config.per_agent:
         return [(config, None)]
     if "agent_id" not in data.non_tensor_batch:
         raise ValueError(f"algorithm.per_agent needs the column agent_id, which samples lack; they have {sorted(data.non_tensor_batch)}")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens
 from verl.trainer.ppo.core_algos.estimators.chains import after, build_chains, chain_rows, discounted_sums
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
@@ -28,7 +29,7 @@ def compute_gae_advantage_return(
     turn_index: np.ndarray | None = None,
     weights: np.ndarray | None = None,
     level: str = "token",
-    config: Any = None,
+    config: EstimatorConfig = None,
     reply_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `A_t = sum_l (gamma lam)^l delta_(t+l)`, `delta_t = r_t + gamma V_(t+1) - V_t` (arXiv 1506.02438, eq. 16).

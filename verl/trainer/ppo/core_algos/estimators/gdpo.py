@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.ppo.core_algos.checks import check_columns, numbers
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, real_rows, units_without_signal
@@ -25,7 +26,7 @@ def compute_gdpo_outcome_advantage(
     index: np.ndarray,
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
-    config: Any = None,
+    config: EstimatorConfig = None,
     non_tensor_batch: Mapping[str, np.ndarray] | None = None,
     batch: Any = None,
     *,
@@ -72,7 +73,9 @@ def compute_gdpo_outcome_advantage(
     return advantages, advantages
 
 
-def _named_rewards(config: Any, columns: Mapping[str, np.ndarray], response_mask: torch.Tensor) -> tuple[list[torch.Tensor], list[float]]:
+def _named_rewards(
+    config: EstimatorConfig, columns: Mapping[str, np.ndarray], response_mask: torch.Tensor
+) -> tuple[list[torch.Tensor], list[float]]:
     """Return each named column as token rewards `[bsz, response_len]`, and its weight."""
     keys = own_key(config, "gdpo_reward_keys", None)
     if not keys:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
+from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.config.names import GIGPO_MODES
 from verl.trainer.ppo.core_algos.checks import check_columns, numbers
 from verl.trainer.ppo.core_algos.estimators.anchors import build_step_group
@@ -35,7 +34,7 @@ def compute_gigpo_outcome_advantage(
     mode: str = "mean_norm",
     enable_similarity: bool = False,
     similarity_thresh: float = 0.95,
-    config: Any = None,
+    config: EstimatorConfig = None,
     *,
     traj_uid: np.ndarray | None = None,
     turn_index: np.ndarray | None = None,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, broadcast, outcome_scores, zero_without_signal
 from verl.trainer.ppo.core_algos.estimators.whitening import ordered_sums
@@ -22,7 +23,7 @@ def compute_gpg_outcome_advantage(
     epsilon: float = 1e-6,
     f_norm: float = 1.0,
     alpha: float = 1.0,
-    config: Any = None,
+    config: EstimatorConfig = None,
     *,
     traj_index: np.ndarray | None = None,
     policy_index: np.ndarray | None = None,

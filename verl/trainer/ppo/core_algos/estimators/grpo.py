@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
+from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, singleton_advantage
 from verl.trainer.ppo.registry import register_adv_est
 
@@ -18,7 +17,7 @@ def compute_grpo_outcome_advantage(
     index: np.ndarray,
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
-    config: Any = None,
+    config: EstimatorConfig = None,
     *,
     traj_index: np.ndarray | None = None,
     weights: np.ndarray | None = None,
@@ -40,7 +39,7 @@ def compute_grpo_outcome_advantage(
     return scored.spread(group_relative(scored, epsilon, norm_adv_by_std_in_grpo, config), response_mask)
 
 
-def group_relative(scored: ScoredUnits, epsilon: float, by_std: bool, config: Any) -> np.ndarray:
+def group_relative(scored: ScoredUnits, epsilon: float, by_std: bool, config: EstimatorConfig) -> np.ndarray:
     """Return `(s - mean) / (std + epsilon)` of every unit `[n_units]`; without the division if `by_std=False`."""
     stats, groups = scored.stats(), scored.groups
     relative = scored.scores - stats.mean[groups]

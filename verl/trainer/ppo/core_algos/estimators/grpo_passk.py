@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, zero_without_signal
 from verl.trainer.ppo.registry import register_adv_est
@@ -20,7 +21,7 @@ def compute_grpo_passk_outcome_advantage(
     index: np.ndarray,
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
-    config: Any = None,
+    config: EstimatorConfig = None,
     *,
     traj_index: np.ndarray | None = None,
     weights: np.ndarray | None = None,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
-from verl.trainer.config.algorithm import MGRPOConfig
+from verl.trainer.config.algorithm import EstimatorConfig, MGRPOConfig
 from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, outcome_scores
@@ -18,7 +17,9 @@ from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
 
 
-def compared_units(config: Any, index: np.ndarray, traj_uid: np.ndarray, agent_index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def compared_units(
+    config: EstimatorConfig, index: np.ndarray, traj_uid: np.ndarray, agent_index: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the group and unit of each row, both `[bsz]`: a unit is an episode of the main agent or one call of a sub-agent.
 
     Args:
@@ -47,7 +48,7 @@ def compute_m_grpo_outcome_advantage(
     turn_index: np.ndarray,
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
-    config: Any = None,
+    config: EstimatorConfig = None,
     *,
     seed: int = 0,
     candidate: np.ndarray | None = None,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, zero_without_signal
 from verl.trainer.ppo.core_algos.estimators.whitening import ordered_sums
@@ -20,7 +21,7 @@ def compute_opo_outcome_advantage(
     response_mask: torch.Tensor,
     index: np.ndarray,
     epsilon: float = 1e-6,
-    config: Any = None,
+    config: EstimatorConfig = None,
     *,
     traj_index: np.ndarray | None = None,
     weights: np.ndarray | None = None,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
+from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.grouping import GroupStats, first_rows, group_index, group_stats
 from verl.utils.names import own_key
@@ -45,7 +45,7 @@ def real_rows(response_mask: torch.Tensor) -> torch.Tensor:
     return real
 
 
-def singleton_advantage(scores: np.ndarray, config: Any) -> np.ndarray | float:
+def singleton_advantage(scores: np.ndarray, config: EstimatorConfig) -> np.ndarray | float:
     """Return the advantage of a group of one: 0, or the raw score if `config.singleton == "raw"`."""
     mode = own_key(config, "singleton", "zero")
     if mode not in ("zero", "raw"):
@@ -126,7 +126,7 @@ class ScoredUnits:
         return broadcast(rows, response_mask, self.rewards_dtype)
 
 
-def zero_without_signal(scored: ScoredUnits, stats: GroupStats, relative: np.ndarray, config: Any) -> np.ndarray:
+def zero_without_signal(scored: ScoredUnits, stats: GroupStats, relative: np.ndarray, config: EstimatorConfig) -> np.ndarray:
     """Return `relative` `[n_units]` with exactly 0 for groups of equal scores and padding, and `config.singleton` for a group of one."""
     groups = scored.groups
     advantages = np.where(stats.constant[groups] | ~scored.valid, 0.0, relative)
@@ -134,7 +134,7 @@ def zero_without_signal(scored: ScoredUnits, stats: GroupStats, relative: np.nda
     return np.where(alone, singleton_advantage(scored.scores, config), advantages) if alone.any() else advantages
 
 
-def units_without_signal(scored: ScoredUnits, stats: GroupStats, config: Any) -> np.ndarray:
+def units_without_signal(scored: ScoredUnits, stats: GroupStats, config: EstimatorConfig) -> np.ndarray:
     """Return whether units have no signal, `[n_units]` bool: in a group of equal scores, or of one without `config.singleton="raw"`."""
     groups = scored.groups
     alone = (stats.count[groups] == 1) & (singleton_advantage(scored.scores, config) is scored.scores)

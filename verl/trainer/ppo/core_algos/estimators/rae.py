@@ -6,11 +6,11 @@ import json
 import logging
 import math
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 
+from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.config.names import RAE_ORDERS
 from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.outcome import broadcast, outcome_scores
@@ -31,7 +31,7 @@ def compute_rae_outcome_advantage(
     agent_index: np.ndarray,
     traj_index: np.ndarray | None = None,
     decay: float = 0.95,
-    config: Any = None,
+    config: EstimatorConfig = None,
     *,
     data_source: np.ndarray | None = None,
     order: str = "subtract_first",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, units_without_signal, zero_without_signal
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
@@ -18,7 +19,7 @@ from verl.utils.names import own_key
 def compute_reinforce_plus_plus_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
-    config: Any = None,
+    config: EstimatorConfig = None,
     *,
     gamma: float | None = None,
     policy_index: np.ndarray | None = None,
@@ -66,7 +67,7 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     response_mask: torch.Tensor,
     index: np.ndarray,
     epsilon: float = 1e-6,
-    config: Any = None,
+    config: EstimatorConfig = None,
     *,
     traj_index: np.ndarray | None = None,
     policy_index: np.ndarray | None = None,

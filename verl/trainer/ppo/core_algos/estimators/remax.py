@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens, numbers
 from verl.trainer.ppo.registry import register_adv_est
 
@@ -15,7 +16,7 @@ def compute_remax_outcome_advantage(
     token_level_rewards: torch.Tensor,
     reward_baselines: torch.Tensor,
     response_mask: torch.Tensor,
-    config: Any = None,
+    config: EstimatorConfig = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `A_t = sum_(t' >= t) r_t' - s(greedy)` (arXiv 2310.10505). Both results are 0 where masked.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens
 from verl.trainer.ppo.core_algos.estimators.outcome import outcome_scores, singleton_advantage
 from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
@@ -24,7 +25,7 @@ def compute_optimal_token_baseline_advantage(
     handle_zero_tail: bool = True,
     epsilon: float = 1e-8,
     *,
-    config: Any = None,
+    config: EstimatorConfig = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `A_t = G_t - B_t`, `B_t = sum_g(G_t W_t) / (sum_g(W_t) + epsilon)`, `W_t = sum_(j <= t) 1 - 2 pi_j + sum pi_j^2`
@@ -67,7 +68,7 @@ def compute_multi_turn_optimal_token_baseline_advantage(
     handle_zero_tail: bool = True,
     epsilon: float = 1e-8,
     *,
-    config: Any = None,
+    config: EstimatorConfig = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `compute_optimal_token_baseline_advantage` over n-th unmasked tokens instead of columns (arXiv 2602.07078).
@@ -178,7 +179,7 @@ def _mask_and_singletons(
     response_mask: torch.Tensor,
     groups: np.ndarray,
     returns: torch.Tensor,
-    config: Any,
+    config: EstimatorConfig,
 ) -> torch.Tensor:
     """Return advantages that are 0 at masked tokens, and 0 or the rewards to go in a group of one (`config.singleton`)."""
     scores, valid = outcome_scores(rewards, response_mask)

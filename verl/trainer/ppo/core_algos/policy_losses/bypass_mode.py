@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.common import check_loss_inputs, need_config, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.common import LossConfig, check_loss_inputs, need_config, token_metrics, weighted_loss
 from verl.trainer.ppo.core_algos.policy_losses.preparation import (
     MiniBatch,
     find_preparation,
@@ -24,7 +24,7 @@ WEIGHTS = "bypass_is_weights"
 LOSS_TYPES = ("ppo_clip", "reinforce")
 
 
-def _settings(config: Any) -> Any:
+def _settings(config: LossConfig | None) -> Any:
     """Return the settings of the correction (in verl's config under `policy_loss`). Raises ValueError for none or an unknown loss type."""
     need_config(config, "bypass_mode")
     correction = own_key(config, "rollout_correction", None) or own_key(config.policy_loss, "rollout_correction", None)
@@ -35,12 +35,12 @@ def _settings(config: Any) -> Any:
     return correction
 
 
-def _clipped_loss(config: Any) -> str:
+def _clipped_loss(config: LossConfig | None) -> str:
     """Return the name of the loss for `ppo_clip`."""
     return "vanilla" if config.policy_loss.loss_mode == "bypass_mode" else config.policy_loss.loss_mode
 
 
-def _needs_mini_batch(config: Any) -> bool:
+def _needs_mini_batch(config: LossConfig | None) -> bool:
     correction = _settings(config)
     if correction.rollout_rs is not None or own_key(correction, "m2po_tau", None) is not None:
         return True
@@ -50,7 +50,7 @@ def _needs_mini_batch(config: Any) -> bool:
 
 
 @register_preparation("bypass_mode", when=_needs_mini_batch)
-def bypass_columns(mini: MiniBatch, config: Any) -> dict[str, torch.Tensor]:
+def bypass_columns(mini: MiniBatch, config: LossConfig | None) -> dict[str, torch.Tensor]:
     """Return the mask without rejected tokens, the weights (`reinforce`), and the prepared columns of the clipped loss (`ppo_clip`)."""
     correction = _settings(config)
     log_ratio, mask = mini.log_prob - mini.old_log_prob, mini.response_mask
@@ -100,7 +100,7 @@ def compute_policy_loss_bypass_mode(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str = "token-mean",
-    config: Any = None,
+    config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Use the sampler's log-probs as old log-probs: one forward pass less, and the ratio corrects for sampler and drift together
@@ -131,7 +131,7 @@ def compute_policy_loss_bypass_mode(
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     correction = _settings(config)
     columns = prepared_columns("bypass_mode", config, old_log_prob, log_prob, advantages, response_mask)
-    shared = {"advantages": advantages, "loss_agg_mode": loss_agg_mode, "config": config}
+    shared: dict[str, Any] = {"advantages": advantages, "loss_agg_mode": loss_agg_mode, "config": config}
     shared |= {"log_prob": log_prob, "response_mask": columns.get("response_mask", response_mask)}
     if correction.loss_type == "reinforce":
         loss, metrics = compute_policy_loss_reinforce(old_log_prob, **shared, rollout_is_weights=columns.get(WEIGHTS))
@@ -152,7 +152,7 @@ def compute_policy_loss_reinforce(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str = "seq-mean-token-sum",
-    config: Any = None,
+    config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Return `L = -w A log_prob` with `w = sg(pi / sampler)` truncated, or 1 without weights (Williams 1992).

@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.common import check_loss_inputs, clamped_log_ratio, clip_range, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.common import (
+    LossConfig,
+    check_loss_inputs,
+    clamped_log_ratio,
+    clip_range,
+    token_metrics,
+    weighted_loss,
+)
 from verl.trainer.ppo.registry import register_policy_loss
 
 
@@ -17,7 +24,7 @@ def compute_policy_loss_cispo(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str = "token-mean",
-    config: Any = None,
+    config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """CISPO: REINFORCE with a clipped, detached importance weight (arXiv 2506.13585, eq. 4-5).

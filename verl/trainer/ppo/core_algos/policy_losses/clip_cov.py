@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.common import check_loss_inputs, clamped_log_ratio, clip_range, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.common import (
+    LossConfig,
+    check_loss_inputs,
+    clamped_log_ratio,
+    clip_range,
+    token_metrics,
+    weighted_loss,
+)
 from verl.trainer.ppo.core_algos.policy_losses.covariance import token_covariance
 from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, prepared_columns, register_preparation
 from verl.trainer.ppo.registry import register_policy_loss
@@ -15,7 +22,7 @@ SHARE = "clip_cov_share"
 
 
 @register_preparation("clip_cov")
-def clip_cov_share(mini: MiniBatch, config: Any) -> dict[str, torch.Tensor]:
+def clip_cov_share(mini: MiniBatch, config: LossConfig | None) -> dict[str, torch.Tensor]:
     """Return the probability of each token `[bsz, response_len]` to be removed, over the whole mini-batch.
 
     Raises:
@@ -51,7 +58,7 @@ def compute_policy_loss_clip_cov(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str = "token-mean",
-    config: Any = None,
+    config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Clip-Cov: remove a few of the tokens whose covariance of advantage and log-prob lies in a band from the gradient (arXiv 2505.22617).
@@ -86,7 +93,7 @@ def compute_policy_loss_clip_cov(
     return loss, token_metrics(response_mask, pg_clipfrac=share, ppo_kl=-log_ratio)
 
 
-def _losses(log_ratio: torch.Tensor, advantages: torch.Tensor, config: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _losses(log_ratio: torch.Tensor, advantages: torch.Tensor, config: LossConfig | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the token losses `[bsz, response_len]` without and with the clip."""
     low, high = clip_range(config, "clip_cov")
     ratio = torch.exp(log_ratio)

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from verl.trainer.config import ActorConfig, RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
 from verl.trainer.ppo.core_algos.checks import check_tokens
 from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND
+
+
+@dataclass
+class LossConfig(ActorConfig):
+    """The configuration that a policy loss gets.
+
+    Attributes:
+        global_batch_info: counts of the mini-batch for `agg_loss`.
+        prepared: columns of `register_preparation` for the given rows; None when the rows are the whole mini-batch.
+        rollout_correction: see `UpdatePlan`.
+    """
+
+    global_batch_info: dict[str, Any] = field(default_factory=dict)  # type: ignore[misc]
+    prepared: dict[str, torch.Tensor] | None = None  # type: ignore[misc]
+    rollout_correction: RolloutCorrectionConfig | None = None  # type: ignore[misc]
 
 
 def clamped_log_ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> torch.Tensor:
@@ -27,14 +44,14 @@ def check_loss_inputs(
     check_tokens(response_mask, old_log_prob=old_log_prob, log_prob=log_prob, advantages=advantages, rollout_is_weights=rollout_is_weights)
 
 
-def need_config(config: Any, loss: str) -> Any:
+def need_config(config: LossConfig | None, loss: str) -> Any:
     """Return the config. Raises ValueError if it is None."""
     if config is None:
         raise ValueError(f"policy loss '{loss}' needs config (ActorConfig)")
     return config
 
 
-def clip_range(config: Any, loss: str) -> tuple[float, float]:
+def clip_range(config: LossConfig | None, loss: str) -> tuple[float, float]:
     """Return `(low, high)`: `clip_ratio_low` and `clip_ratio_high`, each `clip_ratio` unless set. Raises ValueError without a config."""
     config = need_config(config, loss)
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
@@ -48,7 +65,11 @@ def row_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def weighted_loss(
-    losses: torch.Tensor, response_mask: torch.Tensor, loss_agg_mode: str, config: Any, rollout_is_weights: torch.Tensor | None
+    losses: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str,
+    config: LossConfig | None,
+    rollout_is_weights: torch.Tensor | None,
 ) -> torch.Tensor:
     """Apply the weights of the off-policy correction and aggregate with the counts of the mini-batch."""
     if rollout_is_weights is not None:

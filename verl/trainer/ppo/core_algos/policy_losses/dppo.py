@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.common import check_loss_inputs, clamped_log_ratio, clip_range, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.common import (
+    LossConfig,
+    check_loss_inputs,
+    clamped_log_ratio,
+    clip_range,
+    token_metrics,
+    weighted_loss,
+)
 from verl.trainer.ppo.registry import register_policy_loss
 
 PROBABILITY_FLOOR = 1e-8
@@ -19,7 +26,7 @@ def compute_policy_loss_dppo_tv(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str = "token-mean",
-    config: Any = None,
+    config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """DPPO-Binary-TV: remove a token from the gradient if its probability has changed too much (arXiv 2602.04879).
@@ -56,7 +63,7 @@ def compute_policy_loss_dppo_kl(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str = "token-mean",
-    config: Any = None,
+    config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """DPPO-Binary-KL: `dppo_tv` with the region measured by the KL between "this token" and "another one" (arXiv 2602.04879).
@@ -91,7 +98,7 @@ def _masked_gradient(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str,
-    config: Any,
+    config: LossConfig | None,
     rollout_is_weights: torch.Tensor | None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Return the policy-gradient loss of the tokens `inside` the region, with truncated ratios, and its metrics."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.common import check_loss_inputs, need_config, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.common import LossConfig, check_loss_inputs, need_config, token_metrics, weighted_loss
 from verl.trainer.ppo.registry import register_policy_loss
 
 
@@ -17,7 +17,7 @@ def compute_policy_loss_dro(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str = "token-mean",
-    config: Any = None,
+    config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """DRO: a squared penalty instead of a clip keeps the policy near the old one

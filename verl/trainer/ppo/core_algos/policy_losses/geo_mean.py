@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.common import check_loss_inputs, clip_range, row_mean, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.common import (
+    LossConfig,
+    check_loss_inputs,
+    clip_range,
+    row_mean,
+    token_metrics,
+    weighted_loss,
+)
 from verl.trainer.ppo.registry import register_policy_loss
 
 # Keeps the logarithm of a weight of zero finite.
@@ -22,7 +29,7 @@ def compute_policy_loss_geo_mean(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str = "token-mean",
-    config: Any = None,
+    config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """GMPO: maximise the geometric instead of the arithmetic mean of the token ratios (arXiv 2507.20673).

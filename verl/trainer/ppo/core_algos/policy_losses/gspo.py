@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.common import check_loss_inputs, clip_range, row_mean, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.common import (
+    LossConfig,
+    check_loss_inputs,
+    clip_range,
+    row_mean,
+    token_metrics,
+    weighted_loss,
+)
 from verl.trainer.ppo.registry import register_policy_loss
 
 # Upper bound of the log of a sequence's ratio.
@@ -20,7 +27,7 @@ def compute_policy_loss_gspo(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str = "seq-mean-token-mean",
-    config: Any = None,
+    config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """GSPO-token: PPO's clip on the length-normalised ratio of the whole reply (arXiv 2507.18071, eq. 7 and 13-14).

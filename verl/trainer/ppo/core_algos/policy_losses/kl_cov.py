@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.common import check_loss_inputs, clamped_log_ratio, need_config, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.common import (
+    LossConfig,
+    check_loss_inputs,
+    clamped_log_ratio,
+    need_config,
+    token_metrics,
+    weighted_loss,
+)
 from verl.trainer.ppo.core_algos.policy_losses.covariance import share_of_largest, token_covariance
 from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, prepared_columns, register_preparation
 from verl.trainer.ppo.registry import register_policy_loss
@@ -15,7 +22,7 @@ SHARE = "kl_cov_share"
 
 
 @register_preparation("kl_cov")
-def kl_cov_share(mini: MiniBatch, config: Any) -> dict[str, torch.Tensor]:
+def kl_cov_share(mini: MiniBatch, config: LossConfig | None) -> dict[str, torch.Tensor]:
     """Return the fraction of the penalty of each token `[bsz, response_len]`, over the whole mini-batch.
 
     Raises:
@@ -37,7 +44,7 @@ def compute_policy_loss_kl_cov(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str = "token-mean",
-    config: Any = None,
+    config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """KL-Cov: a KL penalty on the k tokens with the largest covariance of advantage and log-prob (arXiv 2505.22617).

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from verl.trainer.ppo.core_algos.policy_losses.common import LossConfig
 from verl.utils.names import own_key
 
 
@@ -90,7 +91,7 @@ def register_preparation(loss: str, when: Callable[[Any], bool] = lambda config:
     return decorator
 
 
-def find_preparation(loss: str, config: Any) -> Preparation | None:
+def find_preparation(loss: str, config: LossConfig | None) -> Preparation | None:
     """Return the preparation of a loss, None if it needs none with this config."""
     registered = PREPARATIONS.get(loss)
     return registered.prepare if registered is not None and registered.when(config) else None
@@ -98,7 +99,7 @@ def find_preparation(loss: str, config: Any) -> Preparation | None:
 
 def prepared_columns(
     loss: str,
-    config: Any,
+    config: LossConfig | None,
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
     advantages: torch.Tensor,

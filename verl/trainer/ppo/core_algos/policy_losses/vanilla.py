@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
-from verl.trainer.ppo.core_algos.policy_losses.common import check_loss_inputs, clamped_log_ratio, clip_range, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.common import (
+    LossConfig,
+    check_loss_inputs,
+    clamped_log_ratio,
+    clip_range,
+    token_metrics,
+    weighted_loss,
+)
 from verl.trainer.ppo.registry import register_policy_loss
 
 
@@ -45,7 +52,7 @@ def compute_policy_loss_vanilla(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str = "token-mean",
-    config: Any = None,
+    config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """PPO's clipped objective (arXiv 1707.06347, eq. 7), with dual clip and clip-higher.
