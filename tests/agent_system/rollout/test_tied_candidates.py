@@ -29,8 +29,8 @@ class OnlyAIsPaid(Adder):
 
 
 def of_ties(caplog: Any) -> list[str]:
-    """The warnings about calls; in these worlds `step` pays as well, which has one of its own."""
-    return [message for record in caplog.records if "candidates got the same reward" in (message := record.getMessage())]
+    """The warnings about tied calls; in these environments `step` gives rewards too, which has its own warning."""
+    return [message for record in caplog.records if "got the same reward" in (message := record.getMessage())]
 
 
 @pytest.fixture
