@@ -22,11 +22,11 @@ def test_a_row_says_what_the_world_needs() -> None:
 @pytest.mark.parametrize(
     ("truth", "says"),
     [
-        (None, "no object"),
+        (None, "not an object"),
         ("", "Expecting value"),
         ("{", "Expecting"),
         ("[" * 5000, "nested|Expecting"),
-        ("[1]", "no object"),
+        ("[1]", "not an object"),
         ({}, "must be lists"),
         ({"inputs": "12", "outputs": "34"}, "must be lists"),
         ({"inputs": [], "outputs": []}, "at least one"),
