@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# What the examples share; sourced by them, not run.
+# Functions of the example scripts, which source this file.
 #
-#   begin WORKFLOW [eval] [key=value ...]   sets up, fills ARGS with what every workflow needs, and MODE and OVERRIDES with the rest
-#   is_tiny                                 true when the embedded tiny model is trained
-#   real_model                              adds the settings of a real model on GPUs
-#   launch                                  starts the trainer
+#   begin WORKFLOW [eval] [key=value ...]   set up the environment; set ARGS to the keys of every workflow, MODE and OVERRIDES to the arguments
+#   is_tiny                                 return whether the embedded tiny model is trained
+#   real_model                              add the settings of a real model on GPUs
+#   launch                                  start the trainer
 set -euo pipefail
 
 begin() {
@@ -34,7 +34,7 @@ begin() {
   if [ "$TINY" ]; then MODEL_PATH=$EMBEDDED/model; fi
   DATA=${DATA:-$EMBEDDED}
   if [[ $WORKFLOW == math* && ! -f $DATA/train.parquet && -f $DATA/train.jsonl && -f $DATA/test.jsonl ]]; then
-    # GSM8K as it is published: questions with solutions.
+    # GSM8K as published: questions with solutions.
     python examples/data_preprocess/gsm8k.py --input "$DATA/train.jsonl" "$DATA/test.jsonl" --output "outputs/data/$(basename "$DATA")"
     DATA=outputs/data/$(basename "$DATA")
   fi
@@ -54,28 +54,28 @@ begin() {
   fi
 }
 
-# What the user names has to be there before anything is set up.
+# Checks MODEL_PATH and DATA before anything is set up.
 check_given() {
   local split
-  # A quoted ~ is not what Hydra takes.
+  # Hydra does not expand a quoted ~.
   MODEL_PATH=${MODEL_PATH:-}
   MODEL_PATH=${MODEL_PATH/#\~/$HOME}
   DATA=${DATA:-}
   DATA=${DATA/#\~/$HOME}
   if [[ "$MODEL_PATH" == [./]* && ! -f $MODEL_PATH/config.json ]]; then
-    echo "error: MODEL_PATH=$MODEL_PATH is no Hugging Face model folder (it has no config.json); give one, or a hub id such as Qwen/Qwen3-4B" >&2
+    echo "error: MODEL_PATH=$MODEL_PATH is not a Hugging Face model folder (it has no config.json); name one, or a hub id such as Qwen/Qwen3-4B" >&2
     exit 1
   fi
   if [[ -z "$DATA" || ($WORKFLOW == math* && -f $DATA/train.jsonl && -f $DATA/test.jsonl) ]]; then return; fi
   for split in train test; do
     if [ ! -f "$DATA/$split.parquet" ]; then
-      echo "error: no $DATA/$split.parquet; DATA must be a folder with train.parquet and test.parquet (examples/README.md says how to make one)" >&2
+      echo "error: no $DATA/$split.parquet; DATA must be a folder with train.parquet and test.parquet (see examples/README.md)" >&2
       exit 1
     fi
   done
 }
 
-# Sets EMBEDDED. It takes minutes the first time, so the keys are looked at before.
+# Sets EMBEDDED. The first time takes minutes, so the keys are checked before.
 embedded() {
   local prepare=(python -m examples.embedded.prepare --world "$WORKFLOW" --out "${EMBEDDED_DIR:-outputs/embedded}" --seed "$SEED" ${DEMOS:+--demos "$DEMOS"})
   if [ ! "$TINY" ]; then prepare+=(--data-only); fi
@@ -98,7 +98,7 @@ real_model() {
     trainer.save_freq=20
     trainer.test_freq=20
   )
-  # A CPU has nothing to offload from, and the keys would be refused.
+  # On a CPU these keys have no effect and would be rejected.
   if [[ " ${OVERRIDES[*]-} " != *" trainer.device=cpu "* ]]; then
     ARGS+=(
       actor_rollout_ref.actor.fsdp_config.param_offload=true

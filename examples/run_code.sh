@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# A Coder and a Tester learn to write programs and tests, by AT-GRPO: every call tries four replies, the best one is kept.
+# A Coder and a Tester learn to write programs and tests, by AT-GRPO: every call samples four replies, the best one is kept.
 #
 #   bash examples/run_code.sh                   the embedded default: tiny models, generated tasks, CPU; nothing is downloaded
-#   MODEL_PATH=Qwen/Qwen3-1.7B DATA=data/apps bash examples/run_code.sh     the real job, on GPUs
+#   MODEL_PATH=Qwen/Qwen3-1.7B DATA=data/apps bash examples/run_code.sh     a real model, on GPUs
 #   bash examples/run_code.sh eval              evaluate the last checkpoint of the experiment
 #   bash examples/run_code.sh key=value ...     any key of docs/config.md
 #
-# The variables are those of examples/README.md.
+# examples/README.md lists the variables.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source examples/common.sh

@@ -2,12 +2,11 @@
 # A Solver and a Verifier learn mathematics together.
 #
 #   bash examples/run_math.sh                        the embedded default: tiny models, generated problems, CPU; nothing is downloaded
-#   MODEL_PATH=Qwen/Qwen3-4B DATA=data/gsm8k bash examples/run_math.sh        the real job, on GPUs
+#   MODEL_PATH=Qwen/Qwen3-4B DATA=data/gsm8k bash examples/run_math.sh        a real model, on GPUs
 #   bash examples/run_math.sh eval                   evaluate the last checkpoint of the experiment
 #   bash examples/run_math.sh key=value ...          any key of docs/config.md
 #
-# SEED (0), EXPERIMENT (math_seed<SEED>), MODEL_PATH (empty: embedded), DATA (a folder with train.parquet and test.parquet; empty: embedded),
-# EMBEDDED_DIR (outputs/embedded), DEMOS (demonstrations of the embedded warm start; a few hundred make a quick look that learns little).
+# examples/README.md lists the variables.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source examples/common.sh

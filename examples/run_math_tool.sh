@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# A Reasoner and a Tool-user, who writes programs, learn mathematics together, by AT-GRPO.
+# A Reasoner and a Tool-user, which writes programs, learn mathematics, by AT-GRPO.
 #
 #   bash examples/run_math_tool.sh                   the embedded default: tiny models, generated problems, CPU; nothing is downloaded
-#   MODEL_PATH=Qwen/Qwen3-1.7B DATA=data/gsm8k bash examples/run_math_tool.sh     the real job, on GPUs
+#   MODEL_PATH=Qwen/Qwen3-1.7B DATA=data/gsm8k bash examples/run_math_tool.sh     a real model, on GPUs
 #   bash examples/run_math_tool.sh eval              evaluate the last checkpoint of the experiment
 #   bash examples/run_math_tool.sh key=value ...     any key of docs/config.md
 #
-# The variables are those of examples/README.md.
+# examples/README.md lists the variables.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source examples/common.sh

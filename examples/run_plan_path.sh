@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# A Tool and an Executor learn to walk to a goal, by AT-GRPO: every call tries four replies, the best one is made.
+# A Tool and an Executor learn to walk to a goal, by AT-GRPO: every call samples four replies, the best one is made.
 #
 #   bash examples/run_plan_path.sh                   the embedded default: tiny models, generated maps, CPU; nothing is downloaded
-#   MODEL_PATH=Qwen/Qwen3-1.7B bash examples/run_plan_path.sh                 the real job, on GPUs
+#   MODEL_PATH=Qwen/Qwen3-1.7B bash examples/run_plan_path.sh                 a real model, on GPUs
 #   bash examples/run_plan_path.sh eval              evaluate the last checkpoint of the experiment
 #   bash examples/run_plan_path.sh key=value ...     any key of docs/config.md
 #
-# The variables are those of examples/README.md.
+# examples/README.md lists the variables.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source examples/common.sh

@@ -2,12 +2,12 @@
 # A Verifier, a Search Agent and an Answer Agent learn to answer questions with a search engine.
 #
 #   bash examples/run_search.sh                  the embedded default: tiny models, generated facts, CPU; nothing is downloaded
-#   MODEL_PATH=Qwen/Qwen3-4B DATA=data/search bash examples/run_search.sh env.params.url=http://127.0.0.1:8000        the real job, on GPUs
+#   MODEL_PATH=Qwen/Qwen3-4B DATA=data/search bash examples/run_search.sh env.params.url=http://127.0.0.1:8000        a real model, on GPUs
 #   bash examples/run_search.sh eval             evaluate the last checkpoint of the experiment
 #   bash examples/run_search.sh key=value ...    any key of docs/config.md
 #
-# Where DATA holds a corpus.jsonl, a retrieval server for it is started on loopback and ends with the run; else, and where it is given, env.params.url names one.
-# The variables are those of examples/README.md.
+# If DATA holds a corpus.jsonl, the run starts a retrieval server for it on loopback, unless env.params.url names one.
+# examples/README.md lists the variables.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source examples/common.sh

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# A Tool and an Executor learn to push boxes onto goals, by AT-GRPO: every call tries four replies, the best one is made.
+# A Tool and an Executor learn to push boxes onto goals, by AT-GRPO: every call samples four replies, the best one is made.
 #
 #   bash examples/run_sokoban.sh                   the embedded default: tiny models, generated rooms, CPU; nothing is downloaded
-#   MODEL_PATH=Qwen/Qwen3-1.7B bash examples/run_sokoban.sh                 the real job, on GPUs
+#   MODEL_PATH=Qwen/Qwen3-1.7B bash examples/run_sokoban.sh                 a real model, on GPUs
 #   bash examples/run_sokoban.sh eval              evaluate the last checkpoint of the experiment
 #   bash examples/run_sokoban.sh key=value ...     any key of docs/config.md
 #
-# The variables are those of examples/README.md.
+# examples/README.md lists the variables.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source examples/common.sh

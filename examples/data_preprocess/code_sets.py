@@ -1,4 +1,4 @@
-"""APPS, CodeContests, LiveCodeBench, HumanEval and MBPP files to verl parquet for the code workflow, one file per input.
+"""Convert APPS, CodeContests, LiveCodeBench, HumanEval and MBPP files to verl parquet for the code workflow, one file per input.
 
     python examples/data_preprocess/code_sets.py --set human_eval --input HumanEval.jsonl --output data/human_eval
 
@@ -34,7 +34,7 @@ def read(file: Path) -> list[dict[str, Any]]:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{file}: no compressed jsonl: {error}") from error
+        raise DatasetError(f"{file}: not a compressed jsonl file: {error}") from error
     if not all(isinstance(row, dict) for row in rows):
         raise DatasetError(f"{file}: every line must be an object")
     return rows
@@ -44,16 +44,16 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     """Run the command line; return the files written."""
     default = Preparation()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", choices=sorted(SETS), required=True, help="which data set's rows these are")
+    parser.add_argument("--set", choices=sorted(SETS), required=True, help="data set of the rows")
     parser.add_argument("--input", nargs="+", type=Path, required=True, help="files of the set")
     parser.add_argument("--output", type=Path, required=True, help="folder of the parquet files")
-    parser.add_argument("--max-tests", type=int, default=default.max_tests, help="golden tests of a task; the rest is left out")
+    parser.add_argument("--max-tests", type=int, default=default.max_tests, help="maximum number of golden tests per task")
     parser.add_argument("--max-references", type=int, default=default.max_references, help="solutions tried until one passes")
-    parser.add_argument("--without-reference", action="store_true", help="keep tasks that come without a solution")
-    parser.add_argument("--min-level", default=SandboxConfig.min_level, help="weakest sandbox level to run solutions at")
+    parser.add_argument("--without-reference", action="store_true", help="keep tasks without a solution")
+    parser.add_argument("--min-level", default=SandboxConfig.min_level, help="weakest sandbox level for running solutions")
     args = parser.parse_args(argv)
     preparation = Preparation(args.max_tests, args.max_references, args.without_reference)
-    # A solution that is slow because the machine is busy must not be dropped: only its CPU time counts.
+    # The wall-clock limit is high, so that only CPU time counts: a busy machine must not cause a solution to be dropped.
     configure(SandboxConfig(min_level=args.min_level, limits=SandboxLimitsConfig(cpu_s=10.0, wall_s=300.0)))
     written = []
     for file in args.input:

@@ -1,4 +1,4 @@
-"""GSM8K jsonl (`question`, `answer` ending in `#### 18`) to verl parquet, one file per input.
+"""Convert GSM8K jsonl (`question`, `answer` ending in `#### 18`) to verl parquet, one file per input.
 
     python examples/data_preprocess/gsm8k.py --input ../shared/data/gsm8k/train.jsonl ../shared/data/gsm8k/test.jsonl --output data/gsm8k
 
@@ -22,13 +22,13 @@ MARK = "####"
 
 
 def final_answer(solution: str) -> str:
-    """Return what follows the last `####`, without thousands commas; empty when there is no mark."""
+    """Return the text after the last `####`, without thousands commas; empty without this mark."""
     _, mark, answer = solution.rpartition(MARK)
     return answer.strip().replace(",", "") if mark else ""
 
 
 def convert(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of one file. Raises DatasetError naming file and row when a question or an answer is missing."""
+    """Return the rows of one file. Raises DatasetError, naming file and row, when a question or an answer is missing."""
     rows = []
     for index, row in enumerate(read_rows(file)):
         question, solution = str(row.get("question") or ""), str(row.get("answer") or "")

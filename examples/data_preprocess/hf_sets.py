@@ -1,10 +1,10 @@
-"""The Hugging Face sets that Dr. MAS trains and tests mathematics on, to verl parquet. Needs the `datasets` package.
+"""Convert the mathematics sets of Dr. MAS on the Hugging Face hub to verl parquet. Needs the `datasets` package.
 
     python examples/data_preprocess/hf_sets.py --output data/drmas_math                       # train, test_sampled and test
     python examples/data_preprocess/hf_sets.py --output data/deepscaler --sets deepscaler     # single sets
     python examples/data_preprocess/hf_sets.py --output data/drmas_math --local /mnt/copies   # copies: <local>/<repository name>/
 
-Questions lose the instructions that a set adds to them ("Let's think step by step ..."): the agents' prompts say how to answer.
+Instructions added to the questions by a set ("Let's think step by step ...") are removed: the agents' prompts state the form of an answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class HubSet:
-    """Where a set is: repository, split, and whether it is for training or for testing."""
+    """Source of a set: repository, split, and use (training or testing)."""
 
     repository: str
     split: str
@@ -43,7 +43,7 @@ SETS = {
     "amc23": HubSet("knoveleng/AMC-23", "train", "test"),
     "olympiadbench": HubSet("realtreetune/olympiadbench", "test", "test"),
 }
-# Dr. MAS: a file is a list of (set, number of rows from its start, None for all).
+# Files of Dr. MAS: lists of (set, number of its first rows, None for all).
 DR_MAS: dict[str, list[tuple[str, int | None]]] = {
     "train": [("dapo_filter", None)],
     "test_sampled": [("math500", 50), ("aime24", None), ("aime25", None)],
@@ -59,14 +59,14 @@ ADDED = (
 
 
 def bare_question(text: str) -> str:
-    """Return the question without the instructions that a set has added."""
+    """Return the question without the instructions added by a set."""
     for pattern in ADDED:
         text = pattern.sub("", text)
     return text.strip()
 
 
 def convert(name: str, source: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Return the rows of a set, a question that occurs again left out.
+    """Return the rows of a set without repeated questions.
 
     Raises:
         DatasetError: a row has no question or no answer.
@@ -91,7 +91,7 @@ def load(name: str, local: Path | None = None) -> list[Row]:
     """Fetch a set from the hub, or from the folder `<local>/<repository name>`, and convert it.
 
     Raises:
-        DatasetError: there is no local copy where one was named.
+        DatasetError: `local` has no copy of the set, or the set is empty.
     """
     import datasets
 

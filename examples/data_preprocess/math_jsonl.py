@@ -1,4 +1,4 @@
-r"""MATH-style jsonl to verl parquet: `problem` (or `question`) with `answer`, or with a `solution` that ends in `\boxed{}`.
+r"""Convert MATH-style jsonl to verl parquet: `problem` (or `question`) with `answer`, or with a `solution` that ends in `\boxed{}`.
 
     python examples/data_preprocess/math_jsonl.py --input train.jsonl test.jsonl --output data/math --data-source my_math
 
@@ -21,7 +21,7 @@ KEPT = ("level", "type", "subject")
 
 
 def convert(file: Path, data_source: str) -> list[dict[str, Any]]:
-    """Return the rows of one file. Raises DatasetError naming file and row when a problem or an answer is missing."""
+    """Return the rows of one file. Raises DatasetError, naming file and row, when a problem or an answer is missing."""
     rows = []
     for index, row in enumerate(read_rows(file)):
         problem, answer = str(row.get("problem") or row.get("question") or ""), find_answer(row)

@@ -1,10 +1,10 @@
-"""NQ, HotpotQA and the other question sets of Search-R1 to verl parquet: files you have, or sets of the Hugging Face hub.
+"""Convert NQ, HotpotQA and the other question sets of Search-R1 to verl parquet, from local files or the Hugging Face hub.
 
     python examples/data_preprocess/search_sets.py --input nq_train.jsonl --split train --output data/nq
     python examples/data_preprocess/search_sets.py --hub --output data/search_r1           # needs the `datasets` package
 
-A file holds `question` and `golden_answers` (FlashRAG), `answer` (NQ open, HotpotQA) or Search-R1's own rows. `--hub` writes what Search-R1
-and Dr. MAS use: train.parquet of NQ and HotpotQA, test.parquet of seven sets. The corpus is a file of its own (wiki-18 there).
+A file holds `question` and `golden_answers` (FlashRAG), `answer` (NQ open, HotpotQA) or Search-R1's own rows. `--hub` writes the data of
+Search-R1 and Dr. MAS: train.parquet of NQ and HotpotQA, test.parquet of seven sets. The corpus is a separate file (theirs is wiki-18).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from verl.utils.dataset import DatasetError, read_rows, write_rows
 logger = logging.getLogger(__name__)
 REPOSITORY = "RUC-NLPIR/FlashRAG_datasets"
 KEPT = ("id", "type", "level")
-# Split of the hub for each of our files.
+# Split on the hub of each set, by output file.
 HUB: dict[str, dict[str, str]] = {
     "train": {"nq": "train", "hotpotqa": "train"},
     "test": {
@@ -38,13 +38,13 @@ HUB: dict[str, dict[str, str]] = {
 
 
 def convert(where: str, source: Iterable[Mapping[str, Any]], data_source: str, split: str) -> list[dict[str, Any]]:
-    """Return the rows of one set, a question that occurs again left out, and one that no answer can be right for.
+    """Return the rows of one set without repeated questions and without questions that no answer can match.
 
     Raises:
-        DatasetError: naming the row that has no question or no answer, or one that cannot be read.
+        DatasetError: a row has no question, no answer, or one that cannot be read; the message names the row.
     """
     rows: dict[str, dict[str, Any]] = {}
-    hopeless = 0
+    unmatchable = 0
     for index, row in enumerate(source):
         try:
             question, answers = find_question(row), find_answers(row)
@@ -52,14 +52,14 @@ def convert(where: str, source: Iterable[Mapping[str, Any]], data_source: str, s
             raise DatasetError(f"{where}, row {index}: {error}") from error
         if not question or not answers:
             missing = "an answer ('golden_answers' or 'answer')" if question else "a 'question'"
-            raise DatasetError(f"{where}, row {index}: has not {missing}; columns: {', '.join(map(str, row))}")
+            raise DatasetError(f"{where}, row {index}: lacks {missing}; columns: {', '.join(map(str, row))}")
         if not can_be_matched(answers):
-            hopeless += 1
+            unmatchable += 1
             continue
         extra = {name: str(row.get(name) or "") for name in KEPT}
         rows.setdefault(question, make_row(question, answers, data_source=data_source, split=split, index=index, **extra))
-    if hopeless:
-        logger.warning("%s: %d questions left out, whose answers are articles or punctuation alone and match nothing", where, hopeless)
+    if unmatchable:
+        logger.warning("%s: %d questions left out: their answers are only articles or punctuation and match nothing", where, unmatchable)
     return list(rows.values())
 
 
@@ -76,11 +76,11 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", nargs="+", type=Path, help="jsonl, json or parquet files, joined; a file's name is its data source")
     source.add_argument("--hub", action="store_true", help="fetch the sets of Search-R1")
-    parser.add_argument("--split", choices=("train", "test"), default="train", help="what the rows of --input are for")
+    parser.add_argument("--split", choices=("train", "test"), default="train", help="split of the rows of --input")
     parser.add_argument("--output", type=Path, required=True, help="folder of the parquet files")
     args = parser.parse_args(argv)
     if args.hub:
-        parts = {split: [row for name, theirs in sets.items() for row in from_hub(name, theirs, split)] for split, sets in HUB.items()}
+        parts = {split: [row for name, source in sets.items() for row in from_hub(name, source, split)] for split, sets in HUB.items()}
     else:
         parts = {args.split: [row for file in args.input for row in convert(str(file), read_rows(file), file.stem, args.split)]}
     written = []

@@ -1,8 +1,8 @@
 """A warm start: demonstrations that first teach mostly a skill and then mostly a habit.
 
-With care, the demonstrators of a world do what pays; by habit, they do what is quick and mostly fails. The course shows mostly care and
-ends with habits. So the warm-started team knows how to be careful but seldom is, and reinforcement learning, which sees no demonstration,
-can find out that care pays.
+Careful replies of the demonstrators earn rewards; habitual ones are short and mostly fail. The course has mostly careful replies and ends
+with habitual ones. So the warm-started team has the skill but seldom uses it, and reinforcement learning, which has no demonstrations, can
+discover that careful replies are rewarded.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Course:
-    """What a warm start shows, in this order; shares of `count`. A world adds what it needs.
+    """Order of the demonstrations of a warm start. Worlds add fields.
 
     Attributes:
-        count: demonstrations in all.
-        habits: how the demonstrators work in the last part; a world's `Habits` says what can be chosen.
-        careful: how they mostly work until then.
-        habits_from: the share after which `habits` rule.
-        habits_before: share of demonstrations by `habits` until then, so that both ways are known.
-        difficulty: of the tasks, where they have one.
+        count: total number of demonstrations.
+        habits: behaviour of the demonstrators in the last part, an instance of a world's `Habits`.
+        careful: their main behaviour before.
+        habits_from: share of `count` at which the last part starts.
+        habits_before: share of demonstrations with `habits` before, so that both behaviours are learned.
+        difficulty: difficulty of the tasks, if they have one.
     """
 
     count: int = 38_400
@@ -41,12 +41,12 @@ class Course:
     difficulty: Any = None
 
     def conversations(self, rng: random.Random, tasks: Iterable[T], episode: Callable[[T, Any], Iterable[Messages]]) -> list[Messages]:
-        """Return `count` conversations (prompt and reply), or fewer where the tasks run out.
+        """Return `count` conversations (prompt and reply), or fewer if there are too few tasks.
 
         Args:
-            rng: draws who is careful.
-            tasks: what the demonstrations are about.
-            episode: (task, habits) to the conversations of one episode.
+            rng: draws the behaviour of each episode.
+            tasks: tasks of the demonstrations.
+            episode: maps (task, habits) to the conversations of one episode.
         """
         made: list[Messages] = []
         for task in tasks:
@@ -57,30 +57,30 @@ class Course:
         return made[: self.count]
 
 
-def conversation(agent: BaseAgent, env_prompt: str, reply: str, said: Sequence[Entry] = (), **variables: Any) -> Messages:
-    """Return what an agent is asked, as its team later asks it, and its reply.
+def conversation(agent: BaseAgent, env_prompt: str, reply: str, entries: Sequence[Entry] = (), **variables: Any) -> Messages:
+    """Return an agent's prompt, as in training, and its reply.
 
     Args:
-        agent: of the workflow, in the short prompt style.
-        env_prompt: what the environment shows.
-        reply: of the agent.
-        said: what was said before in the turn.
-        variables: more of the prompt's variables.
+        agent: agent of the workflow, in the short prompt style.
+        env_prompt: text of the observation.
+        reply: the agent's reply.
+        entries: earlier replies of the turn.
+        variables: further variables of the prompt.
     """
-    variables = {"env_prompt": env_prompt, "team_context": agent.team_context(said), "step": 1, "memory": "", **variables}
+    variables = {"env_prompt": env_prompt, "team_context": agent.team_context(entries), "step": 1, "memory": "", **variables}
     return [*agent.messages(variables), {"role": "assistant", "content": reply}]
 
 
 @dataclass(frozen=True)
 class World:
-    """A workflow that can start from a tiny model.
+    """The embedded default of a workflow.
 
     Attributes:
-        course: what the warm start shows.
-        tasks: what is trained on.
-        demos: (course, seed, keys of tasks to leave out) to conversations.
-        borrows: other worlds whose code it uses.
-        size: of the model.
+        course: course of the warm start.
+        tasks: generator of the tasks.
+        demos: maps (course, seed, keys of tasks to leave out) to conversations.
+        borrows: other worlds whose code this one uses.
+        size: size of the model.
     """
 
     course: Course

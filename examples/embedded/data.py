@@ -1,8 +1,8 @@
-"""Writes the generated tasks of any world of the embedded default, as `python -m agent_system.workflows.data` does for its own:
+"""Write the generated tasks of any world of the embedded default, like `python -m agent_system.workflows.data` for the built-in workflows:
 
     python -m examples.embedded.data search --out data/search --seed 0 --train 2000 --test 200
 
-search also leaves the `corpus.jsonl` that answers both files.
+search also writes `corpus.jsonl` with the answers of both files.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Makes what the embedded default of an example needs, without any download: data, tokenizer, model, warm start.
+"""Create the embedded default of an example without any download: data, tokenizer, model, warm start.
 
     python -m examples.embedded.prepare --world math --out outputs/embedded --seed 0
 
-leaves, in the folder it prints last,
+writes, into the folder that is the last line of its output,
 
-    train.parquet, test.parquet     tasks in verl's schema, none in both
+    train.parquet, test.parquet     tasks in verl's schema, without overlap
     corpus.jsonl                    the documents of the search world
-    demos.jsonl                     the demonstrations of both roles
-    model/                          the warm-started Hugging Face folder that all agents start from, with metrics.jsonl
+    demos.jsonl                     the demonstrations of all roles
+    model/                          the warm-started model, the initial model of all agents, with metrics.jsonl
 
-The folder's name carries a hash of the recipe and of the code behind it: what is there is used again, what changed is made anew.
-`--data-only` makes no model: for one of the user's own on generated tasks.
+The folder's name contains a hash of the recipe and of its source code: an existing folder is reused, a change creates a new one.
+`--data-only` creates the tasks without a model.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.trainer.sft.config import SFTConfig
 
 logger = logging.getLogger(__name__)
-# What carries a recipe out, besides the workflow and the code here. They are not imported to be hashed: a second run, which finds its
-# folder, does without torch.
+# Modules that a recipe runs, besides the workflow and this folder. They are hashed without an import, so that a second run, which finds its
+# folder, does not import torch.
 MODULES = ("verl.models.tiny", *(f"verl.trainer.sft.{name}" for name in ("data", "loop", "muon", "optim")))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything the result depends on.
+    """All settings that determine the result.
 
     Attributes:
-        world: a name of `worlds.WORLDS`.
-        size, course: of the model, and what the warm start shows; None for the world's own.
+        world: a key of `worlds.WORLDS`.
+        size, course: size of the model and course of the warm start; None for the world's own.
     """
 
     world: str = "math"
@@ -69,7 +69,7 @@ class Recipe:
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """Return a short hash of the recipe and of the source files that carry it out."""
+    """Return a short hash of the recipe and of the source files that it runs."""
     digest = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode())
     world = WORLDS[recipe.world]
     folders = [Path(str(find_spec(name).origin)).parent for name in ("agent_system.workflows", "examples.embedded.prepare")]
@@ -82,7 +82,7 @@ def recipe_hash(recipe: Recipe) -> str:
 
 
 def find(out: Path, recipe: Recipe, data_only: bool = False) -> tuple[Path, bool]:
-    """The folder of the embedded default under `out`, and whether it is there already; one with a model also serves without."""
+    """Return the folder of the embedded default under `out`, and whether it exists; with `data_only` a folder with a model is used too."""
     folder = out / f"{recipe.world}-seed{recipe.seed}-{recipe_hash(recipe)}"
     if data_only and not folder.is_dir():
         folder = folder.with_name(f"{folder.name}-data")
@@ -90,14 +90,14 @@ def find(out: Path, recipe: Recipe, data_only: bool = False) -> tuple[Path, bool
 
 
 def prepare(out: Path, recipe: Recipe, num_threads: int = 0, data_only: bool = False) -> Path:
-    """Make the embedded default under `out`, or find it there; return its folder, which is complete whenever it exists."""
+    """Return the folder of the embedded default under `out`, created if missing; an existing folder is always complete."""
     folder, _ = find(out, recipe, data_only)
     out.mkdir(parents=True, exist_ok=True)
-    # Who asks for the same folder at the same time waits for it.
+    # Another process that needs the same folder at the same time waits for it.
     with (out / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.is_dir():
-            logger.info("embedded default: %s is there already", folder)
+            logger.info("embedded default: %s exists", folder)
         else:
             _make(folder, recipe, num_threads, data_only)
     return folder
@@ -105,22 +105,22 @@ def prepare(out: Path, recipe: Recipe, num_threads: int = 0, data_only: bool = F
 
 def _make(folder: Path, recipe: Recipe, num_threads: int, data_only: bool) -> None:
     started, out = time.monotonic(), folder.parent
-    aside = Path(tempfile.mkdtemp(prefix=".partial-", dir=out))
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=out))
     try:
         world = WORLDS[recipe.world]
         split = world.tasks.split(recipe.num_train, recipe.num_test, recipe.seed, recipe.course.difficulty)
-        write_split(split, aside)
+        write_split(split, partial)
         if not data_only:
-            _make_model(aside, recipe, world.demos(recipe.course, recipe.seed, split.test_keys), num_threads)
-        aside.chmod(0o755)
-        os.replace(aside, folder)
+            _make_model(partial, recipe, world.demos(recipe.course, recipe.seed, split.test_keys), num_threads)
+        partial.chmod(0o755)
+        os.replace(partial, folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    logger.info("embedded default: made in %.0f s: %s", time.monotonic() - started, folder)
+        shutil.rmtree(partial, ignore_errors=True)
+    logger.info("embedded default: created in %.0f s: %s", time.monotonic() - started, folder)
 
 
 def _make_model(folder: Path, recipe: Recipe, conversations: Sequence[Messages], num_threads: int) -> None:
-    """Demonstrations, tokenizer and warm-started model."""
+    """Write the demonstrations and the warm-started model with its tokenizer."""
     from verl.trainer.sft import loop
 
     _write_jsonl(conversations, folder / "demos.jsonl")
@@ -156,23 +156,23 @@ def _write_jsonl(conversations: Sequence[Messages], path: Path) -> None:
 
 
 def main() -> None:
-    """Parse the command line, make the folder, and write its path as the only line on standard output."""
-    parser = argparse.ArgumentParser(description="Make data, model and warm start of the embedded default.")
-    parser.add_argument("--world", choices=sorted(WORLDS), default="math", help="which workflow's")
-    parser.add_argument("--out", type=Path, default=Path("outputs/embedded"), help="folder that holds the prepared folders")
+    """Parse the command line, create the folder, and write its path as the only line on standard output."""
+    parser = argparse.ArgumentParser(description="Create data, model and warm start of the embedded default.")
+    parser.add_argument("--world", choices=sorted(WORLDS), default="math", help="workflow")
+    parser.add_argument("--out", type=Path, default=Path("outputs/embedded"), help="parent folder of the result")
     parser.add_argument("--seed", type=int, default=0, help="seed of data, initialisation and demonstrations")
     parser.add_argument("--demos", type=int, help="demonstrations of the warm start; fewer teach less")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's default")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 for torch's default")
     parser.add_argument("--data-only", action="store_true", help="tasks without demonstrations and model")
-    parser.add_argument("--find", action="store_true", help="print the folder if it is there, else nothing; make none")
+    parser.add_argument("--find", action="store_true", help="print the folder if it exists, else nothing; create none")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     recipe = Recipe(world=args.world, seed=args.seed)
     if args.demos is not None:
         recipe = replace(recipe, course=replace(recipe.course, count=args.demos))
     if args.find:
-        folder, there = find(args.out, recipe, args.data_only)
-        sys.stdout.write(f"{folder}\n" if there else "")
+        folder, exists = find(args.out, recipe, args.data_only)
+        sys.stdout.write(f"{folder}\n" if exists else "")
     else:
         sys.stdout.write(f"{prepare(args.out, recipe, args.threads, args.data_only)}\n")
 

@@ -1,4 +1,4 @@
-"""The worlds of the embedded default: every folder here whose `demos.py` holds a `WORLD`."""
+"""The worlds of the embedded default: every folder here whose `demos.py` defines `WORLD`."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_questions_of_nq_hotpotqa_and_search_r1_become_tasks_with_all_accepted_a
 @pytest.mark.parametrize(("row", "missing"), [({"answer": "A"}, "a 'question'"), ({"question": "q", "answer": []}, "an answer")])
 def test_a_question_set_without_its_fields_names_the_row(tmp_path, row, missing):
     source = jsonl(tmp_path / "nq.jsonl", {"question": "who?", "answer": ["A"]}, row)
-    with pytest.raises(DatasetError, match=rf"nq\.jsonl, row 1: has not {missing}"):
+    with pytest.raises(DatasetError, match=rf"nq\.jsonl, row 1: lacks {missing}"):
         search_sets.main(["--input", str(source), "--output", str(tmp_path / "out")])
 
 

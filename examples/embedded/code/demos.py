@@ -1,7 +1,7 @@
-"""The small programs: a Coder and a Tester, who speak at the same time.
+"""Demonstrations of the small programs by a Coder and a Tester, which act at the same time.
 
-With care, a program has a line for every step of the task, and a test says what comes of an input, worked out step by step. By habit, the
-Coder stops after the first step, which is right where there is no second one, and the Tester guesses what comes out.
+A careful program has a line for every step of the task, and a careful test has an output that is worked out step by step. By habit, the
+Coder stops after the first step, which is right if there is no second one, and the Tester guesses the output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SMALL_NUMBERS = {"number": (1, 20), "two": (1, 6), "list": (1, 6), "word": (0, 0
 
 @dataclass(frozen=True)
 class Habits:
-    """How often the demonstrators take care.
+    """Probabilities of careful replies.
 
     Attributes:
         write_all: share of programs with a line for every step; the others stop after the first.
@@ -43,9 +43,9 @@ class CodeCourse(Course):
     """See `Course`.
 
     Attributes:
-        max_turns: of one demonstrated episode.
-        stray: share of episodes that begin with a hasty program and a guessed test, which show how to go on from there; they are never
-            demonstrated.
+        max_turns: turns of one demonstrated episode.
+        stray: share of episodes that begin after a careless program and a guessed test, which are not demonstrated, so that the
+            demonstrations include the states after them.
     """
 
     habits: Habits = Habits()
@@ -56,7 +56,7 @@ class CodeCourse(Course):
 
 @dataclass(frozen=True)
 class Past:
-    """What became of a turn: how many steps its program had, and the test that it failed."""
+    """Result of a turn: the number of steps of its program, and the test that it failed."""
 
     steps: int
     read: Any
@@ -72,13 +72,13 @@ def make_demos(course: CodeCourse, seed: int, exclude: Collection[str] = ()) -> 
 
 
 def team_success(course: CodeCourse, habits: Habits, tasks: Sequence[Small], seed: int = 0) -> float:
-    """Return the share of `tasks` for which demonstrators with `habits` end with a right program."""
+    """Return the share of `tasks` for which the last program of demonstrators with `habits` is right."""
     team = Demonstrators(course, random.Random(f"code-success-{seed}"))
     return sum(team.episode(task, habits)[1] for task in tasks) / len(tasks)
 
 
 class Demonstrators:
-    """Plays both roles in the short prompt style, both speaking at the same time."""
+    """Plays both roles in the short prompt style, both at the same time."""
 
     def __init__(self, course: CodeCourse, rng: random.Random) -> None:
         options = CodeOptions(prompt_style="short")
@@ -88,7 +88,7 @@ class Demonstrators:
         self.rng = rng
 
     def episode(self, task: Small, habits: Habits, stray: bool = False) -> tuple[list[Messages], bool]:
-        """Return the conversations of one episode, one a turn, and whether its last program is right."""
+        """Return the conversations of one episode, one per turn, and whether its last program is right."""
         rng = self.rng
         conversations: list[Messages] = []
         past = self._outcome(task, 1, *self._guessed(task, 0.0)) if stray else None
@@ -112,16 +112,16 @@ class Demonstrators:
         return conversations, steps == len(task.steps)
 
     def _outcome(self, task: Small, steps: int, read: Any, expected: str) -> Past | None:
-        """What the next turn reads; None where the program passes the test."""
+        """Return the result for the next turn; None if the program passes the test."""
         return None if str(task.values(read)[steps]) == expected else Past(steps, read, expected)
 
     def _choose(self, task: Small) -> Any:
-        """An input that is easy to work with: small numbers, none below 0 on the way where that can be had."""
+        """Return an input that is easy to work out: small numbers, and no intermediate value below 0 if possible."""
         reads = [draw_input(self.rng, task.source.kind, *SMALL_NUMBERS[task.source.kind]) for _ in range(4)]
         return max(reads, key=lambda read: min(0, *(value if isinstance(value, int) else 0 for value in task.values(read))))
 
     def _guessed(self, task: Small, right: float) -> tuple[Any, str]:
-        """An input and what might come of it."""
+        """Return an input and a guessed output, which is right with probability `right`."""
         rng = self.rng
         read = self._choose(task)
         value = task.values(read)[-1]
@@ -140,12 +140,12 @@ class Demonstrators:
 
 
 def program(task: Small, steps: int) -> str:
-    """The program that stops after so many steps."""
+    """Return the program that stops after `steps` steps."""
     return write_program(task.source, task.steps[:steps])
 
 
 def work(task: Small, read: Any) -> str:
-    """A test that is worked out: `Work. <input>3 7</input> larger 7. First 7*3=21. Then 21+2=23. <output>23</output>`."""
+    """Return a test that is worked out: `Work. <input>3 7</input> larger 7. First 7*3=21. Then 21+2=23. <output>23</output>`."""
     values = task.values(read)
     lines = [f"{task.source.name} {values[0]}."]
     for ordinal, step, before, after in zip(ORDINALS, task.steps, values, values[1:], strict=False):

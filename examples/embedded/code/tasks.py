@@ -1,4 +1,4 @@
-"""Small programming tasks made by a seed: read something, change it in one or two steps, print it.
+"""Small programming tasks generated from a seed: read a value, change it in one or two steps, print it.
 
     Read two numbers. Take the larger. First multiply by 3. Then add 2. Print it.
 
@@ -8,8 +8,8 @@
     z=y+2
     print(z)
 
-Every line of the program says what a sentence of the task says, so that a model of a few hundred thousand parameters can write it. Two
-tasks are the same when their programs are; `generate_split` makes training and test tasks of which no two are the same.
+Every line of the program corresponds to a sentence of the task, so that a model of a few hundred thousand parameters can write it. Tasks
+are equal if their programs are; training and test tasks of `generate_split` are all different.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ MOST_TRIES = 200
 
 @dataclass(frozen=True)
 class Source:
-    """What is read, and the value that is taken from it.
+    """An input and the value that is taken from it.
 
     Attributes:
-        words: how the task says it.
-        read: line of the program that reads.
-        take: its next line, which sets `x`; empty where `read` does.
-        kind: of what is read: number | two | list | word.
-        value: the value that is taken, of what is read.
-        name: what the Tester calls the value.
+        words: its description in the task.
+        read: line of the program that reads the input.
+        take: its next line, which sets `x`; empty if `read` does.
+        kind: kind of input: number | two | list | word.
+        value: maps the input to the value.
+        name: name of the value in the Tester's replies.
     """
 
     words: str
@@ -58,10 +58,10 @@ class Step:
     """One change of a value.
 
     Attributes:
-        words: how the task says it.
-        code: the new value in the program, `{x}` standing for the old one.
-        change: from value to value.
-        sign: how a calculation writes it, after the value; empty where it shows the new value only.
+        words: its description in the task.
+        code: expression of the new value, with `{x}` for the old one.
+        change: maps the old value to the new one.
+        sign: its form in a calculation, after the value; empty if a calculation shows the new value only.
     """
 
     words: str
@@ -116,7 +116,7 @@ NAMES = ("x", "y", "z")
 
 @dataclass(frozen=True)
 class Small:
-    """A task: what is read, and one or two steps."""
+    """A task: an input, and one or two steps."""
 
     source: Source
     steps: tuple[Step, ...]
@@ -129,34 +129,34 @@ class Small:
 
     @property
     def program(self) -> str:
-        """The reference solution, and what tells the task from others."""
+        """The reference solution, which is also the key of the task."""
         return write_program(self.source, self.steps)
 
     def values(self, read: Any) -> list[Any]:
-        """The value that is taken from what is read, and what each step makes of it; the last one is printed."""
+        """Return the value taken from the input and the value after each step; the last one is printed."""
         values = [self.source.value(read)]
         for step in self.steps:
             values.append(step.change(values[-1]))
         return values
 
     def case(self, read: Any) -> Case:
-        """The test with this input."""
+        """Return the test with this input."""
         return Case(f"{write_input(read)}\n", f"{self.values(read)[-1]}\n")
 
 
 def write_program(source: Source, steps: Sequence[Step]) -> str:
-    """The program that reads, makes these changes and prints."""
+    """Return the program that reads the input, makes these changes and prints the result."""
     lines = [f"{new}={step.code.format(x=old)}" for step, old, new in zip(steps, NAMES, NAMES[1:], strict=False)]
     return "\n".join([source.read, *([source.take] if source.take else []), *lines, f"print({NAMES[len(steps)]})"])
 
 
 def write_input(read: Any) -> str:
-    """What stands on stdin."""
+    """Return the input as text for stdin."""
     return " ".join(map(str, read)) if isinstance(read, list) else str(read)
 
 
 def draw_input(rng: random.Random, kind: str, low: int, high: int) -> Any:
-    """Something to read: numbers from `low` to `high`."""
+    """Draw an input of this kind, with numbers from `low` to `high`."""
     if kind == "word":
         return rng.choice(WORDS)
     if kind == "number":
@@ -165,7 +165,7 @@ def draw_input(rng: random.Random, kind: str, low: int, high: int) -> Any:
 
 
 def draw_task(rng: random.Random) -> Small:
-    """A task at random: one in twelve changes a word; one in seven has one step, the others two."""
+    """Draw a task: 8 % change a word; 15 % have one step, the others two."""
     num_steps = 1 if rng.random() < 0.15 else 2
     if rng.random() < 0.08:
         return Small(LETTERS, tuple(rng.sample(TEXT, num_steps)))
@@ -174,13 +174,13 @@ def draw_task(rng: random.Random) -> Small:
 
 
 def generate(count: int, seed: int, exclude: Collection[str] = (), *, repeat: bool = False) -> list[Small]:
-    """Return `count` tasks, none whose program is in `exclude`; a function of its arguments alone.
+    """Return `count` tasks whose programs are not in `exclude`; deterministic in its arguments.
 
     Args:
-        repeat: the same task may come again.
+        repeat: tasks may be repeated.
 
     Raises:
-        AgentSystemError: there are not so many different tasks.
+        AgentSystemError: there are too few different tasks.
     """
     rng = random.Random(f"small-programs-{seed}")
     seen = set(exclude)
@@ -200,13 +200,13 @@ def generate(count: int, seed: int, exclude: Collection[str] = (), *, repeat: bo
 
 
 def generate_split(num_train: int, num_test: int, seed: int) -> tuple[list[Small], list[Small]]:
-    """Return (train, test) tasks; none is in both."""
+    """Return (train, test) tasks without overlap."""
     test = generate(num_test, 2 * seed + 1)
     return generate(num_train, 2 * seed, {task.program for task in test}), test
 
 
 def to_row(task: Small, index: int, split: str) -> dict[str, Any]:
-    """Return the task as a row of verl's schema; its golden tests are drawn by the task alone."""
+    """Return the task as a row of verl's schema; its golden tests depend on the task only."""
     rng = random.Random(f"golden-{task.program}")
     cases: dict[str, Case] = {}
     while len(cases) < GOLDEN_TESTS:

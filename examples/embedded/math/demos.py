@@ -1,7 +1,7 @@
-"""The word problems: a Solver and a Verifier.
+"""Demonstrations of the word problems by a Solver and a Verifier.
 
-With care, a problem is worked out line by line, and a solution recomputed before the verdict. By habit, the Solver works only the short
-problems out and guesses the others, and the Verifier approves without a look.
+A careful Solver works a problem out line by line, and a careful Verifier recomputes a solution before the verdict. By habit, the Solver
+works out only the short problems and guesses the others, and the Verifier approves without a check.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GLANCE_REJECTS = f"Looks wrong. <verify>{REJECT}</verify>"
 
 @dataclass(frozen=True)
 class Habits:
-    """How often the demonstrators take care.
+    """Probabilities of careful replies.
 
     Attributes:
         work_short: share of problems with at most two steps that the Solver works out.
@@ -28,7 +28,7 @@ class Habits:
         guess_right: share of the Solver's guesses that are right.
         recompute: share of solutions that the Verifier recomputes.
         skim_approve: share of approvals among verdicts given without recomputing.
-        retry: share of the Solver's prompts that hold a rejected solution.
+        retry: share of the Solver's prompts with a rejected solution.
         verifier: share of demonstrations that are the Verifier's.
     """
 
@@ -49,7 +49,7 @@ class MathCourse(Course):
     """See `Course`.
 
     Attributes:
-        easy: share of problems with one or two steps, which come first.
+        easy: share of problems with one or two steps, which are the first ones.
     """
 
     habits: Habits = Habits()
@@ -68,7 +68,7 @@ def make_demos(course: MathCourse, seed: int, exclude: Collection[str] = ()) -> 
 
 
 class Demonstrators:
-    """Makes conversations of either role in the short prompt style."""
+    """Writes conversations of both roles in the short prompt style."""
 
     def __init__(self) -> None:
         options = MathOptions(prompt_style="short")
@@ -91,7 +91,7 @@ class Demonstrators:
 
 
 def solver_reply(rng: random.Random, problem: Problem, habits: Habits) -> str:
-    """Return a worked solution or, against the odds of `habits`, a bare guess."""
+    """Return a worked solution or a guess, with the probabilities of `habits`."""
     share = habits.work_short if len(problem.steps) <= 2 else habits.work_long
     if rng.random() < share:
         return problem.worked_solution()
@@ -99,7 +99,7 @@ def solver_reply(rng: random.Random, problem: Problem, habits: Habits) -> str:
 
 
 def verdict_reply(rng: random.Random, problem: Problem, answer: int, habits: Habits) -> str:
-    """Return a verdict on `answer`: after recomputing, or by a glance that mostly approves."""
+    """Return a verdict on `answer`: after recomputing, or without a check, which mostly approves."""
     if rng.random() < habits.recompute:
         return checked_verdict(problem, answer)
     if rng.random() < habits.skim_approve:
@@ -108,13 +108,13 @@ def verdict_reply(rng: random.Random, problem: Problem, answer: int, habits: Hab
 
 
 def checked_verdict(problem: Problem, answer: int) -> str:
-    """Return the steps, both answers and how far they are apart, and the verdict that follows."""
+    """Return the steps, both answers and their difference, and the resulting verdict."""
     verdict = APPROVE if answer == problem.answer else REJECT
     return f"{problem.working()} I get {problem.answer}, Solver {answer}, off by {abs(problem.answer - answer)}. <verify>{verdict}</verify>"
 
 
 def draft(rng: random.Random, problem: Problem) -> tuple[str, int]:
-    """Return a solution as a Verifier may meet it (worked, worked with a slip, or bare; right or wrong) and its answer."""
+    """Return a solution for a Verifier's prompt (worked, worked with an error, or a guess; right or wrong) and its answer."""
     kind = rng.random()
     if kind < 0.3:
         return problem.worked_solution(), problem.answer
@@ -127,14 +127,14 @@ def draft(rng: random.Random, problem: Problem) -> tuple[str, int]:
 
 
 def guess(rng: random.Random, problem: Problem, right: float) -> int:
-    """Return the answer with probability `right`, else a whole number near it."""
+    """Return the answer with probability `right`, else an integer near it."""
     if rng.random() < right:
         return problem.answer
     return max(1, problem.answer + rng.choice((-6, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 6)))
 
 
 def with_slip(rng: random.Random, problem: Problem) -> Problem | None:
-    """Return `problem` with one result wrong and carried on, or None when that leaves 1..99 or ends at the right answer."""
+    """Return `problem` with an error in one step and its consequences, or None when a value leaves 1..99 or the answer is still right."""
     at = rng.randrange(len(problem.steps))
     steps: list[Step] = []
     value = problem.steps[0].left

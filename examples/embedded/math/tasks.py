@@ -1,11 +1,11 @@
-"""Arithmetic word problems made by a seed: short stories of two or three steps with small whole numbers.
+"""Arithmetic word problems generated from a seed: short stories of two or three steps with small integers.
 
 A problem starts with a quantity and changes it once per step, so that it can be solved line by line:
 
     Nina has 6 coins. First Nina buys 7 more. Then Omar takes 4 of them. How many coins does Nina have?
     First 6+7=13. Then 13-4=9. \\boxed{9}
 
-`generate_split` makes training and test problems without a common question. Rows follow verl's schema.
+Training and test problems of `generate_split` have no common question. Rows follow verl's schema.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class Problem:
         return self.steps[-1].result
 
     def worked_solution(self) -> str:
-        """Every step, then the boxed answer."""
+        """Return every step, then the boxed answer."""
         return f"{self.working()} \\boxed{{{self.answer}}}"
 
     def working(self) -> str:
-        """Every step in words: `First 6+7=13. Then 13-4=9.`"""
+        """Return every step in words: `First 6+7=13. Then 13-4=9.`"""
         return " ".join(f"{ORDINALS[i]} {step}" for i, step in enumerate(self.steps))
 
 
@@ -118,7 +118,7 @@ def _draw_step(rng: random.Random, value: int) -> Step:
 
 
 def generate(count: int, seed: int, *, exclude: Collection[str] = (), min_steps: int = 2, max_steps: int = 3) -> list[Problem]:
-    """Return `count` problems with distinct questions, none of which is in `exclude`; a function of its arguments alone."""
+    """Return `count` problems with distinct questions that are not in `exclude`; deterministic in its arguments."""
     rng = random.Random(seed)
     seen: set[str] = set()
     problems: list[Problem] = []
@@ -132,14 +132,14 @@ def generate(count: int, seed: int, *, exclude: Collection[str] = (), min_steps:
 
 
 def generate_split(num_train: int, num_test: int, seed: int) -> tuple[list[Problem], list[Problem]]:
-    """Return (train, test) problems; no question is in both."""
+    """Return (train, test) problems without a common question."""
     test = generate(num_test, seed=2 * seed + 1)
     train = generate(num_train, seed=2 * seed, exclude=frozenset(problem.question for problem in test))
     return train, test
 
 
 def to_row(problem: Problem, index: int, split: str) -> dict[str, Any]:
-    """Return the problem as a row of verl's schema, its worked solution under `extra_info`."""
+    """Return the problem as a row of verl's schema, with its worked solution in `extra_info`."""
     return {
         "data_source": DATA_SOURCE,
         "prompt": [{"role": "user", "content": problem.question}],

@@ -1,7 +1,7 @@
-"""The word problems: a Reasoner and a Tool-user, who speak at the same time.
+"""Demonstrations of the word problems by a Reasoner and a Tool-user, which act at the same time.
 
-With care, a problem is worked out line by line, and a program has a line for every step. By habit, the Reasoner guesses, and the Tool-user
-stops after the first step.
+A careful Reasoner works a problem out line by line, and a careful program has a line for every step. By habit, the Reasoner guesses, and
+the Tool-user stops after the first step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from examples.embedded.math.tasks import TASKS, Problem, generate
 
 @dataclass(frozen=True)
 class Habits:
-    """How often the demonstrators take care.
+    """Probabilities of careful replies.
 
     Attributes:
         work: share of the Reasoner's answers that are worked out; the others are guessed.
@@ -41,9 +41,10 @@ class MathToolCourse(Course):
     """See `Course`.
 
     Attributes:
-        max_turns: of one demonstrated episode.
-        easy: share of episodes about problems of one or two steps.
-        stray: share of episodes that begin after a careless turn, which show how to go on from there; that turn is never demonstrated.
+        max_turns: turns of one demonstrated episode.
+        easy: share of episodes with problems of one or two steps.
+        stray: share of episodes that begin after a careless turn, which is not demonstrated, so that the demonstrations include the states
+            after it.
     """
 
     count: int = 32_000
@@ -65,13 +66,13 @@ def make_demos(course: MathToolCourse, seed: int, exclude: Collection[str] = ())
 
 
 def team_success(course: MathToolCourse, habits: Habits, problems: Sequence[Problem], seed: int = 0) -> float:
-    """Return the share of `problems` for which demonstrators with `habits` end with a right answer."""
+    """Return the share of `problems` for which the last answer of demonstrators with `habits` is right."""
     team = Demonstrators(course, random.Random(f"math-tool-success-{seed}"))
     return sum(team.episode(problem, habits)[1] for problem in problems) / len(problems)
 
 
 class Demonstrators:
-    """Plays both roles in the short prompt style, both speaking at the same time."""
+    """Plays both roles in the short prompt style, both at the same time."""
 
     def __init__(self, course: MathToolCourse, rng: random.Random) -> None:
         options = MathToolOptions(prompt_style="short")
@@ -81,38 +82,38 @@ class Demonstrators:
         self.rng = rng
 
     def episode(self, problem: Problem, habits: Habits, stray: bool = False) -> tuple[list[Messages], bool]:
-        """Return the conversations of one episode, one a turn, and whether the Reasoner's last answer is right."""
+        """Return the conversations of one episode, one per turn, and whether the Reasoner's last answer is right."""
         rng = self.rng
         conversations: list[Messages] = []
-        last = {} if not stray else _told(guess(rng, problem, 0.0), problem.steps[0].result)
+        last = {} if not stray else _answers(guess(rng, problem, 0.0), problem.steps[0].result)
         answer = 0
         for _ in range(self.course.max_turns):
             if rng.random() < habits.work:
-                answer, said = problem.answer, problem.worked_solution()
+                answer, reasoning = problem.answer, problem.worked_solution()
             else:
                 answer = guess(rng, problem, habits.guess_right)
-                said = f"I guess \\boxed{{{answer}}}"
+                reasoning = f"I guess \\boxed{{{answer}}}"
             whole = rng.random() < habits.write_all
             steps = len(problem.steps) if whole else 1
             if rng.random() < habits.tool:
                 reply = f"{'Every step.' if whole else 'Quick.'}\n```python\n{program(problem, steps)}\n```"
                 conversations.append(conversation(self.tool, problem.question, reply, last=last))
             else:
-                conversations.append(conversation(self.reasoner, problem.question, said, last=last))
+                conversations.append(conversation(self.reasoner, problem.question, reasoning, last=last))
             printed = problem.steps[steps - 1].result
             if answer == printed:
                 break
-            last = _told(answer, printed)
+            last = _answers(answer, printed)
         return conversations, answer == problem.answer
 
 
 def program(problem: Problem, steps: int) -> str:
-    """The program that stops after so many steps."""
+    """Return the program that stops after `steps` steps."""
     first, *lines = [f"x={problem.steps[0].left}", *(f"x=x{step.op}{step.right}" for step in problem.steps[:steps])]
     return "\n".join([first, *lines, "print(x)"])
 
 
-def _told(answer: int, printed: int) -> dict[str, str]:
+def _answers(answer: int, printed: int) -> dict[str, str]:
     return {"reasoner": str(answer), "tool": str(printed), "program": ""}
 
 

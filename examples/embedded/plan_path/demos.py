@@ -1,7 +1,8 @@
-"""The maps: a Tool and an Executor, on the compact view.
+"""Demonstrations of the maps by a Tool and an Executor, with the compact view.
 
-With care, the Tool looks at the cells ahead and leaves walls and worn ways (`walkers.careful_moves`), and the Executor follows a
-proposal cell by cell before it decides. By habit, the Tool guesses or goes straight for the goal, and the Executor does what it is told.
+A careful Tool looks at the cells ahead and avoids walls and cells with many visits (`walkers.careful_moves`), and a careful Executor
+follows a proposal cell by cell before it decides. By habit, the Tool guesses or goes straight towards the goal, and the Executor copies the
+proposal.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from examples.embedded.plan_path.walkers import careful_moves, cost, habitual_mo
 
 @dataclass(frozen=True)
 class Habits:
-    """How the demonstrators work.
+    """Behaviour of the demonstrators.
 
     Attributes:
-        tool_care: share of the Tool's proposals that look at the cells ahead; the others go straight for the goal.
-        guess: share of these others that are random moves instead.
-        check: share of proposals that the Executor follows cell by cell; the others it takes as they are.
-        stray: share of moves made at random instead, which show what to do off the way; they are never demonstrated.
+        tool_care: share of the Tool's proposals that take the cells ahead into account; the others go straight towards the goal.
+        guess: share of random moves among the others.
+        check: share of proposals that the Executor follows cell by cell; it copies the others.
+        stray: share of moves replaced by random ones, which are not demonstrated, so that the demonstrations include states off the path.
         executor: share of demonstrations that are the Executor's.
-        wander: most moves at random before an episode begins, which show ways that have been entered many times; half of the episodes.
+        wander: maximum number of random moves before half of the episodes, so that the demonstrations include cells with many visits.
     """
 
     tool_care: float = 0.05
@@ -52,8 +53,8 @@ class PlanPathCourse(Course):
     """See `Course`.
 
     Attributes:
-        max_turns: of one demonstrated episode.
-        radius, max_moves: of the world, as in `PlanPathEnvOptions`.
+        max_turns: turns of one demonstrated episode.
+        radius, max_moves: options of the environment (`PlanPathEnvOptions`).
     """
 
     count: int = 24_000
@@ -80,7 +81,7 @@ def team_success(course: PlanPathCourse, habits: Habits, maps: Sequence[GridMap]
 
 
 class Demonstrators:
-    """Plays both roles in the short prompt style on the compact view."""
+    """Plays both roles in the short prompt style with the compact view."""
 
     def __init__(self, course: PlanPathCourse, rng: random.Random) -> None:
         options = PlanPathOptions(prompt_style="short")
@@ -90,7 +91,7 @@ class Demonstrators:
         self.rng = rng
 
     def episode(self, grid: GridMap, habits: Habits) -> tuple[list[Messages], bool]:
-        """Return the conversations of one episode, one a turn, and whether it reached the goal."""
+        """Return the conversations of one episode, one per turn, and whether it reached the goal."""
         course, rng = self.course, self.rng
         state = self._wandered(grid, habits.wander) if habits.wander and rng.random() < 0.5 else initial_state(grid)
         conversations: list[Messages] = []
@@ -114,7 +115,7 @@ class Demonstrators:
         return conversations, False
 
     def _wandered(self, grid: GridMap, most: int) -> State:
-        """Return a state after moves at random that kept away from the goal."""
+        """Return a state after random moves that do not reach the goal."""
         state = initial_state(grid)
         for _ in range(self.rng.randint(1, most)):
             made = walk(grid, state.cell, self.rng.choice(tuple(MOVES)))
@@ -138,25 +139,25 @@ class Demonstrators:
             return checked(grid, state, plan, self.course.radius, self.course.max_moves)
         return f"Fine. {moves_reply(plan)}", plan
 
-    def _conversation(self, agent: ToolAgent | ExecutorAgent, grid: GridMap, state: State, said: list[Entry], reply: str) -> Messages:
+    def _conversation(self, agent: ToolAgent | ExecutorAgent, grid: GridMap, state: State, entries: list[Entry], reply: str) -> Messages:
         course = self.course
-        return conversation(agent, compact_text(grid, state, course.radius), reply, said, max_moves=course.max_moves)
+        return conversation(agent, compact_text(grid, state, course.radius), reply, entries, max_moves=course.max_moves)
 
 
 def around(grid: GridMap, state: State) -> str:
-    """Return what each move would meet: a wall, a free cell, one that was entered once, or one that was entered often."""
+    """Return the kind of the next cell for each move: a wall, or a cell that was entered never, once, or more often."""
 
-    def met(move: str) -> str:
+    def kind(move: str) -> str:
         there = grid.after(state.cell, move)
         return "wall" if there is None else ("ok", "been", "worn")[min(state.visits[there], 2)]
 
-    return " ".join(f"{move} {met(move)}" for move in MOVES)
+    return " ".join(f"{move} {kind(move)}" for move in MOVES)
 
 
 def checked(grid: GridMap, state: State, plan: str, radius: int, max_moves: int) -> tuple[str, str]:
-    """Follow a plan cell by cell as far as it is in sight; return what is found with the decision, and the moves decided on.
+    """Check the visible part of a plan cell by cell; return a reply with the check and the decision, and the moves decided on.
 
-    A legal plan that costs no more than the careful way stays, without what is out of sight; otherwise the careful way replaces it.
+    The visible part of a legal plan is kept if it costs no more than the careful moves; otherwise the careful moves replace it.
     """
     own = careful_moves(grid, state, radius, max_moves)
     plan = in_sight(plan, radius)

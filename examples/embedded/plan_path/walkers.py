@@ -1,8 +1,7 @@
-"""Two ways to choose moves from what the compact view shows: with care, and by habit. They make demonstrations and tests.
+"""Careful and habitual choice of moves from the compact view, for demonstrations and tests.
 
-Both know the way to the goal. The careful walker also reads the cells that lie straight ahead in the four directions and how often each
-was entered: it is real-time search (LRTA*, Korf 1990) with the number of visits in the place of learned costs, so it leaves dead ends
-instead of going round in them.
+Both use the offset of the goal. The careful walker also uses the cells straight ahead in the four directions and their visits: it is
+real-time search (LRTA*, Korf 1990) with the number of visits in place of learned costs, so it leaves dead ends instead of cycling in them.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ VISIT_COST = 2
 
 
 def in_sight(moves: str, radius: int) -> str:
-    """Return the first moves as far as their cells are shown: straight on, at most `radius` of them."""
+    """Return the first moves whose cells are visible: in one direction, at most `radius` of them."""
     straight = len(moves) - len(moves.lstrip(moves[:1])) if moves else 0
     return moves[: min(straight, radius)]
 
 
 def cost(grid: GridMap, state: State, moves: str) -> int | None:
-    """Return what `moves` cost, entered cells more than new ones, and the rows and columns that are left; None when one is illegal.
+    """Return the cost of `moves`, higher for visited cells, plus the Manhattan distance that is left; None when a move is illegal.
 
     Moves after the goal are not made and cost nothing.
     """
@@ -38,9 +37,9 @@ def cost(grid: GridMap, state: State, moves: str) -> int | None:
 
 
 def careful_moves(grid: GridMap, state: State, radius: int, max_moves: int) -> str:
-    """Return the cheapest move, and the same again as long as it is in sight and costs nothing more; at most `max_moves`.
+    """Return the cheapest move, repeated while its cells are visible and the cost does not increase; at most `max_moves`.
 
-    Ties go along the longer leg to the goal. Empty at the goal, and where no move is legal.
+    Ties are broken in favour of the larger offset of the goal. Empty at the goal, and where no move is legal.
     """
     if state.cell == grid.goal:
         return ""
@@ -57,7 +56,7 @@ def careful_moves(grid: GridMap, state: State, radius: int, max_moves: int) -> s
 
 
 def habitual_moves(rng: random.Random, grid: GridMap, state: State, max_moves: int) -> str:
-    """Return moves straight towards the goal, one leg after the other, without a look at the walls; empty at the goal only."""
+    """Return moves straight towards the goal, one direction after the other, regardless of walls; empty at the goal only."""
     down, right = grid.way_to_goal(state.cell)
     legs = [("D" if down > 0 else "U") * abs(down), ("R" if right > 0 else "L") * abs(right)]
     rng.shuffle(legs)
@@ -65,7 +64,7 @@ def habitual_moves(rng: random.Random, grid: GridMap, state: State, max_moves: i
 
 
 def random_moves(rng: random.Random, max_moves: int) -> str:
-    """Return one to `max_moves` moves of any kind."""
+    """Return one to `max_moves` random moves."""
     return "".join(rng.choices(tuple(MOVES), k=rng.randint(1, max_moves)))
 
 

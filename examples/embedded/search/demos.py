@@ -1,8 +1,8 @@
-"""The small facts: a Verifier, a Search Agent and an Answer Agent, on one passage a search.
+"""Demonstrations of the small facts by a Verifier, a Search Agent and an Answer Agent, with one passage per search.
 
-With care, the Verifier compares what is asked for with what was found, the Search Agent searches for the fact that is missing, and the
-Answer Agent reads the answer off. By habit, the Verifier is sure without a look, and the others take the name in the question for query
-and answer.
+A careful Verifier compares the question with the facts found, a careful Search Agent searches for the missing fact, and a careful Answer
+Agent copies the answer from it. By habit, the Verifier approves without a check, and the others use the name in the question as query and
+answer.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from examples.embedded.course import Course, Messages, World, conversation
 from examples.embedded.search.tasks import TASKS, Difficulty, Fact, Facts, Question, make_facts, names_of
 
 BOOKS_OF_A_DEMO = 2
-# Copying a name is harder to learn than a verdict, so it is shown more often than it comes up.
-SHOWN = {VERIFIER: 1, SEARCH: 2, ANSWER: 3}
+# Weights of the roles: copying a name is harder to learn than a verdict, so these roles are demonstrated more often than they act.
+WEIGHTS = {VERIFIER: 1, SEARCH: 2, ANSWER: 3}
 
 
 @dataclass(frozen=True)
 class Habits:
-    """How often the demonstrators take care.
+    """Probabilities of careful replies.
 
     Attributes:
-        look: share of verdicts for which the Verifier compares what is asked for with what was found; else it says yes.
-        next: share of queries for the missing fact; else for the name in the question.
-        read: share of answers that are read off, of those that can be; else they are the name in the question.
+        look: share of verdicts for which the Verifier compares the question with the facts found; otherwise it says yes.
+        next: share of queries for the missing fact; otherwise for the name in the question.
+        read: share of answers copied from a known fact; otherwise they are the name in the question.
     """
 
     look: float = 0.72
@@ -45,7 +45,7 @@ class SearchCourse(Course):
     """See `Course`.
 
     Attributes:
-        max_turns: of an episode.
+        max_turns: turns of an episode.
     """
 
     count: int = 48_000
@@ -57,13 +57,13 @@ class SearchCourse(Course):
 
 @dataclass(frozen=True)
 class Scene:
-    """Where an episode stands when somebody is asked.
+    """State of an episode at a call.
 
     Attributes:
         question: the task.
-        facts: what can be found.
-        searches: queries and what each has brought.
-        agent_id: who is asked.
+        facts: facts of the world.
+        searches: queries and the fact that each has found.
+        agent_id: the agent that is called.
     """
 
     question: Question
@@ -87,16 +87,16 @@ def make_demos(course: SearchCourse, seed: int, exclude: Collection[str] = ()) -
 
 
 def draw_scenes(rng: random.Random, names: Sequence[str], course: SearchCourse, exclude: Collection[str]) -> Iterator[Scene]:
-    """Draw scenes without end, one of an episode, none about a question in `exclude`."""
+    """Draw an infinite sequence of scenes, one per episode, none about a question in `exclude`."""
     while True:
         scenes = play(rng, names, course)
-        (scene,) = rng.choices(scenes, [SHOWN[scene.agent_id] for scene in scenes])
+        (scene,) = rng.choices(scenes, [WEIGHTS[scene.agent_id] for scene in scenes])
         if scene.question.text not in exclude:
             yield scene
 
 
 def play(rng: random.Random, names: Sequence[str], course: SearchCourse, habits: Habits = WANDERING) -> list[Scene]:
-    """Return the scenes of one episode in a small world of its own; the last one is the answer when it comes to one."""
+    """Return the scenes of one episode in a new small world; the last one is the answer if the episode has one."""
     facts = make_facts(rng, names, BOOKS_OF_A_DEMO)
     question = rng.choice(facts.two_hop if rng.random() < course.difficulty.two_hop else facts.one_hop)
     scene = Scene(question, facts, (), VERIFIER)
@@ -112,7 +112,7 @@ def play(rng: random.Random, names: Sequence[str], course: SearchCourse, habits:
 
 
 def search(rng: random.Random, scene: Scene, habits: Habits) -> tuple[str, Fact]:
-    """Return a query and the fact that it finds: the missing one, or any about the name in the question."""
+    """Return a query and the fact that it finds: the missing one, or a random one about the name in the question."""
     if scene.missing is not None and rng.random() < habits.next:
         return scene.missing.query, scene.missing
     subject = scene.question.hops[0].subject
@@ -120,16 +120,16 @@ def search(rng: random.Random, scene: Scene, habits: Habits) -> tuple[str, Fact]
 
 
 def success_rate(course: SearchCourse, seed: int, count: int = 2000) -> float:
-    """Return the share of questions that demonstrators with the course's habits answer."""
+    """Return the share of questions that demonstrators with the course's habits answer correctly."""
     rng = random.Random(f"success-{seed}")
     names = names_of("demos", seed)
     last = [play(rng, names, course, course.habits)[-1] for _ in range(count)]
-    able = sum(scene.agent_id == ANSWER and scene.missing is None for scene in last)
-    return able * course.habits.read / count
+    answerable = sum(scene.agent_id == ANSWER and scene.missing is None for scene in last)
+    return answerable * course.habits.read / count
 
 
 class Demonstrators:
-    """Makes conversations of the three roles in the short prompt style."""
+    """Writes conversations of the three roles in the short prompt style."""
 
     def __init__(self) -> None:
         options = SearchOptions(prompt_style="short")
@@ -140,7 +140,7 @@ class Demonstrators:
         }
 
     def demo(self, rng: random.Random, scene: Scene, habits: Habits) -> Messages:
-        """Return what one agent is asked in a scene, and its reply."""
+        """Return the prompt of the agent of a scene, and its reply."""
         memory = FoundMemory(len(scene.searches))
         for query, fact in scene.searches:
             memory.store(str(fact), query)
@@ -149,7 +149,7 @@ class Demonstrators:
 
 
 def reply(rng: random.Random, scene: Scene, habits: Habits) -> str:
-    """Return what the agent of a scene says. The first word tells care from habit."""
+    """Return the reply of the agent of a scene. The first word distinguishes careful and habitual replies."""
     if scene.agent_id == VERIFIER:
         return verdict(scene) if rng.random() < habits.look else f"Sure. <verify>{YES}</verify>"
     subject = scene.question.hops[0].subject
@@ -162,7 +162,7 @@ def reply(rng: random.Random, scene: Scene, habits: Habits) -> str:
 
 
 def verdict(scene: Scene) -> str:
-    """Return what is asked for, what was found last, and the verdict that follows."""
+    """Return a reply with the relation of the question, the relation found last, and the resulting verdict."""
     found = scene.searches[-1][1].relation if scene.searches else "nothing"
     word = YES if scene.missing is None else NO
     return f"Want {scene.question.hops[-1].relation}, have {found}. <verify>{word}</verify>"

@@ -1,12 +1,12 @@
-"""Small facts made by a seed, and questions about them that take one search or two.
+"""Small facts generated from a seed, and questions about them that need one search or two.
 
-Books have an author and a translator, people a birthplace and a home; every name is made up of two words:
+Books have an author and a translator, people a birthplace and a home; every name consists of two words:
 
     The author of Ada Elm is Gus Oak.              What is the birthplace of the author of Ada Elm?
     The birthplace of Gus Oak is Kim Bay.          Kim Bay
 
-Names of training, of testing and of demonstrations are drawn from three disjoint parts of all pairs of words, so nothing that a test
-question is about occurs anywhere else. Rows follow verl's schema.
+Names of training, test and demonstrations are drawn from three disjoint parts of all pairs of words, so the names of test questions do not
+occur elsewhere. Rows follow verl's schema.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ QUESTIONS_OF_A_BOOK = len(OF_BOOK) * len(OF_PERSON)
 
 @dataclass(frozen=True)
 class Difficulty:
-    """What is asked.
+    """Difficulty of generated questions.
 
     Attributes:
-        two_hop: share of questions that take two searches.
+        two_hop: share of questions that need two searches.
     """
 
     two_hop: float = 0.5
@@ -60,16 +60,16 @@ class Fact:
 
     @property
     def query(self) -> str:
-        """What finds it."""
+        """A query that finds the fact."""
         return f"{self.relation} of {self.subject}"
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question and the facts that answer it, in the order in which they are found.
+    """A question and the facts that answer it, in the order of the searches.
 
     Attributes:
-        hops: one fact, or two of which the second is about the value of the first.
+        hops: one fact, or two, the second of which is about the value of the first.
     """
 
     hops: tuple[Fact, ...]
@@ -104,17 +104,17 @@ class Facts:
 
     @property
     def one_hop(self) -> list[Question]:
-        """Every question that one fact answers."""
+        """Every question that needs one fact."""
         return [Question((fact,)) for fact in self.all]
 
     @property
     def two_hop(self) -> list[Question]:
-        """Every question about a person of a book."""
+        """Every question about a person related to a book."""
         return [Question((first, second)) for facts in self.books for first in facts for second in self.people[first.value]]
 
 
 def names_of(part: str, seed: int) -> list[str]:
-    """Return the names of one of `PARTS`, shuffled by the seed."""
+    """Return the names of one of `PARTS`, shuffled with the seed."""
     names = [f"{first} {last}" for first, last in product(_FIRST.split(), _LAST.split())]
     random.Random(f"names-{seed}").shuffle(names)
     start, end = PARTS[part]
@@ -125,11 +125,11 @@ def make_facts(rng: random.Random, names: Sequence[str], num_books: int) -> Fact
     """Draw a world of `num_books` books, as many people and half as many towns.
 
     Raises:
-        AgentSystemError: that takes more names than there are.
+        AgentSystemError: there are too few names.
     """
     needed = 2 * num_books + num_books // 2 + 1
     if needed > len(names):
-        raise AgentSystemError(f"{num_books} books take {needed} names, and there are {len(names)}; ask for fewer questions")
+        raise AgentSystemError(f"{num_books} books need {needed} names, found {len(names)}; ask for fewer questions")
     drawn = rng.sample(list(names), needed)
     titles, people, towns = drawn[:num_books], drawn[num_books : 2 * num_books], drawn[2 * num_books :]
 
@@ -140,7 +140,7 @@ def make_facts(rng: random.Random, names: Sequence[str], num_books: int) -> Fact
 
 
 def make_part(part: str, count: int, seed: int, two_hop: float) -> tuple[Facts, list[Question]]:
-    """Return a world of a part's names and `count` distinct questions about it, the share `two_hop` of them of two hops."""
+    """Return a world with the names of a part and `count` distinct questions about it, a share `two_hop` of them with two hops."""
     rng = random.Random(f"facts-{part}-{seed}")
     num_two = round(count * two_hop)
     num_books = max(2, -(-num_two // QUESTIONS_OF_A_BOOK), -(-(count - num_two) // QUESTIONS_OF_A_BOOK))
@@ -151,7 +151,7 @@ def make_part(part: str, count: int, seed: int, two_hop: float) -> tuple[Facts, 
 
 
 def generate_split(num_train: int, num_test: int, seed: int, two_hop: float = 0.5) -> tuple[list[Fact], list[Question], list[Question]]:
-    """Return (corpus, training questions, test questions); the corpus holds the facts of both in a random order."""
+    """Return (corpus, training questions, test questions); the corpus holds the facts of both in random order."""
     train, train_questions = make_part("train", num_train, seed, two_hop)
     test, test_questions = make_part("test", num_test, seed, two_hop)
     corpus = train.all + test.all
@@ -165,7 +165,7 @@ def to_document(fact: Fact, number: int) -> dict[str, str]:
 
 
 def to_row(question: Question, index: int, split: str) -> dict[str, Any]:
-    """Return the question as a row of verl's schema, the facts that answer it under `extra_info`."""
+    """Return the question as a row of verl's schema, with the facts that answer it in `extra_info`."""
     return {
         "data_source": DATA_SOURCE,
         "prompt": [{"role": "user", "content": question.text}],

@@ -1,15 +1,17 @@
-"""The rooms: a Tool and an Executor, on the compact view.
+"""Demonstrations of the rooms by a Tool and an Executor, with the compact view.
 
-With care a reply says which way the box goes next and where the player must stand for it, and makes the solver's moves:
+A careful reply states the direction of the next push and the offset of the cell that the player must make it from, and makes the solver's
+moves:
 
     box U from D 1 R 1
     <moves>D R U</moves>
 
-By habit it holds the moves alone: the Tool's are drawn at random, the Executor makes what it is told. So the first token chooses the way of
-working. Care is shown from states off the good way too, so that what a guess leads to is nothing new.
+A habitual reply has the moves only: random moves of the Tool, a copy of the proposal by the Executor. So the first token determines the
+kind of reply. Careful replies are also demonstrated from states off the solution, so that the states after a guess are covered.
 
-The first tokens are `box` and `<` because both stand elsewhere as well. Where the tiny model ties its embeddings, words that only ever
-compete at one place (`Care` and `Guess`, say) come to have nearly the same one: what follows could not be told apart.
+The first tokens are `box` and `<` because both also occur elsewhere. In a tiny model with tied embeddings, words that occur as alternatives
+at one position only (such as `Care` and `Guess`) get nearly the same embedding, so that the model could not distinguish the text after
+them.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ def _check_shares(**shares: float) -> None:
 
 @dataclass(frozen=True)
 class Habits:
-    """How often the demonstrators take care.
+    """Probabilities of careful replies.
 
     Attributes:
-        plan: share of the Tool agent's plans that are the solver's; the others are guesses.
-        check: share of the Executor's replies that work the moves out again; the others make the plan whatever it is.
+        plan: share of the Tool's plans that are the solver's; the others are guesses.
+        check: share of the Executor's replies that work the moves out again; the others copy the plan.
     """
 
     plan: float = 0.2
@@ -62,12 +64,12 @@ class SokobanCourse(Course):
     """See `Course`.
 
     Attributes:
-        rooms: different rooms that the demonstrations are about.
+        rooms: number of different rooms.
         executor: share of demonstrations that are the Executor's.
-        bad_plans: share of guesses among the plans that a careful Executor is shown.
-        midway: share of demonstrations that begin inside a room's solution.
-        wander: most moves at random that lead off it there.
-        env: what the agents see, and most moves of a turn.
+        bad_plans: share of guesses among the plans in the prompts of a careful Executor.
+        midway: share of demonstrations that begin in the middle of a room's solution.
+        wander: maximum number of random moves away from it.
+        env: options of the environment: view, and maximum number of moves per turn.
     """
 
     count: int = 36_000
@@ -114,7 +116,7 @@ def team_success(habits: Habits, env: SokobanEnvOptions, max_turns: int, puzzles
 
 
 class Demonstrators:
-    """Plays both roles in the short prompt style, in rooms as the environment with options `env` shows them."""
+    """Plays both roles in the short prompt style, with the views of an environment with options `env`."""
 
     def __init__(self, env: SokobanEnvOptions, rng: random.Random) -> None:
         self._env, self._rng = env, rng
@@ -122,7 +124,7 @@ class Demonstrators:
         self._tool, self._executor = ToolAgent(config=options), ExecutorAgent(config=options)
 
     def plan(self, room: Room, state: State, habits: Habits) -> tuple[str, str]:
-        """Return the Tool agent's reply and its moves."""
+        """Return the Tool's reply and its moves."""
         if self._rng.random() < habits.plan:
             return careful(room, state, self._env.max_moves)
         moves = guessed(self._rng, self._env.max_moves)
@@ -135,7 +137,7 @@ class Demonstrators:
         return moves_reply(plan), plan
 
     def tool_demo(self, room: Room, state: State, habits: Habits) -> Messages:
-        """Return one conversation of the Tool agent."""
+        """Return one conversation of the Tool."""
         return self._conversation(self._tool, room, state, [], self.plan(room, state, habits)[0])
 
     def executor_demo(self, room: Room, state: State, plan: str, habits: Habits) -> Messages:
@@ -161,28 +163,28 @@ class Demonstrators:
 
 
 def pick_state(rng: random.Random, puzzle: Puzzle, wander: int) -> State:
-    """Return a state that is not solved and can be: a part of the puzzle's solution made, then up to `wander` moves at random."""
+    """Return an unsolved, solvable state: after a part of the puzzle's solution and up to `wander` random moves."""
     room = puzzle.room
     made = walk(room, puzzle.start, puzzle.solution.moves[: rng.randrange(len(puzzle.solution.moves))])
-    state = on_the_way = made.states[-1] if made.states else puzzle.start
+    state = on_path = made.states[-1] if made.states else puzzle.start
     for _ in range(rng.randint(0, wander)):
         after = move(room, state, rng.choice(MOVES))
         if after is not None and not is_solved(room, after) and not is_lost(room, after):
             state = after
-    return state if solve(room, state).solution is not None else on_the_way
+    return state if solve(room, state).solution is not None else on_path
 
 
 def careful(room: Room, state: State, limit: int) -> tuple[str, str]:
-    """Return a reply with the solver's next moves, and the moves: the way to the next push and the pushes straight on, at most `limit`.
+    """Return a reply with the solver's next moves, and the moves: up to the next push and its repetitions, at most `limit`.
 
-    The reply says which way the box goes next and the way to the cell to push it from.
+    The reply states the direction of the push and the offset of the cell from which it is made.
 
     Raises:
-        AgentSystemError: the solver knows no way on from `state`.
+        AgentSystemError: the solver has no solution from `state`, or `state` is solved.
     """
     solution = solve(room, state).solution
     if solution is None or not solution.moves:
-        raise AgentSystemError("careful moves need a state that the solver can solve and that is not solved; draw another one")
+        raise AgentSystemError("careful moves need an unsolved state for which the solver has a solution; draw another state")
     states = [state, *walk(room, state, solution.moves).states]
     pushes = [after.boxes != before.boxes for before, after in pairwise(states)]
     first = end = pushes.index(True)
@@ -194,7 +196,7 @@ def careful(room: Room, state: State, limit: int) -> tuple[str, str]:
 
 
 def guessed(rng: random.Random, limit: int) -> str:
-    """Return one to `limit` moves at random."""
+    """Return one to `limit` random moves."""
     return "".join(rng.choices(MOVES, k=rng.randint(1, limit)))
 
 

@@ -1,6 +1,6 @@
-"""The boards: a Tool and an Executor, who read and write whole boards (`env.params.view=digits`).
+"""Demonstrations of the boards by a Tool and an Executor, which read and write whole boards (`env.params.view=digits`).
 
-With care, they fill the cells that can hold one digit only (`fill.careful`). By habit, the Tool guesses, and the Executor copies the plan.
+Careful replies fill the cells with one possible digit (`fill.careful`). By habit, the Tool guesses, and the Executor copies the plan.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MOST_CELLS = 81
 
 @dataclass(frozen=True)
 class Habits:
-    """How often the demonstrators take care.
+    """Probabilities of careful replies.
 
     Attributes:
-        work: share of the Tool's replies that fill what is certain; the others guess.
-        check: share of the Executor's replies that fill what is certain; the others copy the plan.
-        guesses: most cells of a guess.
+        work: share of the Tool's replies that fill certain cells; the others guess.
+        check: share of the Executor's replies that fill certain cells; the others copy the plan.
+        guesses: maximum number of cells of a guess.
         executor: share of demonstrations that are the Executor's.
-        stray: share of the Executor's prompts that hold a guess all the same, which show how to mend it.
+        stray: share of the Executor's prompts whose plan is replaced by a guess, so that the demonstrations include its correction.
     """
 
     work: float = 0.15
@@ -51,9 +51,9 @@ class SudokuCourse(Course):
     """See `Course`.
 
     Attributes:
-        max_turns: of one demonstrated episode.
-        reuse: episodes of one puzzle.
-        clashes: what becomes of digits that clash, as `env.params.clashes` says.
+        max_turns: turns of one demonstrated episode.
+        reuse: episodes per puzzle.
+        clashes: treatment of digits that clash (`env.params.clashes`).
     """
 
     count: int = 24_000
@@ -70,7 +70,7 @@ def make_demos(course: SudokuCourse, seed: int, exclude: Collection[Board] = ())
     """Return the conversations of the course; none on a puzzle whose canonical form is in `exclude`.
 
     Raises:
-        AgentSystemError: there are not so many puzzles of the kind; a higher `reuse` needs fewer.
+        AgentSystemError: there are too few puzzles of the kind; a higher `reuse` needs fewer.
     """
     rng = random.Random(f"sudoku-demos-{seed}")
     puzzles = generate(max(1, course.count // (2 * course.reuse)), 10 * seed + 7, course.difficulty, exclude=exclude)
@@ -95,7 +95,7 @@ class Demonstrators:
         self.rng = rng
 
     def episode(self, puzzle: Puzzle, habits: Habits) -> tuple[list[Messages], bool]:
-        """Return the conversations of one episode, one a turn, and whether the puzzle was solved."""
+        """Return the conversations of one episode, one per turn, and whether the puzzle was solved."""
         rng, state = self.rng, State.start(puzzle)
         conversations: list[Messages] = []
         for _ in range(self.course.max_turns):
@@ -104,14 +104,14 @@ class Demonstrators:
             executor = rng.random() < habits.executor
             if executor and rng.random() < habits.stray:
                 plan, worked = guessed(rng, board, habits.guesses), False
-            said = reply("Work." if worked else "Guess.", "plan", plan)
+            proposal = reply("Work." if worked else "Guess.", "plan", plan)
             checked = rng.random() < habits.check
             made = careful(board) if checked else plan
             if executor:
                 done = reply("Work." if checked else "Copy.", "action", made)
-                conversations.append(conversation(self.executor, shown, done, [Entry(TOOL, said)]))
+                conversations.append(conversation(self.executor, shown, done, [Entry(TOOL, proposal)]))
             else:
-                conversations.append(conversation(self.tool, shown, said))
+                conversations.append(conversation(self.tool, shown, proposal))
             action = parse_action(digits_text(made), puzzle.size)
             state = apply_action(state, action, MOST_CELLS, self.course.clashes).state
             if state.solved:
@@ -120,7 +120,7 @@ class Demonstrators:
 
 
 def reply(word: str, tag: str, board: Board) -> str:
-    """Return a word that names the way of working, and a board: `Work. <plan>1 2 3 4 ...</plan>`, a line a row."""
+    """Return a word for the kind of reply, and a board, one line per row: `Work. <plan>1 2 3 4 ...</plan>`."""
     return f"{word} <{tag}>{digits_text(board)}</{tag}>"
 
 

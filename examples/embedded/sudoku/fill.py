@@ -1,4 +1,4 @@
-"""Two ways to go on with a board: with care, and by guess. They make demonstrations and tests."""
+"""Careful and guessed continuations of a board, for demonstrations and tests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def candidates(board: Board, cell: int) -> tuple[int, ...]:
 
 
 def careful(board: Board) -> Board:
-    """Return the board with every cell that has one candidate filled; where no cell has, the first empty one with its first candidate.
+    """Return the board with every cell that has one candidate filled; if there is none, the first empty cell with its first candidate.
 
-    A board without an empty cell, or whose first empty cell has no candidate, stays as it is.
+    A board without an empty cell, or whose first empty cell has no candidate, is returned unchanged.
     """
     empty = [cell for cell, digit in enumerate(board) if not digit]
     found = {cell: candidates(board, cell) for cell in empty}
@@ -28,7 +28,7 @@ def careful(board: Board) -> Board:
 
 
 def guessed(rng: random.Random, board: Board, most: int) -> Board:
-    """Return the board with any digit in each of the first empty cells, one to `most` of them."""
+    """Return the board with random digits in the first empty cells, one to `most` of them."""
     empty = [cell for cell, digit in enumerate(board) if not digit][: rng.randint(1, most)]
     return _with(board, {cell: rng.randint(1, size_of(board)) for cell in empty})
 
