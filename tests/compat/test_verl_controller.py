@@ -112,7 +112,7 @@ def test_a_group_takes_verls_keywords_and_running_actors_need_no_class(cluster: 
     pool, spec = RayResourcePool([2], use_gpu=False), RayClassWithInitArgs(Doubler)
     with pytest.raises(ValueError, match="use_gpu=True, but the resource pool has no GPUs"):
         RayWorkerGroup(pool, spec, use_gpu=True)
-    with pytest.raises(ValueError, match="give master_port, or neither"):
+    with pytest.raises(ValueError, match="give master_port too, or neither"):
         RayWorkerGroup(pool, spec, master_addr="127.0.0.1")
     with pytest.raises(ValueError, match="needs ray_cls_with_init"):
         RayWorkerGroup(pool)
