@@ -323,7 +323,7 @@ def test_the_script_writes_what_the_trainer_reads(tmp_path: Path, monkeypatch: p
     with pytest.raises(DatasetError, match=r"no row of human_eval could be kept.*fails its own tests"):
         code_sets.main([*argv, str(tmp_path / "bad.jsonl")])
     (tmp_path / "bad.jsonl.gz").write_bytes(b"no gzip")
-    with pytest.raises(DatasetError, match="no compressed jsonl"):
+    with pytest.raises(DatasetError, match="not a compressed jsonl"):
         code_sets.main([*argv, str(tmp_path / "bad.jsonl.gz")])
 
 
