@@ -1,4 +1,4 @@
-"""The world: a team walks over a map, a few moves a turn, until it stands on the goal.
+"""The world: a team walks over a map, with a few moves per turn, until it reaches the goal.
 
 Rewards follow "Stronger-MAS" (arXiv 2510.11062): the team's success and progress, and a local term for each role. Walking in circles earns
 nothing: progress is the decrease of the shortest distance so far, so an episode earns it once, and local rewards are never positive.

@@ -79,7 +79,7 @@ def test_a_box_pushed_off_its_goal_and_on_again_in_circles_earns_nothing() -> No
 
 
 @pytest.mark.parametrize("kind", ["boxes", "distance"])
-def test_a_plan_that_is_said_again_and_again_is_paid_once(kind: str) -> None:
+def test_a_repeated_plan_is_paid_once(kind: str) -> None:
     env = start(progress=kind, shortfall_penalty=0.2)
     earned = 0.0
     for _ in range(12):
