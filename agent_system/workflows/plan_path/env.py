@@ -88,8 +88,8 @@ class PlanPathEnv(ProposerExecutorEnv):
         self._moved = False
         self._followed = False
         self._proposal = NO_PROPOSAL
-        self._seen = self._look()
-        return self._seen
+        self._observation = self._make_observation()
+        return self._observation
 
     @property
     def grid(self) -> GridMap:
@@ -103,22 +103,22 @@ class PlanPathEnv(ProposerExecutorEnv):
 
     def observe(self, agent_id: str) -> Observation:
         """Return the observation at the start of the turn, with the Tool's proposal."""
-        return replace(self._seen, info={**self._seen.info, "proposal": self._proposal})
+        return replace(self._observation, info={**self._observation.info, "proposal": self._proposal})
 
     def step(self, action: str) -> Outcome:
         """End the turn; moves that the Executor has already made are not made again."""
         made = Outcome(info=self._info(), done=self._arrived) if self._moved else self._execute(action)
         self._moved = False
         self._proposal = NO_PROPOSAL
-        self._seen = self._look()
-        return replace(made, local=None, observation=self._seen)
+        self._observation = self._make_observation()
+        return replace(made, local=None, observation=self._observation)
 
     def fork(self) -> PlanPathEnv:
         """Return an independent copy; map and state are immutable and shared."""
         copy = type(self)(self.config, seed=self.seed)
         copy._grid, copy._state, copy._moved = self._grid, self._state, self._moved
         copy._counts, copy._followed = self._counts.copy(), self._followed
-        copy._proposal, copy._seen = self._proposal, self._seen
+        copy._proposal, copy._observation = self._proposal, self._observation
         return copy
 
     @property
@@ -162,7 +162,7 @@ class PlanPathEnv(ProposerExecutorEnv):
         """Return the first `max_moves` moves of an action, as letters."""
         return (parse_moves(action) or "")[: self.config.max_moves]
 
-    def _look(self) -> Observation:
+    def _make_observation(self) -> Observation:
         config = self.config
         compact = config.view == "compact"
         text = compact_text(self._grid, self._state, config.radius) if compact else grid_text(self._grid, self._state)
