@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_system.environment import Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
-from agent_system.options import check_choice
+from agent_system.options import check_choice, check_floats
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEnv
@@ -65,9 +65,7 @@ class SokobanEnvOptions:
         check_choice("env.params.progress", self.progress, PROGRESS)
         if not 0.0 <= self.progress_weight <= 1.0:
             raise AgentSystemError(f"env.params.progress_weight must be 0 to 1, found {self.progress_weight:g}")
-        for name in ("plan_weight", "format_penalty", "illegal_penalty", "deadlock_penalty", "shortfall_penalty"):
-            if not 0.0 <= getattr(self, name) < float("inf"):
-                raise AgentSystemError(f"env.params.{name} must be 0 or a positive number, found {getattr(self, name):g}")
+        check_floats(self, "env.params")
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,8 @@ def test_a_task_without_a_puzzle_that_can_be_solved_is_refused(extra, message):
     [
         ({"max_cells": 0}, "max_cells must be 1 or more"),
         ({"clashes": "forbid"}, "env.params.clashes.*refuse"),
-        ({"plan_reward": -1.0}, "plan_reward must be 0"),
+        ({"plan_reward": -1.0}, "plan_reward must be a finite number, 0 or more"),
+        ({"wrong_penalty": float("inf")}, "wrong_penalty must be a finite number"),
         ({"penalty": 1.0}, "not an option"),
     ],
 )
