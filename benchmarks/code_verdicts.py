@@ -107,7 +107,7 @@ def _changes(owner: ast.FunctionDef, rng: random.Random) -> Iterator[Callable[[]
 
 
 class _Without(ast.NodeTransformer):
-    """Replaces a statement with `pass`."""
+    """Transformer that replaces a statement with `pass`."""
 
     def __init__(self, removed: ast.stmt) -> None:
         self.removed = removed

@@ -51,7 +51,7 @@ def whole_text(text: str) -> Projection:
 
 
 class Member(BaseAgent):
-    """Reads the question only, so that the prompts of all members have the same length."""
+    """An agent that reads the question only, so that the prompts of all members have the same length."""
 
     prompt = "{env_prompt}"
     projection = staticmethod(whole_text)
@@ -63,7 +63,7 @@ for _name in MEMBERS:
 
 @OrchestraRegistry.register("panel")
 class Panel(BaseOrchestra):
-    """Calls every member once."""
+    """One call of every member."""
 
     agents = MEMBERS
 
@@ -73,7 +73,7 @@ class Panel(BaseOrchestra):
 
 @EnvRegistry.register("panel")
 class PanelWorld(BaseEnv):
-    """Rewards a reply by a hash of its text."""
+    """Environment whose reward is a hash of the reply's text."""
 
     blocking = False
 

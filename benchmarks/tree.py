@@ -68,21 +68,21 @@ def letters(text: str) -> Projection:
 
 
 class Tool(plan_path.ToolAgent):
-    """Proposes the letters of moves in a random model's reply."""
+    """A Tool whose proposal is the letters of moves in a random model's reply."""
 
     def project(self, text: str) -> Projection:
         return letters(text)
 
 
 class Executor(plan_path.ExecutorAgent):
-    """Makes the letters of moves in a random model's reply."""
+    """An Executor whose moves are the letters of moves in a random model's reply."""
 
     def project(self, text: str) -> Projection:
         return letters(text)
 
 
 class Prompts:
-    """Counts the prompt tokens that the engine computes for the same tasks with one candidate and with several."""
+    """Numbers of prompt tokens that the engine computes for the same tasks with one candidate and with several."""
 
     def __init__(self, folder: str, args: argparse.Namespace) -> None:
         corpus = [message["content"] for demo in make_demos(PlanPathCourse(count=200), seed=0) for message in demo]

@@ -65,7 +65,7 @@ class CodeEnvOptions:
 
 @EnvRegistry.register("code")
 class CodeEnv(BaseEnv):
-    """Runs the program on the golden tests and the reference on the Tester's tests; at the end of the turn, the program on the latter.
+    """Environment that runs the program on the golden tests, the reference on the Tester's tests, and at last the program on these.
 
     Both roles act on the state at the start of the turn, in any order. The team's reward is the change of the pass rate on the golden
     tests, so that an episode earns the pass rate of its last program. A reply without a program counts as one that does not compile: it

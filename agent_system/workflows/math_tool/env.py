@@ -80,7 +80,7 @@ class ProgramResult:
 
 @EnvRegistry.register("math_tool")
 class MathToolEnv(BaseEnv):
-    r"""Grades both answers as they are given; at the end of a turn, compares them and determines the team's answer.
+    r"""Environment that grades both answers and, at the end of a turn, compares them and determines the team's answer.
 
     Two answers agree when the grader finds them equal. The team's answer is the common one, else that of the role `decides`; a missing
     answer counts as wrong, so that silence earns no more than an error. The team's reward is the change of correctness (0 or 1) of its

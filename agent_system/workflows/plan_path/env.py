@@ -57,7 +57,7 @@ class PlanPathEnvOptions:
 
 @EnvRegistry.register("plan_path")
 class PlanPathEnv(ProposerExecutorEnv):
-    """Judges the Tool's moves without making them, makes the Executor's, and ends the episode at the goal.
+    """Environment that judges the Tool's moves without making them, makes the Executor's, and ends the episode at the goal.
 
     The Executor's moves are made in `act`, so that each of its candidates gets its own reward; `step` makes them only in a turn without
     an Executor (a team of one, for example). A reply without a list of moves makes none. The Tool's proposal is the prompt variable

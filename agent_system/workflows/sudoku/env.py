@@ -65,7 +65,7 @@ class SudokuEnvOptions:
 
 @EnvRegistry.register("sudoku")
 class SudokuEnv(ProposerExecutorEnv):
-    """Writes the Executor's cells, keeps the clues, and pays the team for the best board so far.
+    """Environment that writes the Executor's cells, keeps the clues, and pays the team for the best board so far.
 
     The Tool's plan is the prompt variable `{proposal}`: the cells or the grid, or `none: ` and the reason.
 

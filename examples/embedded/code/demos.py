@@ -78,7 +78,7 @@ def team_success(course: CodeCourse, habits: Habits, tasks: Sequence[SmallTask],
 
 
 class Demonstrators:
-    """Plays both roles in the short prompt style, both at the same time."""
+    """Demonstrators of both roles in the short prompt style, both at the same time."""
 
     def __init__(self, course: CodeCourse, rng: random.Random) -> None:
         options = CodeOptions(prompt_style="short")
