@@ -1,13 +1,13 @@
-"""Advantages of a whole batch under every group key, group keys from columns of text included.
+"""Time of the advantages of a whole batch with every group key, including the grouping by columns of text.
 
     python benchmarks/advantage.py [--quick] [--repeats 15] [--threads 2]
 
 The batch is 1,024 tasks x 8 episodes x 2 agents, replies of up to 256 tokens; a call is `compute_advantage` from token rewards to
-advantages. The peer is what one would write by hand: a dict of lists filled row by row, then one tensor operation a group, as verl and
-Dr. MAS do it. The last line is one JSON object: `ms_16k` (the slowest key's median), `ms_16k_own` (the same with texts of its own in
-every row), `ms_1m` (1,000,000 rows of 8 tokens, so that they fit memory), `ms_16k_8` (16,384 of these, to see how time grows),
-`gigpo_50k_ms` (grouping and advantages of 50,000 calls by GiGPO), all by the clock; `pass_ms` is the limit, one pass over the 16,384
-rows that writes a number a token into new memory; `spread` has the lowest and highest repeat of each, `cpu` the median CPU time.
+advantages. The peer is a plain implementation: a dict of lists filled row by row, then one tensor operation per group, as in verl and
+Dr. MAS. The last line is one JSON object: `ms_16k` (median of the slowest key), `ms_16k_own` (the same with separate string objects in
+every row), `ms_1m` (1,000,000 rows of 8 tokens, so that they fit into memory), `ms_16k_8` (16,384 such rows, for the growth of time),
+`gigpo_50k_ms` (grouping and advantages of 50,000 calls by GiGPO), all in wall-clock time; `pass_ms` is the limit, one pass over the
+16,384 rows that writes one number per token into new memory; `spread` has the lowest and highest repeat of each, `cpu` the median CPU time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEYS: dict[str, list[str]] = {
 
 
 class Spread(NamedTuple):
-    """Milliseconds: the median, lowest and highest repeat by the clock, and the median of CPU time, which a busy machine changes less."""
+    """Milliseconds: median, lowest and highest repeat in wall-clock time, and median CPU time, which depends less on the load."""
 
     median: float
     low: float
@@ -49,16 +49,16 @@ class Spread(NamedTuple):
 
 
 def objects(values: list[Any]) -> np.ndarray:
-    """A column `[bsz]` of Python objects."""
+    """Return a column `[bsz]` of Python objects."""
     column = np.empty(len(values), dtype=object)
     column[:] = values
     return column
 
 
 def make_batch(rows: int, width: int, own: bool = False) -> DataProto:
-    """Rows in the order in which the collector gives them; scores of 0 or 1 and a little noise, lengths from an eighth up to `width`.
+    """Return rows in the order of the collector, with scores of 0 or 1 plus noise and lengths from an eighth of `width` up to `width`.
 
-    Rows of one task, episode or agent hold the same text, as the collector's do; with `own` each row has a copy.
+    Rows of one task, episode or agent share string objects, as in the collector's batch; with `own` each row has its own copy.
     """
     rng = np.random.default_rng(0)
     number = np.arange(rows)
@@ -84,7 +84,7 @@ def make_batch(rows: int, width: int, own: bool = False) -> DataProto:
 
 
 def by_hand(batch: DataProto, fields: list[str]) -> torch.Tensor:
-    """GRPO with a dict that is filled row by row."""
+    """Return GRPO advantages computed with a dict that is filled row by row."""
     rewards, mask = batch.batch["token_level_rewards"], batch.batch["response_mask"]
     scores = rewards.sum(dim=-1)
     columns = [batch.non_tensor_batch[f] for f in fields]
@@ -102,7 +102,7 @@ def by_hand(batch: DataProto, fields: list[str]) -> torch.Tensor:
 
 
 def times(repeats: int, call: Callable[[], object]) -> Spread:
-    """Milliseconds of a call; two calls before them warm up."""
+    """Return the milliseconds of a call, after two calls of warm-up."""
     call(), call()
     wall, cpu = [], []
     for _ in range(repeats):
@@ -114,15 +114,15 @@ def times(repeats: int, call: Callable[[], object]) -> Spread:
 
 
 def ours(batch: DataProto, fields: list[str]) -> Callable[[], object]:
-    """A call with this group key, each row compared on its own or, by task alone, each trajectory."""
+    """Return a call with this group key; a sample is a row or, when grouped by task only, a trajectory."""
     config = AlgorithmConfig(group_by=fields)
     return lambda: compute_advantage(batch, "grpo", config=config)
 
 
 def table(rows: int, width: int, repeats: int, with_peer: bool = False, own: bool = False) -> Spread:
-    """Measure every key; returns the spread of the slowest."""
+    """Measure every key and return the spread of the slowest."""
     batch, worst = make_batch(rows, width, own), Spread(0.0, 0.0, 0.0, 0.0)
-    write(f"{rows:,} rows x {width} tokens, {'each with texts of its own, ' if own else ''}load {os.getloadavg()[0]:.1f}")
+    write(f"{rows:,} rows x {width} tokens, {'with separate strings, ' if own else ''}load {os.getloadavg()[0]:.1f}")
     for name, fields in KEYS.items():
         mine = times(repeats, ours(batch, fields))
         worst = max(worst, mine)
@@ -135,7 +135,7 @@ def table(rows: int, width: int, repeats: int, with_peer: bool = False, own: boo
 
 
 def gigpo(rows: int, repeats: int) -> Spread:
-    """GiGPO on calls of which about one in seven of a task acts on the same observation, a text of 360 characters."""
+    """Measure GiGPO on calls of which about one in seven of a task has the same observation, a text of 360 characters."""
     batch = make_batch(rows, 8)
     uid = batch.non_tensor_batch["uid"]
     filler = "a room with doors " * 20
@@ -148,7 +148,7 @@ def gigpo(rows: int, repeats: int) -> Spread:
 
 
 def one_pass(rows: int, width: int, repeats: int) -> Spread:
-    """What any call must do at least: spread a number a row over the tokens of the mask, into memory of its own."""
+    """Measure the minimum work of any call: broadcast one number per row over the tokens of the mask, into new memory."""
     mask, number, kept = make_batch(rows, width).batch["response_mask"], torch.rand(rows, 1), {}
 
     def call() -> None:
@@ -167,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="a 64th of the rows: shows that it runs")
+    parser.add_argument("--quick", action="store_true", help="a 64th of the rows, to test the script")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     cut = 64 if args.quick else 1

@@ -1,17 +1,17 @@
-"""How often the judge of the code workflow says what the assertions say: verdicts on references and mutants of them.
+"""Agreement of the judge of the code workflow with the assertions: verdicts on references and mutants of them.
 
     python benchmarks/code_verdicts.py [--rows ../shared/data/humaneval/HumanEval.jsonl.gz] [--mutants 1700] [--seed 0] [--workers 2]
 
 The peer is the official test: the program, `check` and `check(candidate)` in one process. Ours: the calls that `check` makes are recorded
-with the reference, the program is run on each, and its answers are judged outside (`agent_system.workflows.code.assertions`). Programs are
-the references of all rows, and mutants made by a seed: one change of an operator, a constant, a condition, a statement, the type or the
-order of what is returned, or of an argument in place.
+with the reference, the program is run on each, and its answers are judged outside (`agent_system.workflows.code.world.assertions`). The
+programs are the references of all rows, and mutants generated from a seed: one change of an operator, a constant, a condition, a statement,
+the type or the order of a return value, or of an argument in place.
 
-Where a test calls a helper that the program defines, the official test runs the program's own helper, ours the reference's. Mutants that
-change one are listed where the verdicts differ, and so is every other difference, with the row, the mutant's number and both verdicts.
+If a test calls a helper that the program defines, the official test runs the program's helper, ours the reference's. Every difference of
+the verdicts is listed with the row, the mutant's number and both verdicts; differences in mutants of such helpers are counted separately.
 
 The last line is one JSON object: `rows`, `programs`, `passed` (by the official test), `agree`, `differ_in_helpers`, `differ` (all others),
-`share` (agreement, in percent, those in helpers left out) and `spread` (its standard error, in points).
+`share` (agreement in percent, without mutants of helpers) and `spread` (its standard error, in points).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from agent_system.workflows.code.world.sets import RawTask, human_eval
 
 logger = logging.getLogger("code_verdicts")
 ROWS = Path(__file__).resolve().parents[2] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
-AT_ONCE = 32
-CPU_S = 4.0  # of one run; mutants that do not end take all of it
+CHUNK_SIZE = 32
+CPU_S = 4.0  # limit of one run; mutants that do not terminate use all of it
 COMPARE = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 RETURNED = (
@@ -66,7 +66,7 @@ IN_PLACE = ("{}.sort()", "{}.reverse()", "{}.append(0)", "{}.pop()", "{}.clear()
 
 @dataclass(frozen=True)
 class Program:
-    """A program, the row that it answers, and its number: 0 is the reference. `in_helper`: it changes a function that the test calls."""
+    """A program, its row, and its number (0 is the reference). `in_helper`: the mutant changes a helper that the test calls."""
 
     row: int
     number: int
@@ -75,7 +75,7 @@ class Program:
 
 
 def mutate(tree: ast.Module, function: str, rng: random.Random) -> str:
-    """Change one place of a program; returns the name of the function in which it is."""
+    """Make one change in a program and return the name of the changed function."""
     places = [(owner.name, change) for owner in tree.body if isinstance(owner, ast.FunctionDef) for change in _changes(owner, rng)]
     name, change = rng.choice([place for place in places if place[0] == function] if rng.random() < 0.8 else places)
     change()
@@ -83,7 +83,7 @@ def mutate(tree: ast.Module, function: str, rng: random.Random) -> str:
 
 
 def _changes(owner: ast.FunctionDef, rng: random.Random) -> Iterator[Callable[[], object]]:
-    """Every single change of a function; the places of one kind of node are as likely as they are many."""
+    """Yield every possible change of a function, so that kinds of nodes are drawn in proportion to their number."""
     for node in ast.walk(owner):
         if isinstance(node, ast.Compare):
             yield lambda node=node: node.ops.__setitem__(0, rng.choice(COMPARE)())
@@ -107,13 +107,13 @@ def _changes(owner: ast.FunctionDef, rng: random.Random) -> Iterator[Callable[[]
 
 
 class _Without(ast.NodeTransformer):
-    """Puts `pass` in the place of a statement."""
+    """Transformer that replaces a statement with `pass`."""
 
-    def __init__(self, gone: ast.stmt) -> None:
-        self.gone = gone
+    def __init__(self, removed: ast.stmt) -> None:
+        self.removed = removed
 
     def visit(self, node: ast.AST) -> Any:
-        return ast.Pass() if node is self.gone else self.generic_visit(node)
+        return ast.Pass() if node is self.removed else self.generic_visit(node)
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -137,7 +137,7 @@ def _other(value: Any, rng: random.Random) -> Any:
 
 
 def make_programs(raws: list[RawTask], mutants: int, seed: int) -> list[Program]:
-    """The references, and mutants of one row after the other until there are enough; no two programs of a row are the same."""
+    """Return the references and `mutants` mutants, row by row; all programs of a row are different."""
     rng = random.Random(seed)
     trees = [ast.parse(raw.references[0]) for raw in raws]
     called = [
@@ -161,7 +161,7 @@ def make_programs(raws: list[RawTask], mutants: int, seed: int) -> list[Program]
 
 
 async def verdicts(program: Program, raw: RawTask, problem: Problem) -> tuple[bool, bool]:
-    """Whether a program is right by the official test, and by ours."""
+    """Return whether a program is right by the official test, and by ours."""
     official = f"{program.text}\n{raw.check}\nimport random\nrandom.seed(0)\ncheck({raw.function})\n"
     (result,) = await shared_sandbox().run_tests(official, [""])
     ours = await check_program(program.text, problem.cases, problem, 1e-6)
@@ -169,7 +169,7 @@ async def verdicts(program: Program, raw: RawTask, problem: Problem) -> tuple[bo
 
 
 async def measure(rows: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """Both verdicts on all programs, counted."""
+    """Return the counts of both verdicts on all programs."""
     raws = [human_eval(row) for row in rows]
     found = [await solve(raw, Preparation(max_tests=100_000)) for raw in raws]
     for row, (problem, counts) in zip(rows, found, strict=True):
@@ -179,8 +179,8 @@ async def measure(rows: list[dict[str, Any]], args: argparse.Namespace) -> dict[
     kept = [row for row, problem in enumerate(problems) if problem is not None]
     programs = make_programs([raws[row] for row in kept], args.mutants, args.seed)
     count = {"rows": len(kept), "programs": len(programs), "passed": 0, "agree": 0, "differ_in_helpers": 0, "differ": 0}
-    for start in range(0, len(programs), AT_ONCE):
-        chunk = programs[start : start + AT_ONCE]
+    for start in range(0, len(programs), CHUNK_SIZE):
+        chunk = programs[start : start + CHUNK_SIZE]
         both = await asyncio.gather(*(verdicts(one, raws[kept[one.row]], problems[kept[one.row]]) for one in chunk))  # type: ignore[arg-type]
         for one, (official, ours) in zip(chunk, both, strict=True):
             count["passed"] += official
@@ -195,10 +195,10 @@ async def measure(rows: list[dict[str, Any]], args: argparse.Namespace) -> dict[
 
 
 def main() -> None:
-    """Compare and write one line a difference, then the counts as JSON."""
+    """Compare the verdicts; write one line per difference, then the counts as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path, default=ROWS, help="jsonl of HumanEval's form, also .jsonl.gz")
-    parser.add_argument("--mutants", type=int, default=1700, help="of all rows together")
+    parser.add_argument("--mutants", type=int, default=1700, help="number of mutants of all rows together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--verbose", action="store_true", help="write the programs on which the verdicts differ")

@@ -1,11 +1,11 @@
-"""What the controller costs beside an engine that costs nothing: CPU of 2,000 concurrent Solver-Verifier episodes, and time of 256 episodes
-in an environment that blocks.
+"""Cost of the controller with an engine without cost: CPU time of 2,000 concurrent Solver-Verifier episodes, and time of 256 episodes in an
+environment that blocks.
 
     python benchmarks/controller.py
 
-Counts everything from prompt building to the finished `DataProto` as CPU time of this process. Replies are drawn from 20,000 an agent,
-so that hardly two of a collection are the same text and what an agent says must be tokenized for the one who reads it. The environment
-that blocks waits 0.5 s in each of three steps, so 1.5 s is the limit. The last line is JSON: `{"cpu_ms_per_call", "spread", "blocking_s"}`.
+CPU time of this process includes everything from prompt building to the finished `DataProto`. Replies are drawn from 20,000 per agent, so
+that nearly all texts of a collection are different and each reply must be tokenized for the next prompt. The blocking environment waits
+0.5 s in each of three steps, so 1.5 s is the limit. The last line is JSON: `{"cpu_ms_per_call", "spread", "blocking_s"}`.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class Waits(World):
 
 
 def sentence(rng: random.Random, words: int) -> str:
-    """Return words that look like a step of a solution."""
+    """Return random words and numbers in place of a step of a solution."""
     return " ".join(rng.choice(WORDS) if rng.random() > 0.2 else str(rng.randrange(100)) for _ in range(words))
 
 
 class FreeEngine:
-    """A `RolloutClient` that gives replies which were made before."""
+    """A `RolloutClient` that returns prepared replies."""
 
     def __init__(self, replies: Mapping[str, Sequence[Generation]]) -> None:
         self._replies = replies
@@ -109,7 +109,7 @@ class FreeEngine:
 
 
 def make_collector(concurrent: int, replies: int = 20_000, *, blocking: bool = False) -> Collector:
-    """Return a collector whose two agents share one engine, or one with a single agent in an environment that blocks."""
+    """Return a collector whose two agents share one engine, or one with a single agent in a blocking environment."""
     rng = random.Random(0)
     tokenizer = make_tokenizer([sentence(rng, 400) for _ in range(20)], vocab_size=1024)
     solutions = [f"{sentence(rng, 40)} so the answer is \\boxed{{{i % 10}}}" for i in range(replies)]

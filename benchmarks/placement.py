@@ -1,14 +1,13 @@
-"""A step of a team of four with one model, with an adapter each and with a model each, beside four agents on a single adapter.
+"""Time of a step of a team of four with one model, with one adapter per agent and with one model per agent, and with a single adapter.
 
     python benchmarks/placement.py [--tasks 4] [--group 4] [--steps 4] [--rounds 3] [key=value ...]
 
-Every level is a run of its own, in a process of its own, with the local controller; a round runs all of them, one after the other.
-Learning rates are next to nothing, so that all levels sample and train on replies of the same lengths. The last line is one JSON object:
-`l1_s`, `l2_s`, `l3_s` and `single_s` are the seconds of a step from the first prompt to the last weight sent (medians of all steps but
-each run's first), `l2_over_single` is the median over rounds of L2's seconds relative to a single adapter on the same rows,
-`l2_update_over_single` the same of the update alone; `lora_sync_bytes` and `full_sync_bytes` are what the weight sync of a step sends with
-four adapters and with four models; `peak_gib` is the most memory that a run's process held (median of the rounds), `spread` the lowest
-and highest round.
+Every level is a separate run in a separate process with the local controller; a round runs all of them, one after the other. Learning
+rates are almost 0, so that all levels sample and train on replies of the same lengths. The last line is one JSON object: `l1_s`, `l2_s`,
+`l3_s` and `single_s` are the seconds of a step from the first prompt to the last weight sent (medians of all steps but each run's first),
+`l2_over_single` is the median over rounds of L2's seconds relative to a single adapter on the same rows, `l2_update_over_single` the same
+for the update alone; `lora_sync_bytes` and `full_sync_bytes` are the sizes of the weight sync of a step with four adapters and with four
+models; `peak_gib` is the peak memory of a run's process (median of the rounds), `spread` the lowest and highest round.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ LEVELS: dict[str, dict[str, Any]] = {
 
 
 def whole_text(text: str) -> Projection:
-    """Any reply is an action."""
+    """Return any reply as a valid action."""
     return Projection(text, True, {})
 
 
 class Member(BaseAgent):
-    """Reads the question alone, so that all members read as much."""
+    """An agent that reads the question only, so that the prompts of all members have the same length."""
 
     prompt = "{env_prompt}"
     projection = staticmethod(whole_text)
@@ -64,7 +63,7 @@ for _name in MEMBERS:
 
 @OrchestraRegistry.register("panel")
 class Panel(BaseOrchestra):
-    """Every member once."""
+    """One call of every member."""
 
     agents = MEMBERS
 
@@ -74,7 +73,7 @@ class Panel(BaseOrchestra):
 
 @EnvRegistry.register("panel")
 class PanelWorld(BaseEnv):
-    """Rewards a reply by a hash of its text."""
+    """Environment whose reward is a hash of the reply's text."""
 
     blocking = False
 
@@ -99,7 +98,7 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
 
 
 def shared_settings(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """What all levels are given."""
+    """Return the keys of all levels."""
     return {
         "agent.orchestra_type": "panel",
         "agent.agent_ids": list(MEMBERS),
@@ -122,12 +121,12 @@ def shared_settings(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def train(overrides: list[str]) -> None:
-    """What `python -m verl.trainer.main_ppo` does with these overrides."""
+    """Train as `python -m verl.trainer.main_ppo` does with these overrides."""
     launch.run(compose_config(overrides))
 
 
-def apart(call: Callable[..., object], *args: object) -> None:
-    """Call in a copy of this process, which has loaded all libraries and used none. Raises RuntimeError when it fails."""
+def run_forked(call: Callable[..., object], *args: object) -> None:
+    """Call a function in a fork of this process, which has imported all libraries. Raises RuntimeError when it fails."""
     process = multiprocessing.get_context("fork").Process(target=call, args=args)
     process.start()
     process.join()
@@ -136,19 +135,19 @@ def apart(call: Callable[..., object], *args: object) -> None:
 
 
 def run(level: str, settings: dict[str, Any], run_dir: Path, overrides: list[str]) -> list[dict[str, Any]]:
-    """Train; returns the metrics of every step but the first."""
+    """Train and return the metrics of every step but the first."""
     own = overrides_of(settings | LEVELS[level] | {"trainer.default_local_dir": run_dir})
-    apart(train, [*own, *overrides])
+    run_forked(train, [*own, *overrides])
     return [line for line in read_metrics(run_dir / "metrics.jsonl") if "actor/lr" in line][1:]
 
 
 def total(line: dict[str, Any], name: str) -> float:
-    """A metric of all worker groups together."""
+    """Return the sum of a metric over all worker groups."""
     return sum(value for key, value in line.items() if key.startswith("wg/") and key.endswith(f"/{name}"))
 
 
-def held(line: dict[str, Any]) -> float:
-    """The most GiB that the process has held until a step."""
+def peak_memory(line: dict[str, Any]) -> float:
+    """Return the peak memory of the process up to a step, in GiB."""
     return max(value for key, value in line.items() if key.endswith(MEMORY))
 
 
@@ -157,12 +156,12 @@ def median(lines: list[dict[str, Any]], name: str) -> float:
 
 
 def summarise(rounds: list[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
-    """The last line of the console."""
+    """Return the JSON object of the last line of output."""
     seconds = {level: [median(lines[level], "timing_s/step") for lines in rounds] for level in LEVELS}
     updates = {level: [median(lines[level], "timing_s/update_actor") for lines in rounds] for level in LEVELS}
     ratio = [two / one for two, one in zip(seconds["l2"], seconds["single"], strict=True)]
     update_ratio = [two / one for two, one in zip(updates["l2"], updates["single"], strict=True)]
-    memory = {level: [max(map(held, lines[level])) for lines in rounds] for level in LEVELS}
+    memory = {level: [max(map(peak_memory, lines[level])) for lines in rounds] for level in LEVELS}
     first = rounds[0]
     return {
         **{f"{level}_s": round(statistics.median(found), 4) for level, found in seconds.items()},
@@ -186,15 +185,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=4)
     parser.add_argument("--group", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=32, help="longest reply")
+    parser.add_argument("--tokens", type=int, default=32, help="maximum length of a reply")
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=4, help="measured of each run; one more warms up")
+    parser.add_argument("--steps", type=int, default=4, help="measured steps of each run, after one step of warm-up")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("overrides", nargs="*", help="hydra overrides of every run")
     args = parser.parse_args()
     rounds: list[dict[str, list[dict[str, Any]]]] = []
     with tempfile.TemporaryDirectory() as folder:
-        apart(prepare, Path(folder), args)
+        run_forked(prepare, Path(folder), args)
         settings = shared_settings(Path(folder), args)
         for number in range(args.rounds):
             found = {level: run(level, settings, Path(folder) / f"{level}-{number}", args.overrides) for level in LEVELS}

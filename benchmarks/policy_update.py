@@ -1,9 +1,9 @@
-"""Policy update of the training engine against a bare torch loop on the same tokens, in one run.
+"""Policy update of the training engine against a plain torch loop on the same tokens, in one run.
 
     python benchmarks/policy_update.py [--rows 256] [--tokens 120] [--threads 1] [--rounds 3]
 
-Prints one JSON object: seconds of both and `ratio` (engine / bare) for rows of equal and of mixed length. The bare loop pads
-every micro-batch to its longest row; both cut the rows into as many micro-batches.
+Prints one JSON object: seconds of both and `ratio` (engine / bare) for rows of equal and of mixed length. The plain loop pads
+every micro-batch to its longest row; both use the same number of micro-batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MICRO_BATCHES = 4
 
 
 def make_rows(count: int, tokens: int, mixed: bool) -> dict[str, torch.Tensor]:
-    """Random rows, half prompt and half response; `mixed` draws both lengths from a quarter up to the whole."""
+    """Return random rows, half prompt and half response; `mixed` draws both lengths from a quarter of the maximum up to the maximum."""
     generator = torch.Generator().manual_seed(0)
     half = tokens // 2
     low = half // 4 if mixed else half
@@ -46,7 +46,7 @@ def make_rows(count: int, tokens: int, mixed: bool) -> dict[str, torch.Tensor]:
 
 
 def bare_update(model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, rows: dict[str, torch.Tensor]) -> None:
-    """What one would write by hand: padded micro-batches, log-softmax, clipped loss, AdamW."""
+    """Make one plain update: padded micro-batches, log-softmax, clipped loss, AdamW."""
     count, total = len(rows["input_ids"]), rows["response_mask"].sum()
     half = rows["responses"].shape[1]
     for index in torch.arange(count).chunk(MICRO_BATCHES):
@@ -68,7 +68,7 @@ def bare_update(model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, rows: dic
 
 
 def fastest(rounds: int, *runs: Callable[[], object]) -> list[float]:
-    """Least wall seconds of each, taken in turns so that both see the same machine; the first round warms up."""
+    """Return the lowest wall-clock seconds of each, measured alternately under the same load after one round of warm-up."""
     best = [float("inf")] * len(runs)
     for turn in range(rounds + 1):
         for i, run in enumerate(runs):

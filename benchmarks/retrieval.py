@@ -1,15 +1,15 @@
-"""What the retrieval server finds of the generated two-hop questions, and how fast: many queries in a request against one.
+"""Recall and speed of the retrieval server on the generated two-hop questions: many queries per request against one.
 
     python benchmarks/retrieval.py [--questions 200] [--train 1000] [--repeats 3]
 
-The server is started as a process of its own, as a run starts it, and asked over HTTP by one client.
+The server is started as a separate process, as in a run, and used over HTTP by one client.
 
-Recall@k: share of the facts behind the test questions that are among the first k documents. `recall_question_k` asks with the question
-as it stands; its second fact shares only a common word with it, so half is what one search can find. `recall_hops_k` asks once for each
-fact, in the words of a careful Search Agent.
+Recall@k: share of the facts of the test questions that are among the first k documents. `recall_question_k` uses the question as the query;
+its second fact shares only a common word with it, so one search can find half of the facts. `recall_hops_k` uses one query per fact, as a
+careful Search Agent does.
 
-Speed: distinct queries, so that none is remembered. `batched` asks `--batch` queries a request, `concurrent` one query a request with
-`--concurrent` requests at a time, `single` one after the other. `cached` asks as `single` does for what was asked before.
+Speed: distinct queries, so that none is cached. `batched` sends `--batch` queries per request, `concurrent` one query per request with
+`--concurrent` requests at a time, `single` one after the other. `cached` repeats the queries of `single`.
 
 The last line is one JSON object: `recall_question_1`, `recall_question_3`, ..., `recall_hops_1`, ..., `batched_per_s`,
 `concurrent_per_s`, `single_per_s`, `cached_per_s`, `speedup` (batched / single; medians of the repeats), `documents` and `spread`, the
@@ -45,7 +45,7 @@ Ask = Callable[[Sequence[str], int], Awaitable[list[list[str]]]]
 
 
 def asker(session: aiohttp.ClientSession, url: str) -> Ask:
-    """Return what sends one request and returns the texts for each of its queries."""
+    """Return a function that sends one request and returns the texts for each of its queries."""
 
     async def ask(queries: Sequence[str], topk: int) -> list[list[str]]:
         async with session.post(url, json=question(queries, topk)) as answer:
@@ -57,7 +57,7 @@ def asker(session: aiohttp.ClientSession, url: str) -> Ask:
 
 
 async def recall(ask: Ask, questions: Sequence[Question]) -> dict[str, float]:
-    """Recall@k of the questions as they stand, and of a query for each fact."""
+    """Return recall@k of the questions as queries, and of one query per fact."""
     facts = [[str(fact) for fact in one.hops] for one in questions]
     whole = await ask([one.text for one in questions], max(DEPTHS))
     flat = await ask([fact.query for one in questions for fact in one.hops], max(DEPTHS))
@@ -72,7 +72,7 @@ async def recall(ask: Ask, questions: Sequence[Question]) -> dict[str, float]:
 
 
 async def queries_per_s(ask: Ask, queries: Sequence[str], batch: int, at_a_time: int = 1) -> float:
-    """Queries a second in requests of `batch`, `at_a_time` under way together."""
+    """Return queries per second in requests of `batch`, with `at_a_time` requests in flight."""
     requests = [queries[i : i + batch] for i in range(0, len(queries), batch)]
     places = asyncio.Semaphore(at_a_time)
 
@@ -86,7 +86,7 @@ async def queries_per_s(ask: Ask, queries: Sequence[str], batch: int, at_a_time:
 
 
 async def measure(url: str, questions: Sequence[Question], words: Sequence[str], args: argparse.Namespace) -> dict[str, list[float]]:
-    """All numbers by name, one a repeat."""
+    """Return all numbers by name, one per repeat."""
     speeds: dict[str, list[float]] = {}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         ask = asker(session, url)
@@ -110,12 +110,12 @@ async def measure(url: str, questions: Sequence[Question], words: Sequence[str],
 
 
 def main() -> None:
-    """Measure and write one line a number, then all of them as JSON."""
+    """Measure and write one line per number, then all of them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", type=int, default=1000, help="training questions whose facts fill the corpus")
     parser.add_argument("--questions", type=int, default=200, help="test questions, all of two hops")
-    parser.add_argument("--queries", type=int, default=512, help="queries of one measurement of speed")
-    parser.add_argument("--batch", type=int, default=64, help="queries of a request")
+    parser.add_argument("--queries", type=int, default=512, help="queries per measurement of speed")
+    parser.add_argument("--batch", type=int, default=64, help="queries per request")
     parser.add_argument("--concurrent", type=int, default=64, help="requests at a time")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()

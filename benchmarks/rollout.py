@@ -2,9 +2,9 @@
 
     PYTHONPATH=. python benchmarks/rollout.py
 
-equal: as many requests as slots, of one length, at once. staggered: reply lengths uniform in 8..256, each slot's next request
-comes when one ends (the peer runs batches of `slots` until their longest is done). End-of-text is off on both sides, and only
-tokens that were asked for count. Rounds alternate; the last line is the median ratio of each.
+equal: as many requests as slots, all of the same length, at once. staggered: reply lengths uniform in 8..256, a slot gets its next request
+when one ends (the peer runs batches of `slots` until their longest reply ends). End-of-text is disabled on both sides, and only requested
+tokens count. Rounds alternate; the last line is the median ratio of each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VOCAB = 1024
 
 
 def make_model(hidden: int) -> Any:
-    """A random Qwen3 of four layers."""
+    """Return a randomly initialised Qwen3 model with four layers."""
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=4, num_attention_heads=hidden // 32,
         num_key_value_heads=hidden // 64, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
@@ -41,14 +41,14 @@ def make_model(hidden: int) -> Any:
 
 
 def make_requests(lengths: Sequence[int], seed: int) -> list[GenerateRequest]:
-    """Requests with random prompts, all different."""
+    """Return requests with different random prompts."""
     rng = random.Random(seed)
     prompts = [tuple(rng.randrange(VOCAB) for _ in range(PROMPT)) for _ in lengths]
     return [GenerateRequest(p, SamplingParams(n), seed=seed * 10_000 + i) for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))]
 
 
 def run_engine(engine: HFEngine, requests: Sequence[GenerateRequest], concurrent: int) -> tuple[float, float]:
-    """Seconds and CPU seconds for all requests, of which `concurrent` are in flight at a time."""
+    """Return the seconds and CPU seconds of all requests, with `concurrent` requests in flight."""
 
     async def main() -> None:
         queue = list(reversed(requests))
@@ -67,7 +67,7 @@ def run_engine(engine: HFEngine, requests: Sequence[GenerateRequest], concurrent
 
 
 def run_peer(model: Any, requests: Sequence[GenerateRequest], slots: int) -> tuple[float, float]:
-    """Seconds and CPU seconds for all requests in batches of `slots`, each batch as long as its longest reply."""
+    """Return the seconds and CPU seconds of all requests in batches of `slots`, each batch as long as its longest reply."""
     started, cpu = time.perf_counter(), time.process_time()
     for begin in range(0, len(requests), slots):
         batch = requests[begin : begin + slots]

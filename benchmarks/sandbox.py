@@ -1,16 +1,16 @@
-"""How fast programs are judged: tests a second with warm workers beside a fresh `python` for each, and what waiting costs the event loop.
+"""Speed of the sandbox: tests per second with warm workers against a fresh `python` for each test, and the delay of the event loop.
 
     python benchmarks/sandbox.py [--programs 20] [--tests 20] [--workers 2] [--repeats 5]
 
-Warm: every program is one call of `run_tests`, so its tests share a namespace, a job and nothing else; `--workers` jobs at a time. The
-peer starts `python program.py` for every test, as many at a time. Both are given the same programs and inputs in turn, and both outputs
-are compared. `runs` is the same with one test a program, where every test pays for a job of its own.
+Warm: every program is one call of `run_tests`, so its tests share a namespace and a job only, with `--workers` jobs at a time. The peer
+starts `python program.py` for every test, with the same number at a time. Both get the same programs and inputs alternately, and the
+outputs are compared. `runs` is the same with one test per program, so that every test needs a job.
 
-Event loop: `--waiting` runs are given to the sandbox at once while a coroutine sleeps a millisecond at a time; each sleep's delay is how
-much later than asked it woke. The limit is 20 ms for the 99th percentile.
+Event loop: `--waiting` runs are submitted to the sandbox at once while a coroutine repeatedly sleeps for a millisecond; the delay is the
+time by which it wakes too late. The limit is 20 ms for the 99th percentile.
 
-The last line is one JSON object: `speedup` (tests a second, warm / fresh), `speedup_runs` (with one test a program), `loop_delay_ms_p99`
-(medians of the repeats), `level`, `tests_per_s`, `fresh_per_s`, and `spread`, the lowest and highest repeat of each.
+The last line is one JSON object: `speedup` (tests per second, warm / fresh), `speedup_runs` (with one test per program),
+`loop_delay_ms_p99` (medians of the repeats), `level`, `tests_per_s`, `fresh_per_s`, and `spread`, the lowest and highest repeat of each.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ print({number}, solve(sys.stdin.read().split()))
 
 
 def tasks(programs: int, tests: int) -> list[tuple[str, list[str]]]:
-    """Programs, each with its inputs."""
+    """Return programs, each with its inputs."""
     return [(PROGRAM.format(number=n), [f"a b{n} a c{t} b{n} d" for t in range(tests)]) for n in range(programs)]
 
 
 async def warm(sandbox: LocalSandbox, work: Sequence[tuple[str, list[str]]]) -> tuple[float, list[str]]:
-    """Tests a second, and all outputs."""
+    """Return tests per second with warm workers, and all outputs."""
     began = time.perf_counter()
     results = await asyncio.gather(*[sandbox.run_tests(program, inputs) for program, inputs in work])
     seconds = time.perf_counter() - began
@@ -63,7 +63,7 @@ async def warm(sandbox: LocalSandbox, work: Sequence[tuple[str, list[str]]]) -> 
 
 
 def fresh(work: Sequence[tuple[str, list[str]]], workers: int) -> tuple[float, list[str]]:
-    """The same with a new interpreter for every test."""
+    """Return tests per second with a new interpreter for every test, and all outputs."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"program_{i}.py" for i in range(len(work))]
         for file, (program, _) in zip(files, work, strict=True):
@@ -81,7 +81,7 @@ def fresh(work: Sequence[tuple[str, list[str]]], workers: int) -> tuple[float, l
 
 
 async def loop_delay_ms(sandbox: LocalSandbox, waiting: int) -> float:
-    """99th percentile of how late the event loop wakes a coroutine while `waiting` runs are under way."""
+    """Return the 99th percentile of the delay with which the event loop wakes a coroutine during `waiting` runs, in milliseconds."""
     runs = asyncio.gather(*[sandbox.run(f"print({i})") for i in range(waiting)])
     delays = []
     while not runs.done():
@@ -93,7 +93,7 @@ async def loop_delay_ms(sandbox: LocalSandbox, waiting: int) -> float:
 
 
 async def measure(args: argparse.Namespace, sandbox: LocalSandbox) -> dict[str, list[float]]:
-    """All numbers by name, one a repeat."""
+    """Return all numbers by name, one per repeat."""
     found: dict[str, list[float]] = {}
     several, single = tasks(args.programs, args.tests), tasks(args.programs * 4, 1)
     part = several[: max(1, args.programs // 2)]
@@ -115,11 +115,11 @@ async def measure(args: argparse.Namespace, sandbox: LocalSandbox) -> dict[str, 
 
 
 def main() -> None:
-    """Measure and write one line a number, then all of them as JSON."""
+    """Measure and write one line per number, then all of them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=20)
-    parser.add_argument("--tests", type=int, default=20, help="tests of one program")
-    parser.add_argument("--waiting", type=int, default=500, help="runs that wait while the event loop is watched")
+    parser.add_argument("--tests", type=int, default=20, help="tests per program")
+    parser.add_argument("--waiting", type=int, default=500, help="runs in the measurement of the event loop")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--level", default="auto")
     parser.add_argument("--repeats", type=int, default=5)

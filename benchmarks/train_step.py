@@ -1,14 +1,14 @@
-"""A whole training step of ours (collect to weight sync, on Ray) against a bare torch loop doing the same tokens, in one run.
+"""A whole training step of the trainer (collection to weight sync, on Ray) against a plain torch loop with the same tokens, in one run.
 
     python benchmarks/train_step.py [--tasks 16] [--group 8] [--repeats 5] [key=value ...]
 
-Ours: `RayPPOTrainer` as `verl.trainer.main_ppo` builds it, a Solver and a Verifier with a tiny model each, every agent answering
-`tasks * group` times a step; a step lasts from the first prompt to the moment its metrics are logged, files included. After each
-step the bare loop does the same prompts and reply lengths for one model after the other, with all cores: batches of 64 sampled
-token by token with a key-value cache, then forward, clipped loss, backward and AdamW. The first step of both warms up.
+Ours: `RayPPOTrainer` as `verl.trainer.main_ppo` builds it, a Solver and a Verifier with a tiny model each, every agent with `tasks * group`
+replies per step; a step lasts from the first prompt to the log of its metrics, including files. After each step the plain loop processes
+the same prompts and reply lengths for one model after the other, with all cores: batches of 64 sampled token by token with a key-value
+cache, then forward, clipped loss, backward and AdamW. The first step of both is warm-up.
 
-The last line is JSON: `ratio` is the median of (ours / bare) over the repeats, `cpu_ratio` the same of the CPU seconds of all
-processes, and `peak_gib` bounds the peak memory of all processes of ours from above.
+The last line is JSON: `ratio` is the median of (ours / bare) over the repeats, `cpu_ratio` the same for the CPU seconds of all processes,
+and `peak_gib` an upper bound of the peak memory of all processes of the trainer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BATCH = 64
 
 
 class BareTeam:
-    """What one would write by hand: every model in this process, one after the other."""
+    """The plain loop: every model in this process, one after the other."""
 
     def __init__(self, model_dir: Path, count: int) -> None:
         torch.manual_seed(0)
@@ -55,7 +55,7 @@ class BareTeam:
         self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True) for model in self.models]
 
     def step(self, parts: Sequence[DataProto]) -> dict[str, float]:
-        """Sample and update every model on its own rows; returns seconds."""
+        """Sample from and update every model on its own rows; return the seconds."""
         started, cpu = time.perf_counter(), time.process_time()
         for model, part in zip(self.models, parts, strict=True):
             generate(model.eval(), part)
@@ -91,7 +91,7 @@ def generate(model: PreTrainedModel, rows: DataProto) -> None:
 
 
 def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: DataProto) -> None:
-    """One optimizer step on all rows, in padded micro-batches."""
+    """Make one optimizer step on all rows, in padded micro-batches."""
     total, width = rows.batch["response_mask"].sum(), rows.batch["responses"].shape[1]
     for begin in range(0, len(rows), BATCH):
         batch = rows.batch[begin : begin + BATCH]
@@ -112,8 +112,8 @@ def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: DataP
 
 
 @dataclass
-class Duel:
-    """Collector and tracker of the trainer at once: it sees when a step begins and ends, and lets the bare loop repeat it."""
+class Comparison:
+    """Collector and tracker of the trainer at once, which time every step and repeat it with the plain loop."""
 
     collector: Any
     bare: BareTeam
@@ -134,10 +134,10 @@ class Duel:
         return result
 
     def start(self, total_steps: int) -> None:
-        """Nothing to show."""
+        """Do nothing."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """End our step's clock and run the bare loop on the same rows."""
+        """Stop the time of the trainer's step and run the plain loop on the same rows."""
         whole = time.perf_counter() - self.started - metrics.get("timing_s/save_checkpoint", 0.0)
         phases = {name.removeprefix("timing_s/"): value for name, value in metrics.items() if name.startswith("timing_s/")}
         self.ours.append(phases | {"step": whole, "cpu": cpu_seconds() - self.cpu})
@@ -157,19 +157,19 @@ class Duel:
 
 
 def cpu_seconds() -> float:
-    """CPU time that this process and all below it have used."""
+    """Return the CPU time of this process and its descendants."""
     me = psutil.Process()
     return sum(sum(process.cpu_times()[:2]) for process in (me, *me.children(recursive=True)))
 
 
 def peak_gib(*processes: psutil.Process) -> float:
-    """Upper bound of the memory that these have held together: shares of shared pages, and each one's own peak."""
+    """Return an upper bound of the common peak memory in GiB: proportional set sizes plus each process's difference to its peak."""
     total = 0
     for process in processes:
         folder = Path("/proc") / str(process.pid)
         try:
             total += _kib(folder / "smaps_rollup", "Pss:") + _kib(folder / "status", "VmHWM:") - _kib(folder / "status", "VmRSS:")
-        except (OSError, StopIteration):  # it has ended meanwhile
+        except (OSError, StopIteration):  # the process has ended
             continue
     return total / 2**20
 
@@ -179,7 +179,7 @@ def _kib(path: Path, name: str) -> int:
 
 
 def make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
-    """A run on tiny random models in `folder`: every agent answers once an episode."""
+    """Return the configuration of a run with tiny random models in `folder`, in which every agent is called once per episode."""
     from verl.trainer.config.entry import compose_config
 
     problems, _ = generate_split(args.tasks * 2, 8, 0)
@@ -208,8 +208,8 @@ def make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
     return compose_config(overrides)
 
 
-def measure(config: RunConfig) -> Duel:
-    """Train as `main_ppo` does, with the duel as collector and tracker; returns it."""
+def measure(config: RunConfig) -> Comparison:
+    """Train as `main_ppo` does, with a `Comparison` as collector and tracker, and return it."""
     from agent_system.launch.checks import build_datasets, check_team
     from agent_system.launch.collector import build_collector
     from verl.trainer.derived import load_group_tokenizer, resolve_defaults, run_dir_of
@@ -228,10 +228,10 @@ def measure(config: RunConfig) -> Duel:
     try:
         team.start()
         collector = build_collector(config, placement, tokenizers, team.clients)
-        duel = Duel(collector, BareTeam(Path(str(config.actor_rollout_ref.model.path)), len(placement.groups)))
-        RayPPOTrainer(config, placement, team, duel, train, None, duel, run_dir).fit()  # type: ignore[arg-type]
-        duel.peak_gib += peak_gib(*psutil.Process().children(recursive=True))
-        return duel
+        comparison = Comparison(collector, BareTeam(Path(str(config.actor_rollout_ref.model.path)), len(placement.groups)))
+        RayPPOTrainer(config, placement, team, comparison, train, None, comparison, run_dir).fit()  # type: ignore[arg-type]
+        comparison.peak_gib += peak_gib(*psutil.Process().children(recursive=True))
+        return comparison
     finally:
         team.shutdown()
         controller.shutdown()
@@ -242,10 +242,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=16)
     parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=48, help="longest reply")
+    parser.add_argument("--tokens", type=int, default=48, help="maximum length of a reply")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of the bare loop")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of the plain loop")
     parser.add_argument("--prompts", choices=("short", "full"), default="short", help="wording: agent.orchestra.math.prompt_style")
     parser.add_argument("overrides", nargs="*", help="hydra overrides of our run")
     args = parser.parse_args()
@@ -253,8 +253,8 @@ def main() -> None:
     logger.setLevel(logging.INFO)
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
-        duel = measure(make_config(args, Path(folder)))
-    ours, theirs = duel.ours[1:], duel.theirs[1:]
+        comparison = measure(make_config(args, Path(folder)))
+    ours, theirs = comparison.ours[1:], comparison.theirs[1:]
     ratios = [mine["step"] / other["step"] for mine, other in zip(ours, theirs, strict=True)]
     median = lambda rows: {name: round(statistics.median(row[name] for row in rows if name in row), 3) for name in rows[-1]}  # noqa: E731
     cpu_ratios = [mine["cpu"] / other["cpu"] for mine, other in zip(ours, theirs, strict=True)]
@@ -264,9 +264,9 @@ def main() -> None:
         "cpu_ratio": round(statistics.median(cpu_ratios), 3),
         "ours_s": median(ours),
         "bare_s": median(theirs),
-        "rows": duel.rows,
-        "reply_tokens": duel.tokens,
-        "peak_gib": round(duel.peak_gib, 2),
+        "rows": comparison.rows,
+        "reply_tokens": comparison.tokens,
+        "peak_gib": round(comparison.peak_gib, 2),
         "load": round(os.getloadavg()[0], 1),
     }
     logger.info(json.dumps(result))

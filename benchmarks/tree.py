@@ -1,14 +1,14 @@
-"""What tree sampling costs: prompt tokens computed per committed call with one candidate and with K, and microseconds of a fork.
+"""Cost of tree sampling: prompt tokens computed per committed call with one candidate and with K, and microseconds of a fork.
 
     python benchmarks/tree.py [--tasks 32] [--k 8] [--select first] [--repeats 3]
 
-Prompts: a Tool and an Executor with one random tiny model play Plan-Path on the `hf` engine, one episode a task, by parallel sampling (one
-reply a call) and as a tree (K replies a call). With `--select first` the tree goes on with the reply that parallel sampling gets, so both
-make the same calls; `greedy` goes on with the best. Four episodes share a slot, so replies wait for slots and no prompt of an earlier
-turn is left in one. The limit is the mean length of the prompts: each is computed once. Without sharing, K times as many would be.
-A random model writes no `<moves>`; the agents take every U, D, L and R of a reply for a move, so candidates differ and the team walks.
+Prompts: a Tool and an Executor with one random tiny model play Plan-Path on the `hf` engine, one episode per task, by parallel sampling
+(one reply per call) and as a tree (K replies per call). With `--select first` the tree continues with the reply of parallel sampling, so
+both make the same calls; `greedy` continues with the best. Four episodes share a slot, so replies wait for slots and no slot keeps a prompt
+of an earlier turn. The limit is the mean length of the prompts: each is computed once. Without sharing it would be K times as much. A
+random model writes no `<moves>`; the agents take every U, D, L and R of a reply as a move, so that candidates differ and the team moves.
 
-Forks: an environment in the middle of an episode, and of a turn (the Tool has spoken); the peer is `copy.deepcopy` of the same object.
+Forks: an environment in the middle of an episode and of a turn (after the Tool's call); the peer is `copy.deepcopy` of the same object.
 
 The last line is one JSON object: `prompt_tokens_k1` and `prompt_tokens_k<K>` (medians of the repeats, each with other maps),
 `prompt_limit_*` (mean prompt lengths), `fork_us` (Plan-Path), `fork_us_<world>`, `deepcopy_us_<world>` (medians), and `spread`, the
@@ -62,27 +62,27 @@ SHORT = plan_path.PlanPathOptions(prompt_style="short")
 
 
 def letters(text: str) -> Projection:
-    """Every letter of a move is one; the others read the moves only."""
+    """Return every letter of a move in the text as a move; the other agent reads the moves only."""
     moves = "".join(letter for letter in text.upper() if letter in "UDLR")[:4]
     return Projection(moves, bool(moves), text=f"<moves>{' '.join(moves) or '-'}</moves>")
 
 
 class Tool(plan_path.ToolAgent):
-    """Proposes whatever moves a random model's reply happens to hold."""
+    """A Tool whose proposal is the letters of moves in a random model's reply."""
 
     def project(self, text: str) -> Projection:
         return letters(text)
 
 
 class Executor(plan_path.ExecutorAgent):
-    """Makes whatever moves a random model's reply happens to hold."""
+    """An Executor whose moves are the letters of moves in a random model's reply."""
 
     def project(self, text: str) -> Projection:
         return letters(text)
 
 
 class Prompts:
-    """Counts what the engine computes for the same tasks with one candidate and with several."""
+    """Numbers of prompt tokens that the engine computes for the same tasks with one candidate and with several."""
 
     def __init__(self, folder: str, args: argparse.Namespace) -> None:
         corpus = [message["content"] for demo in make_demos(PlanPathCourse(count=200), seed=0) for message in demo]
@@ -92,7 +92,7 @@ class Prompts:
             self.model = load_causal_lm(folder, dtype=torch.float32, attn_implementation="sdpa")
 
     def per_call(self, k: int, seed: int) -> tuple[float, float]:
-        """Prompt tokens computed, and the mean length of a prompt, per committed call."""
+        """Return the prompt tokens computed and the mean length of a prompt, per committed call."""
         maps = generate(self.args.tasks, seed)
         tasks = [Task(f"{seed}-{i}", grid.text, "plan_path", None, {"map": grid.text}) for i, grid in enumerate(maps)]
         engine = HFEngine(self.model, max_num_seqs=max(1, self.args.tasks // EPISODES_PER_SLOT), max_model_len=512)
@@ -114,7 +114,7 @@ class Prompts:
 
 
 def walking(seed: int) -> BaseEnv:
-    """A Plan-Path world after two turns of four moves and the Tool's next proposal."""
+    """Return a Plan-Path environment after two turns of four moves and the Tool's next proposal."""
     (grid,) = generate(1, seed, plan_path.Difficulty(min_path=12))
     env = plan_path.PlanPathEnv()
     env.reset(Task("t", grid.text, extra={"map": grid.text}))
@@ -127,7 +127,7 @@ def walking(seed: int) -> BaseEnv:
 
 
 def half_filled(seed: int) -> BaseEnv:
-    """A 9x9 Sudoku with half of its cells written."""
+    """Return a 9x9 Sudoku environment with half of its cells written."""
     (puzzle,) = generate_puzzles(1, seed, Kind(9, "easy"))
     env = sudoku.SudokuEnv()
     env.reset(Task("t", "", extra={"puzzle": to_text(puzzle.clues)}))
@@ -140,7 +140,7 @@ def half_filled(seed: int) -> BaseEnv:
 
 
 def pushing(seed: int) -> BaseEnv:
-    """A Sokoban room in the middle of its solution."""
+    """Return a Sokoban environment in the middle of its solution."""
     (puzzle,) = generate_rooms(1, seed, sokoban.Difficulty(min_pushes=3))
     moves = puzzle.solution.moves
     half, rest = moves[: len(moves) // 2], moves[len(moves) // 2 :]
@@ -156,12 +156,12 @@ WORLDS: dict[str, Callable[[int], BaseEnv]] = {"plan_path": walking, "sudoku": h
 
 
 def microseconds(call: Callable[[], object], number: int) -> float:
-    """Mean of `number` calls, in microseconds, with the garbage collector off."""
+    """Return the mean time of `number` calls in microseconds, with the garbage collector disabled."""
     return timeit.timeit(call, number=number) / number * 1e6
 
 
 def measure(args: argparse.Namespace) -> dict[str, list[float]]:
-    """All numbers by name, one a repeat."""
+    """Return all numbers by name, one per repeat."""
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         prompts = Prompts(folder, args)
@@ -182,14 +182,14 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Measure and write one line a number, then all of them as JSON."""
+    """Measure and write one line per number, then all of them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=32)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=8, help="longest reply")
-    parser.add_argument("--k", type=int, default=8, help="candidates of a call of the tree, 2 or more")
-    parser.add_argument("--select", choices=("first", "greedy"), default="first", help="which candidate the tree goes on with")
-    parser.add_argument("--forks", type=int, default=2000, help="forks of one repeat")
+    parser.add_argument("--tokens", type=int, default=8, help="maximum length of a reply")
+    parser.add_argument("--k", type=int, default=8, help="candidates per call of the tree, 2 or more")
+    parser.add_argument("--select", choices=("first", "greedy"), default="first", help="candidate with which the tree continues")
+    parser.add_argument("--forks", type=int, default=2000, help="forks per repeat")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()

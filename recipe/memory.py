@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class MemoryWatch(threading.Thread):
-    """Samples the memory of a process and its descendants until `stop`; `peak_gib` is the highest sum."""
+    """Thread that samples the memory of a process and its descendants until `stop`; `peak_gib` is the highest sum."""
 
     def __init__(self, pid: int, period_s: float = 2.0) -> None:
         super().__init__(daemon=True)

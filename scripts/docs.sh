@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the site of the documentation in a folder (`site/` unless one is named); a warning is an error.
+# Build the documentation site in a folder (default `site/`); any warning is an error.
 #
 #   bash scripts/docs.sh [folder]
 set -euo pipefail

@@ -1,6 +1,6 @@
-"""Build the site of the documentation: `bash scripts/docs.sh [FOLDER]` (default `site/`); any warning is an error.
+"""Build the documentation site: `bash scripts/docs.sh [FOLDER]` (default `site/`); any warning is an error.
 
-Pages are the Markdown files with what they link to, in folders as in the repository, and an API reference from docstrings.
+The pages are the Markdown files and the files that they link to, in the folders of the repository, and an API reference from docstrings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)")
 
 
 def stage(pages: Path) -> list[object]:
-    """Copy the pages into an empty folder and write those of the API; returns the navigation."""
+    """Copy the pages into an empty folder, write those of the API, and return the navigation."""
     found = [ROOT / "README.md", *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
     names = sorted(str(path.relative_to(ROOT)) for path in found)
     for name in names:
@@ -68,14 +68,14 @@ def slug(title: str) -> str:
 
 
 def inline(value: object) -> str:
-    """Text of a value in TOML, tables on one line."""
+    """Return a value as TOML, with tables on one line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {inline(item)}" for key, item in value.items()) + "}"
     return "[" + ", ".join(map(inline, value)) + "]" if isinstance(value, list) else json.dumps(value)
 
 
 def build(project: Path, navigation: list[object]) -> Path:
-    """Build the site of `project/pages`; returns its folder. Exits with what zensical says when there is a warning."""
+    """Build the site of `project/pages` and return its folder. Exit with zensical's status if there is a warning."""
     template = (ROOT / "docs" / "site.toml").read_text().replace('paths = ["."]', f"paths = [{json.dumps(str(ROOT))}]")
     keys = f'[project]\ndocs_dir = "pages"\nsite_dir = "site"\nnav = {inline(navigation)}\n'
     (project / "zensical.toml").write_text(template.replace("[project]\n", keys, 1))

@@ -10,9 +10,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DOC = ROOT / "docs" / "algorithms.md"
-# What every entry says beside its idea and formula; a docstring holds each as a paragraph `<name>: ...`.
+# Required paragraphs of every docstring in addition to idea and formula, in the form `<name>: ...`.
 FACTS = ("Keys", "Use when", "Fails when")
-# What it says in its own words: where it comes from, and how it is computed (in a code span or an indented block).
+# Required content of the remaining text: a source, and a formula (in a code span or an indented block).
 IN_THE_TEXT = {
     "a source": r"arXiv \d{4}\.\d{5}|https?://|No paper: ",
     "a formula": r"`[^`\n]*[-+*/<>=(][^`\n]*`|^ {4}.*[-+*/<>=]",
@@ -21,56 +21,58 @@ HEADER = """# Algorithms
 
 Written by `python scripts/gen_algorithm_docs.py` from the docstrings of the functions; change those, not this file.
 
-Every entry gives the idea and formula, the paper, the keys that it reads, when to use it and when it fails. `algorithm.adv_estimator` picks
-an estimator for the team and `algorithm.per_agent.<agent>.adv_estimator` for one agent;
-`actor_rollout_ref.actor.policy_loss.loss_mode` picks the loss. [docs/upstream_map.md](upstream_map.md) says where results differ from
-verl's on purpose. A function of your own joins under a name given to `@register_adv_est` or `@register_policy_loss`
-([docs/workflows.md](workflows.md)). One that joins the package is a file in `verl/trainer/ppo/core_algos/estimators/` or `policy_losses/`
-with its test, and a run of this script and of `scripts/gen_config_docs.py`: the decorator says which keys it reads and what else
-the trainer must know of it (`EstimatorTraits` and `LossTraits` in `verl/trainer/ppo/registry.py`). A method without a paper says
-`No paper: ` and whose it is.
+Every entry gives the idea and formula, the paper, the keys that it reads, when to use it and when it fails.
+`algorithm.adv_estimator` selects an estimator for the team and `algorithm.per_agent.<agent>.adv_estimator` for one
+agent; `actor_rollout_ref.actor.policy_loss.loss_mode` selects the loss. [docs/upstream_map.md](upstream_map.md) lists
+intended differences from verl's results. A user's function is registered by `@register_adv_est` or
+`@register_policy_loss` ([docs/workflows.md](workflows.md)). To add a function to the package, write a file in
+`verl/trainer/ppo/core_algos/estimators/` or `policy_losses/` with its test, and run this script and
+`scripts/gen_config_docs.py`: the decorator states the keys that it reads and its other properties for the trainer
+(`EstimatorTraits` and `LossTraits` in `verl/trainer/ppo/registry.py`). A method without a paper has `No paper: ` and its
+origin.
 
-Common to all estimators that compare a reply with its group: a group of one has advantage 0 (`algorithm.singleton=raw`: its score), a
-group of equal scores exactly 0. Common to all: rows without an unmasked token are in no statistic; the order of rows changes nothing;
-whitening never crosses policies.
+Common to all estimators that compare a reply with its group: a group of one has advantage 0
+(`algorithm.singleton=raw`: its score), a group of equal scores exactly 0. Common to all estimators: rows without an
+unmasked token are excluded from all statistics; the order of rows has no effect; whitening never mixes policies.
 """
-REWARDS = """Mixing, team scope, shaping, propagation and penalties happen before a batch exists, in `agent_system/reward/`:
-[docs/training.md](training.md#rewards) has their formulas and keys.
+REWARDS = """Mixing, team scope, shaping, propagation and penalties are applied before a batch exists, in
+`agent_system/reward/`: [docs/training.md](training.md#rewards) has their formulas and keys.
 """
 
 
 def before_arguments(documented: Any) -> str:
-    """The docstring of a function, class or module, before `Args:`."""
+    """Return the docstring of a function, class or module up to `Args:`."""
     text = inspect.cleandoc(documented.__doc__ or "")
     return re.split(r"^(?:Args|Returns|Raises|Attributes):$", text, flags=re.MULTILINE)[0].strip("\n").rstrip()
 
 
 def facts(text: str, where: str) -> tuple[list[str], dict[str, str]]:
-    """(what the entry is about, its `FACTS`).
+    """Return the descriptive paragraphs of a docstring and its `FACTS`.
 
-    Raises ValueError naming where a source, a formula or a fact is missing.
+    Raises:
+        ValueError: a source, a formula or a fact is missing; the message names `where`.
     """
-    told, about = {}, []
+    found, about = {}, []
     for paragraph in re.split(r"\n[ \t]*\n", text):
         starts = re.split(rf"^({'|'.join(FACTS)}): ", paragraph.strip("\n"), flags=re.MULTILINE)
         if starts[0].strip():
             about.append(starts[0].rstrip())
-        told |= {name: " ".join(text.split()) for name, text in zip(starts[1::2], starts[2::2], strict=True)}
-    missing = [name for name in FACTS if name not in told]
+        found |= {name: " ".join(text.split()) for name, text in zip(starts[1::2], starts[2::2], strict=True)}
+    missing = [name for name in FACTS if name not in found]
     missing += [name for name, pattern in IN_THE_TEXT.items() if not re.search(pattern, "\n\n".join(about), re.MULTILINE)]
     if missing:
-        raise ValueError(f"{where}: the docstring says nothing under {missing}")
-    return about, told
+        raise ValueError(f"{where}: the docstring lacks {missing}")
+    return about, found
 
 
 def entry(title: str, where: str, text: str) -> str:
-    """One section: its heading, where it is written, and what its docstring says."""
-    about, told = facts(text, where)
-    return f"### {title}\n\n`{where}`\n\n" + "\n\n".join(about) + "\n\n" + "".join(f"- **{name}**: {told[name]}\n" for name in FACTS)
+    """Return one section: heading, location in the code, content of the docstring."""
+    about, found = facts(text, where)
+    return f"### {title}\n\n`{where}`\n\n" + "\n\n".join(about) + "\n\n" + "".join(f"- **{name}**: {found[name]}\n" for name in FACTS)
 
 
 def entries(registry: Mapping[str, Callable[..., Any]]) -> str:
-    """One section a function, under all names that it is registered by."""
+    """Return one section per function, with all names under which it is registered."""
     names: dict[Callable[..., Any], list[str]] = {}
     for name, fn in registry.items():
         if fn.__module__.startswith("verl."):
@@ -82,7 +84,7 @@ def entries(registry: Mapping[str, Callable[..., Any]]) -> str:
 
 
 def described(titled: Mapping[str, Any]) -> str:
-    """One section a function, class or module that nobody picks by name."""
+    """Return one section per function, class or module that is not selected by a name."""
     return "\n".join(
         entry(title, what.__name__ if inspect.ismodule(what) else f"{what.__module__}.{what.__qualname__}", before_arguments(what))
         for title, what in titled.items()
@@ -90,14 +92,14 @@ def described(titled: Mapping[str, Any]) -> str:
 
 
 def in_parts(module: ModuleType) -> str:
-    """A module's docstring and a section for each of its underlined titles."""
+    """Return a module's docstring with one section for each of its underlined titles."""
     preface, *parts = re.split(r"^(\w+)\n-{3,}\n", inspect.cleandoc(module.__doc__ or ""), flags=re.MULTILINE)
     sections = zip(parts[::2], parts[1::2], strict=True)
     return "\n".join([preface.rstrip() + "\n", *(entry(f"`{title}`", module.__name__, text) for title, text in sections)])
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     from agent_system.reward import mixing, penalties, propagation, shaping
     from verl.trainer.config import presets
     from verl.trainer.ppo import core_algos
@@ -134,13 +136,13 @@ def render() -> str:
 
 
 def presets_table(known: Mapping[str, Any]) -> str:
-    """Name and expansion of every preset."""
+    """Return a table with the name and expansion of every preset."""
     rows = [f"| `{name}` | {' '.join(f'`{k}={v}`' for k, v in preset.items())} |" for name, preset in known.items()]
     return "| `algorithm.preset` | stands for |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page, or with `--check` return 1 when it is not what would be written."""
+    """Write the page; with `--check`, return 1 if the existing page is out of date."""
     page = render()
     if "--check" in arguments:
         if DOC.exists() and DOC.read_text() == page:

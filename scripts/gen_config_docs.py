@@ -25,19 +25,20 @@ VERL_KEYS_HEADER = "| verl 0.9 | here | |\n|---|---|---|\n"
 HEADER = """# Configuration keys
 
 Written by `python scripts/gen_config_docs.py` from `verl/trainer/config`; change the declaration there, not this file.
-Every key is set on the command line as `key=value` (Hydra). An unknown key, a value that is not allowed and a changed key without
-effect are errors: one line that names the key, before anything starts. Numbers are finite in float32 and int64.
+Every key is set on the command line as `key=value` (Hydra). An unknown key, a value that is not allowed and a changed
+key without effect are errors: one line that names the key, before anything starts. Numbers are finite in float32 and
+int64.
 """
 
 
 def section_of(name: str) -> str:
-    """The dotted section a key is listed under: at most the first two parts, e.g. `actor_rollout_ref.actor`."""
+    """Return the dotted section of a key: at most its first two parts, e.g. `actor_rollout_ref.actor`."""
     parts = name.split(".")[:-1]
     return ".".join(parts[:2])
 
 
 def render(declared: Iterable[Key]) -> str:
-    """Return the Markdown page of `keys(RunConfig)`: one table a section, in the order of declaration."""
+    """Return the Markdown page of `keys(RunConfig)`: one table per section, in the order of declaration."""
     pages = [HEADER]
     for section, members in groupby(declared, key=lambda key: section_of(key.name)):
         pages.append(f"\n## `{section}`\n\n| key | type | default | allowed | has an effect with | meaning |\n|---|---|---|---|---|---|\n")
@@ -53,13 +54,13 @@ def allowed(key: Key) -> str:
 
 
 def effect(key: Key) -> str:
-    """Return the conditions of a key in words: in code where they can be set as they stand."""
+    """Return the conditions of a key in words, as code where they are valid overrides."""
     found = [condition_text(condition, key.name) for condition in key.effect]
     return "; ".join(f"`{text}`" if re.fullmatch(r"[\w.]+=\w+", text) else text for text in found)
 
 
 def render_verl_keys(entries: Sequence[VerlKey]) -> str:
-    """The Markdown table of verl's keys that are not keys here; entries that say the same share a row."""
+    """Return the Markdown table of verl's keys that do not exist here; entries with the same text share a row."""
     rows = []
     for (here, note), members in groupby(entries, key=lambda entry: (entry.here, entry.note)):
         names = ", ".join(f"<code>{entry.name}</code>".replace("*", "\\*") for entry in members)  # no code spans: those are our keys
@@ -68,7 +69,7 @@ def render_verl_keys(entries: Sequence[VerlKey]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with `--check` compare only; returns the exit status (1: a page is out of date)."""
+    """Write the pages, or with `--check` compare only; return the exit status (1: a page is out of date)."""
     old = {path: path.read_text(encoding="utf-8") if path.is_file() else "" for path in (DOC, MAP)}
     table = render_verl_keys(VERL_KEYS)
     new = {

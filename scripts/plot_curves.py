@@ -1,4 +1,4 @@
-"""Draws docs/curves.svg, the success of teams on held-out tasks while they learn, from the recorded `recipe/*/curves.json`.
+"""Draw docs/curves.svg, the success of teams on held-out tasks during training, from the recorded `recipe/*/curves.json`.
 
 python scripts/plot_curves.py [--out FILE]
 """
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Title of a panel, the recipe that recorded it, the start of its runs' names (a name ends with the seed), and what the x axis counts.
+# Title of a panel, its recipe, the prefix of its runs' names (a name ends with the seed), and the unit of the x axis.
 PANELS = (
     ("Mathematics", "specialization", "L2/", "steps"),
     ("Plan-Path", "at_grpo", "plan_path/script/", "million tokens"),
@@ -22,13 +22,13 @@ PANELS = (
 
 
 def runs(recipe: str, start: str) -> dict[str, list[list[float]]]:
-    """Seed -> points (x, success in [0, 1]) of a recipe's runs whose names are `start` and a seed."""
+    """Return the points (x, success in [0, 1]) by seed of a recipe's runs whose names are `start` and a seed."""
     curves = json.loads((ROOT / "recipe" / recipe / "curves.json").read_text())
     return {name.removeprefix(start): points for name, points in sorted(curves.items()) if name.startswith(start)}
 
 
 def plot(path: Path) -> None:
-    """Write one panel a workflow, one line a seed."""
+    """Write one panel per workflow, with one line per seed."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,9 +1,9 @@
-"""Run benchmarks at their default sizes, one after the other, and keep their last lines in benchmarks/results.json.
+"""Run benchmarks at their default sizes, one after the other, and record their last lines in benchmarks/results.json.
 
     python scripts/record_benchmarks.py [advantage controller ...] [--wait 300]
 
-Each begins when nothing else wants a core, or after `--wait` seconds of waiting for it. A row is what the benchmark printed last, with
-`commit`, `date`, `load` (processes that wanted a core in the minute before) and `seconds`; rows of other benchmarks stay as they are.
+Each starts when the machine is idle, or after `--wait` seconds. A row is the last line of the benchmark with `commit`, `date`, `load` (load
+average of the minute before) and `seconds`; rows of other benchmarks are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results.json"
 
 
 def measure(name: str, patience_s: float) -> dict[str, Any]:
-    """The last line of one benchmark, and where it comes from. Raises CalledProcessError when it fails."""
+    """Return the last line of one benchmark with its origin. Raises CalledProcessError when the benchmark fails."""
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
     origin = {"commit": commit, "date": time.strftime("%Y-%m-%d"), "load": settled_load(patience_s=patience_s)}
     env = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -36,15 +36,15 @@ def measure(name: str, patience_s: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure what is asked for and write the file after each."""
+    """Run the selected benchmarks and write the file after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
     parser.add_argument("names", nargs="*", default=known, help="default: all")
-    parser.add_argument("--wait", type=float, default=300.0, help="seconds to wait for a machine without other work")
+    parser.add_argument("--wait", type=float, default=300.0, help="seconds to wait for an idle machine")
     args = parser.parse_args()
     unknown = sorted(set(args.names) - set(known))
     if unknown:
-        parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(known)}")
+        parser.error(f"no benchmark {unknown[0]!r}; expected one of {', '.join(known)}")
     for name in args.names:
         row = measure(name, args.wait)
         rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}

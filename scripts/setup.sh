@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv and installs this checkout into it (editable, with the extra dev and those that are named) under constraints.txt.
+# Create .venv and install this checkout into it (editable, with the extra dev and the given ones) under constraints.txt.
 #
 #   bash scripts/setup.sh [extra ...]
 #
-# Installs again only when setup.py, constraints.txt or the interpreter changed, or an extra is missing. PYTHON=/path/to/python chooses
+# A second call installs only when setup.py, constraints.txt or the interpreter changed, or an extra is missing. PYTHON=/path/to/python selects
 # the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -29,21 +29,21 @@ find_python() {
 make_venv() {
     local python
     python="$(find_python)"
-    echo "setup: making .venv with $("$python" --version) and the newest pip" >&2
-    # Debian splits ensurepip off: any of these three makes the same environment.
+    echo "setup: creating .venv with $("$python" --version) and the newest pip" >&2
+    # On Debian ensurepip is a separate package; each of these three commands creates the same environment.
     if "$python" -m venv .venv 2>/dev/null ||
         { command -v virtualenv >/dev/null && virtualenv -q -p "$python" .venv; } ||
         { command -v uv >/dev/null && uv venv -q --seed --python "$python" .venv; }; then
-        # The pip that comes with an older Python takes twice as long to install the same packages.
-        .venv/bin/python -m pip install -qq --disable-pip-version-check --upgrade pip || echo "setup: going on with the pip that is there" >&2
+        # The pip of an older Python takes twice as long to install the same packages.
+        .venv/bin/python -m pip install -qq --disable-pip-version-check --upgrade pip || echo "setup: continuing with the installed pip" >&2
         return
     fi
     rm -rf .venv
-    fail "$python cannot make a virtual environment; install its venv module (Debian: apt-get install python3-venv)"
+    fail "$python cannot create a virtual environment; install its venv module (Debian: apt-get install python3-venv)"
 }
 
 venv_python=.venv/bin/python
-# Two commands started together must not install into one .venv at once.
+# Two commands must not install into .venv at the same time.
 mkdir -p .cache
 if command -v flock >/dev/null; then
     exec 9>.cache/setup.lock
@@ -59,7 +59,7 @@ parts = [sys.version, str(pathlib.Path.cwd())] + [pathlib.Path(name).read_text()
 print(hashlib.sha256("\0".join(parts).encode()).hexdigest())
 PY
 )"
-# The stamp, then an extra a line.
+# The stamp, then one extra per line.
 stamp_file=.venv/verl-mas.stamp
 installed=
 if [[ "$(head -n 1 "$stamp_file" 2>/dev/null || true)" == "$stamp" ]]; then installed="$(tail -n +2 "$stamp_file")"; fi
@@ -71,16 +71,16 @@ done
 
 constraint=(-c constraints.txt)
 if ! "$venv_python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
-    echo "setup: the pinned set is for Python 3.11; installing by the ranges of setup.py" >&2
+    echo "setup: the pinned versions are for Python 3.11; installing with the version ranges of setup.py" >&2
     constraint=()
 fi
 extras="$(IFS=,; echo "${missing[*]}")"
-echo "setup: installing verl-mas[$extras] and the packages that it needs into .venv (the first time takes minutes)" >&2
-# Modules are compiled when they are first imported: most never are. pip's progress goes to stderr: stdout is that of the script which
-# calls this one.
+echo "setup: installing verl-mas[$extras] and its dependencies into .venv (the first time takes minutes)" >&2
+# --no-compile: modules are compiled at their first import, and most are never imported. pip's progress goes to stderr, because stdout belongs
+# to the calling script.
 "$venv_python" -m pip install --disable-pip-version-check --no-compile -e ".[$extras]" ${constraint[@]+"${constraint[@]}"} >&2
 if [[ " ${missing[*]} " == *" cpu-vllm "* ]]; then
-    # It asks for libraries of images and sound that no CPU build of torch here fits and that nothing here needs.
+    # It requires libraries for images and sound that are incompatible with the CPU build of torch and not needed here.
     "$venv_python" -m pip uninstall -qq --disable-pip-version-check -y torchvision torchaudio torchcodec
 fi
 printf '%s\n' "$stamp" $installed "${missing[@]}" >"$stamp_file"

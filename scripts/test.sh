@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Sets up, then checks; further arguments go to pytest.
+# Set up the environment and run the checks; further arguments are passed to pytest.
 #
-#   bash scripts/test.sh         what CI runs: lint, format, types, all tests
-#   bash scripts/test.sh fast    lint, format, and the tests that are no integration tests (tests/conftest.py): two minutes, without vLLM
-#   bash scripts/test.sh fuzz    property tests with new random examples, and many of them; FUZZ_EXAMPLES (2000) says how many
+#   bash scripts/test.sh         the checks of CI: lint, format, types, all tests
+#   bash scripts/test.sh fast    lint, format, and all tests except integration tests (tests/conftest.py): two minutes, without vLLM
+#   bash scripts/test.sh fuzz    property tests with FUZZ_EXAMPLES (2000) new random examples
 #
-# A failing check does not hide the next one; the last line names those that failed. Types are checked beside the tests and reported after
-# them. Tests that measure time (mark `timing`) run last, in one process with nothing beside it.
+# All checks run even if one fails; the last line names the failed ones. Types are checked in parallel with the tests and reported after them.
+# Tests that measure time (mark `timing`) run last, in one process and with no other process at the same time.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mode=all
@@ -25,7 +25,7 @@ check() {
     "$@" || failed+=("$name")
 }
 
-# pytest ends with 5 when it finds no test: the arguments may name tests of one of the two runs alone.
+# pytest ends with status 5 when it finds no test: the arguments may select tests of only one of the two runs.
 empty=0
 run_tests() {
     "$python" -m pytest "$@" || { status=$? && ((status == 5 && ++empty < 2)) || return "$status"; }

@@ -129,7 +129,7 @@ def test_a_question_set_whose_answers_cannot_be_read_names_row_and_column(tmp_pa
         search_sets.main(["--input", str(source), "--output", str(tmp_path / "out")])
 
 
-def test_questions_that_nobody_can_win_are_left_out_and_counted(tmp_path, caplog):
+def test_questions_that_no_answer_can_match_are_left_out_and_counted(tmp_path, caplog):
     source = jsonl(tmp_path / "popqa.jsonl", {"question": "who?", "possible_answers": '["Ada"]'}, {"question": "which?", "answer": "A"})
     [file] = search_sets.main(["--input", str(source), "--output", str(tmp_path / "out")])
     assert [task_from_row(row).ground_truth["target"] for row in read_rows(file)] == [["Ada"]]

@@ -161,7 +161,7 @@ def test_five_steps_on_gsm8k_as_it_is_published_go_through(checkout: Path, tmp_p
     ],
     ids=["data", "model", "key"],
 )
-def test_what_is_wrong_is_said_before_anything_is_made(
+def test_errors_are_raised_before_anything_is_created(
     checkout: Path, tmp_path: Path, arguments: list[str], variables: dict[str, str], said: str
 ) -> None:
     ended = run(checkout, "math", tmp_path, *arguments, **variables)

@@ -61,7 +61,7 @@ def test_setup_says_what_it_installs_and_shows_how_far_pip_is_but_writes_nothing
 
 def test_another_python_takes_the_ranges_instead(tmp_path: Path) -> None:
     log = make_checkout(tmp_path, other_version=True)
-    assert "the pinned set is for Python 3.11" in set_up(tmp_path).stderr
+    assert "the pinned versions are for Python 3.11" in set_up(tmp_path).stderr
     assert "-c constraints.txt" not in log.read_text()
 
 

@@ -11,7 +11,7 @@ import pytest
 from recipe.runs import finished, folder
 
 
-def test_a_run_that_fails_is_told_of_and_costs_the_others_nothing(
+def test_a_failed_run_is_reported_and_does_not_affect_the_others(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")

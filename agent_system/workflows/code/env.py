@@ -65,7 +65,7 @@ class CodeEnvOptions:
 
 @EnvRegistry.register("code")
 class CodeEnv(BaseEnv):
-    """Runs the program on the golden tests and the reference on the Tester's tests; at the end of the turn, the program on the latter.
+    """Environment that runs the program on the golden tests, the reference on the Tester's tests, and at last the program on these.
 
     Both roles act on the state at the start of the turn, in any order. The team's reward is the change of the pass rate on the golden
     tests, so that an episode earns the pass rate of its last program. A reply without a program counts as one that does not compile: it
@@ -100,12 +100,12 @@ class CodeEnv(BaseEnv):
         self._agreed = False
         self._counts: Counter[str] = Counter()
         self._known: dict[Any, Results] = {}
-        self._seen = self._look("", ())
-        return self._seen
+        self._observation = self._make_observation("", ())
+        return self._observation
 
     def observe(self, agent_id: str) -> Observation:
         """Return the observation at the start of the turn; the same for both."""
-        return self._seen
+        return self._observation
 
     async def act(self, agent_id: str, action: str) -> Outcome:
         """Evaluate a program on the golden tests, or tests on the reference solution."""
@@ -123,9 +123,9 @@ class CodeEnv(BaseEnv):
         self._agreed = bool(results) and not failed
         self._rates.append(pass_rate(self._golden))
         done = self._agreed if self.config.stop == "tests" else self._succeeded
-        self._seen = self._look(self._program, failed)
+        self._observation = self._make_observation(self._program, failed)
         self._tests, self._coded = (), False
-        return Outcome(team=team, done=done, info=self._info(), observation=self._seen)
+        return Outcome(team=team, done=done, info=self._info(), observation=self._observation)
 
     def fork(self) -> CodeEnv:
         """Return an independent copy; the problem and the cache of results are shared."""
@@ -171,7 +171,7 @@ class CodeEnv(BaseEnv):
             self._known.setdefault(key, found)
         return self._known[key]
 
-    def _look(self, program: str, failed: Sequence[tuple[Case, CaseResult]]) -> Observation:
+    def _make_observation(self, program: str, failed: Sequence[tuple[Case, CaseResult]]) -> Observation:
         function = self._problem.function
         mismatches = [
             {"given": _shown(case, function), "expected": _text(case.expected, function), "found": one.found} for case, one in failed

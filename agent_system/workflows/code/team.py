@@ -153,7 +153,7 @@ class CodeAgent(StyledAgent):
 
 @AgentRegistry.register(CODER, orchestra="code")
 class CoderAgent(CodeAgent):
-    """Writes the program: its action is the last Python block of its reply."""
+    """The role that writes the program; its action is the last Python block of its reply."""
 
     role, template = CODER, "coder"
     projection = code_block("python", "python3", "py")
@@ -161,7 +161,7 @@ class CoderAgent(CodeAgent):
 
 @AgentRegistry.register(TESTER, orchestra="code")
 class TesterAgent(CodeAgent):
-    """Writes tests: its action is the tests of its reply alone."""
+    """The role that writes tests; its action is the tests of its reply alone."""
 
     role, template = TESTER, "tester"
 

@@ -144,7 +144,7 @@ class FaramaEnv(BaseEnv):
         self._choices: dict[str, Choice] = {}
         self._problems: Counter[str] = Counter()
         self.game.start(self.seed if seed is None else int(seed), task.extra.get("options"))
-        self._look()
+        self._update_views()
         return self._observation(self.game.movers)
 
     def observe(self, agent_id: str) -> Observation:
@@ -181,7 +181,7 @@ class FaramaEnv(BaseEnv):
         self._problems.update(choice.problem for choice in self._choices.values() if choice.problem)
         self._choices = {}
         made = self._pay(self.game.play(decided))
-        self._look("" if self.game.moves > before else f"\n\n{NOTHING_DONE}")
+        self._update_views("" if self.game.moves > before else f"\n\n{NOTHING_DONE}")
         return Outcome(made.team - fine, made.local, self.game.over, self._info(), self._observation(self.game.movers))
 
     def fork(self) -> FaramaEnv:
@@ -238,7 +238,7 @@ class FaramaEnv(BaseEnv):
             info["success"] = float(total >= self.config.success_return)
         return info
 
-    def _look(self, note: str = "") -> None:
+    def _update_views(self, note: str = "") -> None:
         self._views = {}
         for seat in [] if self.game.over else self.game.world.live:
             observation, mask = split(*self.game.world.view(seat))

@@ -126,17 +126,17 @@ def check_forks(env: FaramaEnv) -> None:
         if env.game.over:
             return
         drawn = {seat: env.game.draw(seat) for seat in env.game.movers}
-        before, copy = _seen(env), env.fork()
-        ahead = (copy.game.play(drawn), _seen(copy))
+        before, copy = _observations(env), env.fork()
+        ahead = (copy.game.play(drawn), _observations(copy))
         copy.close()
-        if _seen(env) != before or (env.game.play(drawn), _seen(env)) != ahead:
+        if _observations(env) != before or (env.game.play(drawn), _observations(env)) != ahead:
             raise AgentSystemError(
                 f"env.params.env_id={env.config.env_id!r}: a copy of the game and the game itself do not go the same way, so tree "
                 "sampling would compare moves by chance; use rollout.sampling=parallel"
             )
 
 
-def _seen(env: FaramaEnv) -> dict[str, str]:
+def _observations(env: FaramaEnv) -> dict[str, str]:
     """Return the observation of every player left in the game."""
     world = env.game.world
     return {seat: env.describe(seat, split(*world.view(seat))[0]) for seat in world.live}

@@ -41,7 +41,7 @@ class MathEnvOptions:
 
 @EnvRegistry.register("math")
 class MathEnv(BaseEnv):
-    """Grades the answer (team reward 1 or 0) and records the solutions and verdicts.
+    """Environment that grades the answer (team reward 1 or 0) and records the solutions and verdicts.
 
     `info`: `success`; `solver/accuracy_loop_<k>` of the k-th solution, in episodes that have one; `solver/mended` and `solver/spoilt` (the
     first solution was wrong and the last one is right, or the reverse; episodes with several solutions); `verifier/precision` (share of

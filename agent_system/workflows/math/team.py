@@ -111,7 +111,7 @@ class MathAgent(StyledAgent):
 
 @AgentRegistry.register(SOLVER, orchestra="math")
 class SolverAgent(MathAgent):
-    r"""Proposes a solution; its action is the content of the last `\boxed{}`."""
+    r"""The role that proposes a solution; its action is the content of the last `\boxed{}`."""
 
     role, template = SOLVER, "solver"
     projection = boxed_answer
@@ -119,7 +119,7 @@ class SolverAgent(MathAgent):
 
 @AgentRegistry.register(VERIFIER, orchestra="math")
 class VerifierAgent(MathAgent):
-    """Judges the latest solution.
+    """The role that judges the latest solution.
 
     Its action is `approve`, `reject`, or empty when no verdict could be parsed: then `fields["approved"]` holds the fallback, and the
     environment, which receives the action only, gives no reward.

@@ -80,7 +80,7 @@ class ProgramResult:
 
 @EnvRegistry.register("math_tool")
 class MathToolEnv(BaseEnv):
-    r"""Grades both answers as they are given; at the end of a turn, compares them and determines the team's answer.
+    r"""Environment that grades both answers and, at the end of a turn, compares them and determines the team's answer.
 
     Two answers agree when the grader finds them equal. The team's answer is the common one, else that of the role `decides`; a missing
     answer counts as wrong, so that silence earns no more than an error. The team's reward is the change of correctness (0 or 1) of its
@@ -113,12 +113,12 @@ class MathToolEnv(BaseEnv):
         self._counts: Counter[str] = Counter()
         self._runs: dict[str, ProgramResult] = {}
         self._verdicts: dict[tuple[str, str, float], Verdict] = {}
-        self._seen = Observation(self._problem, {"last": {}})
-        return self._seen
+        self._observation = Observation(self._problem, {"last": {}})
+        return self._observation
 
     def observe(self, agent_id: str) -> Observation:
         """Return the observation at the start of the turn; the same for both."""
-        return self._seen
+        return self._observation
 
     async def act(self, agent_id: str, action: str) -> Outcome:
         """Grade an answer, or run a program and grade its answer."""
@@ -154,8 +154,8 @@ class MathToolEnv(BaseEnv):
         decided, tolerance = (first, 0.0) if self.config.decides == "reasoner" else (second, self.config.tolerance)
         self._right = await self._equal(decided, self._truth, tolerance)
         last = {"reasoner": _short(first), "tool": _short(self._result.summary), "program": self._program}
-        self._seen = Observation(self._problem, {"last": last, "anchor": repr([self._problem, last])})
-        outcome = Outcome(team=float(self._right) - float(before), done=self._agreed, info=self._info(), observation=self._seen)
+        self._observation = Observation(self._problem, {"last": last, "anchor": repr([self._problem, last])})
+        outcome = Outcome(team=float(self._right) - float(before), done=self._agreed, info=self._info(), observation=self._observation)
         self._acted = False
         self._reasoned, self._program, self._result = "", "", ProgramResult()
         return outcome

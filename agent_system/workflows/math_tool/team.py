@@ -116,7 +116,7 @@ class MathToolAgent(StyledAgent):
 
 @AgentRegistry.register(REASONER, orchestra="math_tool")
 class ReasonerAgent(MathToolAgent):
-    r"""Solves by reasoning; its action is the content of the last `\boxed{}`."""
+    r"""The role that solves by reasoning; its action is the content of the last `\boxed{}`."""
 
     role, template = REASONER, "reasoner"
     projection = boxed_answer
@@ -124,7 +124,7 @@ class ReasonerAgent(MathToolAgent):
 
 @AgentRegistry.register(TOOL_USER, orchestra="math_tool")
 class ToolUserAgent(MathToolAgent):
-    """Solves by a program: its action is the last Python block of its reply."""
+    """The role that solves by a program; its action is the last Python block of its reply."""
 
     role, template = TOOL_USER, "tool"
     projection = code_block("python", "python3", "py")

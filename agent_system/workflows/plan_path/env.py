@@ -1,4 +1,4 @@
-"""The world: a team walks over a map, a few moves a turn, until it stands on the goal.
+"""The world: a team walks over a map, with a few moves per turn, until it reaches the goal.
 
 Rewards follow "Stronger-MAS" (arXiv 2510.11062): the team's success and progress, and a local term for each role. Walking in circles earns
 nothing: progress is the decrease of the shortest distance so far, so an episode earns it once, and local rewards are never positive.
@@ -57,7 +57,7 @@ class PlanPathEnvOptions:
 
 @EnvRegistry.register("plan_path")
 class PlanPathEnv(ProposerExecutorEnv):
-    """Judges the Tool's moves without making them, makes the Executor's, and ends the episode at the goal.
+    """Environment that judges the Tool's moves without making them, makes the Executor's, and ends the episode at the goal.
 
     The Executor's moves are made in `act`, so that each of its candidates gets its own reward; `step` makes them only in a turn without
     an Executor (a team of one, for example). A reply without a list of moves makes none. The Tool's proposal is the prompt variable
@@ -88,8 +88,8 @@ class PlanPathEnv(ProposerExecutorEnv):
         self._moved = False
         self._followed = False
         self._proposal = NO_PROPOSAL
-        self._seen = self._look()
-        return self._seen
+        self._observation = self._make_observation()
+        return self._observation
 
     @property
     def grid(self) -> GridMap:
@@ -103,22 +103,22 @@ class PlanPathEnv(ProposerExecutorEnv):
 
     def observe(self, agent_id: str) -> Observation:
         """Return the observation at the start of the turn, with the Tool's proposal."""
-        return replace(self._seen, info={**self._seen.info, "proposal": self._proposal})
+        return replace(self._observation, info={**self._observation.info, "proposal": self._proposal})
 
     def step(self, action: str) -> Outcome:
         """End the turn; moves that the Executor has already made are not made again."""
         made = Outcome(info=self._info(), done=self._arrived) if self._moved else self._execute(action)
         self._moved = False
         self._proposal = NO_PROPOSAL
-        self._seen = self._look()
-        return replace(made, local=None, observation=self._seen)
+        self._observation = self._make_observation()
+        return replace(made, local=None, observation=self._observation)
 
     def fork(self) -> PlanPathEnv:
         """Return an independent copy; map and state are immutable and shared."""
         copy = type(self)(self.config, seed=self.seed)
         copy._grid, copy._state, copy._moved = self._grid, self._state, self._moved
         copy._counts, copy._followed = self._counts.copy(), self._followed
-        copy._proposal, copy._seen = self._proposal, self._seen
+        copy._proposal, copy._observation = self._proposal, self._observation
         return copy
 
     @property
@@ -162,7 +162,7 @@ class PlanPathEnv(ProposerExecutorEnv):
         """Return the first `max_moves` moves of an action, as letters."""
         return (parse_moves(action) or "")[: self.config.max_moves]
 
-    def _look(self) -> Observation:
+    def _make_observation(self) -> Observation:
         config = self.config
         compact = config.view == "compact"
         text = compact_text(self._grid, self._state, config.radius) if compact else grid_text(self._grid, self._state)

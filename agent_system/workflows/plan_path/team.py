@@ -63,7 +63,7 @@ class PlanPathOptions(ProposerExecutorOptions):
 
 @AgentRegistry.register(TOOL, orchestra="plan_path")
 class ToolAgent(ToolRole):
-    """Proposes the next moves, as letters."""
+    """The role that proposes the next moves, as letters."""
 
     styles, options = STYLES, PlanPathOptions
     projection = read_moves
@@ -71,7 +71,7 @@ class ToolAgent(ToolRole):
 
 @AgentRegistry.register(EXECUTOR, orchestra="plan_path")
 class ExecutorAgent(ExecutorRole):
-    """Decides which moves are made."""
+    """The role that decides which moves are made."""
 
     styles, options = STYLES, PlanPathOptions
     projection = read_moves

@@ -101,7 +101,7 @@ class SearchEnvOptions:
 
 @EnvRegistry.register("search")
 class SearchEnv(BaseEnv):
-    """Searches for the Search Agent, and ends the episode with the Answer Agent's answer.
+    """Environment that searches for the Search Agent and ends the episode with the Answer Agent's answer.
 
     Both happen in `act`, so that each candidate gets its own reward; `step` does them only in a turn in which neither acted (a team of one,
     for example): a `Query` searches, any other action answers. The passages are the observation of the next turn. A failed search raises

@@ -120,7 +120,7 @@ class SearchWorkflowAgent(StyledAgent):
 
 @AgentRegistry.register(VERIFIER, orchestra="search")
 class VerifierAgent(SearchWorkflowAgent):
-    """Decides whether the passages suffice for an answer.
+    """The role that decides whether the passages suffice for an answer.
 
     Its action is `yes`, `no`, or empty when no verdict could be parsed: then `fields["enough"]` holds the fallback.
     """
@@ -141,7 +141,7 @@ class VerifierAgent(SearchWorkflowAgent):
 
 @AgentRegistry.register(SEARCH, orchestra="search")
 class SearchAgent(SearchWorkflowAgent):
-    """Writes a query; its action is a `Query`, which is empty when the reply has none."""
+    """The role that writes a query; its action is a `Query`, which is empty when the reply has none."""
 
     role, template = SEARCH, "search"
     projection = tag("search")
@@ -153,7 +153,7 @@ class SearchAgent(SearchWorkflowAgent):
 
 @AgentRegistry.register(ANSWER, orchestra="search")
 class AnswerAgent(SearchWorkflowAgent):
-    """Answers the question; its action is the answer, which is empty when the reply has none."""
+    """The role that answers the question; its action is the answer, which is empty when the reply has none."""
 
     role, template = ANSWER, "answer"
     projection = tag("answer")

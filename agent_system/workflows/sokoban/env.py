@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_system.environment import Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
-from agent_system.options import check_choice
+from agent_system.options import check_choice, check_floats
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEnv
@@ -65,9 +65,7 @@ class SokobanEnvOptions:
         check_choice("env.params.progress", self.progress, PROGRESS)
         if not 0.0 <= self.progress_weight <= 1.0:
             raise AgentSystemError(f"env.params.progress_weight must be 0 to 1, found {self.progress_weight:g}")
-        for name in ("plan_weight", "format_penalty", "illegal_penalty", "deadlock_penalty", "shortfall_penalty"):
-            if not 0.0 <= getattr(self, name) < float("inf"):
-                raise AgentSystemError(f"env.params.{name} must be 0 or a positive number, found {getattr(self, name):g}")
+        check_floats(self, "env.params")
 
 
 @dataclass(frozen=True)
@@ -166,14 +164,14 @@ class SokobanEnv(ProposerExecutorEnv):
             )
         begun = progress(room, state, state, self.config.progress)
         self._world = World(room, state, state, begun, self.config.progress_weight * begun)
-        self._seen = self._look()
-        return self._seen
+        self._observation = self._make_observation()
+        return self._observation
 
     async def observe(self, agent_id: str = "") -> Observation:
         """Return the observation at the start of the turn, with the Tool's proposal; the same for every agent."""
         world = self._world
         proposal = f"none: {world.reason}" if world.plan is None else " ".join(world.plan)
-        return replace(self._seen, info={**self._seen.info, "proposal": proposal})
+        return replace(self._observation, info={**self._observation.info, "proposal": proposal})
 
     def step(self, action: str) -> Outcome:
         """End the turn; make the moves unless an Executor has."""
@@ -182,13 +180,13 @@ class SokobanEnv(ProposerExecutorEnv):
             outcome = self._execute(action)
             team, done = outcome.team, outcome.done
         self._world = replace(self._world, acted=False, plan=None, reason=World.reason)
-        self._seen = self._look()
-        return Outcome(team=team, done=done, info=self._info(), observation=self._seen)
+        self._observation = self._make_observation()
+        return Outcome(team=team, done=done, info=self._info(), observation=self._observation)
 
     def fork(self) -> SokobanEnv:
         """Return an independent copy; the world is immutable and shared."""
         copy = type(self)(self.config, seed=self.seed)
-        copy._world, copy._seen = self._world, self._seen
+        copy._world, copy._observation = self._world, self._observation
         return copy
 
     def _program_input(self) -> str:
@@ -236,7 +234,7 @@ class SokobanEnv(ProposerExecutorEnv):
         world = self._world
         return judge(world.room, world.start, world.state, world.best, parse_moves(action), self.config)
 
-    def _look(self) -> Observation:
+    def _make_observation(self) -> Observation:
         room, state = self._world.room, self._world.state
         info = {"anchor": render(room, state), "max_moves": self.config.max_moves}
         return Observation(shown(room, state, self.config.view), info)

@@ -78,7 +78,7 @@ def read_moves(text: str) -> Projection:
 
 @AgentRegistry.register(TOOL, orchestra="sokoban")
 class ToolAgent(ToolRole):
-    """Proposes the next moves."""
+    """The role that proposes the next moves."""
 
     styles, options = STYLES, SokobanOptions
     projection = read_moves
@@ -86,7 +86,7 @@ class ToolAgent(ToolRole):
 
 @AgentRegistry.register(EXECUTOR, orchestra="sokoban")
 class ExecutorAgent(ExecutorRole):
-    """Checks the proposal and decides which moves are made."""
+    """The role that checks the proposal and decides which moves are made."""
 
     styles, options = STYLES, SokobanOptions
     projection = read_moves

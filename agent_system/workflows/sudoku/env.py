@@ -8,11 +8,11 @@ wrong digit is penalised in the call that writes it, since progress does not sho
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from agent_system.environment import Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
-from agent_system.options import check_choice
+from agent_system.options import check_choice, check_floats
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEnv
 from agent_system.workflows.sudoku.world.action import action_text, parse_action
@@ -60,14 +60,12 @@ class SudokuEnvOptions:
         check_choice("env.params.clashes", self.clashes, CLASHES)
         if self.max_cells < 1:
             raise AgentSystemError(f"env.params.max_cells must be 1 or more, found {self.max_cells}")
-        for field in fields(self):
-            if isinstance(getattr(self, field.name), float) and not getattr(self, field.name) >= 0:
-                raise AgentSystemError(f"env.params.{field.name} must be 0 or more, found {getattr(self, field.name):g}")
+        check_floats(self, "env.params")
 
 
 @EnvRegistry.register("sudoku")
 class SudokuEnv(ProposerExecutorEnv):
-    """Writes the Executor's cells, keeps the clues, and pays the team for the best board so far.
+    """Environment that writes the Executor's cells, keeps the clues, and pays the team for the best board so far.
 
     The Tool's plan is the prompt variable `{proposal}`: the cells or the grid, or `none: ` and the reason.
 

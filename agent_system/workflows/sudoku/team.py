@@ -73,7 +73,7 @@ class SudokuOptions(ProposerExecutorOptions):
 
 @AgentRegistry.register(TOOL, orchestra="sudoku")
 class ToolAgent(ToolRole):
-    """Proposes cells or a grid in `<plan>...</plan>`; it writes nothing itself."""
+    """The role that proposes cells or a grid in `<plan>...</plan>`; it writes nothing on the board."""
 
     styles, options = STYLES, SudokuOptions
     projection = tag("plan")
@@ -81,7 +81,7 @@ class ToolAgent(ToolRole):
 
 @AgentRegistry.register(EXECUTOR, orchestra="sudoku")
 class ExecutorAgent(ExecutorRole):
-    """Reads the plan and writes cells or a grid in `<action>...</action>`."""
+    """The role that reads the plan and writes cells or a grid in `<action>...</action>`."""
 
     styles, options = STYLES, SudokuOptions
     projection = tag("action")

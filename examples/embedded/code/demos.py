@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.workflows.code.team import CodeAgent, CodeOptions, CoderAgent, TesterAgent
-from examples.embedded.code.tasks import ORDINALS, TASKS, WORDS, Small, draw_input, generate, write_input, write_program
+from examples.embedded.code.tasks import ORDINALS, TASKS, WORDS, SmallTask, draw_input, generate, write_input, write_program
 from examples.embedded.course import Course, Messages, World, conversation
 
 SMALL_NUMBERS = {"number": (1, 20), "two": (1, 6), "list": (1, 6), "word": (0, 0)}
@@ -55,7 +55,7 @@ class CodeCourse(Course):
 
 
 @dataclass(frozen=True)
-class Past:
+class TurnResult:
     """Result of a turn: the number of steps of its program, and the test that it failed."""
 
     steps: int
@@ -71,14 +71,14 @@ def make_demos(course: CodeCourse, seed: int, exclude: Collection[str] = ()) -> 
     return course.conversations(rng, tasks, lambda task, habits: team.episode(task, habits, stray=rng.random() < course.stray)[0])
 
 
-def team_success(course: CodeCourse, habits: Habits, tasks: Sequence[Small], seed: int = 0) -> float:
+def team_success(course: CodeCourse, habits: Habits, tasks: Sequence[SmallTask], seed: int = 0) -> float:
     """Return the share of `tasks` for which the last program of demonstrators with `habits` is right."""
     team = Demonstrators(course, random.Random(f"code-success-{seed}"))
     return sum(team.episode(task, habits)[1] for task in tasks) / len(tasks)
 
 
 class Demonstrators:
-    """Plays both roles in the short prompt style, both at the same time."""
+    """Demonstrators of both roles in the short prompt style, both at the same time."""
 
     def __init__(self, course: CodeCourse, rng: random.Random) -> None:
         options = CodeOptions(prompt_style="short")
@@ -87,7 +87,7 @@ class Demonstrators:
         self.course = course
         self.rng = rng
 
-    def episode(self, task: Small, habits: Habits, stray: bool = False) -> tuple[list[Messages], bool]:
+    def episode(self, task: SmallTask, habits: Habits, stray: bool = False) -> tuple[list[Messages], bool]:
         """Return the conversations of one episode, one per turn, and whether its last program is right."""
         rng = self.rng
         conversations: list[Messages] = []
@@ -111,16 +111,16 @@ class Demonstrators:
                 break
         return conversations, steps == len(task.steps)
 
-    def _outcome(self, task: Small, steps: int, read: Any, expected: str) -> Past | None:
+    def _outcome(self, task: SmallTask, steps: int, read: Any, expected: str) -> TurnResult | None:
         """Return the result for the next turn; None if the program passes the test."""
-        return None if str(task.values(read)[steps]) == expected else Past(steps, read, expected)
+        return None if str(task.values(read)[steps]) == expected else TurnResult(steps, read, expected)
 
-    def _choose(self, task: Small) -> Any:
+    def _choose(self, task: SmallTask) -> Any:
         """Return an input that is easy to work out: small numbers, and no intermediate value below 0 if possible."""
         reads = [draw_input(self.rng, task.source.kind, *SMALL_NUMBERS[task.source.kind]) for _ in range(4)]
         return max(reads, key=lambda read: min(0, *(value if isinstance(value, int) else 0 for value in task.values(read))))
 
-    def _guessed(self, task: Small, right: float) -> tuple[Any, str]:
+    def _guessed(self, task: SmallTask, right: float) -> tuple[Any, str]:
         """Return an input and a guessed output, which is right with probability `right`."""
         rng = self.rng
         read = self._choose(task)
@@ -131,20 +131,20 @@ class Demonstrators:
             return read, rng.choice(("yes", "no"))
         return read, str(value + rng.choice((-6, -4, -3, -2, -1, 1, 2, 3, 4, 6))) if isinstance(value, int) else rng.choice(WORDS)
 
-    def _conversation(self, agent: CodeAgent, task: Small, past: Past | None, reply: str) -> Messages:
+    def _conversation(self, agent: CodeAgent, task: SmallTask, past: TurnResult | None, reply: str) -> Messages:
         shown: dict[str, Any] = {} if past is None else {"program": program(task, past.steps), "mismatches": [self._mismatch(task, past)]}
         return conversation(agent, task.question, reply, **shown)
 
-    def _mismatch(self, task: Small, past: Past) -> dict[str, str]:
+    def _mismatch(self, task: SmallTask, past: TurnResult) -> dict[str, str]:
         return {"given": write_input(past.read), "expected": past.expected, "found": str(task.values(past.read)[past.steps])}
 
 
-def program(task: Small, steps: int) -> str:
+def program(task: SmallTask, steps: int) -> str:
     """Return the program that stops after `steps` steps."""
     return write_program(task.source, task.steps[:steps])
 
 
-def work(task: Small, read: Any) -> str:
+def work(task: SmallTask, read: Any) -> str:
     """Return a test that is worked out: `Work. <input>3 7</input> larger 7. First 7*3=21. Then 21+2=23. <output>23</output>`."""
     values = task.values(read)
     lines = [f"{task.source.name} {values[0]}."]

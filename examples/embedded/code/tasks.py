@@ -115,7 +115,7 @@ NAMES = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
-class Small:
+class SmallTask:
     """A task: an input, and one or two steps."""
 
     source: Source
@@ -164,16 +164,16 @@ def draw_input(rng: random.Random, kind: str, low: int, high: int) -> Any:
     return [rng.randint(low, high) for _ in range(2 if kind == "two" else rng.randint(2, 3))]
 
 
-def draw_task(rng: random.Random) -> Small:
+def draw_task(rng: random.Random) -> SmallTask:
     """Draw a task: 8 % change a word; 15 % have one step, the others two."""
     num_steps = 1 if rng.random() < 0.15 else 2
     if rng.random() < 0.08:
-        return Small(LETTERS, tuple(rng.sample(TEXT, num_steps)))
+        return SmallTask(LETTERS, tuple(rng.sample(TEXT, num_steps)))
     last = rng.choice(COMPARISONS if rng.random() < 0.3 else ARITHMETIC)
-    return Small(rng.choice(SOURCES), (*(rng.choice(ARITHMETIC) for _ in range(num_steps - 1)), last))
+    return SmallTask(rng.choice(SOURCES), (*(rng.choice(ARITHMETIC) for _ in range(num_steps - 1)), last))
 
 
-def generate(count: int, seed: int, exclude: Collection[str] = (), *, repeat: bool = False) -> list[Small]:
+def generate(count: int, seed: int, exclude: Collection[str] = (), *, repeat: bool = False) -> list[SmallTask]:
     """Return `count` tasks whose programs are not in `exclude`; deterministic in its arguments.
 
     Args:
@@ -184,7 +184,7 @@ def generate(count: int, seed: int, exclude: Collection[str] = (), *, repeat: bo
     """
     rng = random.Random(f"small-programs-{seed}")
     seen = set(exclude)
-    tasks: list[Small] = []
+    tasks: list[SmallTask] = []
     tries = 0
     while len(tasks) < count:
         task = draw_task(rng)
@@ -199,13 +199,13 @@ def generate(count: int, seed: int, exclude: Collection[str] = (), *, repeat: bo
     return tasks
 
 
-def generate_split(num_train: int, num_test: int, seed: int) -> tuple[list[Small], list[Small]]:
+def generate_split(num_train: int, num_test: int, seed: int) -> tuple[list[SmallTask], list[SmallTask]]:
     """Return (train, test) tasks without overlap."""
     test = generate(num_test, 2 * seed + 1)
     return generate(num_train, 2 * seed, {task.program for task in test}), test
 
 
-def to_row(task: Small, index: int, split: str) -> dict[str, Any]:
+def to_row(task: SmallTask, index: int, split: str) -> dict[str, Any]:
     """Return the task as a row of verl's schema; its golden tests depend on the task only."""
     rng = random.Random(f"golden-{task.program}")
     cases: dict[str, Case] = {}

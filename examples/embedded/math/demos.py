@@ -68,7 +68,7 @@ def make_demos(course: MathCourse, seed: int, exclude: Collection[str] = ()) -> 
 
 
 class Demonstrators:
-    """Writes conversations of both roles in the short prompt style."""
+    """Demonstrators of both roles in the short prompt style."""
 
     def __init__(self) -> None:
         options = MathOptions(prompt_style="short")

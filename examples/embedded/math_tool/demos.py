@@ -72,7 +72,7 @@ def team_success(course: MathToolCourse, habits: Habits, problems: Sequence[Prob
 
 
 class Demonstrators:
-    """Plays both roles in the short prompt style, both at the same time."""
+    """Demonstrators of both roles in the short prompt style, both at the same time."""
 
     def __init__(self, course: MathToolCourse, rng: random.Random) -> None:
         options = MathToolOptions(prompt_style="short")

@@ -81,7 +81,7 @@ def team_success(course: PlanPathCourse, habits: Habits, maps: Sequence[GridMap]
 
 
 class Demonstrators:
-    """Plays both roles in the short prompt style with the compact view."""
+    """Demonstrators of both roles in the short prompt style with the compact view."""
 
     def __init__(self, course: PlanPathCourse, rng: random.Random) -> None:
         options = PlanPathOptions(prompt_style="short")

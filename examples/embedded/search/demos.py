@@ -129,7 +129,7 @@ def success_rate(course: SearchCourse, seed: int, count: int = 2000) -> float:
 
 
 class Demonstrators:
-    """Writes conversations of the three roles in the short prompt style."""
+    """Demonstrators of the three roles in the short prompt style."""
 
     def __init__(self) -> None:
         options = SearchOptions(prompt_style="short")

@@ -116,7 +116,7 @@ def team_success(habits: Habits, env: SokobanEnvOptions, max_turns: int, puzzles
 
 
 class Demonstrators:
-    """Plays both roles in the short prompt style, with the views of an environment with options `env`."""
+    """Demonstrators of both roles in the short prompt style, with the views of an environment with options `env`."""
 
     def __init__(self, env: SokobanEnvOptions, rng: random.Random) -> None:
         self._env, self._rng = env, rng

@@ -85,7 +85,7 @@ def team_success(course: SudokuCourse, habits: Habits, puzzles: Sequence[Puzzle]
 
 
 class Demonstrators:
-    """Plays both roles in the short prompt style on boards of digits."""
+    """Demonstrators of both roles in the short prompt style on boards of digits."""
 
     def __init__(self, course: SudokuCourse, rng: random.Random) -> None:
         options = SudokuOptions(prompt_style="short")

@@ -184,7 +184,7 @@ async def test_a_program_that_solves_the_world_leads_the_team_to_the_end(world: 
         assert tool.valid and tool.local_reward == pytest.approx(world.best) and tool.action.strip() == world.solver.strip()
 
 
-async def test_programs_that_fail_are_told_scored_as_no_plan_and_counted(world: World, team: Any) -> None:
+async def test_failed_programs_are_reported_scored_as_missing_plans_and_counted(world: World, team: Any) -> None:
     (nothing,) = (await team(["no program"], [""]).collect([world.task], 1, step=0)).episodes
     assert not nothing.samples[0].valid and nothing.info[world.failed_runs] == 0
     assert proposal(world, nothing.samples[1].prompt_text) == "none: the reply holds no plan"
@@ -212,7 +212,7 @@ async def test_each_candidate_runs_its_own_program_and_the_best_one_is_read(worl
 
 
 @pytest.mark.parametrize("k", [0, 2])
-async def test_a_sandbox_that_fails_is_no_way_out(world: World, team: Any, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_sandbox_does_not_increase_the_reward(world: World, team: Any, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run = shared_sandbox().run
 
     async def broken(program: str, stdin: str = "") -> RunResult:
@@ -281,7 +281,7 @@ def test_the_prompts_ask_for_a_program_and_the_sandbox_is_started_for_it(name: s
         build_options(made.config_class, {"tool": "coed"}, f"agent.orchestra.{name}")
 
 
-def test_a_team_that_writes_no_programs_is_told_the_tool_it_can_use() -> None:
+def test_a_team_without_programs_gets_the_tool_to_use_in_the_error() -> None:
     check_writes_programs("section", "code", "full", "moves")
     with pytest.raises(AgentSystemError, match="use tool=moves"):
         check_writes_programs("section", "code", "short", "moves")

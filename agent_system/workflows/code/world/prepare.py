@@ -53,7 +53,7 @@ def read_set(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> tuple[
         try:
             tasks.append((index, SETS[name][1](row)))
         except RowError as error:
-            raise RowError(f"{where}, row {index} is no row of {name}: {error}; it begins with {dump(row)}") from error
+            raise RowError(f"{where}, row {index} is not a row of {name}: {error}; it begins with {dump(row)}") from error
         except ValueError:
             counts[UNREADABLE] += 1
     return tasks, counts

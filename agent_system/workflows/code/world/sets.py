@@ -187,7 +187,7 @@ def _list(value: Any, name: str) -> list[Any]:
 
 def _lines(value: Any, name: str) -> str:
     """Return a text that may be given as the list of its lines."""
-    return value if isinstance(value, str) else "\n".join(map(str, _list(value, f"{name}, where it is no text,")))
+    return value if isinstance(value, str) else "\n".join(map(str, _list(value, f"{name}, unless it is text,")))
 
 
 def _pairs(value: Any, name: str, left: str, right: str) -> Iterable[tuple[Any, Any]]:

@@ -68,7 +68,7 @@ class GymnasiumWorld(World):
     seats = (PLAYER,)
 
     def reset(self, seed: int, options: Mapping[str, Any] | None) -> None:
-        self._seen, self._over, self.truncated = self.env.reset(seed=seed, options=options), False, False
+        self._last, self._over, self.truncated = self.env.reset(seed=seed, options=options), False, False
 
     @property
     def live(self) -> list[str]:
@@ -79,14 +79,14 @@ class GymnasiumWorld(World):
         return self.live
 
     def view(self, seat: str) -> tuple[Any, Mapping[str, Any]]:
-        return self._seen
+        return self._last
 
     def space(self, seat: str) -> Any:
         return self.env.action_space
 
     def play(self, actions: Mapping[str, Any]) -> dict[str, float]:
         observation, reward, terminated, self.truncated, info = self.env.step(actions[PLAYER])
-        self._seen, self._over = (observation, info), bool(terminated or self.truncated)
+        self._last, self._over = (observation, info), bool(terminated or self.truncated)
         return {PLAYER: float(reward)}
 
     def picture(self) -> str | None:
@@ -149,7 +149,7 @@ class ParallelWorld(_PettingZooWorld):
     simultaneous = True
 
     def reset(self, seed: int, options: Mapping[str, Any] | None) -> None:
-        self._seen, self._infos = self.env.reset(seed=seed, options=options)
+        self._observations, self._infos = self.env.reset(seed=seed, options=options)
         self.truncated = False
 
     @property
@@ -162,10 +162,10 @@ class ParallelWorld(_PettingZooWorld):
 
     def view(self, seat: str) -> tuple[Any, Mapping[str, Any]]:
         agent = self._agents[seat]
-        return self._seen[agent], self._infos.get(agent, {})
+        return self._observations[agent], self._infos.get(agent, {})
 
     def play(self, actions: Mapping[str, Any]) -> dict[str, float]:
         made = {self._agents[seat]: action for seat, action in actions.items()}
-        self._seen, rewards, _, truncations, self._infos = self.env.step(made)
+        self._observations, rewards, _, truncations, self._infos = self.env.step(made)
         self.truncated = self.truncated or any(truncations.values())
         return {str(agent): float(reward) for agent, reward in rewards.items()}

@@ -58,7 +58,7 @@ class Approximate(NamedTuple):
 
 
 class GraderPool:
-    """Compares LaTeX answers in up to `workers` processes; threads and event loops may share one pool.
+    """Pool of up to `workers` processes that compare LaTeX answers; threads and event loops may share it.
 
     Args:
         workers: maximum number of processes; 0 means the number of cores, at most four.

@@ -14,7 +14,7 @@ Key = tuple[str, int]
 
 
 class Finder:
-    """Batches queries and caches their results; for one event loop.
+    """Batched and cached search for one event loop.
 
     The index is called in one thread, with the queries that have arrived while it was busy, at most `max_batch`.
 

@@ -13,7 +13,7 @@ from agent_system.workflows.search.world.wire import Passage, RetrievalError
 
 
 class Retriever:
-    """Finds passages; starts its server with the first query, and again if the server has ended.
+    """A client and, for a corpus, its server, which is started with the first query and again if it has ended.
 
     Args of the constructor:
         corpus: file for which a server is started, unless `url` is given.

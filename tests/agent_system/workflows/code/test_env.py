@@ -97,7 +97,7 @@ async def test_inputs_that_a_program_reads_as_the_same_numbers_count_once(inputs
     assert not same or outcome.local == pytest.approx(0.2 + 0.8 / 2)
 
 
-async def test_a_test_without_an_output_is_none_even_where_the_reference_prints_nothing() -> None:
+async def test_an_input_without_an_output_is_not_a_test_even_if_the_reference_prints_nothing() -> None:
     env = world()
     env.reset(adding(reference="if (line := input()) != '0': print(sum(map(int, line.split())))"))
     outcome = await env.act(TESTER, write_pairs([("0", ""), ("0", " \n")]))
@@ -175,14 +175,14 @@ async def test_after_a_reply_without_a_program_there_is_none() -> None:
     assert (await env.step(ADD)).info["pass_rate"] == 1.0
 
 
-async def test_a_right_program_that_is_followed_by_none_is_spoilt() -> None:
+async def test_a_right_program_followed_by_no_program_is_spoilt() -> None:
     env = world()
     await env.step(ADD)
     info = (await env.step("")).info
     assert (info["spoilt"], info["success"]) == (1.0, 0.0)
 
 
-async def test_a_program_is_judged_at_the_end_of_the_turn_where_no_coder_spoke() -> None:
+async def test_a_program_is_judged_at_the_end_of_a_turn_without_a_coder() -> None:
     outcome = await world().step(ADD)
     assert outcome.team == 1.0 and outcome.info["success"] == 1.0 and not outcome.done
 
@@ -211,7 +211,7 @@ async def test_the_team_stops_when_all_its_tests_pass_even_where_the_program_is_
 
 
 @pytest.mark.parametrize(("program", "pairs"), [(ADD, []), ("", [("1 1", "2")]), (ADD, [("1 1", "3")])])
-async def test_the_team_goes_on_without_tests_without_a_program_and_where_they_differ(program: str, pairs: list) -> None:
+async def test_the_episode_continues_without_tests_without_a_program_and_after_a_failed_test(program: str, pairs: list) -> None:
     env = world()
     await env.act(TESTER, write_pairs(pairs))
     await env.act(CODER, program)
@@ -287,7 +287,7 @@ async def test_the_order_of_the_two_does_not_matter() -> None:
     assert outcomes[0] == outcomes[1]
 
 
-async def test_tests_of_a_function_are_told_as_the_tester_writes_them() -> None:
+async def test_tests_of_a_function_are_shown_in_the_testers_format() -> None:
     env = CodeEnv()
     row = make_row("Solve.", [Case([[1, 2], "x"], 3)], function="solve", data_source="demo", split="t", index=0)
     env.reset(task_from_row(row))

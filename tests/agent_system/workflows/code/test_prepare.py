@@ -211,7 +211,7 @@ async def test_a_large_answer_is_left_out_where_a_program_may_not_return_it() ->
 
 
 @pytest.mark.parametrize("end", ["\n@abs", "\nx = (", "\nif x:", '\n"""', "\n" + 3 * "'", "\nclass A:", "\nx ="])
-async def test_what_is_added_to_a_program_does_not_mend_it(end: str) -> None:
+async def test_the_source_added_to_a_program_does_not_complete_it(end: str) -> None:
     (problem,), _ = await problems("human_eval", HUMAN_EVAL[0])
     checked = await check_program("def double(x): return 2 * x" + end, problem.cases, problem, 1e-6)
     assert {one.reason for one in checked} == {Reason.COMPILE}
@@ -230,7 +230,7 @@ async def test_a_set_is_a_list_in_any_order_to_the_tester() -> None:
         assert (await env.act(TESTER, write_pairs([("2", expected)]))).local == pytest.approx(local), expected
 
 
-async def test_a_number_that_is_none_is_no_right_test() -> None:
+async def test_a_non_finite_number_is_not_a_right_test() -> None:
     ((made,), _) = await prepare("human_eval", [NEAR], Path("test.jsonl"), Preparation())
     env = CodeEnv()
     env.reset(task_from_row(made))
@@ -323,7 +323,7 @@ def test_the_script_writes_what_the_trainer_reads(tmp_path: Path, monkeypatch: p
     with pytest.raises(DatasetError, match=r"no row of human_eval could be kept.*fails its own tests"):
         code_sets.main([*argv, str(tmp_path / "bad.jsonl")])
     (tmp_path / "bad.jsonl.gz").write_bytes(b"no gzip")
-    with pytest.raises(DatasetError, match="no compressed jsonl"):
+    with pytest.raises(DatasetError, match="not a compressed jsonl"):
         code_sets.main([*argv, str(tmp_path / "bad.jsonl.gz")])
 
 

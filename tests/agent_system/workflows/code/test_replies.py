@@ -23,7 +23,7 @@ def test_tests_stand_anywhere_in_a_reply() -> None:
     ["", "<input>1</input>", "<output>1</output><input>1</input>", "<input>1<output>2</output>", "<input>1</input><output>2", "<in>1</in>",
      "<input></output><output></input>", "</input></output>", "<input></input><output></output>", "<input>1</input><output> \n</output>"],
 )  # fmt: skip
-def test_what_is_no_pair_is_no_test(text: str) -> None:
+def test_incomplete_pairs_are_not_tests(text: str) -> None:
     assert read_pairs(text) == []
     said = team.TesterAgent().project(text)
     assert not said.valid and said.action == ""

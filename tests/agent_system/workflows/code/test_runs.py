@@ -87,7 +87,7 @@ async def test_a_special_judge_is_asked_about_the_answer_that_is_not_known_to_be
     assert [one.passed for one in checked] == [right, True]
 
 
-async def test_a_whole_number_that_the_reference_prints_is_not_met_by_one_that_is_close() -> None:
+async def test_an_integer_of_the_reference_is_compared_without_tolerance() -> None:
     cases = (Case("", "3.0000001"), Case("", "3.0"))
     assert [one.passed for one in await check_program("print(3)", cases, Problem(cases), 1e-6, Truth.FOUND)] == [False, True]
 
@@ -97,19 +97,19 @@ async def test_a_special_judge_that_fails_or_does_not_say_true_approves_of_nothi
     assert await passed("print(7)", Problem((Case("1\n", "2\n"),), checker=judge)) == [False]
 
 
-async def test_a_special_judge_reads_what_was_printed_as_data() -> None:
+async def test_a_special_judge_reads_output_as_data() -> None:
     hostile = 'print(\'__import__("os").system("true") or {0.__class__} %s\')'
     assert await passed(hostile, Problem((Case("1\n", "2\n"),), checker="def judge(g, e, f): return f.startswith('__import__')")) == [True]
 
 
-async def test_how_a_run_failed_is_told_in_one_line() -> None:
+async def test_the_failure_of_a_run_is_one_line() -> None:
     (error,) = await check_program("raise ValueError('no ' * 300)", CASES[:1], Problem(CASES), 0.0)
     assert error.found.startswith("failed (error) ValueError: no no") and len(error.found) <= LONGEST_ERROR
     (late,) = await check_program("while True: pass", CASES[:1], Problem(CASES), 0.0)
     assert late.reason in (Reason.CPU, Reason.TIMEOUT) and late.found.startswith("failed (")
 
 
-async def test_a_sandbox_that_fails_is_no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_sandbox_does_not_increase_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(program: str, tests: list) -> list[RunResult]:
         return [RunResult(Reason.OK, stdout="3\n"), RunResult(Reason.SANDBOX, message="worker lost")]
 

@@ -81,7 +81,7 @@ def test_a_row_without_a_column_is_named(name: str) -> None:
         "mbpp": "code",
     }
     del row[required[name]]
-    with pytest.raises(RowError, match=rf"here\.jsonl, row 1 is no row of {name}: no column '{required[name]}'"):
+    with pytest.raises(RowError, match=rf"here\.jsonl, row 1 is not a row of {name}: no column '{required[name]}'"):
         read_set(name, [ROWS[name], row], "here.jsonl")
 
 
@@ -120,7 +120,7 @@ def test_tests_that_cannot_be_read_are_counted(name: str, change: dict[str, Any]
 def test_a_row_of_another_form_says_what_was_found_and_expected() -> None:
     with pytest.raises(ValueError, match=r"public_tests must be an object, found \['1'\]"):
         code_contests(CODE_CONTESTS | {"public_tests": ["1"]})
-    with pytest.raises(ValueError, match="outputs, where it is no text, must be a list, found 2"):
+    with pytest.raises(ValueError, match="outputs, unless it is text, must be a list, found 2"):
         apps(APPS | {"input_output": '{"inputs": ["1"], "outputs": [2]}'})
 
 
@@ -145,7 +145,7 @@ JUNK: tuple[Any, ...] = (
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_whatever_stands_in_a_column_no_row_stops_the_others_but_one_that_is_named(name: str) -> None:
+def test_any_value_in_a_column_is_accepted_counted_or_an_error_that_names_the_row(name: str) -> None:
     nested = {
         "apps": [
             {"input_output": {"inputs": [["1"]], "outputs": ["1"], "fn_name": "f"} | {key: value}}

@@ -17,7 +17,7 @@ def of(samples: Any, agent: str) -> list[Any]:
     return [s for s in samples if s.agent_id == agent]
 
 
-async def test_a_program_is_mended_in_the_light_of_a_test_that_it_failed(play: Any) -> None:
+async def test_a_program_is_corrected_after_a_failed_test(play: Any) -> None:
     (episode,) = (await play([fenced(WRONG), fenced(ADD)], [GOOD_TEST, GOOD_TEST])).episodes
     assert episode.turns == 2 and episode.team_reward == pytest.approx(1.0)
     assert (episode.info["success"], episode.info["mended"], episode.info["agreed"]) == (1, 1, 1)
@@ -63,7 +63,7 @@ async def test_golden_tests_and_reference_are_in_no_prompt_and_no_trajectory(pla
 
 
 @pytest.mark.parametrize("order", ["simultaneous", "coder_first", "tester_first"])
-async def test_candidates_are_told_apart_and_the_best_of_each_is_committed(play: Any, order: str) -> None:
+async def test_candidates_get_different_rewards_and_the_best_of_each_call_is_committed(play: Any, order: str) -> None:
     programs = ["print(", WRONG, ADD]
     testers = ["no test", written(("1 -1", "0")), written(("1 1", "3"))]
     (episode,) = (await play([fenced(p) for p in programs], testers, k=3, options={"order": order})).episodes
@@ -86,7 +86,7 @@ async def test_hostile_replies_are_scored_and_survived(play: Any) -> None:
 
 
 @pytest.mark.parametrize("k", [0, 2])
-async def test_a_sandbox_that_fails_is_no_way_out(play: Any, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_sandbox_does_not_increase_the_reward(play: Any, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run = shared_sandbox().run_tests
 
     async def broken(program: str, cases: Any) -> list[RunResult]:

@@ -211,7 +211,7 @@ def test_no_action_is_a_legal_answer_for_hostile_replies(start):
         assert moves(start(MEET), a=text, b="[1]")[0]["a"] == -0.1
 
 
-def test_a_game_can_be_pickled_and_goes_on_as_it_was(start):
+def test_a_pickled_game_continues_in_the_same_state(start):
     env = start(TICTACTOE)
     env.step("0")
     twin = pickle.loads(pickle.dumps(env))
@@ -277,6 +277,6 @@ def test_a_world_that_cannot_be_played_is_named(start, options, words):
 
 
 @pytest.mark.parametrize("seed", ["3", -1, True, 1.5])
-def test_a_seed_that_is_none_names_the_task(start, seed):
+def test_an_invalid_seed_names_the_task(start, seed):
     with pytest.raises(AgentSystemError, match=r"task 'row': extra_info.seed must be a whole number"):
         start(LAKE, task=Task("row", "", extra={"seed": seed}))

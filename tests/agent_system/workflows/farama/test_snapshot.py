@@ -22,7 +22,7 @@ class KeepsItself(Counts):
         self.count = state["count"] + 100
 
 
-def test_a_copy_goes_on_where_deepcopy_starts_anew():
+def test_a_copy_keeps_the_state_that_deepcopy_loses():
     env = pettingzoo.make("aec", "classic/tictactoe-v3")
     env.reset(seed=0)
     env.step(4)

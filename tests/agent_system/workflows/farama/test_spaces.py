@@ -116,7 +116,7 @@ HOSTILE = ["", "5", "-1", "99999999999999999999999", "2.0", "1e999", "NaN", "[" 
     ],
     ids=str,
 )
-def test_texts_that_are_none_are_refused_without_an_accident(space, text):
+def test_invalid_texts_are_illegal_actions(space, text):
     with pytest.raises(IllegalActionError):
         read_action(space, text)
 

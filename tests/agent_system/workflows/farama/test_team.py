@@ -79,7 +79,7 @@ def candidates(*replies):
     return [f"<action>{reply}</action>" for reply in replies]
 
 
-async def test_a_tree_tries_every_move_on_a_copy_and_goes_on_with_the_best(seat):
+async def test_a_tree_tries_every_move_on_a_copy_and_continues_with_the_best(seat):
     player_1 = candidates("0", "0", "0", "1", "1", "1", "8", "2", "0")
     player_2 = candidates("3", "x", "3", "0", "4", "1")
     result = await play(seat(TICTACTOE, {"player_1": player_1, "player_2": player_2}, **TREE))
@@ -93,7 +93,7 @@ async def test_a_tree_tries_every_move_on_a_copy_and_goes_on_with_the_best(seat)
     assert rewards[(5, "player_1")] == [(0.0, False), (1.0, True), (-0.1, False)]
 
 
-async def test_proposals_of_an_adviser_are_told_apart_by_what_they_would_pay(seat):
+async def test_proposals_of_an_adviser_get_the_reward_of_their_move(seat):
     script = [reply for move in WAY for reply in candidates(move, "left", "fly")]
     result = await play(seat(LAKE, {"Adviser": script, "Player": script}, advisers=("Adviser",), **TREE))
     (episode,) = result.episodes

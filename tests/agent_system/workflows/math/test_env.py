@@ -45,7 +45,7 @@ async def test_right_verdict_earns_the_verdict_reward_and_a_missing_one_never(pl
         (42, 0.0, [False, False, False], [1.0, 1.0, 1.0]),
     ],
 )
-async def test_an_agent_that_is_never_paid_for_itself_cuts_nobodys_credit(play, first, verdict_reward, given, team):
+async def test_an_agent_without_local_rewards_cuts_no_credit(play, first, verdict_reward, given, team):
     reward = RewardConfig(propagation=PropagationConfig(mode="threshold", theta=0.5, min_pass_rate=0.0))
     solver = [rf"\boxed{{{first}}}", r"\boxed{42}"]
     result = await play(solver=solver, verifier=[REJECT], env={"verdict_reward": verdict_reward}, reward=reward)

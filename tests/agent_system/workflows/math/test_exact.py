@@ -30,7 +30,7 @@ def test_number_is_read_exactly(text, value):
      "5 apples and 3 pears", "5 factorial", "5 squared", "2 a", "2 ab", "12 c", "5 sin", r"\frac{1}{2} ab",
      "18, 19", "9" * 201, "\uff15", "1e999", "__import__('os')", "nan", "inf"],
 )  # fmt: skip
-def test_what_is_no_plain_number_is_left_to_the_grader(text):
+def test_answers_that_are_not_plain_numbers_are_left_to_the_grader(text):
     assert exact_number(text) is None
 
 

@@ -40,7 +40,7 @@ async def test_every_speaker_reads_the_whole_dialogue(play):
 
 
 @pytest.mark.parametrize(("loops", "expected"), [(1, 1), (2, 3), (3, 5)])
-async def test_nobody_judges_the_last_solution(play, loops, expected):
+async def test_the_last_solution_is_not_judged(play, loops, expected):
     result = await play(solver=[r"\boxed{1}"] * 3, verifier=[REJECT] * 3, options={"max_loop_num": loops})
     assert len(spoken(result)) == expected and spoken(result)[-1] == SOLVER
 

@@ -52,7 +52,7 @@ async def test_a_unit_may_be_left_out_but_not_exchanged(pool, answer, truth, equ
         (repr(1 / 3), "(1/3)", True), ("2.5", "x", False), ("0.0", r"\sin(\pi)", True),
     ],
 )  # fmt: skip
-async def test_a_printed_number_is_close_to_a_truth_that_is_no_plain_number(pool, printed, truth, equal):
+async def test_a_printed_number_is_compared_with_a_truth_that_is_not_a_plain_number(pool, printed, truth, equal):
     assert (await grade(printed, truth, pool, 1e-6) is Verdict.EQUAL) is equal
 
 

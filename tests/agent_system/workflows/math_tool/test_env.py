@@ -82,7 +82,7 @@ async def test_what_the_reasoner_writes_is_compared_exactly() -> None:
     assert (await env.act(REASONER, "0.3333333")).local == pytest.approx(0.2) and (await env.score(REASONER, "0.3333333")).team == 0.0
 
 
-async def test_agreement_on_a_wrong_answer_ends_the_episode_too_and_nothing_is_no_agreement() -> None:
+async def test_agreement_on_a_wrong_answer_ends_the_episode_too_and_missing_answers_do_not_agree() -> None:
     env = world()
     await env.act(TOOL_USER, "pass")
     assert not (await env.step("")).done
@@ -133,7 +133,7 @@ async def test_a_program_runs_once_an_episode_whatever_forks_there_are() -> None
     assert (await env.act(TOOL_USER, "print(42)")).local == 1.0 and shared_sandbox().stats()["runs"] == runs
 
 
-async def test_a_sandbox_that_fails_is_no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_sandbox_does_not_increase_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(program: str, stdin: str = "") -> RunResult:
         return RunResult(Reason.SANDBOX, message="worker lost")
 

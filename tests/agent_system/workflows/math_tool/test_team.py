@@ -29,7 +29,7 @@ async def test_they_see_each_others_answers_in_the_next_turn_and_stop_when_they_
     assert '"42"' not in first.prompt_text
 
 
-async def test_an_error_is_told_and_missing_answers_are_named(play: Any) -> None:
+async def test_an_error_is_shown_and_missing_answers_are_named(play: Any) -> None:
     (episode,) = (await play(["?", "?"], [fenced("raise ValueError('no')"), "?"], max_steps=2)).episodes
     text = of(episode, TOOL_USER)[1].prompt_text
     assert "The Reasoner's answer: (none)\nThe Tool-user's answer: failed (error) ValueError: no" in text
@@ -41,7 +41,7 @@ async def test_it_ends_after_max_steps_where_they_never_agree(play: Any) -> None
     assert episode.turns == 3 and episode.team_reward == 1.0 and episode.info["agreed"] == 0.0
 
 
-async def test_candidates_are_told_apart_and_the_best_of_each_is_committed(play: Any) -> None:
+async def test_candidates_get_different_rewards_and_the_best_of_each_call_is_committed(play: Any) -> None:
     (episode,) = (await play([boxed("1"), "?", boxed("42")], [fenced("1 / 0"), fenced("print(42)"), fenced("print(1)")], k=3)).episodes
     reasoner, tool = of(episode, REASONER), of(episode, TOOL_USER)
     assert [s.local_reward for s in reasoner] == pytest.approx([0.2, 0.0, 1.0]) and [s.fork_reward for s in reasoner] == [0, 0, 1]

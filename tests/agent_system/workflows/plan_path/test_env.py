@@ -23,7 +23,7 @@ def test_the_tool_moves_nothing_and_the_executor_once(start):
     assert env.state.cell == 3
 
 
-def test_step_alone_moves_where_no_executor_spoke(start):
+def test_step_alone_moves_in_a_turn_without_an_executor(start):
     env = start()
     assert not env.step("DDRR").done
     assert env.step("UU").done and env.state.cell == env.grid.goal

@@ -106,7 +106,7 @@ async def test_a_program_without_moves_is_scored_counted_and_survived(collector:
     assert proposal(executor).startswith(read) and len(proposal(executor)) <= LONGEST_REASON + len("none: ")
 
 
-async def test_a_reply_without_a_program_runs_nothing_and_is_no_valid_action(collector: Any) -> None:
+async def test_a_reply_without_a_program_runs_nothing_and_is_an_invalid_action(collector: Any) -> None:
     before = shared_sandbox().stats()["runs"]
     for reply in ("<moves>D, D</moves>", "```python\n\n```", "```\nprint('D')\n```", "```python\nprint('D')"):
         (episode,) = (await collector([reply], ["<moves>D</moves>"]).collect([task()], 1, step=0)).episodes
@@ -151,7 +151,7 @@ async def test_the_next_turn_starts_without_a_proposal_from_where_the_executor_w
     assert [proposal(s) for s in episode.samples if s.agent_id == EXECUTOR] == ["D", "R", "none: the reply holds no plan"]
 
 
-async def test_moves_are_no_program_and_a_program_is_no_moves(start: Any) -> None:
+async def test_moves_are_not_a_program_and_a_program_is_not_moves(start: Any) -> None:
     env = start()
     assert env.act(TOOL, "print('D')").info["tool/unparsed"] == 1.0
     outcome = await env.act(TOOL, Program("print('down', 'Down', 'R' * 9)"))

@@ -60,7 +60,7 @@ def test_local_reward_tells_proposals_apart(start):
     assert (best, none, illegal, back) == (0.0, pytest.approx(-0.5), pytest.approx(-0.175), pytest.approx(-0.1))
 
 
-def test_rewards_are_finite_whatever_is_said(start):
+def test_rewards_are_finite_for_any_reply(start):
     env = start()
     for action in ("", "U" * 5000, "\x00", "DDRRUU" * 3, "🧭"):
         assert all(math.isfinite(number) for number in total(env, action))

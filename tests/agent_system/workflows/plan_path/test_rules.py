@@ -12,7 +12,7 @@ def test_lists_of_moves_are_read_in_any_usual_form(text):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "RX", "go right", "R-R", "ＲＲ", "ß", "R" * 2001, None, 7, ["R"], "R\x00"])
-def test_anything_else_is_no_list_of_moves(text):
+def test_anything_else_is_not_a_list_of_moves(text):
     assert parse_moves(text) is None
 
 

@@ -47,7 +47,7 @@ async def test_search_r1_is_asked_in_its_own_words(client, misbehaving):
         ("cut", "retrieve failed: "),
     ],
 )
-async def test_what_is_no_answer_is_named_with_the_server(client, misbehaving, query, words):
+async def test_an_invalid_answer_is_an_error_that_names_the_server(client, misbehaving, query, words):
     with pytest.raises(RetrievalError) as error:
         await client.search(query)
     assert misbehaving.url in str(error.value)
@@ -56,7 +56,7 @@ async def test_what_is_no_answer_is_named_with_the_server(client, misbehaving, q
 
 
 @pytest.mark.timing
-async def test_a_slow_server_is_given_up_after_the_time_limit_and_delays_nobody(client):
+async def test_a_slow_request_fails_after_the_time_limit_and_delays_no_other(client):
     began = time.monotonic()
     slow, fine = await asyncio.gather(client.search("slow one"), _timed(client, "fine"), return_exceptions=True)
     assert isinstance(slow, RetrievalError)
@@ -71,7 +71,7 @@ async def _timed(client: RetrievalClient, query: str) -> float:
     return time.monotonic() - began
 
 
-async def test_nobody_there_and_another_protocol_are_named():
+async def test_an_unreachable_server_and_another_protocol_are_named():
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{place.getsockname()[1]}"

@@ -105,7 +105,7 @@ async def test_a_query_over_the_limit_is_not_sent_and_the_team_reads_why(make_en
     assert (turn.info["search/too_long"], turn.info["searches"], turn.done) == (1, 0, False)
 
 
-async def test_what_finds_nothing_and_what_was_asked_before_are_counted(env):
+async def test_searches_without_result_and_repeated_queries_are_counted(env):
     for query in ("zzz", "zzz"):
         await env.act(SEARCH, Query(query))
         turn = await env.step(Query(query))
@@ -148,7 +148,7 @@ def test_a_task_without_an_accepted_answer_is_named(env, truth):
         ([{"text": "x"}], r"ground_truth: an accepted answer is \{'text': 'x'\} \(dict\)"),
     ],
 )
-def test_a_task_that_nobody_can_win_is_named(env, truth, words):
+def test_an_unwinnable_task_is_named(env, truth, words):
     with pytest.raises(AgentSystemError, match=f"task 't7'.*{words}"):
         env.reset(Task("t7", "Who?", "demo", truth))
 

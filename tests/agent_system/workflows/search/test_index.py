@@ -29,7 +29,7 @@ def test_bm25_finds_nothing_for_a_query_without_a_word_of_the_corpus(bm25, query
     assert bm25.search([query], 3) == [[]]
 
 
-def test_bm25_gives_a_query_the_same_whoever_is_asked_about_beside_it(bm25):
+def test_a_bm25_result_does_not_depend_on_the_other_queries(bm25):
     queries = ["Tamo", "town", "zzz", "author Kilu", "Dena"]
     assert bm25.search(queries, 2) == [bm25.search([query], 2)[0] for query in queries]
 

@@ -64,12 +64,12 @@ def test_a_ground_truth_that_is_neither_text_nor_number_is_refused(truth):
         accepted_answers(truth)
 
 
-def test_an_answer_needs_a_word_to_be_given():
+def test_an_answer_needs_a_word_to_be_matched():
     assert can_be_matched(["the", "x"])
     assert not can_be_matched(["A", "the.", "?"]) and not can_be_matched([])
 
 
-def test_what_stands_in_any_passage_is_not_sought():
+def test_yes_and_no_are_not_searchable():
     assert searchable(["Yes", "no.", "NoAnswer", "the", "no way"]) == ["no way"]
 
 

@@ -69,13 +69,13 @@ def test_the_same_query_again_is_remembered(server):
         (b"{not json", 422, "JSON"),
     ],
 )
-def test_a_request_that_cannot_be_answered_is_told_why_and_the_server_goes_on(server, body, status, words):
+def test_a_failed_request_gets_the_reason_and_the_server_continues(server, body, status, words):
     found, answer = post(server.url, body)
     assert (found, words in json.dumps(answer)) == (status, True)
     assert post(server.url, {"queries": ["Tamo"]})[0] == 200
 
 
-def test_it_ends_with_whoever_holds_its_standard_input(corpus):
+def test_it_ends_when_its_standard_input_closes(corpus):
     parent = (
         "import os, sys; from agent_system.workflows.search.world.local import LocalServer; "
         f"print(LocalServer({str(corpus)!r}, start_timeout_s=100).pid, flush=True); os.kill(os.getpid(), 9)"

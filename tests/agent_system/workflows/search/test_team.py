@@ -113,7 +113,7 @@ def test_the_full_style_shows_each_the_form_of_its_reply():
         assert f"</{tag}>" in cls().messages(variables)[0]["content"]
 
 
-def test_thinking_is_no_action():
+def test_thinking_is_not_an_action():
     assert VerifierAgent().project("<think><verify>yes</verify></think> hm").fields == {"enough": False, "parsed": False}
     assert SearchAgent().project("<think><search>a</search></think><search>b</search>").action == "b"
     assert AnswerAgent().project("<answer>a</answer> no: <ANSWER> b </ANSWER>").action == "b"

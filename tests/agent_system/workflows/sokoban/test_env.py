@@ -42,7 +42,7 @@ def test_a_room_that_cannot_be_played_is_refused(text: str, words: str) -> None:
 
 
 def test_the_compact_view_is_for_rooms_with_one_box() -> None:
-    assert start(UP, view="compact")._look().text.startswith("box U 1 R 0 goal U 1 R 0\n")
+    assert start(UP, view="compact")._make_observation().text.startswith("box U 1 R 0 goal U 1 R 0\n")
     with pytest.raises(AgentSystemError, match="view=compact shows rooms with one box, found 2; use view=spaced or map"):
         start(TWO, view="compact")
 
@@ -79,7 +79,7 @@ def test_a_box_pushed_off_its_goal_and_on_again_in_circles_earns_nothing() -> No
 
 
 @pytest.mark.parametrize("kind", ["boxes", "distance"])
-def test_a_plan_that_is_said_again_and_again_is_paid_once(kind: str) -> None:
+def test_a_repeated_plan_is_paid_once(kind: str) -> None:
     env = start(progress=kind, shortfall_penalty=0.2)
     earned = 0.0
     for _ in range(12):

@@ -19,7 +19,7 @@ def test_the_executor_writes_at_once_and_step_does_not_write_again(make_env):
     assert outcome.observation.text.splitlines()[4:6] == ["Now:", "1 2 3 ."]
 
 
-def test_step_writes_where_no_executor_has_spoken(make_env):
+def test_step_writes_in_a_turn_without_an_executor(make_env):
     env = make_env()
     assert env.step("1 2 2").team > 0
     env.act(EXECUTOR, "1 4 4")
@@ -33,7 +33,7 @@ def test_the_solved_board_is_success_and_ends_the_episode(make_env):
     assert outcome.info["success"] == outcome.info["progress"] == 1.0
 
 
-def test_a_full_board_with_a_mistake_is_no_success(make_env):
+def test_a_full_board_with_a_mistake_is_not_a_success(make_env):
     outcome = make_env().act(EXECUTOR, "1 2 2; 1 4 4; 2 1 3; 2 3 1; 3 2 1; 3 4 3; 4 1 4; 4 3 1")
     assert not outcome.done and outcome.info["success"] == 0.0 and outcome.info["right"] == 7 / 8
 
@@ -135,7 +135,8 @@ def test_a_task_without_a_puzzle_that_can_be_solved_is_refused(extra, message):
     [
         ({"max_cells": 0}, "max_cells must be 1 or more"),
         ({"clashes": "forbid"}, "env.params.clashes.*refuse"),
-        ({"plan_reward": -1.0}, "plan_reward must be 0"),
+        ({"plan_reward": -1.0}, "plan_reward must be a finite number, 0 or more"),
+        ({"wrong_penalty": float("inf")}, "wrong_penalty must be a finite number"),
         ({"penalty": 1.0}, "not an option"),
     ],
 )

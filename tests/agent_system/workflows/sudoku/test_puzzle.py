@@ -22,7 +22,7 @@ def test_text_and_board_say_the_same():
 
 
 @pytest.mark.parametrize("text", ["", "1234", "5...............", "x...............", "1" * 25, "٣..............."])
-def test_text_that_is_no_board_is_refused(text):
+def test_invalid_boards_are_rejected(text):
     with pytest.raises(AgentSystemError, match="16 cells"):
         from_text(text)
 

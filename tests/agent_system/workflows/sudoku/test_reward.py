@@ -69,7 +69,7 @@ def test_a_wrong_digit_costs_its_share_of_the_cells_written(make_env, role):
 
 @pytest.mark.parametrize("role", [TOOL, EXECUTOR])
 @pytest.mark.parametrize("clashes", ["keep", "refuse", "clear"])
-def test_nothing_that_stands_beside_a_wrong_digit_makes_it_cheaper_but_right_ones(make_env, role, clashes):
+def test_only_right_digits_lower_the_penalty_of_a_wrong_one(make_env, role, clashes):
     def local(action):
         env = make_env(clashes=clashes, plan_reward=0.0)
         env.act(EXECUTOR, "1 2 2; 2 1 3")

@@ -17,7 +17,7 @@ def grid(text: str) -> str:
 
 
 @pytest.mark.parametrize("clue", ["1 1 1", "1 1 2", "1 1 0"])
-def test_a_clue_stops_the_action_even_with_its_own_digit_and_what_came_before_stands(clue):
+def test_a_clue_stops_the_action_even_with_its_own_digit_and_earlier_cells_stay_written(clue):
     result = applied(f"1 2 2; {clue}; 1 4 4")
     assert result.illegal and result.touched_clue and result.written == 1
     assert to_text(result.state.board) == "123..4.22.4..3.1"
