@@ -266,7 +266,7 @@ os.kill(os.getpid(), 9) if len(sys.argv) > 1 else None
     ("arguments", "said"),
     [
         ([], r"^RuntimeError: CPU Generator does not use offset; its log is .*engine-math\.log$"),
-        (["killed"], r"^killed by SIGKILL \(.*memory runs out: lower .*max_num_seqs.*\); its log is .*engine-math\.log$"),
+        (["killed"], r"^killed by SIGKILL \(.*memory is exhausted: lower .*max_num_seqs.*\); its log is .*engine-math\.log$"),
     ],
 )
 def test_what_an_engine_process_writes_is_in_its_log_which_says_why_it_died(tmp_path: Path, arguments: list[str], said: str) -> None:
