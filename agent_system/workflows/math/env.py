@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
+from agent_system.options import check_floats
 from agent_system.projection import last_boxed
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.math.team import APPROVE, REJECT, SOLVER, VERIFIER
@@ -32,6 +33,7 @@ class MathEnvOptions:
     grader_timeout_s: float = 3.0
 
     def __post_init__(self) -> None:
+        check_floats(self, "env.params")
         if self.grader_timeout_s <= 0 or self.grader_workers < 0:
             raise AgentSystemError(
                 f"env.params.grader_timeout_s must be positive and grader_workers 0 or more, "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
-from agent_system.options import check_choice
+from agent_system.options import check_choice, check_floats
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.search.world.answers import (
     AnswerError,
@@ -80,6 +80,7 @@ class SearchEnvOptions:
     def __post_init__(self) -> None:
         check_choice("env.params.view", self.view, VIEWS)
         check_choice("env.params.reward", self.reward, REWARDS)
+        check_floats(self, "env.params")
         for name in ("topk", "timeout_s", "start_timeout_s", "max_query_chars", "max_passage_chars"):
             if getattr(self, name) <= 0:
                 raise AgentSystemError(f"env.params.{name} must be positive, found {getattr(self, name)!r}")

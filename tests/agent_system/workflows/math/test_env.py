@@ -91,8 +91,9 @@ def test_the_environment_passes_the_conformance_test():
 
 
 def test_bad_env_option_is_refused():
-    with pytest.raises(AgentSystemError, match="grader_timeout_s"):
-        MathEnvOptions(grader_timeout_s=0.0)
+    for options in ({"grader_timeout_s": 0.0}, {"grader_timeout_s": float("nan")}, {"verdict_reward": float("nan")}):
+        with pytest.raises(AgentSystemError, match=next(iter(options))):
+            MathEnvOptions(**options)
 
 
 async def test_ground_truth_may_be_a_whole_solution():

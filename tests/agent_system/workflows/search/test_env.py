@@ -173,6 +173,7 @@ def test_exactly_one_place_to_search_in_is_needed_with_its_own_keys(params, foun
         (SearchEnvOptions, {"reward": "rouge"}, "must be one of em, f1"),
         (SearchEnvOptions, {"topk": 0}, "topk must be positive"),
         (SearchEnvOptions, {"timeout_s": -1}, "timeout_s must be positive"),
+        (SearchEnvOptions, {"verdict_reward": float("nan")}, "verdict_reward must be a finite number, 0 or more"),
         (SearchOptions, {"verdict_fallback": "maybe"}, "must be one of no, yes"),
         (SearchOptions, {"prompt_style": "tiny"}, "must be one of full, short"),
     ],
