@@ -80,10 +80,10 @@ class SearchEnvOptions:
     def __post_init__(self) -> None:
         check_choice("env.params.view", self.view, VIEWS)
         check_choice("env.params.reward", self.reward, REWARDS)
-        check_floats(self, "env.params")
         for name in ("topk", "timeout_s", "start_timeout_s", "max_query_chars", "max_passage_chars"):
             if getattr(self, name) <= 0:
                 raise AgentSystemError(f"env.params.{name} must be positive, found {getattr(self, name)!r}")
+        check_floats(self, "env.params")
 
     def check_source(self) -> None:
         """Raise AgentSystemError unless exactly one of `corpus` and `url` is set, or for `start_timeout_s` with `url`."""
