@@ -10,10 +10,13 @@ from typing import Any
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the known name closest to `name`, ignoring case, or an empty string."""
-    by_folded = {k.lower(): k for k in known}
-    near = difflib.get_close_matches(str(name).lower(), by_folded, n=1, cutoff=0.5)
-    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
+    """Return `; did you mean 'x'?` for the known name nearest to `name`, if none is near whatever its case, or an empty string."""
+    names = list(known)
+    by_folded = {k.lower(): k for k in names}
+    near = difflib.get_close_matches(str(name), names, n=1) or [
+        by_folded[k] for k in difflib.get_close_matches(str(name).lower(), by_folded, n=1, cutoff=0.5)
+    ]
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def slug(name: str) -> str:
