@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,12 @@ def base_weights(seed: int = 0) -> dict[str, torch.Tensor]:
 
 def open_ports() -> set[tuple[int, int]]:
     """Processes and their ports that are open beyond loopback: of this process and all below it."""
-    processes = (psutil.Process(), *psutil.Process().children(recursive=True))
-    listening = [(p.pid, c.laddr) for p in processes for c in p.net_connections(kind="inet") if c.status == psutil.CONN_LISTEN]
-    return {(pid, address.port) for pid, address in listening if address.ip not in ("127.0.0.1", "::1")}
+    found: set[tuple[int, int]] = set()
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            listening = [c.laddr for c in process.net_connections(kind="inet") if c.status == psutil.CONN_LISTEN]
+            found |= {(process.pid, address.port) for address in listening if address.ip not in ("127.0.0.1", "::1")}
+    return found
 
 
 @pytest.fixture(scope="module")
