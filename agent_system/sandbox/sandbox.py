@@ -15,6 +15,7 @@ from agent_system.errors import SandboxError
 from agent_system.sandbox.job import Job, Test
 from agent_system.sandbox.result import Reason, RunResult
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig, check_sandbox
+from verl.trainer.config.spec import check_values
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +56,18 @@ class Sandbox(ABC):
         Returns:
             The results in the order of the tests. The caller compares them with the expected output, which the program never sees.
         """
-        return await self._run(Job(program, list(tests), limits or self.settings.limits, self.settings.max_timeouts))
+        return await self._run(Job(program, list(tests), self._limits(limits), self.settings.max_timeouts))
 
     async def compile(self, program: str, *, limits: SandboxLimitsConfig | None = None) -> RunResult:
         """Compile a program without running it: `Reason.OK`, `Reason.COMPILE`, or a limit, since compiling can take arbitrarily long."""
-        return (await self._run(Job(program, [""], limits or self.settings.limits, compile_only=True)))[0]
+        return (await self._run(Job(program, [""], self._limits(limits), compile_only=True)))[0]
+
+    def _limits(self, own: SandboxLimitsConfig | None) -> SandboxLimitsConfig:
+        """Return the limits of a run. Raise ConfigError for its own limits if one cannot be used."""
+        if own is None:
+            return self.settings.limits
+        check_values(own, "sandbox.limits")
+        return own
 
     async def _run(self, job: Job) -> list[RunResult]:
         """Return the results of a job; tests in which the sandbox failed are repeated once, by a fresh worker where there are workers."""

@@ -92,6 +92,27 @@ def test_every_agent_samples_as_it_is_told_in_training_and_in_validation(compose
     }
 
 
+def test_rewards_and_each_agents_own_penalty_and_limit_reach_the_collector(compose: Callable[..., Any]) -> None:
+    from agent_system.launch.checks import check_run
+    from agent_system.launch.collector import build_collector
+
+    own = "agent.agent_specific_parameters"
+    config = compose(
+        {
+            f"{own}.actor.use_invalid_action_penalty": "[false,true]",
+            f"{own}.actor.invalid_action_penalty_coef": "[null,0.25]",
+            f"{own}.rollout.response_length": "[4,5]",
+            "reward.alpha": 0.5,
+            "reward.overlong_buffer.enable": True,
+        }
+    )
+    run = check_run(config)
+    collector = build_collector(config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)).collector
+    assert collector.settings.reward == config.reward and config.reward.alpha == 0.5
+    assert collector.settings.invalid_action_penalty == {"Verifier Agent": 0.25}
+    assert {name: runtime.binding.sampling.max_tokens for name, runtime in collector.runtimes.items()} == {"Asker": 4, "Verifier Agent": 5}
+
+
 @pytest.mark.parametrize(
     ("common", "own", "train", "val"),
     [

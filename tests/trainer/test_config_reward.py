@@ -4,13 +4,10 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from agent_system.reward.penalties import overlong
 from verl.trainer.config import RunConfig
 from verl.trainer.config.cross_checks import check_settings
-from verl.trainer.config.reward import OverlongBufferConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.derived import resolve_defaults
 
@@ -60,8 +57,3 @@ def test_a_value_that_cannot_be_used_is_named(tiny_model_dir: Path, changes: dic
     with pytest.raises(ConfigError) as error:
         check_settings(make(tiny_model_dir, changes))
     assert words in str(error.value)
-
-
-def test_an_overlong_buffer_without_a_length_follows_each_agents_own_limit() -> None:
-    buffer = OverlongBufferConfig(enable=True)
-    assert overlong(np.array([0, 80, 90, 100]), np.full(4, 100), buffer).tolist() == [0.0, 0.0, 0.5, 1.0]

@@ -327,9 +327,13 @@ def test_wrong_settings_are_refused(changed: dict[str, object], says: str) -> No
 
 
 @pytest.mark.parametrize("changed", [{"cpu_s": 0}, {"wall_s": float("inf")}, {"memory_mb": 1.5}, {"processes": True}, {"output_kb": -1}])
-def test_wrong_limits_are_refused(changed: dict[str, object]) -> None:
+async def test_wrong_limits_are_refused(changed: dict[str, object], pool: LocalSandbox) -> None:
+    limits = SandboxLimitsConfig(**changed)
     with pytest.raises(ConfigError, match=f"sandbox.limits.{next(iter(changed))}="):
-        make_sandbox(SandboxConfig(limits=SandboxLimitsConfig(**changed)))
+        make_sandbox(SandboxConfig(limits=limits))
+    for run in (pool.run, pool.compile):
+        with pytest.raises(ConfigError, match=f"sandbox.limits.{next(iter(changed))}="):
+            await run("pass", limits=limits)
 
 
 async def test_the_shared_sandbox_is_one() -> None:

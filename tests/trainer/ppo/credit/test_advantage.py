@@ -239,3 +239,8 @@ def test_group_numbers_follow_each_agents_own_key() -> None:
     config = AlgorithmConfig(per_agent={"V": {"group_by": ["uid", "traj_uid"]}})
     assert group_numbers(batch([0.0] * 5, **team()), config).tolist() == [0, 1, 0, 0, 2]
     assert group_numbers(batch([0.0] * 5, **team()), AlgorithmConfig()).tolist() == [0, 1, 0, 0, 1]
+
+
+def test_values_per_agent_in_a_config_of_another_class_are_an_error_and_not_ignored() -> None:
+    with pytest.raises(TypeError, match="per_agent needs an AlgorithmConfig, got dict"):
+        compute_advantage(batch([0.0] * 5, **team()), "grpo", config={"per_agent": {"V": {"adv_estimator": "rloo"}}})

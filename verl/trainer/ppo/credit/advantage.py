@@ -131,8 +131,10 @@ def _resampled(data: DataProto, config: EstimatorConfig) -> DataProto:
 
 def _parts(data: DataProto, config: EstimatorConfig) -> list[tuple[Any, np.ndarray | None]]:
     """Return (settings, row indices) of each part; the row indices are None if one part has all rows."""
-    if not isinstance(config, AlgorithmConfig) or not config.per_agent:
+    if not own_key(config, "per_agent", None):
         return [(config, None)]
+    if not isinstance(config, AlgorithmConfig):
+        raise TypeError(f"algorithm.per_agent needs an AlgorithmConfig, got {type(config).__name__}")
     if "agent_id" not in data.non_tensor_batch:
         raise ValueError(f"algorithm.per_agent needs the column agent_id, which samples lack; they have {sorted(data.non_tensor_batch)}")
     parts = split_by_settings(config, data.non_tensor_batch["agent_id"])
