@@ -157,7 +157,7 @@ def test_what_the_text_says_of_a_script_are_its_rows(task: str) -> None:
     before, after = (" and ".join(", ".join(f"{100 * row[name]:.1f}" for row in rows).rsplit(", ", 1)) for name in ("before", "after"))
     assert f"from {before} % to {after} %" in readme
     ends = list(dict.fromkeys(f"{100 * bound(row['after'] for row in rows):g}" for bound in (min, max)))
-    assert f"`examples/run_{task}.sh`" in front and f"to {' to '.join(ends)} %" in front
+    assert f"`examples/run_{task}.sh`" in front and f"to {'-'.join(ends)} %" in front
 
 
 def test_what_the_text_says_of_swapped_scripts_are_their_rows() -> None:
