@@ -35,7 +35,7 @@ def load_config(overrides: Sequence[str]) -> SFTConfig:
         with initialize(version_base=None, config_path=None):
             config = OmegaConf.to_object(compose(config_name="sft", overrides=list(overrides)))
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        raise SystemExit(f"sft_trainer: {error}; the keys are in verl/trainer/sft/config.py") from error
+        raise SystemExit(f"sft_trainer: {error} (all keys: verl/trainer/sft/config.py)") from error
     assert isinstance(config, SFTConfig)
     return config
 
