@@ -80,14 +80,13 @@ def remote_bindings(config: RunConfig, placement: Placement) -> dict[str, Remote
     """Bind every agent behind an API to its server. Raise ConfigError when the environment variable of an API key is not set."""
     if not placement.api:
         return {}
-    from agent_system.rollout.endpoint import Endpoint, EndpointSettings
+    from agent_system.rollout.endpoint import Endpoint
 
     bindings = {}
     for row in placement.api:
-        keys = {name: value for name, value in vars(row.api).items() if name != "api_key_env"}
-        settings = EndpointSettings(row.agent_id, api_key=api_key(row.agent_id, row.api), **keys)
+        endpoint = Endpoint(row.agent_id, row.api, api_key(row.agent_id, row.api))
         train, val = (sampling_of(row.config.rollout, config, (), validate) for validate in (False, True))
-        bindings[row.agent_id] = RemoteBinding(row.agent_id, row.policy_id, Endpoint(settings), train, val)
+        bindings[row.agent_id] = RemoteBinding(row.agent_id, row.policy_id, endpoint, train, val)
     return bindings
 
 

@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -18,6 +18,7 @@ import aiohttp
 from agent_system.agent import Message
 from agent_system.errors import AgentSystemError, masked, password, printable_key
 from verl.protocol.generate import RolloutError, SamplingParams, StopReason
+from verl.trainer.config.api import ApiConfig
 from verl.utils.names import without_password
 
 logger = logging.getLogger(__name__)
@@ -30,35 +31,6 @@ MAX_SEARCHED_CHARS, MAX_KEY_CHARS = 1 << 16, 1 << 13
 RETRIED_STATUSES = (408, 409, 425, 429)
 MAX_WAIT_S = 60.0
 SEEDS = 2**31
-
-
-@dataclass(frozen=True)
-class EndpointSettings:
-    """The keys under `agent.api.<agent>`; `api_key` is the value of the environment variable.
-
-    Raises:
-        AgentSystemError: the key contains a control character, or there is a key and `base_url` contains a password.
-    """
-
-    agent_id: str
-    base_url: str = field(repr=False)
-    model: str
-    api_key: str | None = field(default=None, repr=False)
-    request_timeout_s: float = 60.0
-    max_retries: int = 4
-    retry_delay_s: float = 1.0
-    max_concurrent_requests: int = 16
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        printable_key(self.api_key or "", f"the server of {self.agent_id}")
-        if self.api_key and password(self.base_url):
-            raise AgentSystemError(f"the server of {self.agent_id} has a key and a password in its base_url; give one of them")
-
-    @property
-    def url(self) -> str:
-        """URL of requests."""
-        return self.base_url.rstrip("/").removesuffix(PATH) + PATH
 
 
 @dataclass(frozen=True)
@@ -94,15 +66,30 @@ class _RetryableError(Exception):
 class Endpoint:
     """The server of one agent. Connections belong to an event loop: `close` in it before a request from another one."""
 
-    def __init__(self, settings: EndpointSettings) -> None:
-        self.settings = settings
+    def __init__(self, agent_id: str, config: ApiConfig, api_key: str | None = None) -> None:
+        """Connect with the first request.
+
+        Args:
+            agent_id: agent that the server replies for, for messages.
+            config: the keys under `agent.api.<agent>`.
+            api_key: value of the environment variable `config.api_key_env`.
+
+        Raises:
+            AgentSystemError: the key contains a control character, or there is a key and `base_url` contains a password.
+        """
+        printable_key(api_key or "", f"the server of {agent_id}")
+        if api_key and password(config.base_url):
+            raise AgentSystemError(f"the server of {agent_id} has a key and a password in its base_url; give one of them")
+        self.agent_id, self.config = agent_id, config
+        self._api_key = api_key
+        self._url = config.base_url.rstrip("/").removesuffix(PATH) + PATH
         self._session: aiohttp.ClientSession | None = None
-        self._slots = asyncio.Semaphore(settings.max_concurrent_requests)
+        self._slots = asyncio.Semaphore(config.max_concurrent_requests)
 
     async def close(self) -> None:
         """Close the connections."""
         session, self._session = self._session, None
-        self._slots = asyncio.Semaphore(self.settings.max_concurrent_requests)
+        self._slots = asyncio.Semaphore(self.config.max_concurrent_requests)
         if session is not None:
             await session.close()
 
@@ -125,7 +112,7 @@ class Endpoint:
         Raises:
             EndpointError: no attempt gave a reply, or the server rejects the request with a status that is not retried.
         """
-        attempts = 1 + (self.settings.max_retries if retries is None else retries)
+        attempts = 1 + (self.config.max_retries if retries is None else retries)
         body = self._body(messages, sampling, seed % SEEDS)
         draw = Random(seed)
         for attempt in range(attempts):
@@ -138,31 +125,31 @@ class Endpoint:
                     tried = "in one attempt" if attempts == 1 else f"in {attempts} attempts, the last"
                     raise EndpointError(f"{self._name()} gave no reply {tried}: {error}") from error
                 logger.info("%s: %s; trying again", self._name(), error)
-                wait = self.settings.retry_delay_s * 2**attempt * draw.uniform(0.75, 1.25)
+                wait = self.config.retry_delay_s * 2**attempt * draw.uniform(0.75, 1.25)
                 await asyncio.sleep(min(max(wait, error.wait_s), MAX_WAIT_S))
         raise AssertionError("unreachable")
 
     def _body(self, messages: Sequence[Message], sampling: SamplingParams, seed: int) -> dict[str, Any]:
         body = {
-            "model": self.settings.model,
+            "model": self.config.model,
             "messages": list(messages),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": seed,
-            **self.settings.extra_body,
+            **self.config.extra_body,
         }
         return {name: value for name, value in body.items() if value is not None}
 
     async def _post(self, body: Mapping[str, Any]) -> str:
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None))
-        headers = {"Authorization": f"Bearer {self.settings.api_key}"} if self.settings.api_key else {}
-        limit = self.settings.request_timeout_s
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        limit = self.config.request_timeout_s
         try:
             async with asyncio.timeout(limit) as clock:
                 # No redirects: the key is meant for this server alone.
-                async with self._session.post(self.settings.url, json=body, headers=headers, allow_redirects=False) as answer:
+                async with self._session.post(self._url, json=body, headers=headers, allow_redirects=False) as answer:
                     data = bytearray()
                     async for chunk in answer.content.iter_chunked(1 << 16):
                         data += chunk
@@ -187,12 +174,12 @@ class Endpoint:
     def _quoted(self, text: str) -> str:
         """Return the beginning of a server's text in one line, with secrets masked: some servers quote the key."""
         line = " ".join(text.split())
-        clean = masked(line[:MAX_SEARCHED_CHARS], self.settings.api_key, password(self.settings.base_url))
+        clean = masked(line[:MAX_SEARCHED_CHARS], self._api_key, password(self.config.base_url))
         # The end may hold the beginning of a key that was cut and is therefore not masked.
         return (clean if len(line) <= MAX_SEARCHED_CHARS else clean[:-MAX_KEY_CHARS])[:200]
 
     def _name(self) -> str:
-        return f"the server of {self.settings.agent_id}, {self.settings.model} at {without_password(self.settings.url)},"
+        return f"the server of {self.agent_id}, {self.config.model} at {without_password(self._url)},"
 
 
 def _parse(text: str, retries: int) -> Answer:

@@ -16,7 +16,7 @@ _sandbox: Sandbox | None = None
 
 
 def make_sandbox(settings: SandboxConfig) -> Sandbox:
-    """Start a separate sandbox. Raise SandboxError when the settings cannot be met."""
+    """Start a separate sandbox. Raise ConfigError for invalid settings, SandboxError when this machine cannot meet them."""
     if settings.backend == "http":
         from agent_system.sandbox.fusion import HttpSandbox  # imports aiohttp, which other backends do not need
 
@@ -27,7 +27,7 @@ def make_sandbox(settings: SandboxConfig) -> Sandbox:
 def configure(settings: SandboxConfig) -> Sandbox:
     """Replace the sandbox of this process, and start and check the new one before anything expensive runs.
 
-    Raises SandboxError when the settings cannot be met.
+    Raises ConfigError for invalid settings, SandboxError when this machine cannot meet them.
     """
     global _settings, _sandbox
     close_shared()

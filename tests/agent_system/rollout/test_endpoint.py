@@ -16,11 +16,12 @@ import pytest
 from agent_system import AgentSystemError, Task
 from agent_system.errors import masked
 from agent_system.rollout import TooManyFailuresError
-from agent_system.rollout.endpoint import MAX_SEARCHED_CHARS, Endpoint, EndpointError, EndpointSettings
+from agent_system.rollout.endpoint import MAX_SEARCHED_CHARS, Endpoint, EndpointError
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.remote import RemoteBinding
 from tests.chat_server import ChatServer, completion
 from verl.protocol.generate import SamplingParams
+from verl.trainer.config.api import ApiConfig
 
 SAMPLING = SamplingParams(max_tokens=20, temperature=0.7, top_p=0.9)
 TASK = Task("t", "2+2?", ground_truth="4")
@@ -34,9 +35,9 @@ def server() -> Iterator[ChatServer]:
     server.stop()
 
 
-def endpoint(url: str, **changes: Any) -> Endpoint:
-    settings = {"request_timeout_s": 5.0, "max_retries": 2, "retry_delay_s": 0.01} | changes
-    return Endpoint(EndpointSettings("Judge", url, "some-model", **settings))
+def endpoint(url: str, api_key: str | None = None, **changes: Any) -> Endpoint:
+    config = {"request_timeout_s": 5.0, "max_retries": 2, "retry_delay_s": 0.01} | changes
+    return Endpoint("Judge", ApiConfig(url, "some-model", **config), api_key)
 
 
 async def ask(server: Endpoint, **changes: Any) -> Any:
@@ -117,7 +118,6 @@ async def test_what_the_server_refuses_for_good_is_not_tried_again_and_the_key_i
     with pytest.raises(EndpointError, match=r"refuses the request with HTTP status 401: no: Bearer \*\*\*") as error:
         await ask(endpoint(server.url, api_key="sk-secret"))
     assert len(server.bodies) == 1 and "sk-secret" not in str(error.value)
-    assert "sk-secret" not in repr(EndpointSettings("Judge", server.url, "m", api_key="sk-secret"))
 
 
 KEY = 'sk-"a/b\\c+d e<\u00e9&\U0001f600'
@@ -173,7 +173,7 @@ async def test_a_password_in_the_address_is_in_no_message(server: ChatServer) ->
     server.answer = lambda body: 401
     with pytest.raises(EndpointError, match=r"at http://\*\*\*@127") as error:
         await ask(endpoint(address))
-    assert "PASS" not in str(error.value) + repr(error.value.__cause__) + repr(endpoint(address).settings)
+    assert "PASS" not in str(error.value) + repr(error.value.__cause__) + repr(endpoint(address).config)
     assert "PASS" not in endpoint(address)._quoted("InvalidURL: http://user:PASS@host")
     with pytest.raises(AgentSystemError, match="a key and a password in its base_url"):
         endpoint(address, api_key="sk-secret")
