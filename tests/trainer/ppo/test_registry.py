@@ -100,12 +100,12 @@ def test_traits_are_those_of_the_function_and_the_defaults_without_any(monkeypat
 
     def own(token_level_rewards: object) -> None: ...
 
-    assert register_adv_est("mine", "my_alias", grouped=False)(own) is own
-    register_policy_loss("mine")(own)
-    assert ESTIMATORS.traits("mine") == ESTIMATORS.traits("my_alias") == EstimatorTraits(grouped=False)
-    assert POLICY_LOSSES.traits("mine") == LossTraits()
-    ESTIMATORS.functions["mine"] = lambda **kwargs: None
-    assert ESTIMATORS.traits("mine") == EstimatorTraits(), "another function was put in its place"
+    assert register_adv_est("of_this_test", "alias_of_this_test", grouped=False)(own) is own
+    register_policy_loss("of_this_test")(own)
+    assert ESTIMATORS.traits("of_this_test") == ESTIMATORS.traits("alias_of_this_test") == EstimatorTraits(grouped=False)
+    assert POLICY_LOSSES.traits("of_this_test") == LossTraits()
+    ESTIMATORS.functions["of_this_test"] = lambda **kwargs: None
+    assert ESTIMATORS.traits("of_this_test") == EstimatorTraits(), "another function was put in its place"
     with pytest.raises(TypeError, match="groupd"):
         register_adv_est("other", groupd=False)
 
