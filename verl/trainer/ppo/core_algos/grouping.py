@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -50,14 +51,22 @@ def group_index(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _number(column: np.ndarray) -> tuple[np.ndarray, int]:
-    """Number the distinct values of a column from 0 in order of appearance. Return codes `[bsz]` int64, and the number of values."""
-    import pandas as pd  # imported here because it is slow to import and checks of settings do not need it
+    """Return codes of the distinct values of a column from 0 in order of appearance, `[bsz]` int64, and their number.
 
-    codes, distinct = pd.factorize(column.astype(object) if column.dtype.kind in "US" else column)
+    Only the first row of each run of equal rows is hashed: rows of a task, and of an episode, follow each other.
+    """
+    import pandas as pd  # not at the top: the checks of settings do without it, and it takes long to import
+
+    changes = np.ones(len(column), dtype=bool)
+    changes[1:] = column[1:] != column[:-1]
+    first = np.flatnonzero(changes)
+    runs: Any = np.diff(first, append=len(column))
+    values, runs = (column[first], runs) if 2 * len(first) <= len(column) else (column, 1)
+    codes, distinct = pd.factorize(values.astype(object) if values.dtype.kind in "US" else values)
     missing = codes < 0
-    if missing.any():  # renumbered, so that a missing value is numbered in the order of appearance as well
-        return _number(np.where(missing, len(distinct), codes))
-    return codes.astype(np.int64, copy=False), len(distinct)
+    if missing.any():  # numbered anew, so that a missing value has its place in the order of appearance as well
+        codes, distinct = pd.factorize(np.where(missing, len(distinct), codes))
+    return np.repeat(codes.astype(np.int64, copy=False), runs), len(distinct)
 
 
 def first_rows(index: np.ndarray) -> np.ndarray:
