@@ -55,7 +55,7 @@ def _number(column: np.ndarray) -> tuple[np.ndarray, int]:
 
     Only the first row of each run of equal rows is hashed: rows of a task, and of an episode, follow each other.
     """
-    import pandas as pd  # not at the top: the checks of settings do without it, and it takes long to import
+    import pandas as pd  # imported here because it is slow to import and checks of settings do not need it
 
     changes = np.ones(len(column), dtype=bool)
     changes[1:] = column[1:] != column[:-1]
@@ -64,7 +64,7 @@ def _number(column: np.ndarray) -> tuple[np.ndarray, int]:
     values, runs = (column[first], runs) if 2 * len(first) <= len(column) else (column, 1)
     codes, distinct = pd.factorize(values.astype(object) if values.dtype.kind in "US" else values)
     missing = codes < 0
-    if missing.any():  # numbered anew, so that a missing value has its place in the order of appearance as well
+    if missing.any():  # renumbered, so that a missing value is numbered in the order of appearance as well
         codes, distinct = pd.factorize(np.where(missing, len(distinct), codes))
     return np.repeat(codes.astype(np.int64, copy=False), runs), len(distinct)
 
