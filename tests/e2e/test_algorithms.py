@@ -6,7 +6,6 @@ Names come from the registries, so that a new one joins by itself; `NEEDS` says 
 import math
 import sys
 from collections.abc import Callable, Mapping
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +112,14 @@ def steps(train: Run, tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPa
     return go
 
 
-@pytest.mark.parametrize(("estimator", "loss"), list(zip_longest(built_in(ADV_ESTIMATOR_REGISTRY), built_in(POLICY_LOSS_REGISTRY))))
-def test_the_math_team_trains_three_steps(steps: Callable[..., list[dict[str, Any]]], estimator: str | None, loss: str | None) -> None:
-    """An estimator and a loss a run; what is left of the longer list has the default of the other."""
-    named = {"algorithm.adv_estimator": estimator, f"{LOSS}.loss_mode": loss}
-    changes = {key: name for key, name in named.items() if name is not None}
-    lines = steps(changes | dict(NEEDS.get(estimator or "", {})) | dict(NEEDS.get(loss or "", {})))
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*(("estimator", name) for name in built_in(ADV_ESTIMATOR_REGISTRY)), *(("loss", name) for name in built_in(POLICY_LOSS_REGISTRY))],
+    ids=lambda value: value,
+)
+def test_the_math_team_trains_three_steps(steps: Callable[..., list[dict[str, Any]]], kind: str, name: str) -> None:
+    key = "algorithm.adv_estimator" if kind == "estimator" else f"{LOSS}.loss_mode"
+    lines = steps({key: name} | dict(NEEDS.get(name, {})))
     assert [line["step"] for line in lines] == [1, 2, 3]
     for line in lines:
         assert [metric for metric, value in line.items() if not math.isfinite(value)] == []
