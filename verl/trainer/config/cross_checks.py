@@ -15,7 +15,7 @@ from verl.trainer.config import ApiConfig, RunConfig, TrainedModelConfig, Traine
 from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.effect import check_effect
 from verl.trainer.config.reward import check_tree_rewards
-from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, keys
+from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, check_values, keys
 from verl.trainer.placement.pools import assign_devices, check_engine_spans
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
@@ -66,12 +66,6 @@ def check_settings(config: RunConfig) -> Placement:
     check_signal(config, placement)
     check_engine_spans(config.trainer, placement)
     return placement
-
-
-def check_values(config: RunConfig) -> None:
-    """Check every key by its declaration. Raises ConfigError for the first invalid value."""
-    for name, key in keys(RunConfig).items():
-        key.validate(value_at(config, name))
 
 
 def check_command_line(given: Sequence[str], load_plugins: Callable[[Sequence[str]], object]) -> None:

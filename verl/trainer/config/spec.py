@@ -212,7 +212,7 @@ def with_values(config: T, values: Mapping[str, Any], where: str, allowed: Itera
     return replace(config, **changes)  # type: ignore[type-var]
 
 
-def check_values(config: Any, where: str) -> None:
+def check_values(config: Any, where: str = "") -> None:
     """Validate every key of a config dataclass. Raises ConfigError; `where` is the prefix of names in its message."""
     for name, declared in keys(config.__class__).items():
         declared.validate(value_at(config, name), name=f"{where}.{name}" if where else name)

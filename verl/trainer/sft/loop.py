@@ -44,7 +44,7 @@ def run_sft(config: SFTConfig) -> dict[str, float]:
         FileNotFoundError: the model folder or a data file does not exist.
         FileExistsError: the output folder exists.
     """
-    check_values(config, "")
+    check_values(config)
     out = _output_folder(config)
     messages = read_messages(config.data.train_files, config.data.messages_key)
     if config.trainer.num_threads > 0:
