@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -25,7 +24,7 @@ from verl.trainer.placement.pools import assign_devices
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.ppo.controller import build_controller
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
-from verl.trainer.ppo.ray_trainer import METRICS_FILE, RayPPOTrainer
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.validation import rows_before_after
 from verl.utils.disk import writing
@@ -61,17 +60,11 @@ def run(config: RunConfig) -> RayPPOTrainer:
         team.start()
         collector = build_collector(config, placement, checked.tokenizers, team.clients)
         tracking = Tracking(config.trainer.project_name, checked.name, config.trainer.logger, asdict(config), run_dir)
-        started.callback(finish, tracking, run_dir)
+        started.callback(tracking.finish)
         trainer = RayPPOTrainer(config, placement, team, collector, checked.train, checked.val, tracking, run_dir)
         trainer.fit()
     print_before_after(rows_before_after(trainer.before, trainer.after))
     return trainer
-
-
-def finish(tracking: Tracking, run_dir: Path) -> None:
-    """Close the tracking backends of a run. Raise DiskError when their remaining data cannot be written."""
-    with writing(run_dir / METRICS_FILE):
-        tracking.finish()
 
 
 def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], None]:

@@ -21,6 +21,8 @@ def no_room(*_: Any) -> None:
     ("written_by", "file"),
     [
         ("verl.utils.tracking.jsonl.JsonlBackend.log", "metrics.jsonl"),
+        ("verl.utils.tracking.jsonl.JsonlBackend.finish", "metrics.jsonl"),
+        ("verl.utils.tracking.tensorboard.TensorboardBackend.log", "tensorboard"),
         ("verl.trainer.ppo.ray_trainer.write_rows", "trajectories/train_000001.jsonl"),
         ("verl.trainer.ppo.ray_trainer.append_spans", "timeline.jsonl"),
         ("agent_system.launch.train.save_config", "config.yaml"),
@@ -35,7 +37,8 @@ def test_a_full_disk_is_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(written_by, no_room)
-    monkeypatch.setattr(sys, "argv", ["main_ppo", *overrides({"trainer.val_before_train": False, "trainer.total_training_steps": 1})])
+    changes = {"trainer.val_before_train": False, "trainer.total_training_steps": 1, "trainer.logger": "[jsonl,tensorboard]"}
+    monkeypatch.setattr(sys, "argv", ["main_ppo", *overrides(changes)])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(SystemExit) as stopped:
         train.cli()

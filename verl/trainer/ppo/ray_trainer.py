@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from verl.single_controller.ray.base import RayClassWithInitArgs, RayWorkerGroup, ResourcePoolManager
 
 logger = logging.getLogger(__name__)
-METRICS_FILE = "metrics.jsonl"
 
 __all__ = [
     "AdvantageEstimator", "CheckpointError", "RayClassWithInitArgs", "RayPPOTrainer", "RayWorkerGroup", "ResourcePoolManager", "Role",
@@ -131,8 +130,7 @@ class RayPPOTrainer:
         # Only now are models of the hub on this machine.
         self._models = fingerprints(self.placement.groups)
         self._resume()
-        with writing(self.run_dir / METRICS_FILE):
-            self.tracking.start(self.total_training_steps)
+        self.tracking.start(self.total_training_steps)
         self.team.sync_weights(self.global_step)
         with StopRequest() as stop:
             try:
@@ -271,8 +269,7 @@ class RayPPOTrainer:
             self.store.amend(self.global_step, {"credit": self.credit.state_dict()})
 
     def _log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        with writing(self.run_dir / METRICS_FILE):
-            self.tracking.log(metrics, self.global_step if step is None else step)
+        self.tracking.log(metrics, self.global_step if step is None else step)
 
     def _write_trajectories(self, episodes: Sequence[Episode], name: str, limit: int) -> None:
         episodes = episodes if limit < 0 else episodes[:limit]

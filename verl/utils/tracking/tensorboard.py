@@ -12,7 +12,8 @@ class TensorboardBackend:
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = None if run.resume_step is None else run.resume_step + 1
-        self._writer = SummaryWriter(str(run.run_dir / "tensorboard"), purge_step=purge_step)
+        self.path = run.run_dir / "tensorboard"
+        self._writer = SummaryWriter(str(self.path), purge_step=purge_step)
 
     def log(self, data: Mapping[str, float], step: int) -> None:
         """Write every metric of the step."""

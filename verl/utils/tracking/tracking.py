@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, Union
 
+from verl.utils.disk import writing
 from verl.utils.tracking.backend import BACKENDS, Backend, RunInfo, check_backends
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ class Tracking:
 
     Files go under `run_dir` (default `outputs/<project>/<experiment>`). The backends open at `start`, or at the first `log`:
     until then `resume` may set the step after which an earlier run continues. Raises ValueError for an unknown backend and
-    ModuleNotFoundError for one whose package is missing, before anything is written.
+    ModuleNotFoundError for one whose package is missing, before anything is written. A disk that is full or refuses is a DiskError that
+    names what the backend writes.
     """
 
     def __init__(
@@ -80,7 +82,8 @@ class Tracking:
         with ExitStack() as on_failure:
             on_failure.callback(self.finish)
             for name in self._names:
-                self.backends[name] = open_backend(name, self._run)
+                with writing(self._run.run_dir):
+                    self.backends[name] = open_backend(name, self._run)
             on_failure.pop_all()
         self._started = True
 
@@ -91,20 +94,27 @@ class Tracking:
         chosen = self.backends if backend is None else [backend] if isinstance(backend, str) else backend
         for name, destination in self.backends.items():
             if name in chosen:
-                destination.log(numbers, int(step))
+                with writing(self._path(destination)):
+                    destination.log(numbers, int(step))
 
     def finish(self) -> None:
         """Flush and close every backend; may be called twice. The first failure is raised after all are closed."""
-        failure: Optional[OSError] = None
+        failure: Optional[tuple[OSError, Path]] = None
         while self.backends:
             name, destination = self.backends.popitem()
             try:
                 destination.finish()
             except OSError as error:
                 logger.error("closing the %s backend failed: %s", name, error)
-                failure = failure or error
+                failure = failure or (error, self._path(destination))
         if failure is not None:
-            raise failure
+            first, path = failure
+            with writing(path):
+                raise first
+
+    def _path(self, backend: Backend) -> Path:
+        """Return the file or folder that a backend writes, for errors; the run's folder if it does not say."""
+        return getattr(backend, "path", self._run.run_dir)
 
     def __enter__(self) -> "Tracking":
         return self
