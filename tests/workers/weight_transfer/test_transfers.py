@@ -18,7 +18,7 @@ from verl.workers.weight_transfer import transfer_exists
 from verl.workers.weight_transfer.base import ReceivedWeights, build_transfer, send_bucket, transfer_name
 from verl.workers.weight_transfer.shared_memory import SharedMemory
 
-NAMES = ("object_store", "shared_memory")
+NAMES = ("object_store", "shared_memory", "collective")
 
 
 @pytest.mark.parametrize("name", NAMES)

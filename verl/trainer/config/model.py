@@ -227,7 +227,8 @@ class RolloutConfig:
     update_bucket_mb: int = key(256, "size of the buckets in which weights are sent to the engine, in MiB", ge=1)
     weight_transfer: str = key(
         "object_store",
-        "transport of weights to the engine: object_store | shared_memory (one node) | module.Class (a custom WeightTransfer)",
+        "transport of weights to the engine: object_store | shared_memory (one node) | collective (broadcast by gloo or NCCL) | "
+        "module.Class (a custom WeightTransfer)",
     )
     log_prob_use_dynamic_bsz: bool = key(
         True, "old log-probs: micro-batches with a token budget instead of a number of rows", effect=OLD_LOG_PROBS
