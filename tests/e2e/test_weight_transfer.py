@@ -54,14 +54,18 @@ LAST = {"trainer.save_freq": 2}
 
 
 def test_a_transfer_of_ones_own_trains_to_the_same_weights(train: Run, once: Callable[..., Path], tmp_path: Path, own: str) -> None:
-    for name in (own, "shared_memory"):
+    for name in (own, "shared_memory", "collective"):
         train(LAST | {"actor_rollout_ref.rollout.weight_transfer": name, "trainer.default_local_dir": tmp_path / name})
         assert weights(tmp_path / name, 2) == weights(once(LAST), 2)
 
 
 @pytest.mark.ray
-def test_a_transfer_of_ones_own_reaches_engines_in_other_processes(train: Run, once: Callable[..., Path], tmp_path: Path, own: str) -> None:
-    changes = {"actor_rollout_ref.rollout.weight_transfer": own, "trainer.controller": "ray", "ray_init.num_cpus": 2}
+@pytest.mark.parametrize("collective", [False, True])
+def test_a_transfer_reaches_engines_in_other_processes(
+    train: Run, once: Callable[..., Path], tmp_path: Path, own: str, collective: bool
+) -> None:
+    name = "collective" if collective else own
+    changes = {"actor_rollout_ref.rollout.weight_transfer": name, "trainer.controller": "ray", "ray_init.num_cpus": 2}
     train(LAST | changes)
     assert weights(tmp_path / "run", 2) == weights(once(LAST), 2)
 
