@@ -18,7 +18,8 @@ LIMIT_S = 20.0
 
 
 def _receive(pipe: Connection) -> None:
-    """Receive the bucket of every handle that comes; the answer is its tensors as lists, or the error."""
+    """Receive the bucket of every handle that comes; the answer is the group and a sum for each tensor, or the error."""
+    torch.set_num_threads(1)  # a forked process has none of the threads that its parent started
     transfer = Collective(LIMIT_S)
     while True:
         handle, timeout_s = pipe.recv()
