@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Run, weights
+from tests.e2e.conftest import Run, read_metrics, weights
 
 OWN = '''
 import io
@@ -49,6 +49,24 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "own_post.Post"
 
 
+DIES = """
+import os
+from pathlib import Path
+from verl.workers.weight_transfer.collective import Collective
+
+
+class Dies(Collective):
+    def receive(self, handle):
+        received = super().receive(handle)
+        if handle["update"] == 2:
+            try:
+                Path(__file__).with_suffix(".died").touch(exist_ok=False)
+            except FileExistsError:
+                return received
+            os._exit(9)
+        return received
+"""
+
 # The weights are sent twice before the last are saved.
 LAST = {"trainer.save_freq": 2}
 
@@ -67,6 +85,19 @@ def test_a_transfer_reaches_engines_in_other_processes(
     name = "collective" if collective else own
     changes = {"actor_rollout_ref.rollout.weight_transfer": name, "trainer.controller": "ray", "ray_init.num_cpus": 2}
     train(LAST | changes)
+    assert weights(tmp_path / "run", 2) == weights(once(LAST), 2)
+
+
+@pytest.mark.ray
+def test_an_engine_that_dies_in_a_broadcast_is_replaced_and_joins_again(
+    train: Run, once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_collective.py").write_text(DIES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    changes = {"actor_rollout_ref.rollout.weight_transfer": "own_collective.Dies", "trainer.controller": "ray", "ray_init.num_cpus": 2}
+    train(LAST | changes)
+    assert (tmp_path / "own_collective.died").exists()
+    assert [line["training/engine_restarts"] for line in read_metrics(tmp_path / "run") if "actor/lr" in line] == [1, 1]
     assert weights(tmp_path / "run", 2) == weights(once(LAST), 2)
 
 

@@ -254,11 +254,12 @@ async def test_new_base_weights_come_in_buckets_and_change_the_rows_of_every_ada
     assert [reply.version for reply in replies] == [5, 1, 1, 1]
 
 
-async def test_weights_reach_the_model_by_every_transfer(engine: RolloutEngine) -> None:
-    for seed, way in enumerate(("object_store", "shared_memory"), 1):
+async def test_weights_reach_the_model_by_every_transfer(engine: RolloutEngine, name: str) -> None:
+    receivers = ENGINES[name].get("tensor_model_parallel_size", 1)
+    for seed, way in enumerate(("object_store", "shared_memory", "collective"), 1):
         sender, receiver, new = build_transfer(way), build_transfer(way), list(base_weights(seed).items())
         for part in (new[:4], new[4:]):
-            bucket = send_bucket(sender, dict(part), receivers=2)
+            bucket = send_bucket(sender, dict(part), receivers=receivers)
             weights = ReceivedWeights(receiver, bucket.handle, bucket.shapes)
             engine.update_weights(weights, version=seed, final=part[-1] is new[-1])
             sender.release(bucket.handle)

@@ -72,7 +72,11 @@ def processes() -> Iterator[Processes]:
 
 def _bucket(seed: int, size: int = 50_000) -> dict[str, torch.Tensor]:
     drawn = torch.Generator().manual_seed(seed)
-    return {"half": torch.randn(size, 3, generator=drawn).bfloat16().T, "single": torch.randn(7, generator=drawn), "empty": torch.ones(0, 2)}
+    return {
+        "half": torch.randn(size, 3, generator=drawn).bfloat16().T,
+        "single": torch.randn(7, generator=drawn),
+        "empty": torch.ones(0, 2),
+    }
 
 
 def _sums(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:

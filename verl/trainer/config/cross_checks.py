@@ -230,8 +230,8 @@ def _check_models(config: RunConfig, placement: Placement) -> None:
             _check_attention(agent.config.model, lambda name, agent=agent: _shown(agent, name))  # type: ignore[misc]
         if not transfer_exists(agent.config.rollout.weight_transfer):
             raise ConfigError(
-                f"{_shown(agent, 'rollout.weight_transfer')}: expected object_store, shared_memory, collective or module.Class of a WeightTransfer "
-                "that can be imported"
+                f"{_shown(agent, 'rollout.weight_transfer')}: expected object_store, shared_memory, collective or module.Class of a "
+                "WeightTransfer that can be imported"
             )
 
 

@@ -86,10 +86,12 @@ class _Group:
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.backend == "nccl" else torch.device("cpu")
         own = dist.PrefixStore(f"group/{self.generation}", store)
         if self.backend == "nccl":
-            self._group: Any = dist.ProcessGroupNCCL(own, rank, 1 + len(self.ids), timedelta(seconds=timeout_s))
+            nccl = dist.ProcessGroupNCCL.Options()
+            nccl._timeout = timedelta(seconds=2 * timeout_s)  # NCCL ends the process at its own limit
+            self._group: Any = dist.ProcessGroupNCCL(own, rank, 1 + len(self.ids), nccl)
         else:
             wait_at_exit()
-            options = dist.ProcessGroupGloo._Options()
+            options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = timedelta(seconds=timeout_s)
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
             self._group = dist.ProcessGroupGloo(own, rank, 1 + len(self.ids), options)
