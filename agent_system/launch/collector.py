@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from agent_system.env_workers import EnvWorkers
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult
 from agent_system.rollout.remote import RemoteBinding
@@ -105,8 +106,14 @@ def check_endpoints(bindings: Collection[RemoteBinding]) -> None:
         raise ConfigError(f"{error}; start the server, or correct agent.api") from error
 
 
-def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]) -> TaskCollector:
-    """Bind every agent to the client of its policy, or to its server, and build the collector of the team."""
+def build_collector(
+    config: RunConfig,
+    placement: Placement,
+    tokenizers: Mapping[str, Any],
+    clients: Mapping[str, Any],
+    workers: EnvWorkers | None = None,
+) -> TaskCollector:
+    """Bind every agent to the client of its policy, or to its server, and build the collector of the team; environments run in `workers`."""
     found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(config, placement))
     for agent_id, row in policy_rows(config, placement).items():
         tokenizer = tokenizers[row.wg_id]
@@ -151,5 +158,6 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
             settings=settings,
             orchestra_options=config.agent.orchestra.get(config.agent.orchestra_type),
             env_params=config.env.params,
+            workers=workers,
         )
     )

@@ -9,7 +9,7 @@ from random import Random
 
 from agent_system.environment import Outcome
 from agent_system.rollout.call import Call, Reply
-from agent_system.rollout.env_caller import EnvCaller
+from agent_system.env_caller import EnvHandle
 from verl.trainer.config.run import TreeConfig
 
 
@@ -27,7 +27,7 @@ class Candidate:
 
     number: int
     reply: Reply
-    env: EnvCaller
+    env: EnvHandle
     outcome: Outcome
     team: float
     local: float

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.agent import BaseAgent
+from agent_system.env_caller import EnvCaller, EnvHandle
+from agent_system.env_workers import EnvWorkers
+from agent_system.env_workers.messages import innermost_line
 from agent_system.environment import BaseEnv, Task
 from agent_system.errors import AgentSystemError
 from agent_system.options import build_options
@@ -23,7 +25,6 @@ from agent_system.reward import assign_rewards
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import AgentRuntime, EpisodeSpec
-from agent_system.rollout.env_caller import EnvCaller
 from agent_system.rollout.metrics import collect_metrics
 from agent_system.rollout.prompt import PromptBuilder
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
@@ -87,8 +88,9 @@ class Collector:
         env: EnvFactory,
         bindings: Mapping[str, AgentBinding | RemoteBinding],
         settings: CollectorSettings,
+        workers: EnvWorkers | None = None,
     ) -> None:
-        """Bind the agents to their policies and the environment to its options.
+        """Bind the agents to their policies and the environment to its options; episodes' environments run in `workers`, if given.
 
         Raises:
             AgentSystemError: an agent of the orchestra has no binding, the environment does not support tree sampling, or the orchestra
@@ -106,6 +108,8 @@ class Collector:
         self.orchestra = orchestra
         self.env = env
         self.settings = settings
+        self._workers = workers
+        self._sandbox_failures: Sequence[float] = ()
         self._tied_candidates = TiedCandidateMonitor(env.cls)
         self.runtimes = _runtimes(agents, bindings)
 
@@ -119,6 +123,7 @@ class Collector:
         settings: CollectorSettings,
         orchestra_options: Mapping[str, Any] | None = None,
         env_params: Mapping[str, Any] | None = None,
+        workers: EnvWorkers | None = None,
     ) -> Collector:
         """Build a collector from registered names: the team is `bindings`, its agents looked up in the orchestra's scope first.
 
@@ -129,7 +134,7 @@ class Collector:
         agents = {name: AgentRegistry.get(name, orchestra=orchestra_type)(name, orchestra.config) for name in bindings}
         env_cls = EnvRegistry.get(env_name)
         env = EnvFactory(env_cls, build_options(env_cls.config_class, env_params, "env.params"))
-        return cls(orchestra, agents, env, bindings, settings)
+        return cls(orchestra, agents, env, bindings, settings, workers)
 
     def first_prompt_lengths(self, agent_id: str, tasks: Sequence[Task]) -> list[int]:
         """Return for every task the tokens of an agent's first prompt: its templates with the task, without team context or memory."""
@@ -178,7 +183,7 @@ class Collector:
             local = [runtime.binding for runtime in self.runtimes.values() if isinstance(runtime.binding, AgentBinding)]
             tokenizers = {binding.wg_id: binding.tokenizer for binding in local}
             prompts = joint_prompts(records, tokenizers, settings.joint_prompt_length)
-        metrics = collect_metrics(records, list(self.runtimes), self._branching()) | metrics
+        metrics = collect_metrics(records, list(self.runtimes), self._branching(), self._sandbox_failures) | metrics
         return CollectResult(build_batch(records, prompts), records, metrics)
 
     def _branching(self) -> list[str]:
@@ -198,7 +203,7 @@ class Collector:
                 for _ in range(len(specs)):
                     while len(running) < self.settings.max_concurrent_episodes and (following := next(queue, None)) is not None:
                         index, spec = following
-                        episode = EpisodeRunner(spec, self.orchestra, self.runtimes, EnvCaller(self._env(spec), threads), self.settings)
+                        episode = EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), self.settings)
                         task = asyncio.create_task(episode.run(), name=spec.traj_uid)
                         running[task] = (index, episode)
                         task.add_done_callback(finished.put_nowait)
@@ -219,14 +224,17 @@ class Collector:
                 for runtime in self.runtimes.values():
                     if isinstance(runtime.binding, RemoteBinding):
                         await runtime.binding.endpoint.close()
+        if self._workers is not None:
+            self._sandbox_failures = await self._workers.sandbox_failures()
         whole = [r for r in records if r is not None]
         tried = left_out.total() + sum(len(r.samples) for r in whole if not r.failed)
         if left_out.total() > self.settings.max_failure_rate * tried:
             raise TooManyFailuresError(_grouped(left_out, tried, "candidates", self.settings.max_failure_rate))
         return whole
 
-    def _env(self, spec: EpisodeSpec) -> BaseEnv:
-        return self.env.make(stable_seed(self.settings.seed, spec.step, spec.validate, spec.env_uid))
+    def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:
+        seed = stable_seed(self.settings.seed, spec.step, spec.validate, spec.env_uid)
+        return EnvCaller(self.env.make(seed), threads) if self._workers is None else self._workers.env(seed)
 
 
 def _runtimes(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBinding | RemoteBinding]) -> dict[str, AgentRuntime]:
@@ -285,9 +293,8 @@ def _cause(task: asyncio.Task[None]) -> str | None:
     error = task.exception()
     if error is None:
         return None
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    line = innermost_line(error)
+    return f"{type(error).__name__}: {error}{f' ({line})' if line else ''}"
 
 
 def _grouped(causes: Counter[str], total: int, of: str, allowed: float) -> str:

@@ -17,13 +17,16 @@ from verl.utils.names import slug
 REWARD_TERMS = ("local_reward", "team_reward", "step_reward", "mixed_reward", "invalid_penalty", "overlong_penalty")
 
 
-def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str], branching: Collection[str] = ()) -> dict[str, float]:
+def collect_metrics(
+    episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str], branching: Collection[str] = (), in_workers: Sequence[float] = ()
+) -> dict[str, float]:
     """Return `episode/*`, `env/*` and `agent/<name>/*` over the episodes that did not fail, and the sandbox's failures since its start.
 
     Args:
         episodes: all episodes of one collection.
         agent_ids: agents of the team; an agent without calls has `calls` 0 and no other metric.
         branching: the agents whose calls have several candidates (`rollout.sampling=tree`); tree metrics are over their calls.
+        in_workers: the sandbox's failures in each environment worker.
     """
     played = [e for e in episodes if not e.failed]
     failed = len(episodes) - len(played)
@@ -33,7 +36,7 @@ def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str],
         "episode/failure_rate": failed / len(episodes) if episodes else 0.0,
     }
     if (lost := shared_failures()) is not None:
-        metrics["training/sandbox_failures"] = lost
+        metrics["training/sandbox_failures"] = lost + sum(in_workers)
     if played:
         metrics["episode/calls/mean"] = _mean([len(e.committed) for e in played])
         metrics["episode/turns/mean"] = _mean([e.turns for e in played])

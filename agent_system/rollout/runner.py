@@ -16,7 +16,7 @@ from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
 from agent_system.rollout.candidate import CandidateSet
-from agent_system.rollout.env_caller import EnvCaller
+from agent_system.env_caller import EnvHandle
 from agent_system.rollout.episode_tasks import EpisodeTasks
 from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import Ledger
@@ -32,7 +32,7 @@ class EpisodeRunner:
     """A running episode. `run` plays it; `record` returns its record, also after a failure."""
 
     def __init__(
-        self, spec: EpisodeSpec, orchestra: BaseOrchestra, runtimes: Mapping[str, AgentRuntime], env: EnvCaller, settings: CollectorSettings
+        self, spec: EpisodeSpec, orchestra: BaseOrchestra, runtimes: Mapping[str, AgentRuntime], env: EnvHandle, settings: CollectorSettings
     ) -> None:
         self.spec = spec
         self.waiting_for = "the environment's reset"
@@ -41,7 +41,7 @@ class EpisodeRunner:
         self._env = env
         self._settings = settings
         self._samples: list[Sample] = []
-        self._ledger = Ledger(type(env.env).__name__, self._runtime_of)
+        self._ledger = Ledger(env.name, self._runtime_of)
         self._info: dict[str, Any] = {}
         self._callers: dict[int, str] = {}
         self._over = False

@@ -20,7 +20,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.reward.mixing import mix
 from agent_system.rollout.call import Call
 from agent_system.rollout.candidate import Candidate, CandidateSet, choose
-from agent_system.rollout.env_caller import EnvCaller
+from agent_system.env_caller import EnvHandle
 from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import finite
 from agent_system.rollout.seeds import stable_seed
@@ -62,7 +62,7 @@ class Tree:
         self._open = self._open or SimultaneousCalls(turn, start)
         return self._open
 
-    async def grow(self, call: Call, replies: Sequence[Generation | None], origin: EnvCaller) -> CandidateSet:
+    async def grow(self, call: Call, replies: Sequence[Generation | None], origin: EnvHandle) -> CandidateSet:
         """Try every reply on a fork of `origin`, concurrently, and choose one.
 
         Raises AgentSystemError with the first cause when no candidate could be scored.
@@ -96,13 +96,13 @@ class Tree:
         if self._open is calls:
             self._open = None
 
-    async def _try(self, call: Call, number: int, generation: Generation, origin: EnvCaller) -> Candidate:
+    async def _try(self, call: Call, number: int, generation: Generation, origin: EnvHandle) -> Candidate:
         env = await self._forks.make(origin)
         reply = call.read(generation)
         action = reply.projection.action
         outcome = await env.outcome("act", call.agent_id, action) if env.has_act else Outcome()
         more = await env.outcome("score", call.agent_id, action) if env.has_score else Outcome()
-        where = f"{type(env.env).__name__}, candidate {number} of call {call.number} of {call.agent_id} in turn {call.turn},"
+        where = f"{env.name}, candidate {number} of call {call.number} of {call.agent_id} in turn {call.turn},"
         team = finite(outcome.team, "team", where) + finite(more.team, "team", where)
         local = sum(_local(o, call, where) for o in (outcome, more))
         return Candidate(number, reply, env, outcome, team, local)

@@ -103,6 +103,21 @@ class EnvRolloutConfig:
     val_n: int = key(1, "episodes per task in validation", ge=1)
 
 
+WORKERS = "env.workers.num>0"
+
+
+@dataclass
+class EnvWorkersConfig:
+    num: int = key(0, "worker processes that environments run in; 0: in the driver, on threads", ge=0)
+    cpus: float = key(1.0, "Ray CPUs reserved for each worker", ge=0, effect=(WORKERS, "trainer.controller=ray"))
+    memory_gib: Optional[float] = key(
+        None,
+        "resident memory of one worker, in GiB, above which it is replaced and its episodes fail; default: no limit",
+        gt=0,
+        effect=WORKERS,
+    )
+
+
 @dataclass
 class EnvConfig:
     env_name: str = key("math", "registered name of the environment")
@@ -110,6 +125,7 @@ class EnvConfig:
     history_length: int = key(4, "number of past turns that a prompt contains", ge=0)
     params: dict[str, Any] = key({}, "options of the environment: env.params.<option>")
     rollout: EnvRolloutConfig = section(EnvRolloutConfig)
+    workers: EnvWorkersConfig = section(EnvWorkersConfig)
 
 
 SAMPLINGS = ("parallel", "tree")

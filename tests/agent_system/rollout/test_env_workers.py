@@ -1,0 +1,152 @@
+"""Environments in worker processes: the same episodes as in the driver, and what is left when a worker dies."""
+
+import asyncio
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from agent_system import BaseOrchestra, EnvRegistry, Task, Turn
+from agent_system.env_workers import EnvSource, EnvWorkerError, EnvWorkers, ProcessWorker
+from agent_system.rollout import Collector, CollectResult, TreeConfig
+from tests.agent_system.rollout.worlds import Dice
+from verl.trainer.config.reward import RewardConfig
+
+WORLDS = "tests.agent_system.rollout.worlds"
+
+
+class Roller(BaseOrchestra):
+    agents = ("Solver", "Verifier")
+
+    async def run(self, turn: Turn) -> str:
+        await turn.act("Verifier")
+        return (await turn.act("Solver")).action
+
+
+@contextmanager
+def workers(num: int, name: str = "dice", **source: Any) -> Iterator[EnvWorkers]:
+    payload = pickle.dumps(EnvSource(name, plugins=(WORLDS,), **source))
+    started = EnvWorkers(EnvRegistry.get(name), num, lambda: ProcessWorker(payload))
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[EnvWorkers]:
+    with workers(2) as started:
+        yield started
+
+
+Play = Callable[..., CollectResult]
+
+
+@pytest.fixture
+def play(make_collector: Callable[..., Collector], scripted: Callable[..., Any]) -> Play:
+    def run(prompts: list[str], started: EnvWorkers | None, n: int = 1, **settings: Any) -> CollectResult:
+        env = Dice if started is None else started.env_class
+        if settings.get("tree"):
+            settings["reward"] = RewardConfig(team_scope="call")
+        options = {"max_steps": 3, "max_failure_rate": 1.0, **settings}
+        collector = make_collector(scripted(), orchestra=Roller(), env=env, workers=started, **options)
+        return asyncio.run(collector.collect([Task(f"{i}", p) for i, p in enumerate(prompts)], n, step=1))
+
+    return run
+
+
+@pytest.mark.parametrize("tree", [None, TreeConfig(k=3, select="softmax")])
+def test_the_same_seed_gives_the_same_episodes_with_0_1_and_4_workers(play: Play, tree: TreeConfig | None) -> None:
+    prompts = ["fine", "step:raise", "fine", "reset:raise", "fork:raise"]
+    at_home = play(prompts, None, n=2, tree=tree)
+    assert at_home.metrics["episode/count"] == (4 if tree else 6)
+    for num in (1, 4):
+        with workers(num) as started:
+            away = play(prompts, started, n=2, tree=tree)
+        assert away.episodes == at_home.episodes
+        assert away.metrics == at_home.metrics
+
+
+@pytest.mark.parametrize("method", ["reset", "step", "fork"])
+def test_a_killed_worker_fails_its_own_episodes_and_is_replaced(play: Play, pair: EnvWorkers, method: str) -> None:
+    tree = TreeConfig(k=2) if method == "fork" else None
+    failures = [episode.failure for episode in play(["fine", f"{method}:kill"], pair, tree=tree).episodes]
+    assert failures[0] is None and failures[1] is not None
+    assert f"Dice.{method}() was lost with its environment worker: it died (SIGKILL)" in failures[1]
+    assert [episode.failure for episode in play(["fine"] * 4, pair).episodes] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    "prompt, cause",
+    [
+        ("step:raise", "KeyError: 'no such die' (worlds.py:"),
+        ("step:wrong type", "AgentSystemError: Dice.step() must return Outcome, found str (env_caller.py:"),
+        ("step:cannot be pickled", "the value that Dice.step() returned cannot be pickled, which env.workers.num>0 needs: TypeError"),
+        ("step:hang", "TimeoutError: episode took longer than rollout.episode_timeout_s=1 s, waiting for the environment's step 1"),
+    ],
+)
+def test_what_fails_in_a_worker_has_its_cause(play: Play, pair: EnvWorkers, prompt: str, cause: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("agent_system.rollout.forks.CLOSE_TIMEOUT_S", 0.2)
+    bad, good = play([prompt, "fine"], pair, episode_timeout_s=1.0).episodes
+    assert bad.failure is not None and cause in bad.failure
+    assert "\n" not in bad.failure and good.failure is None
+
+
+def test_an_action_that_cannot_be_pickled_names_the_method(play: Play, pair: EnvWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(self: Roller, turn: Turn) -> Any:
+        return lambda: None
+
+    monkeypatch.setattr(Roller, "run", run)
+    (episode,) = play(["fine"], pair).episodes
+    assert episode.failure is not None and "an argument of Dice.step() cannot be pickled" in episode.failure
+
+
+def test_a_worker_above_its_memory_limit_is_replaced(play: Play) -> None:
+    with workers(1, memory_bytes=2**28) as started:
+        (bad,) = play(["step:grow"], started).episodes
+        assert bad.failure is not None and "more than env.workers.memory_gib=0.25" in bad.failure
+        assert play(["fine"], started).episodes[0].failure is None
+
+
+def test_a_worker_that_does_not_answer_is_replaced(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_system.rollout.forks.CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("agent_system.env_workers.pool.ANSWER_S", 0.2)
+    with workers(1, "spin") as started:
+        (bad,) = play(["fine"], started, episode_timeout_s=0.5).episodes
+        assert bad.failure is not None and "waiting for the environment's step 1" in bad.failure
+        (worker,) = started._workers
+        assert worker.dead is not None and "does a method of Spin with blocking=False block?" in worker.dead
+
+
+def test_programs_run_in_the_sandbox_of_the_worker() -> None:
+    with workers(1, "judge") as started:
+
+        async def first() -> str:
+            env = started.env(0)
+            seen = await env.observation("reset", Task("0", str(os.getpid())))
+            await env.close(1.0)
+            return seen.text
+
+        assert asyncio.run(first()) == "42 in True"
+
+
+def test_a_worker_that_cannot_start_says_why() -> None:
+    with pytest.raises(EnvWorkerError, match=r"worker 0 cannot be used: it could not start: EnvWorkerError: env.params.faces is not an"):
+        with workers(1, params={"faces": 6}):
+            pass
+
+
+def test_no_process_is_left_at_the_end() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with workers(2, "judge"):
+        mine = set(psutil.Process().children(recursive=True)) - before
+        assert len(mine) >= 2
+    limit = time.monotonic() + 5.0
+    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in mine):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
