@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.env_caller import EnvCaller
-from agent_system.env_workers.messages import EnvSource, EnvWorkerError, Failure, Request, pickled, unpickled
+from agent_system.env_workers.messages import EnvSource, Failure, Request, pickled, unpickled
 from agent_system.environment import Observation, Outcome, Task
-from agent_system.errors import AgentSystemError
 from agent_system.options import build_options
 from agent_system.registry import EnvRegistry, load_plugins
 from agent_system.sandbox import configure, shared_failures
@@ -116,5 +115,4 @@ def start_host(payload: bytes) -> tuple[EnvHost | None, bytes]:
     try:
         return EnvHost(unpickled(payload, "the settings of the worker")), pickled(None, "nothing")
     except BaseException as error:  # an import or a sandbox may fail in any way
-        kind = EnvWorkerError if isinstance(error, AgentSystemError) else type(error)
-        return None, pickled(Failure(kind.__name__, str(error), Failure.of(error).line), "a failure")
+        return None, pickled(Failure.of(error), "a failure")

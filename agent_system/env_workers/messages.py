@@ -135,7 +135,7 @@ def pickled(value: Any, what: str) -> bytes:
 def unpickled(data: bytes, what: str) -> Any:
     """Return the value of a pickle. Raise AgentSystemError naming `what` it is when that is impossible."""
     try:
-        return pickle.loads(data)  # noqa: S301 - written by a process of this run
+        return pickle.loads(data)
     except Exception as error:  # any constructor may run
         raise AgentSystemError(
             f"{what} cannot be unpickled, which env.workers.num>0 needs: {type(error).__name__}: {' '.join(str(error).split())}"

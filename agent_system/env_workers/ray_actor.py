@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -50,7 +51,7 @@ class RayWorker:
             cpus: CPUs that Ray reserves.
             environment: variables of the actor's process.
         """
-        self._actor = (
+        self._actor: Any = (
             ray.remote(EnvActor)
             .options(
                 num_cpus=cpus,

@@ -113,7 +113,7 @@ def build_collector(
     clients: Mapping[str, Any],
     workers: EnvWorkers | None = None,
 ) -> TaskCollector:
-    """Bind every agent to the client of its policy, or to its server, and build the collector of the team; environments run in `workers`."""
+    """Bind every agent to the client of its policy, or to its server, and build the team's collector; environments run in `workers`."""
     found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(config, placement))
     for agent_id, row in policy_rows(config, placement).items():
         tokenizer = tokenizers[row.wg_id]

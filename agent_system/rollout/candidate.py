@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from agent_system.env_caller import EnvHandle
 from agent_system.environment import Outcome
 from agent_system.rollout.call import Call, Reply
-from agent_system.env_caller import EnvHandle
 from verl.trainer.config.run import TreeConfig
 
 

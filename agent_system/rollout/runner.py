@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent_system.agent import Entry
+from agent_system.env_caller import EnvHandle
 from agent_system.environment import Observation, Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.orchestra import BaseOrchestra
@@ -16,7 +17,6 @@ from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
 from agent_system.rollout.candidate import CandidateSet
-from agent_system.env_caller import EnvHandle
 from agent_system.rollout.episode_tasks import EpisodeTasks
 from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import Ledger

@@ -15,12 +15,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from agent_system.env_caller import EnvHandle
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.reward.mixing import mix
 from agent_system.rollout.call import Call
 from agent_system.rollout.candidate import Candidate, CandidateSet, choose
-from agent_system.env_caller import EnvHandle
 from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import finite
 from agent_system.rollout.seeds import stable_seed

@@ -136,9 +136,9 @@ def test_programs_run_in_the_sandbox_of_the_worker() -> None:
 
 
 def test_a_worker_that_cannot_start_says_why() -> None:
-    with pytest.raises(EnvWorkerError, match=r"worker 0 cannot be used: it could not start: EnvWorkerError: env.params.faces is not an"):
-        with workers(1, params={"faces": 6}):
-            pass
+    expected = r"worker 0 cannot be used: it could not start: AgentSystemError: env.params.faces is not an option"
+    with pytest.raises(EnvWorkerError, match=expected), workers(1, params={"faces": 6}):
+        pass
 
 
 def test_no_process_is_left_at_the_end() -> None:
