@@ -52,7 +52,9 @@ def test_more_cpus_than_the_cluster_has_are_refused(train: Run) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_workers_end_with_the_driver(overrides: Callable[..., list[str]], forked_python: str, number: signal.Signals, tmp_path: Path) -> None:
+def test_workers_end_with_the_driver(
+    overrides: Callable[..., list[str]], forked_python: str, number: signal.Signals, tmp_path: Path
+) -> None:
     steps = {"env.workers.num": 2, "trainer.total_training_steps": 1000, "trainer.total_epochs": 1000}
     command = [forked_python, "-m", "verl.trainer.main_ppo", *overrides(steps)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
