@@ -58,6 +58,8 @@ class Sample:
         order: index of this reply in the episode, by time of arrival, from 0; the candidates of a call share it.
         committed: the episode continued with this reply. False for the other candidates of a tree.
         fork_reward: tree sampling: team reward of `act` and `score` on this candidate's own fork of the environment, else None.
+        candidate_reward: tree sampling: `alpha * team + local` of `act` and `score` on this candidate's own fork; 0 otherwise.
+        episode_local: tree sampling: local reward of the committed reply in the episode as played, where `score` gives none.
         trained: it is a row of a training batch; False for agents that are frozen or behind an API.
     """
 
@@ -92,6 +94,8 @@ class Sample:
     order: int = 0
     committed: bool = True
     fork_reward: float | None = None
+    candidate_reward: float = 0.0
+    episode_local: float = 0.0
     trained: bool = True
 
     @property
@@ -120,6 +124,7 @@ class Sample:
             "fields": plain(self.fields),
             "act_reward": self.act_reward,
             "fork_reward": self.fork_reward,
+            "candidate_reward": self.candidate_reward,
             "local_reward": self.local_reward,
             "local_given": self.local_given,
             "team_reward": self.team_reward,

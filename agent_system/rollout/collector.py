@@ -172,7 +172,8 @@ class Collector:
         return self._result([e for result in results for e in result.episodes], self.settings)
 
     def _result(self, played: Sequence[EpisodeRecord], settings: CollectorSettings) -> CollectResult:
-        records, metrics = assign_rewards(played, settings.reward, settings.invalid_action_penalty)
+        returns = settings.tree.returns if settings.tree else "step"
+        records, metrics = assign_rewards(played, settings.reward, settings.invalid_action_penalty, returns)
         prompts = None
         if settings.joint_prompt_length:
             local = [runtime.binding for runtime in self.runtimes.values() if isinstance(runtime.binding, AgentBinding)]

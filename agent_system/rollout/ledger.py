@@ -48,15 +48,15 @@ class Ledger:
         return sum(reward for _, reward in sorted(self._local.get((turn, call), {}).items()))
 
     def credit(self, sample: Sample) -> Sample:
-        """Return the sample with the rewards of its call. A candidate of a tree keeps the local reward of its own fork."""
+        """Return the sample with the rewards of its call. A candidate of a tree keeps the local reward of its own fork as well."""
         if not sample.committed:
             return sample
         place = (sample.turn, sample.call)
         act, given = self.acts.get(place), place in self._local
         if act is None and not given:  # the usual case; avoids copying the sample
             return sample
-        local = self.local(*place) if sample.fork_reward is None else sample.local_reward
-        return replace(sample, act_reward=act, local_reward=local, local_given=given)
+        field = "local_reward" if sample.fork_reward is None else "episode_local"
+        return replace(sample, act_reward=act, local_given=given, **{field: self.local(*place)})
 
     def open_turn(self, callers: Mapping[int, str]) -> None:
         """Start a turn; `callers` maps its calls to their agents and is filled as they are made."""

@@ -14,6 +14,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
+from agent_system.reward.mixing import mix
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
 from agent_system.rollout.candidate import CandidateSet
 from agent_system.rollout.env_caller import EnvCaller
@@ -182,7 +183,9 @@ class EpisodeRunner:
         call, chosen = candidate_set.call, candidate_set.winner
         for c in candidate_set.candidates:
             sample = call.sample(c.reply, self._replies, c.number)
-            self._samples.append(replace(sample, committed=c is chosen, fork_reward=c.team, local_reward=c.local))
+            own = mix(c.team, c.local, self._settings.reward.alpha)
+            own_fork = {"fork_reward": c.team, "local_reward": c.local, "candidate_reward": own}
+            self._samples.append(replace(sample, committed=c is chosen, **own_fork))
         self._replies += 1
         turn.record(call.place, Entry(call.agent_id, chosen.reply.visible_text, chosen.reply.projection.action))
 

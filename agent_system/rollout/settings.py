@@ -49,7 +49,7 @@ class CollectorSettings:
                 raise AgentSystemError(f"rollout.{name} must be 1 or more here, found {getattr(self, name)}")
         if self.tree is not None:
             check_values(self.tree, "rollout.tree")
-            check_tree_rewards(self.reward)
+            check_tree_rewards(self.reward, self.tree.returns)
 
     def candidates(self, agent_id: str, trained: bool) -> int:
         """Return the number of candidates per call of an agent in a tree: `k_per_agent`, else `k` if it is trained and 1 if not."""

@@ -28,7 +28,7 @@ def candidates_of(episodes: Sequence[EpisodeRecord]) -> dict[Key, list[Sample]]:
 
 def tied(candidates: Sequence[Sample]) -> bool:
     """Return whether all candidates of a call have equal rewards before shaping and penalties; True for a single one."""
-    return len({sample.mixed_reward for sample in candidates}) == 1
+    return len({sample.candidate_reward for sample in candidates}) == 1
 
 
 class TiedCandidateMonitor:

@@ -86,12 +86,16 @@ class RewardConfig:
     overlong_buffer: OverlongBufferConfig = section(OverlongBufferConfig)
 
 
-def check_tree_rewards(reward: RewardConfig) -> None:
-    """Raise ConfigError unless a candidate is rewarded for its own action alone, so that the candidates of a call can be compared."""
+def check_tree_rewards(reward: RewardConfig, returns: str) -> None:
+    """Raise ConfigError unless candidates that are compared with each other are rewarded for their own action alone.
+
+    Args:
+        returns: `rollout.tree.returns`.
+    """
     scope, mode = reward.team_scope, reward.propagation.mode
-    if scope != "call" or mode != "none":
+    if returns == "step" and (scope != "call" or mode != "none"):
         raise ConfigError(
             f"rollout.sampling=tree rewards a candidate for its own action, but reward.team_scope={scope} and "
             f"reward.propagation.mode={mode} add later rewards, to which only the committed candidate of a call has led; "
-            "set reward.team_scope=call and reward.propagation.mode=none"
+            "set reward.team_scope=call and reward.propagation.mode=none, or rollout.tree.returns=committed"
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
+from verl.trainer.config.run import follows_committed
 from verl.trainer.ppo.core_algos.rollout_correction import (
     apply_bypass_mode,
     apply_m2po_mask,
@@ -19,6 +21,7 @@ from verl.trainer.ppo.core_algos.rollout_correction import (
 )
 from verl.trainer.ppo.credit.adaptive_theta import AdaptiveTheta
 from verl.trainer.ppo.credit.advantage import compute_advantage
+from verl.trainer.ppo.credit.candidates import committed_rows, compute_committed_advantage
 from verl.trainer.ppo.credit.kl_in_reward import KLInReward
 from verl.trainer.ppo.credit.passes import needs_old_log_probs, needs_sum_pi_squared
 from verl.trainer.ppo.reward import place_on_last_token
@@ -107,11 +110,15 @@ class CreditAssigner:
         if algorithm.use_kl_in_reward:
             metrics |= self.kl_in_reward.apply(batch)
 
+    def critic_rows(self, batch: DataProto) -> DataProto:
+        """Return the rows whose returns critics learn: without the candidates of a tree that have none."""
+        return batch.select_idxs(committed_rows(batch)) if follows_committed(self.config) else batch
+
     def _advantages(self, batch: DataProto, version: int) -> DataProto:
         algorithm = self.config.algorithm
-        return compute_advantage(
-            batch,
-            algorithm.adv_estimator,
+        estimate = partial(
+            compute_advantage,
+            adv_estimator=algorithm.adv_estimator,
             gamma=algorithm.gamma,
             lam=algorithm.lam,
             num_repeat=self.config.env.rollout.n,
@@ -120,3 +127,6 @@ class CreditAssigner:
             state=self.estimator_state,
             seed=self.config.data.seed * 1_000_003 + version,
         )
+        if follows_committed(self.config):
+            return compute_committed_advantage(batch, estimate, algorithm, self.config.rollout.tree.candidate_weight)
+        return estimate(batch)
