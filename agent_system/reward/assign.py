@@ -78,9 +78,7 @@ def _as_played(sample: Sample) -> Sample:
 
 def _joined(alone: EpisodeRecord, episode: EpisodeRecord) -> EpisodeRecord:
     committed = iter(episode.samples)
-    return replace(
-        alone, samples=tuple(replace(next(committed), fork_reward=s.fork_reward) if s.committed else s for s in alone.samples)
-    )
+    return replace(alone, samples=tuple(replace(next(committed), fork_reward=s.fork_reward) if s.committed else s for s in alone.samples))
 
 
 def _with_rewards(sample: Sample, team: float, step: float, mixed: float, invalid: float, too_long: float, reward: float) -> Sample:

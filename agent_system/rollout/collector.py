@@ -164,7 +164,8 @@ class Collector:
             if validate:
                 return self._result(played, self.settings.for_validation())
             result = self._result(played, self.settings)
-            self._tied_candidates.update(result.episodes)
+            if self.settings.tree_returns == "step":  # otherwise agents learn from the rewards of `step`, and from ties
+                self._tied_candidates.update(result.episodes)
             return result
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
@@ -172,8 +173,7 @@ class Collector:
         return self._result([e for result in results for e in result.episodes], self.settings)
 
     def _result(self, played: Sequence[EpisodeRecord], settings: CollectorSettings) -> CollectResult:
-        returns = settings.tree.returns if settings.tree else "step"
-        records, metrics = assign_rewards(played, settings.reward, settings.invalid_action_penalty, returns)
+        records, metrics = assign_rewards(played, settings.reward, settings.invalid_action_penalty, settings.tree_returns)
         prompts = None
         if settings.joint_prompt_length:
             local = [runtime.binding for runtime in self.runtimes.values() if isinstance(runtime.binding, AgentBinding)]

@@ -51,6 +51,11 @@ class CollectorSettings:
             check_values(self.tree, "rollout.tree")
             check_tree_rewards(self.reward, self.tree.returns)
 
+    @property
+    def tree_returns(self) -> str:
+        """`rollout.tree.returns`; `step` without a tree, whose episodes have the same rewards with either."""
+        return self.tree.returns if self.tree is not None else "step"
+
     def candidates(self, agent_id: str, trained: bool) -> int:
         """Return the number of candidates per call of an agent in a tree: `k_per_agent`, else `k` if it is trained and 1 if not."""
         return 1 if self.tree is None else self.tree.k_per_agent.get(agent_id, self.tree.k if trained else 1)

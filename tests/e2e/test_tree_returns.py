@@ -28,8 +28,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "gae_turn": COMMITTED | {"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn"},
     "remax": COMMITTED | {"algorithm.adv_estimator": "remax", "rollout.tree.k_per_agent.asker": 3},
     "m_grpo": COMMITTED | {"algorithm.adv_estimator": "m_grpo", "algorithm.m_grpo.main_agent": "Verifier Agent"},
-    "threshold": COMMITTED
-    | {"reward.propagation.mode": "threshold", "reward.propagation.min_pass_rate": 0.0, "agent.frozen": "[Asker]"},
+    "threshold": COMMITTED | {"reward.propagation.mode": "threshold", "reward.propagation.min_pass_rate": 0.0, "agent.frozen": "[Asker]"},
     "gae_step": TREE | {"reward.team_scope": "call", "algorithm.adv_estimator": "gae"},
 }
 

@@ -15,7 +15,9 @@ from .conftest import call, episode
 
 def candidate(agent_id: str, turn: int, number: int, team: float, local: float, *, played: float | None = None) -> Sample:
     """A candidate with the rewards of its own fork; `played` is the local reward of a committed one in the episode."""
-    own = replace(call(agent_id, turn, number), fork_reward=team, local_reward=local, candidate_reward=team + local, committed=played is not None)
+    own = replace(
+        call(agent_id, turn, number), fork_reward=team, local_reward=local, candidate_reward=team + local, committed=played is not None
+    )
     return own if played is None else replace(own, act_reward=team, episode_local=played, local_given=True)
 
 
