@@ -55,8 +55,9 @@ class Ledger:
         act, given = self.acts.get(place), place in self._local
         if act is None and not given:  # the usual case; avoids copying the sample
             return sample
-        field = "local_reward" if sample.fork_reward is None else "episode_local"
-        return replace(sample, act_reward=act, local_given=given, **{field: self.local(*place)})
+        credited = replace(sample, act_reward=act, local_given=given)
+        local = self.local(*place)
+        return replace(credited, local_reward=local) if sample.fork_reward is None else replace(credited, episode_local=local)
 
     def open_turn(self, callers: Mapping[int, str]) -> None:
         """Start a turn; `callers` maps its calls to their agents and is filled as they are made."""

@@ -184,8 +184,8 @@ class EpisodeRunner:
         for c in candidate_set.candidates:
             sample = call.sample(c.reply, self._replies, c.number)
             own = mix(c.team, c.local, self._settings.reward.alpha)
-            own_fork = {"fork_reward": c.team, "local_reward": c.local, "candidate_reward": own}
-            self._samples.append(replace(sample, committed=c is chosen, **own_fork))
+            own_fork = replace(sample, fork_reward=c.team, local_reward=c.local, candidate_reward=own)
+            self._samples.append(replace(own_fork, committed=c is chosen))
         self._replies += 1
         turn.record(call.place, Entry(call.agent_id, chosen.reply.visible_text, chosen.reply.projection.action))
 

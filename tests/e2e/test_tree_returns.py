@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from agent_system import BaseEnv, EnvRegistry, Observation, Outcome
-from tests.e2e.conftest import Run, read_metrics
+from tests.e2e.conftest import Run, read_metrics, weights
+from verl.protocol import DataProto
+from verl.trainer.ppo.team import TeamWorkers
 
 TREE: Mapping[str, Any] = {
     "env.env_name": "two_turns",
@@ -84,3 +86,29 @@ def test_a_tree_trains(train: Run, tmp_path: Path, name: str) -> None:
         assert all(c["reward"] > c["candidate_reward"] for c in committed)
     assert ("reward/propagation/pass_rate" in line) is (name == "threshold")
     assert len(list((tmp_path / "run" / "trajectories").glob("val_*"))) == 2
+
+
+def test_critics_learn_and_are_asked_about_committed_replies_only_and_a_resumed_run_goes_on_to_the_bit(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: list[DataProto] = []
+    update = TeamWorkers.update_critic
+    monkeypatch.setattr(TeamWorkers, "update_critic", lambda self, batch, *rest: (learned.append(batch), update(self, batch, *rest))[1])
+    longer = RUNS["gae_turn"] | {
+        "trainer.total_training_steps": 2,
+        "trainer.save_freq": 1,
+        "trainer.test_freq": -1,
+        "critic.optim.lr": 0.01,
+    }
+    train(longer)
+    for batch in learned:
+        assert batch.non_tensor_batch["committed"].all() and len(batch) == 16, "2 tasks, 2 episodes, 4 calls"
+        assert batch.batch["returns"].any(dim=1).all()
+    assert learned[1].batch["values"].any(dim=1).all(), "a critic starts at 0 and has learned in step 1"
+    again = {
+        "trainer.default_local_dir": tmp_path / "resumed",
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1",
+    }
+    train(longer | again)
+    assert weights(tmp_path / "resumed", 2) == weights(tmp_path / "run", 2)

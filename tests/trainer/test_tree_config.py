@@ -77,7 +77,7 @@ def test_the_preset_fits_every_estimator_with_a_group_baseline(tiny_model_dir: P
         ({"rollout.tree.returns": "episode"}, "rollout.tree.returns='episode': expected one of step, committed"),
         (
             COMMITTED,
-            "holds one sample per group with rollout.tree.returns=committed, so every advantage is 0; set rollout.tree.returns=step",
+            "rollout.tree.returns=committed, so every advantage of the estimator is 0; set rollout.tree.returns=step",
         ),
         (COMMITTED | BY_AGENT | {"algorithm.filter_groups.enable": True}, "filter_groups.enable=true drops rows of groups"),
         (COMMITTED | BY_AGENT | {"rollout.tree.candidate_weight": -1.0}, "rollout.tree.candidate_weight=-1.0: expected at least 0"),

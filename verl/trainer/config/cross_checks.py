@@ -342,15 +342,12 @@ def check_sampling(config: RunConfig, placement: Placement) -> None:
                 )
         one = f"rollout.tree.k_per_agent.{slug(agent.agent_id)}=1" if tree else "rollout.sampling=parallel"
         one = "rollout.tree.returns=committed" if committed else one
-        compares = estimator_takes(estimator, "index")
-        if (
-            (not tree or committed or own_k.get(agent.agent_id) == 1)
-            and set(fields) >= CALL_FIELDS
-            and settings.singleton == "zero"
-            and compares
-        ):
+        alone = not tree or committed or own_k.get(agent.agent_id) == 1
+        compares = estimator_takes(estimator, "index") and settings.singleton == "zero"
+        if alone and compares and set(fields) >= CALL_FIELDS:
+            zero = "every advantage of the estimator" if committed else "every advantage"
             raise ConfigError(
-                f"algorithm.group_by={fields}{own} holds one sample per group with {one}, so every advantage is 0; "
+                f"algorithm.group_by={fields}{own} holds one sample per group with {one}, so {zero} is 0; "
                 f"set {_more_samples(tree, committed)}, or algorithm.group_by=[uid,agent_id,turn]"
             )
 

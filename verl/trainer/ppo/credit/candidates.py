@@ -40,6 +40,12 @@ def committed_rows(batch: DataProto) -> np.ndarray:
     return np.asarray(batch.non_tensor_batch["committed"].astype(bool))
 
 
+def with_other_candidates(values: torch.Tensor, committed: np.ndarray) -> torch.Tensor:
+    """Return `[bsz, response_len]`: `values` `[n_committed, response_len]` in the committed rows, and 0 in the others."""
+    place = torch.as_tensor(np.flatnonzero(committed), device=values.device)
+    return values.new_zeros((len(committed), *values.shape[1:])).index_copy_(0, place, values)
+
+
 def compute_committed_advantage(
     batch: DataProto, estimate: Callable[[DataProto], DataProto], config: AlgorithmConfig, candidate_weight: float
 ) -> DataProto:
@@ -57,13 +63,11 @@ def compute_committed_advantage(
     """
     committed = committed_rows(batch)
     episodes = estimate(batch.select_idxs(committed))
-    mask = batch.batch["response_mask"]
-    place = torch.as_tensor(np.flatnonzero(committed), device=mask.device)
     for name in ("advantages", "returns"):
-        values = episodes.batch[name]
-        batch.batch[name] = torch.zeros(mask.shape, dtype=values.dtype, device=mask.device).index_copy_(0, place, values)
-    own = torch.as_tensor(candidate_weight * compare_candidates(batch, config), dtype=values.dtype, device=mask.device)
-    batch.batch["advantages"] += torch.where(mask.bool(), own.unsqueeze(-1), 0.0)
+        batch.batch[name] = with_other_candidates(episodes.batch[name], committed)
+    advantages, mask = batch.batch["advantages"], batch.batch["response_mask"].bool()
+    own = torch.as_tensor(candidate_weight * compare_candidates(batch, config), dtype=advantages.dtype, device=mask.device)
+    batch.batch["advantages"] = advantages + torch.where(mask, own.unsqueeze(-1), 0.0)
     if "row_weights" in set(episodes.batch.keys()) or candidate_weight == 0:
         batch.batch["row_weights"] = _row_weights(batch, episodes, candidate_weight)
     return batch

@@ -21,7 +21,7 @@ from verl.trainer.ppo.core_algos.rollout_correction import (
 )
 from verl.trainer.ppo.credit.adaptive_theta import AdaptiveTheta
 from verl.trainer.ppo.credit.advantage import compute_advantage
-from verl.trainer.ppo.credit.candidates import committed_rows, compute_committed_advantage
+from verl.trainer.ppo.credit.candidates import committed_rows, compute_committed_advantage, with_other_candidates
 from verl.trainer.ppo.credit.kl_in_reward import KLInReward
 from verl.trainer.ppo.credit.passes import needs_old_log_probs, needs_sum_pi_squared
 from verl.trainer.ppo.reward import place_on_last_token
@@ -97,7 +97,9 @@ class CreditAssigner:
                 batch = batch.union(self.team.compute_ref_log_prob(batch))
         if self.team.uses_critic:
             with timer("values"):
-                batch = batch.union(self.team.compute_values(batch))
+                rows = self.critic_rows(batch)
+                values = self.team.compute_values(rows).batch["values"]
+                batch.batch["values"] = with_other_candidates(values, committed_rows(batch)) if rows is not batch else values
         return batch
 
     def _token_rewards(self, batch: DataProto, replies: torch.Tensor, metrics: dict[str, float]) -> None:
@@ -111,7 +113,7 @@ class CreditAssigner:
             metrics |= self.kl_in_reward.apply(batch)
 
     def critic_rows(self, batch: DataProto) -> DataProto:
-        """Return the rows whose returns critics learn: without the candidates of a tree that have none."""
+        """Return the rows whose values and returns are read: without the candidates of a tree that have no return."""
         return batch.select_idxs(committed_rows(batch)) if follows_committed(self.config) else batch
 
     def _advantages(self, batch: DataProto, version: int) -> DataProto:
