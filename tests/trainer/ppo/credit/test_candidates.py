@@ -13,7 +13,7 @@ from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.config.algorithm import GAEConfig, GiGPOConfig, MGRPOConfig
 from verl.trainer.ppo.credit.advantage import compute_advantage
-from verl.trainer.ppo.credit.candidates import compute_committed_advantage
+from verl.trainer.ppo.credit.candidates import compare_candidates, compute_committed_advantage
 from verl.trainer.ppo.reward import place_on_last_token
 
 # Two episodes of two calls with two candidates each; of each call the committed one is marked.
@@ -140,25 +140,74 @@ def test_rejected_candidates_are_compared_with_nobody() -> None:
     assert advantages(credited(data)) == near([0.5, 0.0, 0.5, 0.0, 0.0, -0.5, -0.4, -0.1])
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gigpo", "gae", "remax", "m_grpo"])
-def test_the_order_of_rows_and_other_tasks_change_nothing(estimator: str) -> None:
-    rng = np.random.default_rng(3)
-    options: dict[str, Any] = {
-        "adv_estimator": estimator,
-        "group_by": ["uid"] if estimator in ("grpo", "gigpo", "m_grpo") else None,
-        "m_grpo": MGRPOConfig(main_agent="S"),
-        "gae": GAEConfig(level="turn"),
-        "statistics_over": "auto",
-    }
-    pair = {"traj_uid": ["e"] * 4 + ["f"] * 4, "values": rng.random(8).tolist(), "candidate_reward": rng.random(8).tolist()}
-    data = tree(**pair, reward=rng.random(8).tolist())
-    order = rng.permutation(8)
-    expected = credited(data.select_idxs(np.arange(8)), **options)
-    shuffled = credited(data.select_idxs(order), **options)
-    assert np.allclose(advantages(shuffled), advantages(expected)[order], atol=1e-6)
-    if estimator == "gae":
-        return  # whitened over the policy
-    other = tree(**pair, uid=["u"] * 8, reward=rng.random(8).tolist())
-    other.non_tensor_batch["traj_uid"] = np.array(["g"] * 4 + ["h"] * 4, dtype=object)
-    joined = DataProto.concat([data.select_idxs(np.arange(8)), other])
-    assert np.allclose(advantages(credited(joined, **options))[:8], advantages(expected), atol=1e-6)
+ESTIMATORS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "grpo, trajectories": {"group_by": ["uid"], "statistics_over": "trajectories"},
+    "rloo": {"adv_estimator": "rloo", "call_weighting": "trajectory"},
+    "opo": {"adv_estimator": "opo"},
+    "gigpo": {"adv_estimator": "gigpo", "gamma": 0.9},
+    "m_grpo": {"adv_estimator": "m_grpo", "group_by": ["uid"], "m_grpo": MGRPOConfig(main_agent="S", sub_calls=2)},
+    "remax": {"adv_estimator": "remax"},
+    "gae, turns": {"adv_estimator": "gae", "gae": GAEConfig(level="turn"), "gamma": 0.9, "lam": 0.8},
+    "gae, tokens": {"adv_estimator": "gae", "gamma": 0.9, "lam": 0.8},
+    "reinforce_plus_plus": {"adv_estimator": "reinforce_plus_plus"},
+}
+OVER_THE_POLICY = ("gae, turns", "gae, tokens", "reinforce_plus_plus")
+
+
+def forest(seed: int) -> DataProto:
+    """Two tasks of two episodes: random calls of two agents with 1 to 3 candidates; tasks have the same names of states."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        (task, f"{task}{episode}", ("S", "V")[call % 2], turn, call, candidate)
+        for task, episode in ((task, episode) for task in "tu" for episode in "ef")
+        for turn in range(1, rng.integers(2, 4))
+        for call in range(2)
+        for candidate in range(rng.integers(1, 4))
+    ]
+    names = ("uid", "traj_uid", "agent_id", "turn", "call", "candidate")
+    columns: dict[str, Any] = {name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
+    n = len(rows)
+    columns |= {name: rng.integers(0, 5, n).astype(float).tolist() for name in ("candidate_reward", "reward", "step_reward")}
+    columns |= {name: [0.0] * n for name in ("invalid_penalty", "overlong_penalty")} | {"policy_id": columns["agent_id"]}
+    columns |= {"reward_baselines": [1.0] * n, "anchor": [f"s{turn}" for turn in columns["turn"]]}
+    return tree(**columns, committed=[c == 0 for c in columns["candidate"]], mask=[[1, 1]] * n, values=rng.random(n).tolist())
+
+
+def all_tokens(data: DataProto) -> np.ndarray:
+    return np.hstack([data.batch["advantages"].numpy(), data.batch.get("row_weights", torch.ones(len(data))).numpy()[:, None]])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_order_other_tasks_and_rows_without_tokens_change_nothing(name: str, seed: int) -> None:
+    options = {"norm_adv_by_std_in_grpo": True} | ESTIMATORS[name]
+    data = forest(seed)
+    n = len(data)
+    found = all_tokens(credited(data.select_idxs(np.arange(n)), **options))
+    order = np.random.default_rng(seed).permutation(n)
+    assert np.allclose(all_tokens(credited(data.select_idxs(order), **options)), found[order], atol=1e-5)
+    task = np.flatnonzero(data.non_tensor_batch["uid"] == "t")
+    if name not in OVER_THE_POLICY:
+        assert np.allclose(all_tokens(credited(data.select_idxs(task), **options)), found[task], atol=1e-5)
+    rejected = np.flatnonzero(data.non_tensor_batch["candidate"] == 2)
+    assert len(rejected)
+    kept = np.setdiff1d(np.arange(n), rejected)
+    empty = data.select_idxs(np.arange(n))
+    empty.batch["response_mask"][rejected] = 0
+    empty.batch["token_level_rewards"] = empty.batch["token_level_scores"]
+    with_empty = all_tokens(credited(empty, **options))
+    assert np.allclose(with_empty[kept], all_tokens(credited(data.select_idxs(kept), **options)), atol=1e-5)
+    assert not with_empty[rejected, :2].any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_comparison_of_a_call_sums_to_0_and_a_call_with_one_candidate_has_none(seed: int) -> None:
+    data = forest(seed)
+    calls = np.unique(np.stack([data.non_tensor_batch[c].astype(str) for c in ("traj_uid", "turn", "call")]), axis=1, return_inverse=True)[
+        1
+    ]
+    own = compare_candidates(data, AlgorithmConfig())
+    sums, sizes = np.bincount(calls.ravel(), weights=own), np.bincount(calls.ravel())
+    assert np.allclose(sums, 0.0, atol=1e-9) and own.any()
+    assert not own[sizes[calls.ravel()] == 1].any() and (sizes == 1).any()
