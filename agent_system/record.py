@@ -60,6 +60,7 @@ class Sample:
         fork_reward: tree sampling: team reward of `act` and `score` on this candidate's own fork of the environment, else None.
         candidate_reward: tree sampling: `alpha * team + local` of `act` and `score` on this candidate's own fork; 0 otherwise.
         episode_local: tree sampling: local reward of the committed reply in the episode as played, where `score` gives none.
+        greedy: a greedy reply to the call of a tree, tried on a fork for its reward alone (ReMax); neither committed nor trained.
         trained: it is a row of a training batch; False for agents that are frozen or behind an API.
     """
 
@@ -96,6 +97,7 @@ class Sample:
     fork_reward: float | None = None
     candidate_reward: float = 0.0
     episode_local: float = 0.0
+    greedy: bool = False
     trained: bool = True
 
     @property
@@ -117,6 +119,7 @@ class Sample:
             "call": self.call,
             "candidate": self.candidate,
             "committed": self.committed,
+            "greedy": self.greedy,
             "prompt": self.prompt_text,
             "reply": self.text,
             "action": self.action,

@@ -180,7 +180,7 @@ class Collector:
             tokenizers = {binding.wg_id: binding.tokenizer for binding in local}
             prompts = joint_prompts(records, tokenizers, settings.joint_prompt_length)
         metrics = collect_metrics(records, list(self.runtimes), self._branching()) | metrics
-        return CollectResult(build_batch(records, prompts), records, metrics)
+        return CollectResult(build_batch(records, prompts, bool(settings.greedy_baselines)), records, metrics)
 
     def _branching(self) -> list[str]:
         """Return the agents whose calls have several candidates."""

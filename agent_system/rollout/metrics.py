@@ -41,7 +41,8 @@ def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str],
     by_agent: dict[str, list[Sample]] = defaultdict(list)
     for episode in played:
         for sample in episode.samples:
-            by_agent[sample.agent_id].append(sample)
+            if not sample.greedy:
+                by_agent[sample.agent_id].append(sample)
     for agent_id in agent_ids:
         prefix = f"agent/{slug(agent_id)}"
         samples = by_agent[agent_id]

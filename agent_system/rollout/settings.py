@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from agent_system.errors import AgentSystemError
@@ -28,6 +28,7 @@ class CollectorSettings:
         env_threads: `rollout.env_threads`, maximum number of threads for blocking environments, started on demand; 1 or more.
         joint_prompt_length: `critic.joint_prompt_length` with `critic.view=joint`; 0 builds no prompts for critics.
         tree: settings of tree sampling (`rollout.sampling=tree`); None plays parallel episodes.
+        greedy_baselines: agents whose calls in a tree get a greedy reply too, whose reward is the baseline of the candidates.
     """
 
     seed: int = 0
@@ -42,6 +43,7 @@ class CollectorSettings:
     env_threads: int = 1024
     joint_prompt_length: int = 0
     tree: TreeConfig | None = None
+    greedy_baselines: Collection[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("max_concurrent_episodes", "env_threads"):

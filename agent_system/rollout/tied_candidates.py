@@ -21,7 +21,7 @@ def candidates_of(episodes: Sequence[EpisodeRecord]) -> dict[Key, list[Sample]]:
     calls: dict[Key, list[Sample]] = defaultdict(list)
     for episode in episodes:
         for sample in episode.samples:
-            if sample.fork_reward is not None and not episode.failed:
+            if sample.fork_reward is not None and not sample.greedy and not episode.failed:
                 calls[(episode.traj_uid, sample.turn, sample.call)].append(sample)
     return calls
 

@@ -62,14 +62,17 @@ class Tree:
         self._open = self._open or SimultaneousCalls(turn, start)
         return self._open
 
-    async def grow(self, call: Call, replies: Sequence[Generation | None], origin: EnvCaller) -> CandidateSet:
-        """Try every reply on a fork of `origin`, concurrently, and choose one.
+    async def grow(
+        self, call: Call, replies: Sequence[Generation | None], origin: EnvCaller, greedy: Generation | None = None
+    ) -> CandidateSet:
+        """Try every reply, and a greedy one, on a fork of `origin`, concurrently, and choose one of `replies`.
 
         Raises AgentSystemError with the first cause when no candidate could be scored.
         """
         numbered = [(number, reply) for number, reply in enumerate(replies) if reply is not None]
-        results = await asyncio.gather(*(self._try(call, n, reply, origin) for n, reply in numbered), return_exceptions=True)
         self.left_out[f"a reply of {call.agent_id} was aborted"] += len(replies) - len(numbered)
+        numbered += [] if greedy is None else [(len(replies), greedy)]
+        results = await asyncio.gather(*(self._try(call, n, reply, origin) for n, reply in numbered), return_exceptions=True)
         candidates, causes = [], []
         for (number, _), result in zip(numbered, results, strict=True):
             if isinstance(result, BaseException):
@@ -81,13 +84,15 @@ class Tree:
                 )  # fmt: skip
             else:
                 candidates.append(result)
+        baseline = candidates.pop() if candidates and candidates[-1].number == len(replies) else None
         if not candidates:
             raise AgentSystemError(
                 f"none of the {len(replies)} candidates of {call.agent_id} in turn {call.turn} could be scored: "
                 f"{type(causes[0]).__name__}: {causes[0]}"
             ) from causes[0]
         rewards = [mix(c.team, c.local, self._alpha) for c in candidates]
-        return CandidateSet(call, candidates, candidates[choose(self.settings, rewards, stable_seed(call.seed, "choice"))])
+        chosen = candidates[choose(self.settings, rewards, stable_seed(call.seed, "choice"))]
+        return CandidateSet(call, candidates, chosen, baseline)
 
     async def _finish(self, calls: SimultaneousCalls) -> None:
         await calls.over()

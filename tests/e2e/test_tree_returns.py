@@ -31,6 +31,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "remax": COMMITTED | {"algorithm.adv_estimator": "remax", "rollout.tree.k_per_agent.asker": 3},
     "m_grpo": COMMITTED | {"algorithm.adv_estimator": "m_grpo", "algorithm.m_grpo.main_agent": "Verifier Agent"},
     "threshold": COMMITTED | {"reward.propagation.mode": "threshold", "reward.propagation.min_pass_rate": 0.0, "agent.frozen": "[Asker]"},
+    "remax_step": TREE | {"reward.team_scope": "call", "algorithm.adv_estimator": "remax"},
     "gae_step": TREE | {"reward.team_scope": "call", "algorithm.adv_estimator": "gae"},
 }
 
@@ -72,7 +73,8 @@ def test_a_tree_trains(train: Run, tmp_path: Path, name: str) -> None:
     for episode in trees:
         counts = {"Asker": 0, "Verifier Agent": 0}
         for call in episode["calls"]:
-            counts[call["agent_id"]] += 1
+            counts[call["agent_id"]] += not call["greedy"]
+        assert sum(call["greedy"] for call in episode["calls"]) == (4 if name == "remax_step" else 0)
         asked = 1 if frozen else RUNS[name].get("rollout.tree.k_per_agent.asker", 2)
         assert counts == {"Asker": 2 * asked, "Verifier Agent": 4}
         assert sum(call["committed"] for call in episode["calls"]) == 4

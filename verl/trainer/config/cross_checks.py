@@ -363,8 +363,6 @@ def _check_tree_estimator(settings: Any, own: str) -> None:
     estimator = str(settings.adv_estimator)
     if needs_values(estimator):
         why = "with algorithm.gae.level=turn reads values along an episode's calls" if settings.gae.level == "turn" else ""
-    elif estimator_needs(estimator, "reward_baselines"):
-        why = "uses the reward of a greedy episode as the baseline"
     else:
         why = ESTIMATORS.traits(estimator).follows_calls
     if not why:
