@@ -2,7 +2,8 @@
 
 K may differ by agent; it is 1 for agents that are not trained, unless `rollout.tree.k_per_agent` says otherwise.
 
-A candidate's reward is `alpha * team + local`, from the rewards of `act` on its own fork, and of `score` if the environment has it.
+A candidate's reward is `alpha * team + local`, from the rewards of `act` on its own fork, and of `score` if the environment has it. With
+`rollout.tree.returns=committed` the committed candidate has the rewards of the episode instead, and this one for the comparison only.
 Concurrent calls form one `SimultaneousCalls`: the candidates of all of them are tried on forks of the state before any of them, and none
 continues before all choices are made. A single call commits its fork; of several calls, the chosen actions are applied to the environment
 in call order.
