@@ -72,6 +72,7 @@ class Sample:
         fork_reward: tree sampling: team reward of `act` and `score` on this candidate's own fork of the environment, else None.
         trained: it is a row of a training batch; False for agents that are frozen or behind an API.
         reward_terms: named terms that reward functions reported for this call.
+        token_rewards: the part of `local_reward` that belongs to single tokens, one number per token; empty if there is none.
     """
 
     agent_id: str
@@ -107,6 +108,7 @@ class Sample:
     fork_reward: float | None = None
     trained: bool = True
     reward_terms: Mapping[str, float] = field(default_factory=dict)
+    token_rewards: tuple[float, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -151,6 +153,7 @@ class Sample:
             "seed": self.seed,
             "anchor": self.anchor,
             **({"reward_terms": dict(self.reward_terms)} if self.reward_terms else {}),
+            **({"token_rewards": list(self.token_rewards)} if self.token_rewards else {}),
         }
 
 

@@ -15,10 +15,11 @@ class Reward:
     """The result of a reward function with named terms; a function without terms may return the bare value instead.
 
     Attributes:
-        value: of an episode: the team reward, which replaces the environment's; None keeps it. Of a call: its local reward.
+        value: of an episode: the team reward, which replaces the environment's; None keeps it. Of a call: its local reward, or
+            with `reward.granularity=token` a list: one number per token of the reply, or triples (start, end, reward) of characters.
         terms: named numbers for the metrics `reward/<name>/mean` and `/std`; they are not added to the value.
         local: of an episode only: local rewards by number of the call (int, in `episode.samples`, from 0) or by agent name (every
-            call of that agent). They replace the environment's local rewards of these calls.
+            call of that agent), each as the value of a call. They replace the environment's local rewards of these calls.
     """
 
     value: Any = None

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from agent_system.errors import AgentSystemError
 from agent_system.record import EpisodeRecord, Sample, finite
 from agent_system.reward.functions import build_manager, checked, load_function
 from agent_system.reward.manager import Reward
+from agent_system.reward.tokens import Prefix, token_rewards
 from agent_system.threads import DaemonExecutor, run_plain
 from verl.trainer.config.reward import RewardConfig
 from verl.utils.names import slug
@@ -25,13 +29,15 @@ class EpisodeScorer:
         settings: the keys under `reward`.
         agent_ids: the agents of the team.
         threads: maximum number of threads for plain functions, started on demand.
+        prefix: decodes the beginning of a reply.
 
     Raises:
         AgentSystemError: a manager or function that does not exist or has a wrong signature, or a pattern that matches no agent.
     """
 
-    def __init__(self, settings: RewardConfig, agent_ids: Sequence[str], threads: int) -> None:
+    def __init__(self, settings: RewardConfig, agent_ids: Sequence[str], threads: int, prefix: Prefix) -> None:
         self._limit = settings.timeout_s
+        self._prefix = prefix if settings.granularity == "token" else None
         self._manager = build_manager(settings)
         self._functions: dict[str, list[Callable[..., Any]]] = {agent_id: [] for agent_id in agent_ids}
         for pattern, place in settings.agent_functions.items():
@@ -71,7 +77,7 @@ class EpisodeScorer:
             if not clock.expired():
                 raise
             raise TimeoutError(f"no reward within reward.timeout_s={self._limit:g} s, waiting for {waiting_for}") from error
-        return _with_calls(_with_episode(record, reward), reward, calls)
+        return _with_calls(_with_episode(record, reward), reward, calls, self._prefix)
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Await an async function, run a plain one in a thread."""
@@ -116,12 +122,12 @@ def _with_episode(record: EpisodeRecord, reward: Reward) -> EpisodeRecord:
     return replace(record, team_reward=team, turn_rewards=(*(0.0 for _ in record.turn_rewards[1:]), team), samples=samples)
 
 
-def _with_calls(record: EpisodeRecord, reward: Reward, calls: Mapping[int, list[Reward]]) -> EpisodeRecord:
+def _with_calls(record: EpisodeRecord, reward: Reward, calls: Mapping[int, list[Reward]], prefix: Prefix | None) -> EpisodeRecord:
     """Return the record with the local rewards of calls; those of several functions add up and replace the environment's."""
     for place, value in reward.local.items():
         for i in _calls_of(record.samples, place):
             calls[i].append(Reward(value))
-    return replace(record, samples=tuple(_with_local(s, calls[i]) for i, s in enumerate(record.samples)))
+    return replace(record, samples=tuple(_with_local(s, calls[i], prefix) for i, s in enumerate(record.samples)))
 
 
 def _calls_of(samples: Sequence[Sample], place: int | str) -> Iterable[int]:
@@ -136,13 +142,24 @@ def _calls_of(samples: Sequence[Sample], place: int | str) -> Iterable[int]:
     return [place]
 
 
-def _with_local(sample: Sample, rewards: Sequence[Reward]) -> Sample:
+def _with_local(sample: Sample, rewards: Sequence[Reward], prefix: Prefix | None) -> Sample:
     where = f"the reward of {sample.agent_id} in turn {sample.turn}"
     terms: dict[str, float] = {}
     for reward in rewards:
         for name, value in _terms(reward.terms, where).items():
             terms[name] = terms.get(name, 0.0) + value
-    given = [finite(r.value, "a local reward", where) for r in rewards if r.value is not None]
+    given: list[float] = []
+    by_token: list[list[float]] = []
+    for value in [r.value for r in rewards if r.value is not None]:
+        if not isinstance(value, (list, tuple, np.ndarray)):
+            given.append(finite(value, "a local reward", where))
+        elif prefix is None:
+            raise AgentSystemError(f"{where} is a list; rewards of tokens or spans need reward.granularity=token")
+        else:
+            by_token.append(token_rewards(value, sample, prefix, where))
+            given.append(math.fsum(by_token[-1]))
     if given:
         sample = replace(sample, local_reward=sum(given), local_given=True)
+    if by_token and sample.generation.token_ids:
+        sample = replace(sample, token_rewards=tuple(map(sum, zip(*by_token, strict=True))))
     return replace(sample, reward_terms=terms) if terms else sample

@@ -13,13 +13,15 @@ from agent_system.record import EpisodeRecord
 from verl.protocol import DataProto
 
 
-def build_batch(episodes: Sequence[EpisodeRecord], critic_prompts: Sequence[Sequence[int]] | None = None) -> DataProto | None:
+def build_batch(
+    episodes: Sequence[EpisodeRecord], critic_prompts: Sequence[Sequence[int]] | None = None, *, token_rewards: bool = False
+) -> DataProto | None:
     """Return one row per trained sample of the episodes that did not fail, in their order; None when there is no such sample.
 
     Tensors: `prompts` [bsz, P] left-padded, `responses` [bsz, R] right-padded, `input_ids`, `attention_mask`, `position_ids`
     [bsz, P + R], `response_mask` [bsz, R], `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
     Objects: the sample fields of `_columns`. With `critic_prompts` (see `joint_prompts`) also `critic_prompts` [bsz, Pc] left-padded
-    and `critic_prompt_mask` [bsz, Pc].
+    and `critic_prompt_mask` [bsz, Pc]; with `token_rewards` also `token_rewards` [bsz, R] float64, 0 where a token has none.
     """
     rows = [(e, s) for e in episodes if not e.failed for s in e.samples if s.trained]
     if not rows:
@@ -41,6 +43,9 @@ def build_batch(episodes: Sequence[EpisodeRecord], critic_prompts: Sequence[Sequ
         "position_ids": positions.astype(np.int64),
         "rollout_log_probs": log_probs,
     }
+    if token_rewards:
+        given = (s.token_rewards or (0.0,) * len(s.generation.token_ids) for s in samples)
+        tensors["token_rewards"], _ = _pack(given, np.float64, np.zeros_like(pad), left=False)
     if critic_prompts is not None:
         tensors["critic_prompts"], critic_mask = _pack(critic_prompts, np.int64, pad, left=True)
         tensors["critic_prompt_mask"] = critic_mask.astype(np.int64)

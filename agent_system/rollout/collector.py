@@ -9,7 +9,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_system.agent import BaseAgent
@@ -17,7 +17,7 @@ from agent_system.environment import BaseEnv, Task
 from agent_system.errors import AgentSystemError
 from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
-from agent_system.record import EpisodeRecord
+from agent_system.record import EpisodeRecord, Sample
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
 from agent_system.reward import assign_rewards
 from agent_system.reward.scorer import EpisodeScorer
@@ -109,7 +109,7 @@ class Collector:
         self.settings = settings
         self._tied_candidates = TiedCandidateMonitor(env.cls)
         self.runtimes = _runtimes(agents, bindings)
-        self._scorer = EpisodeScorer(settings.reward, list(self.runtimes), settings.env_threads)
+        self._scorer = EpisodeScorer(settings.reward, list(self.runtimes), settings.env_threads, self._beginning)
 
     @classmethod
     def from_names(
@@ -181,7 +181,7 @@ class Collector:
             tokenizers = {binding.wg_id: binding.tokenizer for binding in local}
             prompts = joint_prompts(records, tokenizers, settings.joint_prompt_length)
         metrics = collect_metrics(records, list(self.runtimes), self._branching()) | metrics
-        return CollectResult(build_batch(records, prompts), records, metrics)
+        return CollectResult(build_batch(records, prompts, token_rewards=settings.reward.granularity == "token"), records, metrics)
 
     def _branching(self) -> list[str]:
         """Return the agents whose calls have several candidates."""
@@ -226,6 +226,11 @@ class Collector:
         if left_out.total() > self.settings.max_failure_rate * tried:
             raise TooManyFailuresError(_grouped(left_out, tried, "candidates", self.settings.max_failure_rate))
         return whole
+
+    def _beginning(self, sample: Sample, count: int) -> str:
+        """Return the text of the first `count` tokens of a reply."""
+        beginning = replace(sample.generation, token_ids=sample.generation.token_ids[:count])
+        return self.runtimes[sample.agent_id].binding.text_of(beginning)
 
     async def _episode(self, episode: EpisodeRunner) -> EpisodeRecord:
         """Play an episode and call the reward functions; an error of these costs the episode as any other."""

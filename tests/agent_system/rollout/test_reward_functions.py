@@ -219,3 +219,61 @@ def test_a_pattern_that_matches_no_agent_names_the_agents(play, functions) -> No
 def test_a_tree_refuses_functions_over_the_finished_episode(play, functions) -> None:
     with pytest.raises(ConfigError, match="reward functions .* score finished episodes"):
         play(custom(functions, "plus_length"), tree=TreeConfig(k=2))
+
+
+PROCESS = """
+def by_token(episode, call):
+    return [0.5] + [0.0] * (call.response_tokens - 1)
+
+
+def short(episode, call):
+    return [1.0]
+
+
+def spans(episode, call):
+    return [(0, 2, 0.25), (0, call.text.index("}") + 1, 0.5), (1, 2, 0.25)]
+
+
+def outside(episode, call):
+    return [(0, 10_000, 1.0)]
+"""
+
+
+def process(tmp_path: Path, name: str, granularity: str = "token") -> RewardConfig:
+    path = tmp_path / "process.py"
+    path.write_text(PROCESS)
+    return RewardConfig(agent_functions={"solver": f"{path}:{name}"}, granularity=granularity)
+
+
+def test_rewards_of_tokens_are_the_local_reward_and_a_tensor_of_the_batch(play, tmp_path) -> None:
+    result = play(process(tmp_path, "by_token"))
+    solver, verifier = result.episodes[0].samples
+    assert (solver.local_reward, solver.reward, verifier.token_rewards) == (0.5, 1.5, ())
+    rewards = result.batch.batch["token_rewards"]
+    assert rewards.shape == result.batch.batch["responses"].shape
+    assert rewards.sum(dim=1).tolist() == [0.5, 0.0]
+    assert rewards[0, 0] == 0.5
+
+
+def test_the_reward_of_a_span_is_on_the_token_that_completes_it(make_collector, scripted, tmp_path, tokenizer) -> None:
+    text = "Größe 😀 \\boxed{4}"
+    engine = scripted(lambda prompt, _: "<verify>approve</verify>" if "Check:" in prompt else text)
+    (episode,) = collect(make_collector(engine, reward=process(tmp_path, "spans")), [Task("t", "2+2?", ground_truth="4")]).episodes
+    solver = episode.samples[0]
+    where = [i for i, value in enumerate(solver.token_rewards) if value]
+    assert [solver.token_rewards[i] for i in where] == [0.5, 0.5]
+    assert [tokenizer.decode(solver.generation.token_ids[: i + 1]) for i in where] == ["Gr", text]
+    assert solver.token_rewards[-1] == 0.0, "the end token"
+
+
+@pytest.mark.parametrize(
+    ("name", "granularity", "cause"),
+    [
+        ("short", "token", "has 1 token rewards, but the reply has 13 tokens"),
+        ("outside", "token", "expected .start, end, reward. with 0 <= start < end <= 12"),
+        ("spans", "reply", "need reward.granularity=token"),
+    ],
+)
+def test_rewards_that_fit_no_token_cost_the_episode(play, tmp_path, name, granularity, cause) -> None:
+    with pytest.raises(TooManyFailuresError, match=cause):
+        play(process(tmp_path, name, granularity))

@@ -115,6 +115,12 @@ class RewardConfig:
         "pattern of agent names or slugs -> file_or_module:function, which gives the local reward of each call of these agents",
         check=_patterns,
     )
+    granularity: str = key(
+        "reply",
+        "what reward functions may reward in a reply: reply (the whole) | token (also single tokens or spans of characters)",
+        choices=("reply", "token"),
+        effect=FUNCTIONS,
+    )
     timeout_s: float = key(60.0, "time limit of the reward functions of one episode", gt=0, le=LONGEST_S, effect=FUNCTIONS)
     alpha: float = key(1.0, "weight of the team reward: r = alpha * team + local", ge=0)
     team_scope: str = key(
