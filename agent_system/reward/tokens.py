@@ -18,7 +18,8 @@ def token_rewards(found: Sequence[Any], sample: Sample, prefix: Prefix, where: s
 
     Args:
         found: one number per token, or triples (start, end, reward) of characters in `Sample.text`. A span's reward is placed on the
-            token that completes its text, the last token whose text is in it; spans may overlap, and rewards of one token add up.
+            token that completes its text, the last token whose text is in it; spans may overlap, and rewards of one token add up. No
+            span at all, as for a reply without text, is a reward of 0.
         sample: the reply. One without token ids, from behind an API, has a single place for the sum.
         prefix: decodes the beginning of a reply.
         where: origin of the rewards, for messages.
@@ -27,7 +28,7 @@ def token_rewards(found: Sequence[Any], sample: Sample, prefix: Prefix, where: s
         AgentSystemError: a wrong number of rewards, a span outside the text, or a reward that is not a finite number.
     """
     count = len(sample.generation.token_ids)
-    if not any(isinstance(item, (tuple, list)) for item in found):
+    if len(found) and not any(isinstance(item, (tuple, list)) for item in found):
         if len(found) != count:
             raise AgentSystemError(f"{where} has {len(found)} token rewards, but the reply has {count} tokens")
         return [finite(value, "a token reward", where) for value in found]

@@ -1,71 +1,53 @@
 """Reward functions of the user in training, through the keys of the command line."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.docs.pages import blocks
 from tests.e2e.conftest import Run, read_metrics, weights
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
 
-REWARDS = '''
-from agent_system import Reward
-
-
-def compute_score(data_source, solution_str, ground_truth, extra_info, scale=1.0):
-    return {"score": scale * (len(solution_str) % 3), "truth": float(ground_truth)}
-
-
-async def format_reward(episode, call):
-    return [(at, at + 1, 0.25) for at, character in enumerate(call.text) if character.isalnum()] or 0.0
-
-
-def style(episode, call):
-    return {"long": float(len(call.text) > 10), "even": len(call.text) % 2}
-'''
+PAGE = "docs/training.md"
 
 
 @pytest.fixture
-def rewards(tmp_path: Path) -> Path:
-    path = tmp_path / "my_rewards.py"
-    path.write_text(REWARDS)
-    return path
-
-
-def keys(path: Path, **changes: Any) -> dict[str, Any]:
-    return {
-        "reward.custom_reward_function.path": path,
-        "reward.custom_reward_function.reward_kwargs": "{scale: 0.5}",
-        "reward.agent_functions": f"{{ask.*|solver: {path}:format_reward, verifier_agent: {path}:style}}",
-        "reward.granularity": "token",
-        **changes,
-    }
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The keys of the example in docs/training.md, and its file in the present folder."""
+    [code] = [b.text for b in blocks("python") if b.page == PAGE and b.marker == "file: my_rewards.py"]
+    [text] = [b.text for b in blocks("text") if b.page == PAGE and "reward.agent_functions" in b.text]
+    (tmp_path / "my_rewards.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    return dict(word.split("=", 1) for word in shlex.split(text))
 
 
 def calls(folder: Path) -> list[tuple[str, float, float]]:
-    lines = [json.loads(line) for file in sorted((folder / "trajectories").glob("*.jsonl")) for line in file.read_text().splitlines()]
-    return [(line["traj_uid"], line["team_reward"], call["reward"]) for line in lines for call in line["calls"]]
+    """Episode, team reward and reward of every call of training."""
+    files = sorted((folder / "trajectories").glob("*.jsonl"))
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [(e["traj_uid"], e["team_reward"], c["reward"]) for e in lines if e["traj_uid"].startswith("step") for c in e["calls"]]
 
 
-@pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
-def test_a_run_with_rewards_of_its_own_learns_from_tokens_and_goes_on_after_a_stop_to_the_bit(
-    train: Run, tmp_path: Path, rewards: Path, estimator: str
+def test_the_example_of_the_page_trains_and_goes_on_after_a_stop_to_the_bit(
+    train: Run, tmp_path: Path, example: dict[str, Any]
 ) -> None:
-    changes = keys(rewards, **{"algorithm.adv_estimator": estimator, "trainer.save_freq": 1})
+    changes = example | {"algorithm.adv_estimator": "reinforce_plus_plus", "trainer.save_freq": 1, "trainer.val_before_train": False}
     train(changes)
-    steps = [line for line in read_metrics(tmp_path / "run") if line["step"] > 0]
-    for line in steps:
+    for line in read_metrics(tmp_path / "run"):
         assert line["wg/asker/actor/grad_norm"] > 0
-        assert {"reward/truth/mean", "reward/long/std", "agent/verifier_agent/reward/even/mean"} <= set(line)
-    assert any("val/reward/truth/mean" in line or "val/episode/success_rate" in line for line in read_metrics(tmp_path / "run"))
-    assert {team for _, team, _ in calls(tmp_path / "run")} <= {0.0, 0.5, 1.0}
+        assert line["reward/brief/mean"] == line["agent/asker/reward/mean"] - line["agent/asker/local_reward/mean"] + 0.5
+        assert line["agent/verifier_agent/reward/short/mean"] == 1.0
+        assert "agent/asker/reward/short/mean" not in line
     again = tmp_path / "again"
     train(changes | {"trainer.default_local_dir": again, "trainer.total_training_steps": 1})
     train(changes | {"trainer.default_local_dir": again})
     assert weights(again, 2) == weights(tmp_path / "run", 2)
     assert calls(again) == calls(tmp_path / "run")
+    assert {team for _, team, _ in calls(again)} == {0.5}, "the world's 0 and half of the term"
 
 
 @pytest.mark.parametrize(
@@ -79,13 +61,13 @@ def test_a_run_with_rewards_of_its_own_learns_from_tokens_and_goes_on_after_a_st
     ],
 )
 def test_keys_that_cannot_be_combined_are_refused(
-    compose: Callable[..., Any], rewards: Path, changes: dict[str, Any], error: type[Exception], message: str
+    compose: Callable[..., Any], example: dict[str, Any], changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     from verl.trainer.config.cross_checks import check_settings
     from verl.trainer.derived import resolve_defaults
 
     with pytest.raises(error, match=message):
-        config = compose(keys(rewards, **changes))
+        config = compose(example | changes)
         resolve_defaults(config)
         check_settings(config)
 
