@@ -62,7 +62,7 @@ class NaiveRewardManager(RewardManager):
             return super().read(found)
         if "score" not in found:
             raise AgentSystemError(f"compute_score returned a mapping without 'score'; it has {sorted(map(str, found))}")
-        return Reward(found["score"], {k: v for k, v in found.items() if k != "score" and isinstance(v, NUMBERS)})
+        return Reward(found["score"], {k: float(v) for k, v in found.items() if k != "score" and isinstance(v, NUMBERS)})
 
 
 def checked(function: Callable[..., Any] | None, where: str, /, *arguments: Any, **named: Any) -> Callable[..., Any]:
@@ -101,9 +101,7 @@ def load_function(path: str, name: str, key: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         names = [n for n, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
-        raise AgentSystemError(
-            f"{key}: {path} has no function {name!r}{did_you_mean(name, names)}; it has: {', '.join(names) or 'none'}"
-        )
+        raise AgentSystemError(f"{key}: {path} has no function {name!r}{did_you_mean(name, names)}; it has: {', '.join(names) or 'none'}")
     return function  # type: ignore[no-any-return]
 
 

@@ -156,7 +156,7 @@ def _with_local(sample: Sample, rewards: Sequence[Reward], prefix: Prefix | None
         elif prefix is None:
             raise AgentSystemError(f"{where} is a list; rewards of tokens or spans need reward.granularity=token")
         else:
-            by_token.append(token_rewards(value, sample, prefix, where))
+            by_token.append(token_rewards(list(value), sample, prefix, where))
             given.append(math.fsum(by_token[-1]))
     if given:
         sample = replace(sample, local_reward=sum(given), local_given=True)

@@ -32,9 +32,7 @@ def calls(folder: Path) -> list[tuple[str, float, float]]:
     return [(e["traj_uid"], e["team_reward"], c["reward"]) for e in lines if e["traj_uid"].startswith("step") for c in e["calls"]]
 
 
-def test_the_example_of_the_page_trains_and_goes_on_after_a_stop_to_the_bit(
-    train: Run, tmp_path: Path, example: dict[str, Any]
-) -> None:
+def test_the_example_of_the_page_trains_and_goes_on_after_a_stop_to_the_bit(train: Run, tmp_path: Path, example: dict[str, Any]) -> None:
     changes = example | {"algorithm.adv_estimator": "reinforce_plus_plus", "trainer.save_freq": 1, "trainer.val_before_train": False}
     train(changes)
     for line in read_metrics(tmp_path / "run"):
@@ -79,5 +77,5 @@ def test_a_key_without_a_function_has_no_effect(compose: Callable[..., Any], key
 
     config = compose(dict([key.split("=")]))
     resolve_defaults(config)
-    with pytest.raises(IneffectiveKeyError, match="has no effect; it needs reward.custom_reward_function.path"):
+    with pytest.raises(IneffectiveKeyError, match=r"has no effect; it needs reward.custom_reward_function.path"):
         check_settings(config)

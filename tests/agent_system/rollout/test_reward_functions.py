@@ -212,12 +212,12 @@ def test_a_function_that_cannot_be_called_is_found_before_anything_is_played(pla
 
 
 def test_a_pattern_that_matches_no_agent_names_the_agents(play, functions) -> None:
-    with pytest.raises(AgentSystemError, match="agent_functions.solvr: the pattern matches no agent; agents: Solver, Verifier"):
+    with pytest.raises(AgentSystemError, match=r"agent_functions.solvr: the pattern matches no agent; agents: Solver, Verifier"):
         play(RewardConfig(agent_functions={"solvr": f"{functions}:boxed"}))
 
 
 def test_a_tree_refuses_functions_over_the_finished_episode(play, functions) -> None:
-    with pytest.raises(ConfigError, match="reward functions .* score finished episodes"):
+    with pytest.raises(ConfigError, match=r"reward functions .* score finished episodes"):
         play(custom(functions, "plus_length"), tree=TreeConfig(k=2))
 
 
