@@ -63,7 +63,7 @@ class DaemonExecutor(Executor):
 
 
 def run_plain(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Return `function(*args)`. Raise RuntimeError instead of StopIteration, which a future cannot raise: its waiter would wait for ever."""
+    """Return `function(*args)`. Raise RuntimeError instead of StopIteration, which a future cannot raise: its waiter never ends."""
     try:
         return function(*args)
     except StopIteration as error:

@@ -37,7 +37,7 @@ def test_the_example_of_the_page_trains_and_goes_on_after_a_stop_to_the_bit(trai
     train(changes)
     for line in read_metrics(tmp_path / "run"):
         assert line["wg/asker/actor/grad_norm"] > 0
-        assert line["reward/brief/mean"] == line["agent/asker/reward/mean"] - line["agent/asker/local_reward/mean"] + 0.5
+        assert line["agent/asker/reward/mean"] == pytest.approx(0.5 * line["reward/brief/mean"] + line["agent/asker/local_reward/mean"])
         assert line["agent/verifier_agent/reward/short/mean"] == 1.0
         assert "agent/asker/reward/short/mean" not in line
     again = tmp_path / "again"
