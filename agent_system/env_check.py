@@ -12,9 +12,8 @@ from typing import Any
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
-from agent_system.record import plain
+from agent_system.record import finite, plain
 from agent_system.rollout.env_caller import EnvCaller
-from agent_system.rollout.ledger import finite
 
 CLOSE_TIMEOUT_S = 30.0
 SEED = 7

@@ -14,15 +14,20 @@ from verl.protocol import DataProto
 
 
 def build_batch(
-    episodes: Sequence[EpisodeRecord], critic_prompts: Sequence[Sequence[int]] | None = None, greedy_baselines: bool = False
+    episodes: Sequence[EpisodeRecord],
+    critic_prompts: Sequence[Sequence[int]] | None = None,
+    *,
+    greedy_baselines: bool = False,
+    token_rewards: bool = False,
 ) -> DataProto | None:
     """Return one row per trained sample of the episodes that did not fail, in their order; None when there is no such sample.
 
     Tensors: `prompts` [bsz, P] left-padded, `responses` [bsz, R] right-padded, `input_ids`, `attention_mask`, `position_ids`
     [bsz, P + R], `response_mask` [bsz, R], `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
     Objects: the sample fields of `_columns`. With `critic_prompts` (see `joint_prompts`) also `critic_prompts` [bsz, Pc] left-padded
-    and `critic_prompt_mask` [bsz, Pc]. With `greedy_baselines` the column `reward_baselines` has the reward of the greedy reply to the
-    row's call; of a call without one, the mean reward of its candidates.
+    and `critic_prompt_mask` [bsz, Pc]; with `token_rewards` also `token_rewards` [bsz, R] float64, 0 where a token has none. With
+    `greedy_baselines` the column `reward_baselines` has the reward of the greedy reply to the row's call; of a call without one, the
+    mean reward of its candidates.
     """
     rows = [(e, s) for e in episodes if not e.failed for s in e.samples if s.trained]
     if not rows:
@@ -44,6 +49,9 @@ def build_batch(
         "position_ids": positions.astype(np.int64),
         "rollout_log_probs": log_probs,
     }
+    if token_rewards:
+        given = (s.token_rewards or (0.0,) * len(s.generation.token_ids) for s in samples)
+        tensors["token_rewards"], _ = _pack(given, np.float64, np.zeros_like(pad), left=False)
     if critic_prompts is not None:
         tensors["critic_prompts"], critic_mask = _pack(critic_prompts, np.int64, pad, left=True)
         tensors["critic_prompt_mask"] = critic_mask.astype(np.int64)

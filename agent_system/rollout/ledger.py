@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from numbers import Real
 from typing import Any
 
 from agent_system.environment import Outcome
 from agent_system.errors import AgentSystemError
-from agent_system.record import Sample
+from agent_system.record import Sample, finite
 
 
 class Ledger:
@@ -113,11 +112,3 @@ class Ledger:
     def _add(self, place: tuple[int, int], source: tuple[int, float], value: Any, where: str, whose: str = "") -> None:
         rewards = self._local.setdefault(place, {})
         rewards[source] = rewards.get(source, 0.0) + finite(value, f"local{whose}", where)
-
-
-def finite(value: Any, name: str, where: str) -> float:
-    """Return a reward as a float. Raise AgentSystemError, naming `where` it came from, unless it is a finite number."""
-    number = float(value) if isinstance(value, Real) or hasattr(value, "__float__") else math.nan
-    if not math.isfinite(number):
-        raise AgentSystemError(f"{where} gave {name}={value!r}; rewards must be finite numbers")
-    return number

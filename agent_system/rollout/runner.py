@@ -87,7 +87,7 @@ class EpisodeRunner:
         return EpisodeRecord(
             self.spec.uid, self.spec.traj_uid, task.task_id, task.data_source, self.spec.index,
             tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, tuple(ledger.turns),
-            self.left_out.total(), self._answer,
+            self.left_out.total(), self._answer, task,
         )  # fmt: skip
 
     async def _play(self) -> None:

@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
+from agent_system.record import finite
 from agent_system.reward.mixing import mix
 from agent_system.rollout.call import Call
 from agent_system.rollout.candidate import Candidate, CandidateSet, choose
 from agent_system.rollout.env_caller import EnvCaller
 from agent_system.rollout.forks import Forks
-from agent_system.rollout.ledger import finite
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.simultaneous import SimultaneousCalls
 from agent_system.turn import Turn

@@ -211,6 +211,12 @@ def check_reward(config: RunConfig, placement: Placement) -> None:
             f"reward.team_scope={reward.team_scope} contradicts reward.propagation.mode={reward.propagation.mode}, which propagates the "
             "reward of the whole episode; set reward.team_scope=episode or reward.propagation.mode=none"
         )
+    if reward.granularity == "token" and (reward.shaping != "default" or reward.propagation.mode != "none"):
+        raise ConfigError(
+            f"reward.granularity=token places rewards on tokens as they are, but reward.shaping={reward.shaping} and "
+            f"reward.propagation.mode={reward.propagation.mode} change the reward of a whole reply; set reward.shaping=default and "
+            "reward.propagation.mode=none, or reward.granularity=reply"
+        )
     for agent in placement.agents:
         limit = agent.config.rollout.response_length or config.data.max_response_length
         if buffer.enable and buffer.len > limit:

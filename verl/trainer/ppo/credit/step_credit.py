@@ -103,11 +103,18 @@ class CreditAssigner:
         return batch
 
     def _token_rewards(self, batch: DataProto, replies: torch.Tensor, metrics: dict[str, float]) -> None:
-        """Place rewards on the last unmasked token of each reply; for completely rejected replies, on the last token before rejection."""
+        """Place rewards on the last unmasked token of each reply; for completely rejected replies, on the last token before rejection.
+
+        Rewards of unmasked tokens (`token_rewards`) stay where they are; the last token gets the rest, so that the sum is the reward.
+        """
         algorithm = self.config.algorithm
         kept = batch.batch["response_mask"]
         rewards = batch.non_tensor_batch["reward"].astype(float)
-        batch.batch["token_level_scores"] = place_on_last_token(rewards, torch.where(kept.any(dim=1, keepdim=True), kept, replies))
+        on_tokens = batch.batch["token_rewards"] * kept if "token_rewards" in set(batch.batch.keys()) else None
+        if on_tokens is not None:
+            rewards = rewards - on_tokens.sum(dim=1).cpu().numpy()
+        scores = place_on_last_token(rewards, torch.where(kept.any(dim=1, keepdim=True), kept, replies))
+        batch.batch["token_level_scores"] = scores if on_tokens is None else (scores + on_tokens).float()
         batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
         if algorithm.use_kl_in_reward:
             metrics |= self.kl_in_reward.apply(batch)
