@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from agent_system.environment import BaseEnv, Observation, Outcome
 from agent_system.errors import AgentSystemError
+from agent_system.threads import run_plain
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class EnvCaller:
         """Run a method in a thread; if the caller is cancelled, the environment stays locked until the thread returns."""
         await self._in_use.acquire()
         loop = asyncio.get_running_loop()
-        future = self._threads.submit(_run, bound, args)
+        future = self._threads.submit(run_plain, bound, args)
 
         def release(_: object) -> None:
             with suppress(RuntimeError):  # the loop may have been closed meanwhile
@@ -116,10 +117,3 @@ class EnvCaller:
         if not isinstance(value, expected):
             raise AgentSystemError(f"{self.name}.{method}() must return {expected.__name__}, found {type(value).__name__}")
         return value
-
-
-def _run(bound: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    try:
-        return bound(*args)
-    except StopIteration as error:  # a future cannot raise it: the waiter would wait for ever
-        raise RuntimeError(f"{getattr(bound, '__qualname__', bound)} raised StopIteration") from error

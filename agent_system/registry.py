@@ -18,6 +18,7 @@ from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv
 from agent_system.errors import AgentSystemError
 from agent_system.orchestra import BaseOrchestra
+from agent_system.reward.manager import RewardManager
 from verl.utils.names import did_you_mean
 
 PLUGIN_GROUP = "verl_mas.plugins"
@@ -31,9 +32,11 @@ C = TypeVar("C", bound=type)
 class Registry(Generic[T]):
     """Classes by name, optionally scoped to an orchestra so that two orchestras can each have a "Verifier Agent"."""
 
-    def __init__(self, kind: str, base: type[T]) -> None:
+    def __init__(self, kind: str, base: type[T], *, in_workflows: bool = True) -> None:
+        """Make an empty registry of subclasses of `base`; `in_workflows`: a built-in workflow may register its own, called as itself."""
         self.kind = kind
         self.base = base
+        self._in_workflows = in_workflows
         self._entries: dict[tuple[str | None, str], type[T]] = {}
 
     def register(self, name: str, *, orchestra: str | None = None) -> Callable[[C], C]:
@@ -68,11 +71,12 @@ class Registry(Generic[T]):
         Raises:
             AgentSystemError: the name is not registered; the message lists the registered names and the nearest one.
         """
-        import_workflow(orchestra or name)
+        if self._in_workflows:
+            import_workflow(orchestra or name)
         for place in ((orchestra, name), (None, name), (orchestra, ANY)):
             if place in self._entries:
                 return self._entries[place]
-        known = sorted({*self.names(orchestra=orchestra), *(built_in_workflows() if orchestra is None else ())})
+        known = sorted({*self.names(orchestra=orchestra), *(built_in_workflows() if self._in_workflows and orchestra is None else ())})
         elsewhere = sorted({str(s) for s, n in self._entries if n == name and s is not None})
         hint = f" (it exists in the scope of orchestra {', '.join(elsewhere)})" if elsewhere else did_you_mean(name, known)
         raise AgentSystemError(
@@ -92,6 +96,7 @@ class Registry(Generic[T]):
 AgentRegistry: Registry[BaseAgent] = Registry("agent", BaseAgent)
 OrchestraRegistry: Registry[BaseOrchestra] = Registry("orchestra", BaseOrchestra)
 EnvRegistry: Registry[BaseEnv] = Registry("environment", BaseEnv)
+RewardManagerRegistry: Registry[RewardManager] = Registry("reward manager", RewardManager, in_workflows=False)
 
 
 def built_in_workflows() -> list[str]:

@@ -19,10 +19,13 @@ from verl.models.loader import stop_token_ids
 from verl.protocol.generate import RolloutError, SamplingParams
 from verl.trainer.config import RolloutConfig, RunConfig
 from verl.trainer.config.cross_checks import api_key, candidates_of
+from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import Placement
+from verl.trainer.ppo.collect.greedy_baseline import needs_baselines
 from verl.trainer.ppo.critic import critic_agents
+from verl.trainer.ppo.per_agent import agent_config
 from verl.utils.dataset import PromptMeasure
 
 logger = logging.getLogger(__name__)
@@ -106,6 +109,13 @@ def check_endpoints(bindings: Collection[RemoteBinding]) -> None:
         raise ConfigError(f"{error}; start the server, or correct agent.api") from error
 
 
+def _greedy_baselines(config: RunConfig, placement: Placement) -> list[str]:
+    """Return the agents whose candidates are compared with a greedy reply to the same call; with committed returns none are."""
+    if config.rollout.sampling != "tree" or follows_committed(config):
+        return []
+    return [a.agent_id for a in placement.trained if needs_baselines(str(agent_config(config.algorithm, a.agent_id).adv_estimator))]
+
+
 def build_collector(
     config: RunConfig,
     placement: Placement,
@@ -147,6 +157,7 @@ def build_collector(
         episode_timeout_s=config.rollout.episode_timeout_s,
         call_timeout_s=config.rollout.call_timeout_s,
         tree=tree if config.rollout.sampling == "tree" else None,
+        greedy_baselines=_greedy_baselines(config, placement),
         env_threads=config.rollout.env_threads,
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
     )

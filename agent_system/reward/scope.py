@@ -20,8 +20,9 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
       call whose action ended the turn, which is the turn's last one. Without `act` the calls of a turn cannot be told apart: each gets
       the turn's `step`.
 
-    Tree sampling requires `call`: each candidate, the committed one included, gets the rewards of `act` and `score` on its own fork, so
-    that the candidates of a call are compared by the same measure. A `step` reward belongs to the episode and to no candidate.
+    Tree sampling with `rollout.tree.returns=step` requires `call`: each candidate, the committed one included, gets the rewards of `act`
+    and `score` on its own fork, so that the candidates of a call are compared by the same measure. A `step` reward belongs to the episode
+    and to no candidate.
     """
     if any(s.fork_reward is not None for s in record.samples):
         return [s.fork_reward or 0.0 for s in record.samples]

@@ -35,11 +35,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CandidateSet:
-    """A call, its scored candidates, and the chosen candidate."""
+    """A call, its scored candidates, the chosen candidate, and the greedy reply that they are compared with, if there is one."""
 
     call: Call
     candidates: Sequence[Candidate]
     winner: Candidate
+    greedy: Candidate | None = None
 
 
 def choose(settings: TreeConfig, rewards: Sequence[float], seed: int) -> int:

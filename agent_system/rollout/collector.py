@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_system.agent import BaseAgent
@@ -19,9 +19,10 @@ from agent_system.environment import BaseEnv, Task
 from agent_system.errors import AgentSystemError
 from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
-from agent_system.record import EpisodeRecord
+from agent_system.record import EpisodeRecord, Sample
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
 from agent_system.reward import assign_rewards
+from agent_system.reward.scorer import EpisodeScorer
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import AgentRuntime, EpisodeSpec
@@ -93,8 +94,8 @@ class Collector:
         """Bind the agents to their policies and the environment to its options; episodes' environments run in `workers`, if given.
 
         Raises:
-            AgentSystemError: an agent of the orchestra has no binding, the environment does not support tree sampling, or the orchestra
-                rejects the team.
+            AgentSystemError: an agent of the orchestra has no binding, the environment does not support tree sampling, the orchestra
+                rejects the team, or a reward function cannot be loaded or called.
         """
         if settings.tree is not None:
             check_tree_env(env.cls)
@@ -112,6 +113,7 @@ class Collector:
         self._sandbox_failures: Sequence[float] = ()
         self._tied_candidates = TiedCandidateMonitor(env.cls)
         self.runtimes = _runtimes(agents, bindings)
+        self._scorer = EpisodeScorer(settings.reward, list(self.runtimes), settings.env_threads, self._beginning)
 
     @classmethod
     def from_names(
@@ -169,7 +171,8 @@ class Collector:
             if validate:
                 return self._result(played, self.settings.for_validation())
             result = self._result(played, self.settings)
-            self._tied_candidates.update(result.episodes)
+            if self.settings.tree_returns == "step":  # otherwise agents learn from the rewards of `step`, and from ties
+                self._tied_candidates.update(result.episodes)
             return result
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
@@ -177,14 +180,16 @@ class Collector:
         return self._result([e for result in results for e in result.episodes], self.settings)
 
     def _result(self, played: Sequence[EpisodeRecord], settings: CollectorSettings) -> CollectResult:
-        records, metrics = assign_rewards(played, settings.reward, settings.invalid_action_penalty)
+        records, metrics = assign_rewards(played, settings.reward, settings.invalid_action_penalty, settings.tree_returns)
         prompts = None
         if settings.joint_prompt_length:
             local = [runtime.binding for runtime in self.runtimes.values() if isinstance(runtime.binding, AgentBinding)]
             tokenizers = {binding.wg_id: binding.tokenizer for binding in local}
             prompts = joint_prompts(records, tokenizers, settings.joint_prompt_length)
         metrics = collect_metrics(records, list(self.runtimes), self._branching(), self._sandbox_failures) | metrics
-        return CollectResult(build_batch(records, prompts), records, metrics)
+        token_rewards, greedy_baselines = settings.reward.granularity == "token", bool(settings.greedy_baselines)
+        batch = build_batch(records, prompts, greedy_baselines=greedy_baselines, token_rewards=token_rewards)
+        return CollectResult(batch, records, metrics)
 
     def _branching(self) -> list[str]:
         """Return the agents whose calls have several candidates."""
@@ -195,8 +200,8 @@ class Collector:
         causes: Counter[str] = Counter()
         left_out: Counter[str] = Counter()
         allowed = self.settings.max_failure_rate * len(specs)
-        running: dict[asyncio.Task[None], tuple[int, EpisodeRunner]] = {}
-        finished: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
+        running: dict[asyncio.Task[EpisodeRecord], tuple[int, EpisodeRunner]] = {}
+        finished: asyncio.Queue[asyncio.Task[EpisodeRecord]] = asyncio.Queue()
         queue = iter(enumerate(specs))
         with DaemonExecutor(self.settings.env_threads) as threads:
             try:
@@ -204,14 +209,14 @@ class Collector:
                     while len(running) < self.settings.max_concurrent_episodes and (following := next(queue, None)) is not None:
                         index, spec = following
                         episode = EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), self.settings)
-                        task = asyncio.create_task(episode.run(), name=spec.traj_uid)
+                        task = asyncio.create_task(self._episode(episode), name=spec.traj_uid)
                         running[task] = (index, episode)
                         task.add_done_callback(finished.put_nowait)
                     task = await finished.get()
                     index, episode = running.pop(task)
                     _raise_if_engine_gone(task)
                     cause = _cause(task)
-                    records[index] = episode.record(cause)
+                    records[index] = task.result() if cause is None else episode.record(cause)
                     if cause is None:
                         left_out += episode.left_out
                     else:
@@ -231,6 +236,17 @@ class Collector:
         if left_out.total() > self.settings.max_failure_rate * tried:
             raise TooManyFailuresError(_grouped(left_out, tried, "candidates", self.settings.max_failure_rate))
         return whole
+
+    def _beginning(self, sample: Sample, count: int) -> str:
+        """Return the text of the first `count` tokens of a reply."""
+        beginning = replace(sample.generation, token_ids=sample.generation.token_ids[:count])
+        return self.runtimes[sample.agent_id].binding.text_of(beginning)
+
+    async def _episode(self, episode: EpisodeRunner) -> EpisodeRecord:
+        """Play an episode and call the reward functions; an error of these costs the episode as any other."""
+        await episode.run()
+        record = episode.record()
+        return await self._scorer.score(record) if self._scorer.scores and record.samples else record
 
     def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:
         seed = stable_seed(self.settings.seed, spec.step, spec.validate, spec.env_uid)
@@ -279,14 +295,14 @@ def _specs(tasks: Sequence[Task], n: int, step: int, validate: bool, greedy: boo
     return specs
 
 
-def _raise_if_engine_gone(task: asyncio.Task[None]) -> None:
+def _raise_if_engine_gone(task: asyncio.Task[EpisodeRecord]) -> None:
     """Raise the episode's EngineGoneError, which ends the whole collection."""
     error = None if task.cancelled() else task.exception()
     if isinstance(error, EngineGoneError):
         raise error
 
 
-def _cause(task: asyncio.Task[None]) -> str | None:
+def _cause(task: asyncio.Task[EpisodeRecord]) -> str | None:
     """Return why an episode failed, with the innermost line of code, or None."""
     if task.cancelled():
         return "CancelledError: the episode cancelled itself"
@@ -302,7 +318,7 @@ def _grouped(causes: Counter[str], total: int, of: str, allowed: float) -> str:
     return f"{causes.total()} of {total} {of} failed, more than rollout.max_failure_rate={allowed:g} allows:\n" + "\n".join(lines)
 
 
-async def _cancel(tasks: Mapping[asyncio.Task[None], Any]) -> None:
+async def _cancel(tasks: Mapping[asyncio.Task[EpisodeRecord], Any]) -> None:
     """Cancel running tasks, so that none outlives the collection."""
     for task in tasks:
         task.cancel()

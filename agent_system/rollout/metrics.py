@@ -40,11 +40,12 @@ def collect_metrics(
     if played:
         metrics["episode/calls/mean"] = _mean([len(e.committed) for e in played])
         metrics["episode/turns/mean"] = _mean([e.turns for e in played])
-        metrics |= _info_means(played) | _tree_metrics(played, branching)
+        metrics |= _info_means(played) | _tree_metrics(played, branching) | _reward_terms(played)
     by_agent: dict[str, list[Sample]] = defaultdict(list)
     for episode in played:
         for sample in episode.samples:
-            by_agent[sample.agent_id].append(sample)
+            if not sample.greedy:
+                by_agent[sample.agent_id].append(sample)
     for agent_id in agent_ids:
         prefix = f"agent/{slug(agent_id)}"
         samples = by_agent[agent_id]
@@ -76,6 +77,23 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
         "reward/std": float(reward.std()),
         **{f"{term}/mean": _mean([getattr(s, term) for s in samples]) for term in REWARD_TERMS},
         "local_reward/std": float(np.std([s.local_reward for s in samples])),
+    }
+
+
+def _reward_terms(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Return mean and standard deviation of every term of reward functions, over episodes and calls, and per agent over its calls."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        for name, value in episode.reward_terms.items():
+            values[f"reward/{name}"].append(value)
+        for sample in episode.samples:
+            for name, value in sample.reward_terms.items():
+                values[f"reward/{name}"].append(value)
+                values[f"agent/{slug(sample.agent_id)}/reward/{name}"].append(value)
+    return {
+        f"{name}/{statistic}": number
+        for name, found in sorted(values.items())
+        for statistic, number in (("mean", _mean(found)), ("std", float(np.std(found))))
     }
 
 

@@ -15,6 +15,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
+from agent_system.reward.mixing import mix
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
 from agent_system.rollout.candidate import CandidateSet
 from agent_system.rollout.episode_tasks import EpisodeTasks
@@ -86,7 +87,7 @@ class EpisodeRunner:
         return EpisodeRecord(
             self.spec.uid, self.spec.traj_uid, task.task_id, task.data_source, self.spec.index,
             tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, tuple(ledger.turns),
-            self.left_out.total(), self._answer,
+            self.left_out.total(), self._answer, task,
         )  # fmt: skip
 
     async def _play(self) -> None:
@@ -151,8 +152,10 @@ class EpisodeRunner:
             call = await self._ask(turn, agent_id, variables)
             k = self._settings.candidates(agent_id, call.runtime.binding.trained)
             replies = await call.generate(k, self._settings.call_timeout_s)
+            asks_greedy = agent_id in self._settings.greedy_baselines
+            greedy = await call.greedy_reply(self._settings.call_timeout_s) if asks_greedy else None
             self.waiting_for = f"the environment's reaction to the candidates of {agent_id} (turn {turn.step}, call {call.number})"
-            candidate_set = await tree.grow(call, replies, self._env)
+            candidate_set = await tree.grow(call, replies, self._env, greedy)
         except Exception:
             await calls.settle(place, None)
             raise
@@ -180,9 +183,13 @@ class EpisodeRunner:
 
     def _add_samples(self, candidate_set: CandidateSet, turn: Turn) -> None:
         call, chosen = candidate_set.call, candidate_set.winner
-        for c in candidate_set.candidates:
+        greedy = candidate_set.greedy
+        for c in (*candidate_set.candidates, *([] if greedy is None else [greedy])):
             sample = call.sample(c.reply, self._replies, c.number)
-            self._samples.append(replace(sample, committed=c is chosen, fork_reward=c.team, local_reward=c.local))
+            own = mix(c.team, c.local, self._settings.reward.alpha)
+            own_fork = replace(sample, fork_reward=c.team, local_reward=c.local, candidate_reward=own)
+            own_fork = replace(own_fork, committed=c is chosen)
+            self._samples.append(replace(own_fork, greedy=True, trained=False) if c is greedy else own_fork)
         self._replies += 1
         turn.record(call.place, Entry(call.agent_id, chosen.reply.visible_text, chosen.reply.projection.action))
 

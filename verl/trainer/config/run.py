@@ -131,6 +131,8 @@ class EnvConfig:
 SAMPLINGS = ("parallel", "tree")
 TREE_SELECTIONS = ("greedy", "first", "random", "softmax")
 TREE = "rollout.sampling=tree"
+TREE_RETURNS = ("step", "committed")
+COMMITTED = "rollout.tree.returns=committed"
 
 
 @dataclass
@@ -157,6 +159,19 @@ class TreeConfig:
         ge=0,
         le=1,
         effect=(TREE, "rollout.tree.select!=random"),
+    )
+    returns: str = key(
+        "step",
+        "return of a candidate: step (of its own action; the estimator compares all candidates) | committed (the estimator sees the "
+        "committed replies as an episode, and the candidates of a call are compared by the reward of their own action)",
+        choices=TREE_RETURNS,
+        effect=TREE,
+    )
+    candidate_weight: float = key(
+        1.0,
+        "weight of the comparison of a call's candidates in the advantage; 0: only committed replies are trained",
+        ge=0,
+        effect=(TREE, COMMITTED),
     )
 
 
@@ -252,3 +267,8 @@ class RunConfig:
     sandbox: SandboxConfig = section(SandboxConfig)
     trainer: TrainerConfig = section(TrainerConfig)
     ray_init: RayInitConfig = section(RayInitConfig)
+
+
+def follows_committed(config: RunConfig) -> bool:
+    """Return whether estimators see the committed replies of trees as episodes."""
+    return config.rollout.sampling == "tree" and config.rollout.tree.returns == "committed"
