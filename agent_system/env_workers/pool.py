@@ -100,7 +100,8 @@ class EnvWorker:
             self.retire(f"it could not start: {cause}")
 
     def _on_outgrown(self, outgrown: Future[bytes]) -> None:
-        if cause := _result(outgrown):
+        cause = _result(outgrown)
+        if cause and not isinstance(cause, Failure):  # `_on_start` reports the failure of a start
             self.retire(str(cause))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from agent_system.env_workers.host import EnvHost, start_host
+from agent_system.env_workers.host import start_host
 from agent_system.env_workers.messages import WorkerGoneError
 from agent_system.sandbox import close_shared
 
@@ -22,18 +23,17 @@ EXIT_S = 5.0
 class EnvActor:
     """The actor: one `EnvHost` in the actor's event loop."""
 
-    def __init__(self) -> None:
-        self._host: EnvHost | None = None
+    def __init__(self, source: bytes) -> None:
+        """Build the host from a pickled `EnvSource`: Ray may start calls in another order than they were sent, but none before this."""
+        self._host, self._answer = start_host(source)
 
-    async def start(self, source: bytes) -> bytes:
-        """Build the host from a pickled `EnvSource`; return a pickled None or `Failure`."""
-        self._host, answer = start_host(source)
-        return answer
+    async def start(self) -> bytes:
+        """Return a pickled None, or the `Failure` of building the host."""
+        return self._answer
 
     async def answer(self, number: int, payload: bytes) -> bytes:
-        """Answer a request."""
-        assert self._host is not None, "EnvWorkers waits for the answer of start"
-        return await self._host.answer(number, payload)
+        """Answer a request; without a host, with the failure of building it."""
+        return self._answer if self._host is None else await self._host.answer(number, payload)
 
     async def leave(self) -> None:
         """Stop what the environments share."""
@@ -51,25 +51,22 @@ class RayWorker:
             cpus: CPUs that Ray reserves.
             environment: variables of the actor's process.
         """
-        self._actor: Any = (
-            ray.remote(EnvActor)
-            .options(
-                num_cpus=cpus,
-                scheduling_strategy="SPREAD",
-                max_concurrency=CONCURRENT_CALLS,
-                runtime_env={"env_vars": dict(environment)},
-            )
-            .remote()
-        )
-        self.started = _future(self._actor.start.remote(source))
+        actor: Any = ray.remote(EnvActor)
+        self._actor: Any = actor.options(
+            num_cpus=cpus,
+            scheduling_strategy="SPREAD",
+            max_concurrency=CONCURRENT_CALLS,
+            runtime_env={"env_vars": dict(environment)},
+        ).remote(source)
+        self.started = _future(self._actor.start.remote())
 
     def send(self, number: int, payload: bytes) -> Future[bytes]:
         """Send a request."""
         return _future(self._actor.answer.remote(number, payload))
 
     def kill(self) -> None:
-        """Kill the actor."""
-        ray.kill(self._actor)
+        """Kill the actor, in a thread: callbacks of Ray's futures call this, and Ray blocks when it is called from there."""
+        threading.Thread(target=ray.kill, args=(self._actor,), daemon=True).start()
 
     def close(self) -> None:
         """Let the actor stop its sandbox."""
@@ -79,7 +76,7 @@ class RayWorker:
         """Wait for that, and kill the actor."""
         with suppress(RayError):
             ray.get(self._left, timeout=EXIT_S)
-        self.kill()
+        ray.kill(self._actor)
 
 
 def _future(answer: ray.ObjectRef) -> Future[bytes]:

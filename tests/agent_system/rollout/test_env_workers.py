@@ -13,9 +13,11 @@ import pytest
 
 from agent_system import BaseOrchestra, EnvRegistry, Task, Turn
 from agent_system.env_workers import EnvSource, EnvWorkerError, EnvWorkers, ProcessWorker
+from agent_system.env_workers.messages import Transport
 from agent_system.rollout import Collector, CollectResult, TreeConfig
 from tests.agent_system.rollout.worlds import Dice
 from verl.trainer.config.reward import RewardConfig
+from verl.trainer.ppo.controller import import_path
 
 WORLDS = "tests.agent_system.rollout.worlds"
 
@@ -29,9 +31,9 @@ class Roller(BaseOrchestra):
 
 
 @contextmanager
-def workers(num: int, name: str = "dice", **source: Any) -> Iterator[EnvWorkers]:
+def workers(num: int, name: str = "dice", start: Callable[[bytes], Transport] = ProcessWorker, **source: Any) -> Iterator[EnvWorkers]:
     payload = pickle.dumps(EnvSource(name, plugins=(WORLDS,), **source))
-    started = EnvWorkers(EnvRegistry.get(name), num, lambda: ProcessWorker(payload))
+    started = EnvWorkers(EnvRegistry.get(name), num, lambda: start(payload))
     try:
         yield started
     finally:
@@ -150,3 +152,24 @@ def test_no_process_is_left_at_the_end() -> None:
     while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in mine):
         assert time.monotonic() < limit
         time.sleep(0.05)
+
+
+@pytest.mark.ray
+def test_ray_actors_play_the_same_episodes_and_are_replaced(play: Play, ray_cluster: None) -> None:
+    import ray
+
+    from agent_system.env_workers.ray_actor import RayWorker
+
+    prompts, free, tree = ["fine", "step:raise", "fork:raise"], ray.available_resources()["CPU"], TreeConfig(k=2)
+
+    def actor(source: bytes) -> RayWorker:
+        return RayWorker(source, 0.5, {"PYTHONPATH": import_path()})
+
+    with workers(2, start=actor) as started:
+        assert ray.available_resources()["CPU"] == free - 1.0
+        assert play(prompts, started, n=2, tree=tree).episodes == play(prompts, None, n=2, tree=tree).episodes
+        killed, _ = play(["step:kill", "fine"], started).episodes
+        assert killed.failure is not None and "Dice.step() was lost with its environment worker: its Ray actor died" in killed.failure
+        assert [episode.failure for episode in play(["fine"] * 4, started).episodes] == [None] * 4
+    with pytest.raises(EnvWorkerError, match=r"env.params.faces is not an option"), workers(1, start=actor, params={"faces": 6}):
+        pass
