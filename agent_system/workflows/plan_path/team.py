@@ -52,7 +52,8 @@ standard library, and a few seconds. The first {max_moves} moves that it prints 
     single=Part(
         "You walk to a goal.",
         """\
-Find a short way around the walls and follow it cell by cell. End with the next moves, which are made, in the form <moves>R, R, D</moves>.""",
+Find a short way around the walls and follow it cell by cell. End with the next moves, which are made, in the form \
+<moves>R, R, D</moves>.""",
     ),
     heading="Proposal",
     printed="The Tool's program proposes: {proposal}",
