@@ -38,13 +38,14 @@ HERE = Path(__file__).parent
 LOG = ROOT / "outputs" / "verl-mas" / "at_grpo.log"
 TASKS = ("plan_path", "sudoku", "sokoban")
 SWAP = "agent.role_policies={Tool Agent: executor_agent, Executor Agent: tool_agent}"
-COLOURS = {"script": "tab:gray", "at_grpo": "tab:blue", "parallel": "tab:orange", "turn_blind": "tab:green", "shared": "tab:purple"}
+COLOURS = {"script": "tab:gray", "at_grpo": "tab:blue", "parallel": "tab:orange", "turn_blind": "tab:green", "shared": "tab:purple", "single": "tab:red"}
 LABELS = {
     "script": "the script as it is",
     "at_grpo": "AT-GRPO: trees, a group for each call",
     "parallel": "parallel episodes, a group for each task",
     "turn_blind": "trees, a group for each agent",
     "shared": "AT-GRPO, one policy for both roles",
+    "single": "one agent, parallel episodes",
 }
 
 
@@ -57,7 +58,7 @@ def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[Row, C
     run_example(task, seed, overrides, LOG)
     lines = read_metrics(run_dir / "metrics.jsonl")
     row = summarise(task, variant, seed, lines)
-    if not keys.get("agent.model_sharing", False):
+    if not keys.get("agent.model_sharing", False) and variant != "single":
         row["swapped"] = swapped(task, seed, run_dir, [o for o in overrides if not o.startswith("trainer.resume_mode=")])
     return row, success_curve(lines, "training/generated_tokens")
 

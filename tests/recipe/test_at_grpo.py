@@ -63,8 +63,8 @@ def test_the_keys_of_every_variant_can_be_and_have_an_effect(task: str, variant:
     trainer, schedule = config.trainer, config.actor_rollout_ref.actor.optim.total_training_steps
     assert (trainer.total_generated_tokens > 0) == (variant != "script")
     assert trainer.total_training_steps == (schedule if variant == "script" else 1000)
-    assert config.rollout.sampling == ("parallel" if variant == "parallel" else "tree")
-    assert len(placement.policy_ids) == (1 if variant == "shared" else 2)
+    assert config.rollout.sampling == ("parallel" if variant in ("parallel", "single") else "tree")
+    assert len(placement.policy_ids) == (1 if variant in ("shared", "single") else 2)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
@@ -94,7 +94,7 @@ def test_the_plot_has_a_panel_for_each_task(tmp_path: Path) -> None:
 def test_the_tables_of_the_readme_are_the_committed_rows() -> None:
     rows = json.loads((HERE / "results.json").read_text())
     readme = (HERE / "README.md").read_text(encoding="utf-8")
-    names = {"at_grpo": "AT-GRPO", "parallel": "parallel, `uid`", "turn_blind": "turn-blind trees", "shared": "AT-GRPO, one policy"}
+    names = {"at_grpo": "AT-GRPO", "parallel": "parallel, `uid`", "turn_blind": "turn-blind trees", "shared": "AT-GRPO, one policy", "single": "one agent"}
     for row in rows:
         swapped = "—" if row["swapped"] is None else f"{100 * row['swapped']:.1f}"
         success = f"{100 * row['before']:.1f} → **{100 * row['after']:.1f}**"
