@@ -79,7 +79,7 @@ check_given() {
 
 # Sets EMBEDDED. The first time takes minutes, so the keys are checked before.
 embedded() {
-  local prepare=(python -m examples.embedded.prepare --world "$WORKFLOW" --out "${EMBEDDED_DIR:-outputs/embedded}" --seed "$SEED" ${DEMOS:+--demos "$DEMOS"})
+  local prepare=(python -m examples.embedded.prepare --world "$WORKFLOW" --out "${EMBEDDED_DIR:-outputs/embedded}" --seed "$SEED" ${DEMOS:+--demos "$DEMOS"} ${COURSE:+--course "$COURSE"})
   if [ ! "$TINY" ]; then prepare+=(--data-only); fi
   EMBEDDED=$("${prepare[@]}" --find)
   if [ "$EMBEDDED" ]; then return; fi
