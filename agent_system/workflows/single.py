@@ -39,7 +39,8 @@ class SingleOptions:
 class SingleAgent(StyledAgent):
     """The only agent of an environment; a workflow sets `styles`, `template` and `projection`.
 
-    The short prompt is that of the team's role that proposes, so a model that has learned this role can play alone.
+    Where one role of the team proposes what the single agent does, the short prompts of both are equal, so that a model that has learned
+    the role can play alone.
     """
 
     role, options = SINGLE, SingleOptions

@@ -39,7 +39,14 @@ LOG = ROOT / "outputs" / "verl-mas" / "at_grpo.log"
 DEFAULT_MAPS = "plan_path_default_maps"
 TASKS = ("plan_path", "sudoku", "sokoban", DEFAULT_MAPS)
 SWAP = "agent.role_policies={Tool Agent: executor_agent, Executor Agent: tool_agent}"
-COLOURS = {"script": "tab:gray", "at_grpo": "tab:blue", "parallel": "tab:orange", "turn_blind": "tab:green", "shared": "tab:purple", "single": "tab:red"}
+COLOURS = {
+    "script": "tab:gray",
+    "at_grpo": "tab:blue",
+    "parallel": "tab:orange",
+    "turn_blind": "tab:green",
+    "shared": "tab:purple",
+    "single": "tab:red",
+}
 LABELS = {
     "script": "the script as it is",
     "at_grpo": "AT-GRPO: trees, a group for each call",

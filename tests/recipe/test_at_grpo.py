@@ -94,7 +94,13 @@ def test_the_plot_has_a_panel_for_each_task(tmp_path: Path) -> None:
 def test_the_tables_of_the_readme_are_the_committed_rows() -> None:
     rows = json.loads((HERE / "results.json").read_text())
     readme = (HERE / "README.md").read_text(encoding="utf-8")
-    names = {"at_grpo": "AT-GRPO", "parallel": "parallel, `uid`", "turn_blind": "turn-blind trees", "shared": "AT-GRPO, one policy", "single": "one agent"}
+    names = {
+        "at_grpo": "AT-GRPO",
+        "parallel": "parallel, `uid`",
+        "turn_blind": "turn-blind trees",
+        "shared": "AT-GRPO, one policy",
+        "single": "one agent",
+    }
     for row in rows:
         swapped = "—" if row["swapped"] is None else f"{100 * row['swapped']:.1f}"
         success = f"{100 * row['before']:.1f} → **{100 * row['after']:.1f}**"
