@@ -54,9 +54,9 @@ def check_team(config: RunConfig) -> None:
     Raises AgentSystemError listing the registered names.
     """
     config.agent.plugins = load_plugins(config.agent.plugins)
-    orchestra = OrchestraRegistry.get(config.agent.orchestra_type)
+    orchestra = OrchestraRegistry.get(config.agent.orchestra_type, env=config.env.env_name)
     for agent_id in (*config.agent.agent_ids, *orchestra.agents):
-        AgentRegistry.get(agent_id, orchestra=config.agent.orchestra_type)
+        AgentRegistry.get(agent_id, orchestra=config.agent.orchestra_type, env=config.env.env_name)
     missing = [a for a in orchestra.agents if a not in config.agent.agent_ids]
     if missing:
         raise AgentSystemError(
@@ -79,7 +79,7 @@ def start_sandbox(config: RunConfig) -> None:
     Raises AgentSystemError when the level is below `sandbox.min_level`, and for keys under `sandbox` that have no effect.
     """
     sandbox, team = config.sandbox, config.agent.orchestra_type
-    orchestra = OrchestraRegistry.get(team).from_options(config.agent.orchestra.get(team), team)
+    orchestra = OrchestraRegistry.get(team, env=config.env.env_name).from_options(config.agent.orchestra.get(team), team)
     if EnvRegistry.get(config.env.env_name).uses_sandbox or orchestra.uses_sandbox:
         configure(sandbox)
     elif sandbox != SandboxConfig():

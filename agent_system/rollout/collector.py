@@ -132,8 +132,8 @@ class Collector:
         Raises:
             AgentSystemError: an unknown name, an unknown option, or an agent of the orchestra without a binding.
         """
-        orchestra = OrchestraRegistry.get(orchestra_type).from_options(orchestra_options, orchestra_type)
-        agents = {name: AgentRegistry.get(name, orchestra=orchestra_type)(name, orchestra.config) for name in bindings}
+        orchestra = OrchestraRegistry.get(orchestra_type, env=env_name).from_options(orchestra_options, orchestra_type)
+        agents = {name: AgentRegistry.get(name, orchestra=orchestra_type, env=env_name)(name, orchestra.config) for name in bindings}
         env_cls = EnvRegistry.get(env_name)
         env = EnvFactory(env_cls, build_options(env_cls.config_class, env_params, "env.params"))
         return cls(orchestra, agents, env, bindings, settings, workers)
