@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from agent_system.tools.agent import ToolUse
 from verl.protocol.generate import Generation
 
 NUMBERS = (bool, int, float, np.number, np.bool_)
@@ -59,6 +60,8 @@ class Sample:
         committed: the episode continued with this reply. False for the other candidates of a tree.
         fork_reward: tree sampling: team reward of `act` and `score` on this candidate's own fork of the environment, else None.
         trained: it is a row of a training batch; False for agents that are frozen or behind an API.
+        tools: tool calls of the reply of a `ToolAgent`, else None.
+        final_call: for an earlier round of a `ToolAgent`, the number of its last round in the turn, which `act` followed; else None.
     """
 
     agent_id: str
@@ -93,6 +96,8 @@ class Sample:
     committed: bool = True
     fork_reward: float | None = None
     trained: bool = True
+    tools: ToolUse | None = None
+    final_call: int | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -136,6 +141,7 @@ class Sample:
             "version": self.generation.version,
             "seed": self.seed,
             "anchor": self.anchor,
+            **({} if self.tools is None else {"tools": asdict(self.tools)}),
         }
 
 
