@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
-from transformers.utils import get_json_schema
 
 from agent_system.errors import AgentSystemError
 from agent_system.threads import DaemonExecutor
@@ -100,6 +99,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
     Raises:
         AgentSystemError: an argument without a type, or without a line under `Args:` of the docstring, or of a kind that JSON cannot fill.
     """
+    from transformers.utils import get_json_schema  # takes seconds, and most teams have no tools
+
     name = getattr(function, "__name__", type(function).__name__)
     try:
         schema = get_json_schema(function)

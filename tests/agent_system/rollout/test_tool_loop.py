@@ -12,7 +12,12 @@ import pytest
 
 from agent_system import AgentSystemError, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer
 from agent_system.rollout import Collector
-from agent_system.tools import ToolAgent, calculator
+from agent_system.rollout.remote import RemoteBinding
+from agent_system.rollout.tool_loop import check_tool_agents
+from agent_system.tools import ToolAgent, calculator, make_tool
+from verl.protocol.generate import SamplingParams
+from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.run import TreeConfig
 
 TASK = [Task("a", "2+2?", "sums", "4")]
 
@@ -125,8 +130,6 @@ def test_every_generation_is_a_sample_and_the_next_prompt_continues_its_tokens(p
 
 
 def test_the_environment_acts_once_and_every_round_is_credited_with_it(play: Any) -> None:
-    from verl.trainer.config.reward import RewardConfig
-
     result, _ = play([called("lookup", key="k"), "\\boxed{4}"], reward=RewardConfig(team_scope="call"))
     (episode,) = result.episodes
     assert episode.info["acts"] == 1 and episode.team_reward == 1.5
@@ -190,18 +193,33 @@ def test_a_template_that_drops_thinking_begins_anew(play: Any, tokenizer: Any, m
     assert result.metrics["agent/solver/tools/restarted"] == 1
 
 
-def test_tools_are_refused_where_they_cannot_work(make_collector: Any, scripted: Any) -> None:
-    from agent_system.tools import make_tool
+def test_a_template_with_tools_shows_their_schemas_and_messages(play: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = "{% if tools %}<tool_call> of {% for t in tools %}{{ t.function.name }} {% endfor %}{% endif %}" + tokenizer.chat_template
+    monkeypatch.setattr(tokenizer, "chat_template", native)
+    result, _ = play([called("lookup", key="k"), "\\boxed{4}"])
+    first, last = result.episodes[0].samples
+    assert first.prompt_text.startswith("<tool_call> of lookup calculator broken stuck quits <|im_start|>user")
+    assert last.prompt_text == (
+        f"{first.prompt_text}{first.text}<|im_end|>\n<|im_start|>tool\nvalue of k<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert result.metrics["agent/solver/tools/restarted"] == 0
 
+
+def test_a_reply_that_was_cut_off_is_closed_by_the_template(play: Any, tokenizer: Any) -> None:
+    call = called("lookup", key="k")
+    length = len(tokenizer.encode(call, add_special_tokens=False))
+    result, _ = play(lambda _prompt, _request: call, max_tokens=length)
+    first, last = result.episodes[0].samples[:2]
+    assert first.generation.stop_reason == "length" and last.prompt_text.startswith(f"{first.prompt_text}{call}<|im_end|>\n<|im_start|>")
+
+
+def test_tools_are_refused_where_they_cannot_work(make_collector: Any, scripted: Any) -> None:
     class Untyped(ToolAgent):
         tools = (lambda x: x,)
 
     class Forkable(Acting):
         def fork(self) -> Forkable:
             return self
-
-    from verl.trainer.config.run import TreeConfig
-    from verl.trainer.config.reward import RewardConfig
 
     with pytest.raises(AgentSystemError, match="no JSON schema"):
         Untyped("Solver")
@@ -218,6 +236,10 @@ def test_tools_are_refused_where_they_cannot_work(make_collector: Any, scripted:
             return sum(values)
 
         make_tool(spread)
+    params = SamplingParams(8)
+    remote = RemoteBinding("Solver", "api", None, params, params)  # type: ignore[arg-type]
+    with pytest.raises(AgentSystemError, match="behind an API"):
+        check_tool_agents({"Solver": Solver("Solver")}, {"Solver": remote}, branches=False)
     with pytest.raises(AgentSystemError, match="rollout.sampling=parallel"):
         make_collector(
             scripted(), orchestra=Alone(), agents={"Solver": Solver("Solver")}, env=Forkable,
