@@ -1,6 +1,7 @@
 """A team with tools trains, is validated, and is refused with tree sampling."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_rounds_are_trained_and_validated(team: Run, tmp_path: Path, monkeypatch
         return asked if len(text) % 2 else []
 
     monkeypatch.setattr(tool_loop, "read_calls", read)
-    team({"trainer.test_freq": 1, "trainer.log_trajectories": True})
+    team({"trainer.test_freq": 1, "trainer.log_trajectories": -1})
     metrics = read_metrics(tmp_path / "run")
     assert any(m.get("agent/solver/tools/calls_per_episode", 0) > 0 and m["agent/solver/tools/malformed"] > 0 for m in metrics)
     prompts = []
@@ -72,11 +73,11 @@ def test_rounds_are_trained_and_validated(team: Run, tmp_path: Path, monkeypatch
         for line in path.read_text().splitlines():
             calls = json.loads(line)["calls"]
             assert [c["tools"]["round"] for c in calls] == [c["call"] for c in calls] == list(range(len(calls)))
-            prompts += [later["prompt"].removeprefix(first["prompt"]) for first, later in zip(calls, calls[1:], strict=False)]
+            prompts += [later["prompt"].removeprefix(first["prompt"]) for first, later in pairwise(calls)]
     assert prompts and all("\n8\n" in p and "\n3\n" in p and "valid integer" in p for p in prompts)
 
 
 def test_a_tree_is_refused_before_a_model_loads(team: Run) -> None:
     tree = {"rollout.sampling": "tree", "reward.team_scope": "call", "algorithm.group_by": "[traj_uid,agent_id,turn,call]"}
-    with pytest.raises(AgentSystemError, match="ToolAgent.*rollout.sampling=parallel"):
+    with pytest.raises(AgentSystemError, match=r"ToolAgent.*rollout.sampling=parallel"):
         team(tree | {"env.rollout.n": 1})

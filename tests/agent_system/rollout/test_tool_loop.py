@@ -240,7 +240,7 @@ def test_tools_are_refused_where_they_cannot_work(make_collector: Any, scripted:
     remote = RemoteBinding("Solver", "api", None, params, params)  # type: ignore[arg-type]
     with pytest.raises(AgentSystemError, match="behind an API"):
         check_tool_agents({"Solver": Solver("Solver")}, {"Solver": remote}, branches=False)
-    with pytest.raises(AgentSystemError, match="rollout.sampling=parallel"):
+    with pytest.raises(AgentSystemError, match=r"rollout\.sampling=parallel"):
         make_collector(
             scripted(), orchestra=Alone(), agents={"Solver": Solver("Solver")}, env=Forkable,
             tree=TreeConfig(), reward=RewardConfig(team_scope="call"),
