@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
+from agent_system.tools.agent import ToolUse
 from verl.protocol.generate import Generation
 
 NUMBERS = (bool, int, float, np.number, np.bool_)
@@ -76,6 +77,8 @@ class Sample:
         trained: it is a row of a training batch; False for agents that are frozen or behind an API.
         reward_terms: named terms that reward functions reported for this call.
         token_rewards: the part of `local_reward` that belongs to single tokens, one number per token; empty if there is none.
+        tools: tool calls of the reply of a `ToolAgent`, else None.
+        final_call: for an earlier round of a `ToolAgent`, the number of its last round in the turn, which `act` followed; else None.
     """
 
     agent_id: str
@@ -115,6 +118,8 @@ class Sample:
     trained: bool = True
     reward_terms: Mapping[str, float] = field(default_factory=dict)
     token_rewards: tuple[float, ...] = ()
+    tools: ToolUse | None = None
+    final_call: int | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -162,6 +167,7 @@ class Sample:
             "anchor": self.anchor,
             **({"reward_terms": dict(self.reward_terms)} if self.reward_terms else {}),
             **({"token_rewards": list(self.token_rewards)} if self.token_rewards else {}),
+            **({} if self.tools is None else {"tools": asdict(self.tools)}),
         }
 
 

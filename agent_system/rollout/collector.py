@@ -34,9 +34,11 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.tied_candidates import TiedCandidateMonitor
 from agent_system.rollout.tokens import Encoder
+from agent_system.rollout.tool_loop import ToolPromptBuilder, check_tool_agents
 from agent_system.rollout.transcript import joint_prompts
 from agent_system.rollout.tree import check_tree_env
 from agent_system.threads import DaemonExecutor
+from agent_system.tools.agent import ToolAgent
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX, EngineGoneError
 
@@ -106,6 +108,7 @@ class Collector:
                 f"agent.agent_ids lists: {', '.join(bindings) or 'none'}"
             )
         orchestra.check(tuple(bindings), env.make, forks=settings.tree is not None)
+        check_tool_agents(agents, bindings, branches=settings.tree is not None)
         self.orchestra = orchestra
         self.env = env
         self.settings = settings
@@ -263,7 +266,8 @@ def _runtimes(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBindi
             continue
         tokenizer = binding.tokenizer
         encoder = encoders.get(id(tokenizer)) or encoders.setdefault(id(tokenizer), Encoder(tokenizer))
-        builder = PromptBuilder(agent, tokenizer, binding.max_prompt_length, binding.template_kwargs, encoder)
+        arguments = (tokenizer, binding.max_prompt_length, binding.template_kwargs, encoder)
+        builder = ToolPromptBuilder(agent, *arguments) if isinstance(agent, ToolAgent) else PromptBuilder(agent, *arguments)
         runtimes[name] = AgentRuntime(agent, binding, builder)
     return runtimes
 

@@ -18,6 +18,7 @@ class Ledger:
     Attributes:
         turns: `Outcome.team` of `step`, one per turn.
         acts: `Outcome.team` of `act` by (turn, call).
+        rounds: number of the last generation of a `ToolAgent`'s call, by (turn, call) of the earlier ones.
     """
 
     def __init__(self, env_name: str, known: Callable[[str], object]) -> None:
@@ -29,6 +30,7 @@ class Ledger:
         """
         self.turns: list[float] = []
         self.acts: dict[tuple[int, int], float] = {}
+        self.rounds: dict[tuple[int, int], int] = {}
         self._local: dict[tuple[int, int], dict[tuple[int, float], float]] = {}
         self._callers: list[Mapping[int, str]] = []
         self._env_name, self._known = env_name, known
@@ -47,10 +49,16 @@ class Ledger:
         return sum(reward for _, reward in sorted(self._local.get((turn, call), {}).items()))
 
     def credit(self, sample: Sample) -> Sample:
-        """Return the sample with the rewards of its call. A candidate of a tree keeps the local reward of its own fork as well."""
+        """Return the sample with the rewards of its call. A candidate of a tree keeps the local reward of its own fork as well.
+
+        An earlier round of a `ToolAgent` has the local reward of the last one, but not its `act_reward`, which would count twice.
+        """
         if not sample.committed:
             return sample
         place = (sample.turn, sample.call)
+        if (final := self.rounds.get(place)) is not None:
+            last = (sample.turn, final)
+            return replace(sample, final_call=final, local_reward=self.local(*last), local_given=last in self._local)
         act, given = self.acts.get(place), place in self._local
         if act is None and not given:  # the usual case; avoids copying the sample
             return sample

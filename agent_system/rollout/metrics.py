@@ -77,6 +77,20 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
         "reward/std": float(reward.std()),
         **{f"{term}/mean": _mean([getattr(s, term) for s in samples]) for term in REWARD_TERMS},
         "local_reward/std": float(np.std([s.local_reward for s in samples])),
+        **_tool_metrics(samples, episodes),
+    }
+
+
+def _tool_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]:
+    """Return counts of a `ToolAgent`: tool calls per episode, failed ones by kind, rounds per call, conversations restarted or cut off."""
+    uses = [s.tools for s in samples if s.tools is not None]
+    if not uses:
+        return {}
+    totals = {name: float(sum(getattr(use, name) for use in uses)) for name in ("malformed", "errors", "timeouts", "restarted", "cut")}
+    return {
+        "tools/calls_per_episode": sum(use.calls for use in uses) / episodes,
+        "tools/rounds/mean": len(uses) / sum(s.final_call is None for s in samples),
+        **{f"tools/{name}": total for name, total in totals.items()},
     }
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from agent_system.agent import Entry
@@ -21,10 +22,13 @@ from agent_system.rollout.candidate import CandidateSet
 from agent_system.rollout.episode_tasks import EpisodeTasks
 from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import Ledger
+from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.simultaneous import SimultaneousCalls
+from agent_system.rollout.tool_loop import play_rounds
 from agent_system.rollout.tree import Tree
+from agent_system.tools.agent import ToolAgent, ToolUse
 from agent_system.turn import Turn, TurnOver
 from verl.utils.names import did_you_mean
 
@@ -123,12 +127,12 @@ class EpisodeRunner:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply per call)."""
         callers = self._callers
         call = await self._ask(turn, agent_id, variables)
-        (generation,) = await call.generate(1, self._settings.call_timeout_s)
-        assert generation is not None, "a single aborted reply is an error of generate"
-        reply = call.read(generation)
-        self._refuse_late(call)
-        self._samples.append(call.sample(reply, self._replies))
-        self._replies += 1
+        if isinstance(call.runtime.agent, ToolAgent):
+            call, reply, earlier = await play_rounds(call, self._reply_to, self._keep, partial(self._again, callers))
+            self._ledger.rounds.update(((turn.step, number), call.number) for number in earlier)
+        else:
+            reply, order = await self._reply_to(call)
+            self._keep(call, reply, order)
         turn.record(call.place, Entry(agent_id, reply.visible_text, reply.projection.action))
         if self._env.has_act:
             outcome = await self._act(call, reply)
@@ -136,6 +140,28 @@ class EpisodeRunner:
             self._ledger.act(outcome, callers, call.number, turn.step)
             turn.done = turn.done or outcome.done
         return reply.projection
+
+    async def _reply_to(self, call: Call) -> tuple[Reply, int]:
+        """Sample one reply; return it with its place in the order of replies."""
+        (generation,) = await call.generate(1, self._settings.call_timeout_s)
+        assert generation is not None, "a single aborted reply is an error of generate"
+        reply = call.read(generation)
+        self._refuse_late(call)
+        self._replies += 1
+        return reply, self._replies - 1
+
+    def _keep(self, call: Call, reply: Reply, order: int, tools: ToolUse | None = None) -> None:
+        """Keep a reply as a sample; `tools` counts its tool calls."""
+        self._refuse_late(call)
+        sample = call.sample(reply, order)
+        self._samples.append(sample if tools is None else replace(sample, tools=tools))
+
+    def _again(self, callers: dict[int, str], call: Call, prompt: Prompt, seed: int) -> Call:
+        """Return the next generation of a call of a `ToolAgent`, with a number of its own in the turn."""
+        number = len(callers)
+        callers[number] = call.agent_id
+        self.waiting_for = f"the reply of {call.agent_id} (turn {call.turn}, call {number})"
+        return replace(call, number=number, prompt=prompt, prior_replies=self._replies, seed=seed)
 
     async def _branch(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
         """Sample K replies, try each on a fork and continue with one (tree sampling)."""

@@ -1,4 +1,4 @@
-"""AT-GRPO against parallel sampling and against turn-blind groups, with the same number of generated tokens, in three worlds; a single agent too.
+"""AT-GRPO against parallel sampling, turn-blind groups and a single agent, with the same number of generated tokens, in three worlds.
 
     python recipe/at_grpo/measure.py --tasks plan_path --seeds 0 1 2
 
