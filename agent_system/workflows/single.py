@@ -11,6 +11,7 @@ A workflow registers its agent (and an orchestra, if it needs another memory or 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from agent_system.options import check_choice
 from agent_system.orchestra import BaseOrchestra
@@ -43,7 +44,8 @@ class SingleAgent(StyledAgent):
     the role can play alone.
     """
 
-    role, options = SINGLE, SingleOptions
+    role = SINGLE
+    options: ClassVar[type] = SingleOptions
 
 
 @OrchestraRegistry.register("single")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from agent_system.agent import Entry, Message
 from agent_system.options import check_choice
@@ -167,7 +167,8 @@ class CodeAgent(StyledAgent):
     The result of the last turn is the program and the Tester's tests that it failed; no prompt shows the golden tests.
     """
 
-    styles, options = STYLES, CodeOptions
+    styles = STYLES
+    options: ClassVar[type] = CodeOptions
 
     def team_context(self, entries: Sequence[Entry]) -> str:
         return "".join(self.style.entry.format(role=entry.agent_id.split()[0], text=entry.text) for entry in entries)

@@ -140,8 +140,8 @@ class MathToolEnv(BaseEnv):
             return Outcome(local=paid(local, config.build_reward, config.run_reward, config.output_reward), info=self._info())
         if agent_id == SINGLE:
             made = [await self.act(role, part) for role, part in _parts(action).items()]
-            locals_ = [outcome.local for outcome in made if outcome.local is not None]
-            return Outcome(local=sum(locals_) / len(made) if locals_ else None, info=self._info())
+            given = [outcome.local for outcome in made if isinstance(outcome.local, float)]
+            return Outcome(local=sum(given) / len(made) if given else None, info=self._info())
         return Outcome()
 
     async def score(self, agent_id: str, action: str) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from agent_system.agent import Entry, Message
 from agent_system.options import check_choice
@@ -125,7 +125,8 @@ class MathToolOptions:
 class MathToolAgent(StyledAgent):
     """A role whose prompt shows the problem and, from the second turn on, both answers and the program of the last turn."""
 
-    styles, options = STYLES, MathToolOptions
+    styles = STYLES
+    options: ClassVar[type] = MathToolOptions
 
     def team_context(self, entries: Sequence[Entry]) -> str:
         """Return an empty text: the roles do not read each other within a turn."""
