@@ -19,10 +19,10 @@ PAGE = "docs/training.md"
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The keys of the example in docs/training.md, and its file in the present folder."""
     [code] = [b.text for b in blocks("python") if b.page == PAGE and b.marker == "file: my_rewards.py"]
-    [text] = [b.text for b in blocks("text") if b.page == PAGE and "reward.agent_functions" in b.text]
+    [command] = [b.text for b in blocks("bash") if b.page == PAGE and "reward.agent_functions" in b.text]
     (tmp_path / "my_rewards.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    return dict(word.split("=", 1) for word in shlex.split(text))
+    return dict(word.split("=", 1) for word in shlex.split(command.replace("\\\n", " ")) if "=" in word)
 
 
 def calls(folder: Path) -> list[tuple[str, float, float]]:
