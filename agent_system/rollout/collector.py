@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from typing import Any
 from agent_system.agent import BaseAgent
 from agent_system.env_caller import EnvCaller, EnvHandle
 from agent_system.env_workers import EnvWorkers
-from agent_system.env_workers.messages import innermost_line
+from agent_system.env_workers.messages import EnvWorkerError, innermost_line
 from agent_system.environment import BaseEnv, Task
 from agent_system.errors import AgentSystemError
 from agent_system.options import build_options
@@ -153,7 +153,8 @@ class Collector:
     ) -> CollectResult:
         """Play `n` episodes of every task.
 
-        The result depends on tasks, seeds and weights, never on which episode ends first.
+        The result depends on tasks, seeds and weights, never on which episode ends first. An episode whose environment worker died is
+        played once more; if that worker dies as well, it has failed.
 
         Args:
             tasks: the step's tasks; a task that is listed twice makes two groups.
@@ -205,12 +206,13 @@ class Collector:
         allowed = self.settings.max_failure_rate * len(specs)
         running: dict[asyncio.Task[EpisodeRecord], tuple[int, EpisodeRunner]] = {}
         finished: asyncio.Queue[asyncio.Task[EpisodeRecord]] = asyncio.Queue()
-        queue = iter(enumerate(specs))
+        waiting = deque(enumerate(specs))
+        lost_before: set[int] = set()
         with DaemonExecutor(self.settings.env_threads) as threads:
             try:
-                for _ in range(len(specs)):
-                    while len(running) < self.settings.max_concurrent_episodes and (following := next(queue, None)) is not None:
-                        index, spec = following
+                while waiting or running:
+                    while waiting and len(running) < self.settings.max_concurrent_episodes:
+                        index, spec = waiting.popleft()
                         episode = EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), self.settings)
                         task = asyncio.create_task(self._episode(episode), name=spec.traj_uid)
                         running[task] = (index, episode)
@@ -218,6 +220,10 @@ class Collector:
                     task = await finished.get()
                     index, episode = running.pop(task)
                     _raise_if_engine_gone(task)
+                    if _lost_its_worker(task) and index not in lost_before:  # with the same seeds it is the same episode
+                        lost_before.add(index)
+                        waiting.append((index, episode.spec))
+                        continue
                     cause = _cause(task)
                     records[index] = task.result() if cause is None else episode.record(cause)
                     if cause is None:
@@ -304,6 +310,11 @@ def _raise_if_engine_gone(task: asyncio.Task[EpisodeRecord]) -> None:
     error = None if task.cancelled() else task.exception()
     if isinstance(error, EngineGoneError):
         raise error
+
+
+def _lost_its_worker(task: asyncio.Task[EpisodeRecord]) -> bool:
+    """Return whether an episode ended because the worker process of its environment did."""
+    return not task.cancelled() and isinstance(task.exception(), EnvWorkerError)
 
 
 def _cause(task: asyncio.Task[EpisodeRecord]) -> str | None:

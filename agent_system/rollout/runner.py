@@ -213,9 +213,8 @@ class EpisodeRunner:
         for c in (*candidate_set.candidates, *([] if greedy is None else [greedy])):
             sample = call.sample(c.reply, self._replies, c.number)
             own = mix(c.team, c.local, self._settings.reward.alpha)
-            own_fork = replace(sample, fork_reward=c.team, local_reward=c.local, candidate_reward=own)
-            own_fork = replace(own_fork, committed=c is chosen)
-            self._samples.append(replace(own_fork, greedy=True, trained=False) if c is greedy else own_fork)
+            kept = replace(sample, fork_reward=c.team, local_reward=c.local, candidate_reward=own, committed=c is chosen)
+            self._samples.append(replace(kept, greedy=True, trained=False) if c is greedy else kept)
         self._replies += 1
         turn.record(call.place, Entry(call.agent_id, chosen.reply.visible_text, chosen.reply.projection.action))
 

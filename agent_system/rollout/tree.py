@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from agent_system.env_caller import EnvHandle
+from agent_system.env_workers.messages import EnvWorkerError
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.record import finite
@@ -68,12 +69,14 @@ class Tree:
     ) -> CandidateSet:
         """Try every reply, and a greedy one, on a fork of `origin`, concurrently, and choose one of `replies`.
 
-        Raises AgentSystemError with the first cause when no candidate could be scored.
+        Raises AgentSystemError with the first cause when no candidate could be scored, EnvWorkerError when the environment's worker died.
         """
         numbered = [(number, reply) for number, reply in enumerate(replies) if reply is not None]
         self.left_out[f"a reply of {call.agent_id} was aborted"] += len(replies) - len(numbered)
         numbered += [] if greedy is None else [(len(replies), greedy)]
         results = await asyncio.gather(*(self._try(call, n, reply, origin) for n, reply in numbered), return_exceptions=True)
+        if lost := next((result for result in results if isinstance(result, EnvWorkerError)), None):
+            raise lost  # so is the state that the episode would continue from
         candidates, causes = [], []
         for (number, _), result in zip(numbered, results, strict=True):
             if isinstance(result, BaseException):

@@ -6,6 +6,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -75,12 +76,23 @@ def test_the_same_seed_gives_the_same_episodes_with_0_1_and_4_workers(play: Play
 
 
 @pytest.mark.parametrize("method", ["reset", "step", "fork"])
-def test_a_killed_worker_fails_its_own_episodes_and_is_replaced(play: Play, pair: EnvWorkers, method: str) -> None:
+def test_an_episode_that_kills_two_workers_fails_and_both_are_replaced(play: Play, pair: EnvWorkers, method: str) -> None:
     tree = TreeConfig(k=2) if method == "fork" else None
     failures = [episode.failure for episode in play(["fine", f"{method}:kill"], pair, tree=tree).episodes]
     assert failures[0] is None and failures[1] is not None
     assert f"Dice.{method}() was lost with its environment worker: it died (SIGKILL)" in failures[1]
     assert [episode.failure for episode in play(["fine"] * 4, pair).episodes] == [None] * 4
+
+
+@pytest.mark.parametrize("method", ["reset", "act", "step", "fork"])
+def test_episodes_of_a_killed_worker_are_played_again_to_the_bit(play: Play, pair: EnvWorkers, method: str, tmp_path: Path) -> None:
+    tree = TreeConfig(k=2) if method == "fork" else None
+    prompts = ["fine", f"{method}:kill once {tmp_path / 'killed'}", "fine", "fine"]
+    away = play(prompts, pair, n=2, tree=tree, max_failure_rate=0.0)
+    assert (tmp_path / "killed").exists()
+    at_home = play(prompts, None, n=2, tree=tree)
+    assert away.episodes == at_home.episodes and away.metrics == at_home.metrics
+    assert away.metrics["episode/failed"] == 0
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from agent_system import BaseEnv, EnvRegistry, Observation, Outcome, Task
@@ -48,6 +49,10 @@ class Dice(BaseEnv):
         wanted, _, harm = self.task.prompt.partition(":")
         if wanted != method:
             return None
+        if harm.startswith("kill once "):
+            killed = Path(harm.removeprefix("kill once "))
+            harm = "nothing" if killed.exists() else "kill"
+            killed.touch()
         if harm == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if harm == "raise":

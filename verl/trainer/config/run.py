@@ -112,7 +112,7 @@ class EnvWorkersConfig:
     cpus: float = key(1.0, "Ray CPUs reserved for each worker", ge=0, effect=(WORKERS, "trainer.controller=ray"))
     memory_gib: Optional[float] = key(
         None,
-        "resident memory of one worker, in GiB, above which it is replaced and its episodes fail; default: no limit",
+        "resident memory of one worker, in GiB, above which it is replaced and its episodes are played again; default: no limit",
         gt=0,
         effect=WORKERS,
     )
