@@ -6,7 +6,9 @@ from agent_system.errors import AgentSystemError
 from agent_system.memory import SearchMemory, SimpleMemory
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection, boxed_answer, code_block, number, raw_text, tag, verdict
-from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
+from agent_system.record import EpisodeRecord, Sample
+from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, RewardManagerRegistry, load_plugins
+from agent_system.reward.manager import Reward, RewardManager
 from agent_system.turn import Turn, TurnOver
 
 __all__ = [
@@ -17,10 +19,15 @@ __all__ = [
     "BaseOrchestra",
     "Entry",
     "EnvRegistry",
+    "EpisodeRecord",
     "Observation",
     "OrchestraRegistry",
     "Outcome",
     "Projection",
+    "Reward",
+    "RewardManager",
+    "RewardManagerRegistry",
+    "Sample",
     "SearchMemory",
     "SimpleMemory",
     "Task",

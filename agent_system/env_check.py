@@ -10,11 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from typing import Any
 
+from agent_system.env_caller import EnvCaller
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
-from agent_system.record import plain
-from agent_system.rollout.env_caller import EnvCaller
-from agent_system.rollout.ledger import finite
+from agent_system.record import finite, plain
 
 CLOSE_TIMEOUT_S = 30.0
 SEED = 7

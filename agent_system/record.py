@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
+from agent_system.environment import Task
+from agent_system.errors import AgentSystemError
+from agent_system.tools.agent import ToolUse
 from verl.protocol.generate import Generation
 
 NUMBERS = (bool, int, float, np.number, np.bool_)
@@ -22,6 +27,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, (np.number, np.bool_)):
         return value.item()
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def finite(value: Any, name: str, where: str) -> float:
+    """Return a reward as a float. Raise AgentSystemError, naming `where` it came from, unless it is a finite number."""
+    number = float(value) if isinstance(value, Real) or hasattr(value, "__float__") else math.nan
+    if not math.isfinite(number):
+        raise AgentSystemError(f"{where} gave {name}={value!r}; rewards must be finite numbers")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,14 @@ class Sample:
         order: index of this reply in the episode, by time of arrival, from 0; the candidates of a call share it.
         committed: the episode continued with this reply. False for the other candidates of a tree.
         fork_reward: tree sampling: team reward of `act` and `score` on this candidate's own fork of the environment, else None.
+        candidate_reward: tree sampling: `alpha * team + local` of `act` and `score` on this candidate's own fork; 0 otherwise.
+        episode_local: tree sampling: local reward of the committed reply in the episode as played, where `score` gives none.
+        greedy: a greedy reply to the call of a tree, tried on a fork for its reward alone (ReMax); neither committed nor trained.
         trained: it is a row of a training batch; False for agents that are frozen or behind an API.
+        reward_terms: named terms that reward functions reported for this call.
+        token_rewards: the part of `local_reward` that belongs to single tokens, one number per token; empty if there is none.
+        tools: tool calls of the reply of a `ToolAgent`, else None.
+        final_call: for an earlier round of a `ToolAgent`, the number of its last round in the turn, which `act` followed; else None.
     """
 
     agent_id: str
@@ -92,7 +112,14 @@ class Sample:
     order: int = 0
     committed: bool = True
     fork_reward: float | None = None
+    candidate_reward: float = 0.0
+    episode_local: float = 0.0
+    greedy: bool = False
     trained: bool = True
+    reward_terms: Mapping[str, float] = field(default_factory=dict)
+    token_rewards: tuple[float, ...] = ()
+    tools: ToolUse | None = None
+    final_call: int | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -113,6 +140,7 @@ class Sample:
             "call": self.call,
             "candidate": self.candidate,
             "committed": self.committed,
+            "greedy": self.greedy,
             "prompt": self.prompt_text,
             "reply": self.text,
             "action": self.action,
@@ -120,6 +148,7 @@ class Sample:
             "fields": plain(self.fields),
             "act_reward": self.act_reward,
             "fork_reward": self.fork_reward,
+            "candidate_reward": self.candidate_reward,
             "local_reward": self.local_reward,
             "local_given": self.local_given,
             "team_reward": self.team_reward,
@@ -136,6 +165,9 @@ class Sample:
             "version": self.generation.version,
             "seed": self.seed,
             "anchor": self.anchor,
+            **({"reward_terms": dict(self.reward_terms)} if self.reward_terms else {}),
+            **({"token_rewards": list(self.token_rewards)} if self.token_rewards else {}),
+            **({} if self.tools is None else {"tools": asdict(self.tools)}),
         }
 
 
@@ -156,6 +188,8 @@ class EpisodeRecord:
         turn_rewards: `Outcome.team` of `step`, one per turn; 0 for a turn that `act` ended.
         left_out: number of candidates of a tree that could not be sampled or scored.
         answer: the action that the orchestra passed to the environment at the end of its last turn, as text.
+        task: the task with its ground truth and extra data, for reward functions; not in trajectory files.
+        reward_terms: named terms that a reward function reported for the episode.
     """
 
     uid: str
@@ -171,6 +205,8 @@ class EpisodeRecord:
     turn_rewards: tuple[float, ...] = ()
     left_out: int = 0
     answer: str = ""
+    task: Task | None = None
+    reward_terms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def committed(self) -> tuple[Sample, ...]:
@@ -207,5 +243,6 @@ class EpisodeRecord:
             "failure": self.failure,
             "left_out": self.left_out,
             "answer": self.answer,
+            **({"reward_terms": dict(self.reward_terms)} if self.reward_terms else {}),
             "calls": [s.to_json() for s in self.samples],
         }

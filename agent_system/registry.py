@@ -18,6 +18,7 @@ from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv
 from agent_system.errors import AgentSystemError
 from agent_system.orchestra import BaseOrchestra
+from agent_system.reward.manager import RewardManager
 from verl.utils.names import did_you_mean
 
 PLUGIN_GROUP = "verl_mas.plugins"
@@ -29,19 +30,22 @@ C = TypeVar("C", bound=type)
 
 
 class Registry(Generic[T]):
-    """Classes by name, optionally scoped to an orchestra so that two orchestras can each have a "Verifier Agent"."""
+    """Classes by name, optionally scoped to an orchestra, so that two can each have a "Verifier Agent", and to an environment."""
 
-    def __init__(self, kind: str, base: type[T]) -> None:
+    def __init__(self, kind: str, base: type[T], *, in_workflows: bool = True) -> None:
+        """Make an empty registry of subclasses of `base`; `in_workflows`: a built-in workflow may register its own, called as itself."""
         self.kind = kind
         self.base = base
-        self._entries: dict[tuple[str | None, str], type[T]] = {}
+        self._in_workflows = in_workflows
+        self._entries: dict[tuple[str | None, str | None, str], type[T]] = {}
 
-    def register(self, name: str, *, orchestra: str | None = None) -> Callable[[C], C]:
+    def register(self, name: str, *, orchestra: str | None = None, env: str | None = None) -> Callable[[C], C]:
         """Return a class decorator that registers the class under `name`.
 
         Args:
             name: the name used in configs; `ANY` matches every name without a class in this scope.
             orchestra: scope; the name is then found only by lookups for that orchestra.
+            env: scope; the name is then found only by lookups for that environment, which prefer it.
 
         Raises:
             AgentSystemError: the name is taken in this scope, or the class does not derive from the registry's base.
@@ -50,48 +54,57 @@ class Registry(Generic[T]):
         def decorate(cls: C) -> C:
             if not (isinstance(cls, type) and issubclass(cls, self.base)):
                 raise AgentSystemError(f"{self.kind} {name!r}: {cls!r} must be a subclass of {self.base.__name__}")
-            taken = self._entries.get((orchestra, name))
+            taken = self._entries.get((orchestra, env, name))
             if taken is not None and taken is not cls:
-                scope = f" of orchestra {orchestra!r}" if orchestra else ""
+                scope = _scope(orchestra, env)
                 raise AgentSystemError(
                     f"{self.kind} {name!r}{scope} is already registered by {taken.__module__}.{taken.__qualname__}; "
                     f"choose another name{'' if orchestra else ' or scope it: register(name, orchestra=...)'}"
                 )
-            self._entries[(orchestra, name)] = cls
+            self._entries[(orchestra, env, name)] = cls
             return cast(C, cls)
 
         return decorate
 
-    def get(self, name: str, *, orchestra: str | None = None) -> type[T]:
-        """Return the class of `name`: the one scoped to `orchestra`, else the unscoped one, else that of `ANY` in the orchestra's scope.
+    def get(self, name: str, *, orchestra: str | None = None, env: str | None = None) -> type[T]:
+        """Return the class of `name`: scoped to `orchestra` and `env`, else to `orchestra`, else unscoped, else `ANY` of the orchestra.
 
         Raises:
             AgentSystemError: the name is not registered; the message lists the registered names and the nearest one.
         """
-        import_workflow(orchestra or name)
-        for place in ((orchestra, name), (None, name), (orchestra, ANY)):
+        if self._in_workflows:
+            import_workflow(orchestra or name)
+            if env is not None:
+                import_workflow(env)
+        for place in ((orchestra, env, name), (orchestra, None, name), (None, None, name), (orchestra, None, ANY)):
             if place in self._entries:
                 return self._entries[place]
-        known = sorted({*self.names(orchestra=orchestra), *(built_in_workflows() if orchestra is None else ())})
-        elsewhere = sorted({str(s) for s, n in self._entries if n == name and s is not None})
+        known = sorted({*self.names(orchestra=orchestra), *(built_in_workflows() if self._in_workflows and orchestra is None else ())})
+        elsewhere = sorted({str(s) for s, _, n in self._entries if n == name and s is not None} - {orchestra})
         hint = f" (it exists in the scope of orchestra {', '.join(elsewhere)})" if elsewhere else did_you_mean(name, known)
         raise AgentSystemError(
-            f"no {self.kind} named {name!r}{f' for orchestra {orchestra!r}' if orchestra else ''}{hint}; "
+            f"no {self.kind} named {name!r}{_scope(orchestra, env, 'for')}{hint}; "
             f"known: {', '.join(known) or 'none'}. A module of your own must be imported first: agent.plugins=[your.module]"
         )
 
     def names(self, *, orchestra: str | None = None) -> list[str]:
         """Return the names that a lookup for `orchestra` can find, sorted."""
-        return sorted({n for s, n in self._entries if n != ANY and (s is None or s == orchestra)})
+        return sorted({n for s, e, n in self._entries if n != ANY and e is None and (s is None or s == orchestra)})
 
-    def remove(self, name: str, *, orchestra: str | None = None) -> None:
+    def remove(self, name: str, *, orchestra: str | None = None, env: str | None = None) -> None:
         """Remove one entry, so that a notebook or a test can register the name again."""
-        self._entries.pop((orchestra, name), None)
+        self._entries.pop((orchestra, env, name), None)
+
+
+def _scope(orchestra: str | None, env: str | None, word: str = "of") -> str:
+    """Return a scope for messages."""
+    return (f" {word} orchestra {orchestra!r}" if orchestra else "") + (f" in environment {env!r}" if env else "")
 
 
 AgentRegistry: Registry[BaseAgent] = Registry("agent", BaseAgent)
 OrchestraRegistry: Registry[BaseOrchestra] = Registry("orchestra", BaseOrchestra)
 EnvRegistry: Registry[BaseEnv] = Registry("environment", BaseEnv)
+RewardManagerRegistry: Registry[RewardManager] = Registry("reward manager", RewardManager, in_workflows=False)
 
 
 def built_in_workflows() -> list[str]:

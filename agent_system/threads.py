@@ -60,3 +60,11 @@ class DaemonExecutor(Executor):
                 except BaseException as error:  # the waiter on the future handles it
                     future.set_exception(error)
             self._idle.release()
+
+
+def run_plain(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Return `function(*args)`. Raise RuntimeError instead of StopIteration, which a future cannot raise: its waiter never ends."""
+    try:
+        return function(*args)
+    except StopIteration as error:
+        raise RuntimeError(f"{getattr(function, '__qualname__', function)} raised StopIteration") from error

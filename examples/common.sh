@@ -18,6 +18,8 @@ begin() {
     shift
   fi
   OVERRIDES=("$@")
+  ORCHESTRA=$WORKFLOW
+  if [[ " ${OVERRIDES[*]-} " == *" agent.orchestra_type=single "* ]]; then ORCHESTRA=single; fi
   check_given
 
   bash scripts/setup.sh
@@ -45,12 +47,12 @@ begin() {
     "actor_rollout_ref.model.path=$MODEL_PATH"
     "data.train_files=$DATA/train.parquet"
     "data.val_files=$DATA/test.parquet"
-    agent.orchestra_type="$WORKFLOW"
+    agent.orchestra_type="$ORCHESTRA"
     env.env_name="$WORKFLOW"
     agent.model_sharing=false
   )
   if [ "$TINY" ]; then
-    ARGS+=(agent.orchestra."$WORKFLOW".prompt_style=short trainer.device=cpu trainer.total_epochs=100)
+    ARGS+=(agent.orchestra."$ORCHESTRA".prompt_style=short trainer.device=cpu trainer.total_epochs=100)
   fi
 }
 
@@ -77,7 +79,7 @@ check_given() {
 
 # Sets EMBEDDED. The first time takes minutes, so the keys are checked before.
 embedded() {
-  local prepare=(python -m examples.embedded.prepare --world "$WORKFLOW" --out "${EMBEDDED_DIR:-outputs/embedded}" --seed "$SEED" ${DEMOS:+--demos "$DEMOS"})
+  local prepare=(python -m examples.embedded.prepare --world "$WORKFLOW" --out "${EMBEDDED_DIR:-outputs/embedded}" --seed "$SEED" ${DEMOS:+--demos "$DEMOS"} ${COURSE:+--course "$COURSE"})
   if [ ! "$TINY" ]; then prepare+=(--data-only); fi
   EMBEDDED=$("${prepare[@]}" --find)
   if [ "$EMBEDDED" ]; then return; fi
@@ -107,4 +109,16 @@ real_model() {
   fi
 }
 
-launch() { exec python -m verl.trainer.main_ppo "${ARGS[@]}" ${MODE[@]+"${MODE[@]}"} ${OVERRIDES[@]+"${OVERRIDES[@]}"}; }
+launch() {
+  if [ "$ORCHESTRA" = single ]; then single; fi
+  exec python -m verl.trainer.main_ppo "${ARGS[@]}" ${MODE[@]+"${MODE[@]}"} ${OVERRIDES[@]+"${OVERRIDES[@]}"}
+}
+
+# Replaces the team by its single agent.
+single() {
+  local key kept=()
+  for key in "${ARGS[@]}"; do
+    if [[ $key != agent.orchestra."$WORKFLOW".* && $key != agent.agent_ids=* ]]; then kept+=("$key"); fi
+  done
+  ARGS=("${kept[@]}" 'agent.agent_ids=[Single Agent]')
+}

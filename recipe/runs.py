@@ -30,8 +30,8 @@ def run_module(module: str, *arguments: str) -> list[str]:
     return subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
 
 
-def run_example(workflow: str, seed: int, arguments: Sequence[str], log: Path) -> float:
-    """Run `bash examples/run_<workflow>.sh` with these arguments and append its output to `log`.
+def run_example(workflow: str, seed: int, arguments: Sequence[str], log: Path, course: str | None = None) -> float:
+    """Run `bash examples/run_<workflow>.sh` with these arguments and append its output to `log`; `course` is that of the warm start.
 
     Returns:
         The peak memory of all its processes together, in GiB.
@@ -40,8 +40,8 @@ def run_example(workflow: str, seed: int, arguments: Sequence[str], log: Path) -
         RuntimeError: the script failed; the message names the log.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    hidden = ("MODEL_PATH", "DATA", "EXPERIMENT")
-    env = {k: v for k, v in os.environ.items() if k not in hidden} | {"SEED": str(seed)}
+    hidden = ("MODEL_PATH", "DATA", "EXPERIMENT", "COURSE")
+    env = {k: v for k, v in os.environ.items() if k not in hidden} | {"SEED": str(seed)} | ({"COURSE": course} if course else {})
     command = ["bash", f"examples/run_{workflow}.sh", *arguments]
     with log.open("a") as out, subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT) as process:
         watch = MemoryWatch(process.pid)

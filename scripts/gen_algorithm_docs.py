@@ -105,7 +105,7 @@ def render() -> str:
     from verl.trainer.ppo import core_algos
     from verl.trainer.ppo.collect import dynamic_sampling
     from verl.trainer.ppo.core_algos import rollout_correction
-    from verl.trainer.ppo.credit import estimator_inputs
+    from verl.trainer.ppo.credit import candidates, estimator_inputs
 
     losses = {
         "Aggregation": core_algos.agg_loss,
@@ -116,7 +116,11 @@ def render() -> str:
         "Value loss": core_algos.compute_value_loss,
         "Entropy": core_algos.compute_entropy_loss,
     }
-    samples = {"Dynamic sampling": dynamic_sampling, "Call weighting": estimator_inputs.call_weights}
+    samples = {
+        "Dynamic sampling": dynamic_sampling,
+        "Call weighting": estimator_inputs.call_weights,
+        "Committed replies of trees": candidates,
+    }
     rewards = {
         "Mixing": mixing.mix,
         "Shaping": shaping,

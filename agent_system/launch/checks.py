@@ -17,6 +17,7 @@ from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry,
 from agent_system.rollout.collector import TooManyFailuresError
 from agent_system.rollout.tree import check_tree_env
 from agent_system.sandbox import configure
+from agent_system.tools import runs_programs
 from verl.models.loader import ModelPathError
 from verl.protocol.generate import EngineGoneError
 from verl.single_controller.worker_group import WorkerDiedError
@@ -54,9 +55,9 @@ def check_team(config: RunConfig) -> None:
     Raises AgentSystemError listing the registered names.
     """
     config.agent.plugins = load_plugins(config.agent.plugins)
-    orchestra = OrchestraRegistry.get(config.agent.orchestra_type)
+    orchestra = OrchestraRegistry.get(config.agent.orchestra_type, env=config.env.env_name)
     for agent_id in (*config.agent.agent_ids, *orchestra.agents):
-        AgentRegistry.get(agent_id, orchestra=config.agent.orchestra_type)
+        AgentRegistry.get(agent_id, orchestra=config.agent.orchestra_type, env=config.env.env_name)
     missing = [a for a in orchestra.agents if a not in config.agent.agent_ids]
     if missing:
         raise AgentSystemError(
@@ -79,8 +80,9 @@ def start_sandbox(config: RunConfig) -> None:
     Raises AgentSystemError when the level is below `sandbox.min_level`, and for keys under `sandbox` that have no effect.
     """
     sandbox, team = config.sandbox, config.agent.orchestra_type
-    orchestra = OrchestraRegistry.get(team).from_options(config.agent.orchestra.get(team), team)
-    if EnvRegistry.get(config.env.env_name).uses_sandbox or orchestra.uses_sandbox:
+    orchestra = OrchestraRegistry.get(team, env=config.env.env_name).from_options(config.agent.orchestra.get(team), team)
+    agents = [AgentRegistry.get(name, orchestra=team, env=config.env.env_name) for name in config.agent.agent_ids]
+    if EnvRegistry.get(config.env.env_name).uses_sandbox or orchestra.uses_sandbox or any(runs_programs(a) for a in agents):
         configure(sandbox)
     elif sandbox != SandboxConfig():
         changed = [f"sandbox.{name}" for name, value in vars(sandbox).items() if value != getattr(SandboxConfig(), name)]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from agent_system.env_workers import EnvWorkers
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult
 from agent_system.rollout.remote import RemoteBinding
@@ -18,10 +19,13 @@ from verl.models.loader import stop_token_ids
 from verl.protocol.generate import RolloutError, SamplingParams
 from verl.trainer.config import RolloutConfig, RunConfig
 from verl.trainer.config.cross_checks import api_key, candidates_of
+from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import Placement
+from verl.trainer.ppo.collect.greedy_baseline import needs_baselines
 from verl.trainer.ppo.critic import critic_agents
+from verl.trainer.ppo.per_agent import agent_config
 from verl.utils.dataset import PromptMeasure
 
 logger = logging.getLogger(__name__)
@@ -105,8 +109,21 @@ def check_endpoints(bindings: Collection[RemoteBinding]) -> None:
         raise ConfigError(f"{error}; start the server, or correct agent.api") from error
 
 
-def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]) -> TaskCollector:
-    """Bind every agent to the client of its policy, or to its server, and build the collector of the team."""
+def _greedy_baselines(config: RunConfig, placement: Placement) -> list[str]:
+    """Return the agents whose candidates are compared with a greedy reply to the same call; with committed returns none are."""
+    if config.rollout.sampling != "tree" or follows_committed(config):
+        return []
+    return [a.agent_id for a in placement.trained if needs_baselines(str(agent_config(config.algorithm, a.agent_id).adv_estimator))]
+
+
+def build_collector(
+    config: RunConfig,
+    placement: Placement,
+    tokenizers: Mapping[str, Any],
+    clients: Mapping[str, Any],
+    workers: EnvWorkers | None = None,
+) -> TaskCollector:
+    """Bind every agent to the client of its policy, or to its server, and build the team's collector; environments run in `workers`."""
     found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(config, placement))
     for agent_id, row in policy_rows(config, placement).items():
         tokenizer = tokenizers[row.wg_id]
@@ -140,6 +157,7 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
         episode_timeout_s=config.rollout.episode_timeout_s,
         call_timeout_s=config.rollout.call_timeout_s,
         tree=tree if config.rollout.sampling == "tree" else None,
+        greedy_baselines=_greedy_baselines(config, placement),
         env_threads=config.rollout.env_threads,
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
     )
@@ -151,5 +169,6 @@ def build_collector(config: RunConfig, placement: Placement, tokenizers: Mapping
             settings=settings,
             orchestra_options=config.agent.orchestra.get(config.agent.orchestra_type),
             env_params=config.env.params,
+            workers=workers,
         )
     )

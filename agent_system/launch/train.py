@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agent_system.launch.checks import USER_ERRORS, check_run
 from agent_system.launch.collector import build_collector
+from agent_system.launch.env_workers import env_workers
 from agent_system.sandbox import close_shared
 from verl.trainer.checkpoint.store import CONFIG_FILE
 from verl.trainer.config import RunConfig
@@ -58,7 +59,8 @@ def run(config: RunConfig) -> RayPPOTrainer:
         team = TeamWorkers(config, placement, controller, run_dir / "logs")
         started.callback(team.shutdown)
         team.start()
-        collector = build_collector(config, placement, checked.tokenizers, team.clients)
+        workers = started.enter_context(env_workers(config))
+        collector = build_collector(config, placement, checked.tokenizers, team.clients, workers)
         tracking = Tracking(config.trainer.project_name, checked.name, config.trainer.logger, asdict(config), run_dir)
         started.callback(tracking.finish)
         trainer = RayPPOTrainer(config, placement, team, collector, checked.train, checked.val, tracking, run_dir)

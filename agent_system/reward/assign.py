@@ -13,11 +13,14 @@ from agent_system.reward.penalties import invalid_action, overlong
 from agent_system.reward.propagation import Chains, propagate
 from agent_system.reward.scope import step_rewards, team_rewards
 from agent_system.reward.shaping import SHAPING_FUNCTIONS, CallPositions
-from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.reward import PropagationConfig, RewardConfig
 
 
 def assign_rewards(
-    records: Sequence[EpisodeRecord], settings: RewardConfig, invalid_action_penalty: Mapping[str, float] | None = None
+    records: Sequence[EpisodeRecord],
+    settings: RewardConfig,
+    invalid_action_penalty: Mapping[str, float] | None = None,
+    tree_returns: str = "step",
 ) -> tuple[list[EpisodeRecord], dict[str, float]]:
     """Compute every reward term of the samples of the episodes that did not fail.
 
@@ -29,6 +32,8 @@ def assign_rewards(
         records: all episodes of one collection.
         settings: the keys under `reward`.
         invalid_action_penalty: agent -> penalty of a reply that cannot be parsed; 0 for agents that are not listed.
+        tree_returns: `rollout.tree.returns`. With `committed` the committed replies of a tree are rewarded as an episode of parallel
+            sampling, and the other candidates for their own action.
 
     Returns:
         The episodes in the same order, and the metrics of propagation (`reward/propagation/*`).
@@ -36,6 +41,8 @@ def assign_rewards(
     Raises:
         AgentSystemError: a local reward outside `reward.propagation.local_range`.
     """
+    if tree_returns == "committed":
+        return _with_continuations(records, settings, invalid_action_penalty)
     played = [r for r in records if not r.failed and r.samples]
     if not played:
         return list(records), {}
@@ -54,6 +61,24 @@ def assign_rewards(
     rewarded = iter([_with_rewards(s, *terms) for s, terms in zip(samples, columns, strict=True)])
     kept = {id(r): replace(r, samples=tuple(next(rewarded) for _ in r.samples)) for r in played}
     return [kept.get(id(r), r) for r in records], credited.metrics
+
+
+def _with_continuations(
+    records: Sequence[EpisodeRecord], settings: RewardConfig, penalty: Mapping[str, float] | None
+) -> tuple[list[EpisodeRecord], dict[str, float]]:
+    step = replace(settings, team_scope="call", shaping="default", propagation=PropagationConfig())
+    alone, _ = assign_rewards(records, step, penalty)
+    episodes, metrics = assign_rewards([replace(r, samples=tuple(map(_as_played, r.committed))) for r in records], settings, penalty)
+    return [a if a.failed else _joined(a, e) for a, e in zip(alone, episodes, strict=True)], metrics
+
+
+def _as_played(sample: Sample) -> Sample:
+    return sample if sample.fork_reward is None else replace(sample, fork_reward=None, local_reward=sample.episode_local)
+
+
+def _joined(alone: EpisodeRecord, episode: EpisodeRecord) -> EpisodeRecord:
+    committed = iter(episode.samples)
+    return replace(alone, samples=tuple(replace(next(committed), fork_reward=s.fork_reward) if s.committed else s for s in alone.samples))
 
 
 def _with_rewards(sample: Sample, team: float, step: float, mixed: float, invalid: float, too_long: float, reward: float) -> Sample:

@@ -18,10 +18,11 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
     - `turn`: the rewards of the sample's turn: all `act` of that turn and its `step`.
     - `call`: the rewards right after the sample's own action (AT-GRPO, arXiv 2510.11062): its own `act`, and the `step` for the
       call whose action ended the turn, which is the turn's last one. Without `act` the calls of a turn cannot be told apart: each gets
-      the turn's `step`.
+      the turn's `step`. An earlier round of a `ToolAgent` gets what its last round gets.
 
-    Tree sampling requires `call`: each candidate, the committed one included, gets the rewards of `act` and `score` on its own fork, so
-    that the candidates of a call are compared by the same measure. A `step` reward belongs to the episode and to no candidate.
+    Tree sampling with `rollout.tree.returns=step` requires `call`: each candidate, the committed one included, gets the rewards of `act`
+    and `score` on its own fork, so that the candidates of a call are compared by the same measure. A `step` reward belongs to the episode
+    and to no candidate.
     """
     if any(s.fork_reward is not None for s in record.samples):
         return [s.fork_reward or 0.0 for s in record.samples]
@@ -33,7 +34,8 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
             acts[s.turn - 1] += s.act_reward or 0.0
         return [acts[s.turn - 1] + record.turn_rewards[s.turn - 1] for s in record.samples]
     last = {s.turn: s.call for s in record.samples}
-    return [_call_reward(s, record.turn_rewards[s.turn - 1], last[s.turn] == s.call) for s in record.samples]
+    own = {(s.turn, s.call): _call_reward(s, record.turn_rewards[s.turn - 1], last[s.turn] == s.call) for s in record.samples}
+    return [own[s.turn, s.call if s.final_call is None else s.final_call] for s in record.samples]
 
 
 def _call_reward(sample: Sample, step: float, ended_turn: bool) -> float:
@@ -67,4 +69,5 @@ def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
         own = {} if call is None else {samples[call].agent_id: call}  # also if its agent has two concurrent calls
         for index in (latest | own).values():
             arrived[index] += amount
-    return [alpha * team + s.local_reward for team, s in zip(arrived, samples, strict=True)]
+    local = [s.local_reward if s.final_call is None else 0.0 for s in samples]  # the last round of a `ToolAgent` has it
+    return [alpha * team + own for team, own in zip(arrived, local, strict=True)]

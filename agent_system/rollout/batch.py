@@ -13,13 +13,21 @@ from agent_system.record import EpisodeRecord
 from verl.protocol import DataProto
 
 
-def build_batch(episodes: Sequence[EpisodeRecord], critic_prompts: Sequence[Sequence[int]] | None = None) -> DataProto | None:
+def build_batch(
+    episodes: Sequence[EpisodeRecord],
+    critic_prompts: Sequence[Sequence[int]] | None = None,
+    *,
+    greedy_baselines: bool = False,
+    token_rewards: bool = False,
+) -> DataProto | None:
     """Return one row per trained sample of the episodes that did not fail, in their order; None when there is no such sample.
 
     Tensors: `prompts` [bsz, P] left-padded, `responses` [bsz, R] right-padded, `input_ids`, `attention_mask`, `position_ids`
     [bsz, P + R], `response_mask` [bsz, R], `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
     Objects: the sample fields of `_columns`. With `critic_prompts` (see `joint_prompts`) also `critic_prompts` [bsz, Pc] left-padded
-    and `critic_prompt_mask` [bsz, Pc].
+    and `critic_prompt_mask` [bsz, Pc]; with `token_rewards` also `token_rewards` [bsz, R] float64, 0 where a token has none. With
+    `greedy_baselines` the column `reward_baselines` has the reward of the greedy reply to the row's call; of a call without one, the
+    mean reward of its candidates.
     """
     rows = [(e, s) for e in episodes if not e.failed for s in e.samples if s.trained]
     if not rows:
@@ -41,10 +49,17 @@ def build_batch(episodes: Sequence[EpisodeRecord], critic_prompts: Sequence[Sequ
         "position_ids": positions.astype(np.int64),
         "rollout_log_probs": log_probs,
     }
+    if token_rewards:
+        given = (s.token_rewards or (0.0,) * len(s.generation.token_ids) for s in samples)
+        tensors["token_rewards"], _ = _pack(given, np.float64, np.zeros_like(pad), left=False)
     if critic_prompts is not None:
         tensors["critic_prompts"], critic_mask = _pack(critic_prompts, np.int64, pad, left=True)
         tensors["critic_prompt_mask"] = critic_mask.astype(np.int64)
-    return DataProto.from_dict(tensors={k: torch.from_numpy(v) for k, v in tensors.items()}, non_tensors=_columns(rows))
+    columns = _columns(rows)
+    if greedy_baselines:
+        by_episode = {e.traj_uid: _baselines(e) for e in episodes}
+        columns["reward_baselines"] = _objects([by_episode[e.traj_uid][s.turn, s.call] for e, s in rows])
+    return DataProto.from_dict(tensors={k: torch.from_numpy(v) for k, v in tensors.items()}, non_tensors=columns)
 
 
 def _pack(rows: Iterable[Sequence[Any]], dtype: Any, pad: np.ndarray, *, left: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +78,7 @@ def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]
     episode_fields = ("uid", "traj_uid", "task_id", "data_source")
     sample_fields = (
         "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "committed", "team_reward", "local_reward", "step_reward",
-        "mixed_reward", "invalid_penalty", "overlong_penalty", "reward", "valid", "anchor",
+        "mixed_reward", "invalid_penalty", "overlong_penalty", "reward", "valid", "anchor", "candidate_reward",
     )  # fmt: skip
     columns = {name: [getattr(e, name) for e, _ in rows] for name in episode_fields}
     columns |= {name: [getattr(s, name) for _, s in rows] for name in sample_fields}
@@ -71,6 +86,13 @@ def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]
     columns["response_clipped"] = [s.generation.stop_reason == "length" for _, s in rows]
     columns["prompt_clipped"] = [s.dropped_context > 0 for _, s in rows]
     return {name: _objects(values) for name, values in columns.items()}
+
+
+def _baselines(episode: EpisodeRecord) -> dict[tuple[int, int], float]:
+    calls: dict[tuple[int, int], dict[bool, list[float]]] = {}
+    for sample in episode.samples:
+        calls.setdefault((sample.turn, sample.call), {}).setdefault(sample.greedy, []).append(sample.reward)
+    return {call: float(np.mean(rewards.get(True) or rewards[False])) for call, rewards in calls.items()}
 
 
 def _objects(values: list[Any]) -> np.ndarray:

@@ -13,7 +13,7 @@ from agent_system.record import Sample
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import Prompt, PromptBuilder
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding, RemoteGeneration
-from verl.protocol.generate import GREEDY_SUFFIX, Generation, RolloutError, SamplingParams
+from verl.protocol.generate import GREEDY_SUFFIX, EngineGoneError, Generation, RolloutError, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,17 @@ class Call:
             order=order,
             trained=binding.trained,
         )
+
+    async def greedy_reply(self, limit: float) -> Generation | None:
+        """Request one greedy reply to the same prompt; None if the engine gives none."""
+        greedy = replace(self, spec=replace(self.spec, uid=self.spec.uid + GREEDY_SUFFIX, greedy=True))
+        try:
+            (reply,) = await greedy.generate(1, limit)
+        except EngineGoneError:
+            raise
+        except RolloutError:
+            return None
+        return reply
 
     async def generate(self, n: int, limit: float) -> Sequence[Generation | None]:
         """Request `n` replies from the engine with one request; None stands for an aborted or empty reply.

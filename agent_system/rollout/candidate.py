@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from agent_system.env_caller import EnvHandle
 from agent_system.environment import Outcome
 from agent_system.rollout.call import Call, Reply
-from agent_system.rollout.env_caller import EnvCaller
 from verl.trainer.config.run import TreeConfig
 
 
@@ -27,7 +27,7 @@ class Candidate:
 
     number: int
     reply: Reply
-    env: EnvCaller
+    env: EnvHandle
     outcome: Outcome
     team: float
     local: float
@@ -35,11 +35,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CandidateSet:
-    """A call, its scored candidates, and the chosen candidate."""
+    """A call, its scored candidates, the chosen candidate, and the greedy reply that they are compared with, if there is one."""
 
     call: Call
     candidates: Sequence[Candidate]
     winner: Candidate
+    greedy: Candidate | None = None
 
 
 def choose(settings: TreeConfig, rewards: Sequence[float], seed: int) -> int:

@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_system.agent import BaseAgent
+from agent_system.env_caller import EnvCaller, EnvHandle
+from agent_system.env_workers import EnvWorkers
+from agent_system.env_workers.messages import EnvWorkerError, innermost_line
 from agent_system.environment import BaseEnv, Task
 from agent_system.errors import AgentSystemError
 from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
-from agent_system.record import EpisodeRecord
+from agent_system.record import EpisodeRecord, Sample
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
 from agent_system.reward import assign_rewards
+from agent_system.reward.scorer import EpisodeScorer
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import AgentRuntime, EpisodeSpec
-from agent_system.rollout.env_caller import EnvCaller
 from agent_system.rollout.metrics import collect_metrics
 from agent_system.rollout.prompt import PromptBuilder
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
@@ -32,9 +34,11 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.tied_candidates import TiedCandidateMonitor
 from agent_system.rollout.tokens import Encoder
+from agent_system.rollout.tool_loop import ToolPromptBuilder, check_tool_agents
 from agent_system.rollout.transcript import joint_prompts
 from agent_system.rollout.tree import check_tree_env
 from agent_system.threads import DaemonExecutor
+from agent_system.tools.agent import ToolAgent
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX, EngineGoneError
 
@@ -87,12 +91,13 @@ class Collector:
         env: EnvFactory,
         bindings: Mapping[str, AgentBinding | RemoteBinding],
         settings: CollectorSettings,
+        workers: EnvWorkers | None = None,
     ) -> None:
-        """Bind the agents to their policies and the environment to its options.
+        """Bind the agents to their policies and the environment to its options; episodes' environments run in `workers`, if given.
 
         Raises:
-            AgentSystemError: an agent of the orchestra has no binding, the environment does not support tree sampling, or the orchestra
-                rejects the team.
+            AgentSystemError: an agent of the orchestra has no binding, the environment does not support tree sampling, the orchestra
+                rejects the team, or a reward function cannot be loaded or called.
         """
         if settings.tree is not None:
             check_tree_env(env.cls)
@@ -103,11 +108,15 @@ class Collector:
                 f"agent.agent_ids lists: {', '.join(bindings) or 'none'}"
             )
         orchestra.check(tuple(bindings), env.make, forks=settings.tree is not None)
+        check_tool_agents(agents, bindings, branches=settings.tree is not None)
         self.orchestra = orchestra
         self.env = env
         self.settings = settings
+        self._workers = workers
+        self._sandbox_failures: Sequence[float] = ()
         self._tied_candidates = TiedCandidateMonitor(env.cls)
         self.runtimes = _runtimes(agents, bindings)
+        self._scorer = EpisodeScorer(settings.reward, list(self.runtimes), settings.env_threads, self._beginning)
 
     @classmethod
     def from_names(
@@ -119,17 +128,18 @@ class Collector:
         settings: CollectorSettings,
         orchestra_options: Mapping[str, Any] | None = None,
         env_params: Mapping[str, Any] | None = None,
+        workers: EnvWorkers | None = None,
     ) -> Collector:
         """Build a collector from registered names: the team is `bindings`, its agents looked up in the orchestra's scope first.
 
         Raises:
             AgentSystemError: an unknown name, an unknown option, or an agent of the orchestra without a binding.
         """
-        orchestra = OrchestraRegistry.get(orchestra_type).from_options(orchestra_options, orchestra_type)
-        agents = {name: AgentRegistry.get(name, orchestra=orchestra_type)(name, orchestra.config) for name in bindings}
+        orchestra = OrchestraRegistry.get(orchestra_type, env=env_name).from_options(orchestra_options, orchestra_type)
+        agents = {name: AgentRegistry.get(name, orchestra=orchestra_type, env=env_name)(name, orchestra.config) for name in bindings}
         env_cls = EnvRegistry.get(env_name)
         env = EnvFactory(env_cls, build_options(env_cls.config_class, env_params, "env.params"))
-        return cls(orchestra, agents, env, bindings, settings)
+        return cls(orchestra, agents, env, bindings, settings, workers)
 
     def first_prompt_lengths(self, agent_id: str, tasks: Sequence[Task]) -> list[int]:
         """Return for every task the tokens of an agent's first prompt: its templates with the task, without team context or memory."""
@@ -143,7 +153,8 @@ class Collector:
     ) -> CollectResult:
         """Play `n` episodes of every task.
 
-        The result depends on tasks, seeds and weights, never on which episode ends first.
+        The result depends on tasks, seeds and weights, never on which episode ends first. An episode whose environment worker died is
+        played once more; if that worker dies as well, it has failed.
 
         Args:
             tasks: the step's tasks; a task that is listed twice makes two groups.
@@ -164,7 +175,8 @@ class Collector:
             if validate:
                 return self._result(played, self.settings.for_validation())
             result = self._result(played, self.settings)
-            self._tied_candidates.update(result.episodes)
+            if self.settings.tree_returns == "step":  # otherwise agents learn from the rewards of `step`, and from ties
+                self._tied_candidates.update(result.episodes)
             return result
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
@@ -172,14 +184,16 @@ class Collector:
         return self._result([e for result in results for e in result.episodes], self.settings)
 
     def _result(self, played: Sequence[EpisodeRecord], settings: CollectorSettings) -> CollectResult:
-        records, metrics = assign_rewards(played, settings.reward, settings.invalid_action_penalty)
+        records, metrics = assign_rewards(played, settings.reward, settings.invalid_action_penalty, settings.tree_returns)
         prompts = None
         if settings.joint_prompt_length:
             local = [runtime.binding for runtime in self.runtimes.values() if isinstance(runtime.binding, AgentBinding)]
             tokenizers = {binding.wg_id: binding.tokenizer for binding in local}
             prompts = joint_prompts(records, tokenizers, settings.joint_prompt_length)
-        metrics = collect_metrics(records, list(self.runtimes), self._branching()) | metrics
-        return CollectResult(build_batch(records, prompts), records, metrics)
+        metrics = collect_metrics(records, list(self.runtimes), self._branching(), self._sandbox_failures) | metrics
+        token_rewards, greedy_baselines = settings.reward.granularity == "token", bool(settings.greedy_baselines)
+        batch = build_batch(records, prompts, greedy_baselines=greedy_baselines, token_rewards=token_rewards)
+        return CollectResult(batch, records, metrics)
 
     def _branching(self) -> list[str]:
         """Return the agents whose calls have several candidates."""
@@ -190,23 +204,28 @@ class Collector:
         causes: Counter[str] = Counter()
         left_out: Counter[str] = Counter()
         allowed = self.settings.max_failure_rate * len(specs)
-        running: dict[asyncio.Task[None], tuple[int, EpisodeRunner]] = {}
-        finished: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
-        queue = iter(enumerate(specs))
+        running: dict[asyncio.Task[EpisodeRecord], tuple[int, EpisodeRunner]] = {}
+        finished: asyncio.Queue[asyncio.Task[EpisodeRecord]] = asyncio.Queue()
+        waiting = deque(enumerate(specs))
+        lost_before: set[int] = set()
         with DaemonExecutor(self.settings.env_threads) as threads:
             try:
-                for _ in range(len(specs)):
-                    while len(running) < self.settings.max_concurrent_episodes and (following := next(queue, None)) is not None:
-                        index, spec = following
-                        episode = EpisodeRunner(spec, self.orchestra, self.runtimes, EnvCaller(self._env(spec), threads), self.settings)
-                        task = asyncio.create_task(episode.run(), name=spec.traj_uid)
+                while waiting or running:
+                    while waiting and len(running) < self.settings.max_concurrent_episodes:
+                        index, spec = waiting.popleft()
+                        episode = EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), self.settings)
+                        task = asyncio.create_task(self._episode(episode), name=spec.traj_uid)
                         running[task] = (index, episode)
                         task.add_done_callback(finished.put_nowait)
                     task = await finished.get()
                     index, episode = running.pop(task)
                     _raise_if_engine_gone(task)
+                    if _lost_its_worker(task) and index not in lost_before:  # with the same seeds it is the same episode
+                        lost_before.add(index)
+                        waiting.append((index, episode.spec))
+                        continue
                     cause = _cause(task)
-                    records[index] = episode.record(cause)
+                    records[index] = task.result() if cause is None else episode.record(cause)
                     if cause is None:
                         left_out += episode.left_out
                     else:
@@ -219,14 +238,28 @@ class Collector:
                 for runtime in self.runtimes.values():
                     if isinstance(runtime.binding, RemoteBinding):
                         await runtime.binding.endpoint.close()
+        if self._workers is not None:
+            self._sandbox_failures = await self._workers.sandbox_failures()
         whole = [r for r in records if r is not None]
         tried = left_out.total() + sum(len(r.samples) for r in whole if not r.failed)
         if left_out.total() > self.settings.max_failure_rate * tried:
             raise TooManyFailuresError(_grouped(left_out, tried, "candidates", self.settings.max_failure_rate))
         return whole
 
-    def _env(self, spec: EpisodeSpec) -> BaseEnv:
-        return self.env.make(stable_seed(self.settings.seed, spec.step, spec.validate, spec.env_uid))
+    def _beginning(self, sample: Sample, count: int) -> str:
+        """Return the text of the first `count` tokens of a reply."""
+        beginning = replace(sample.generation, token_ids=sample.generation.token_ids[:count])
+        return self.runtimes[sample.agent_id].binding.text_of(beginning)
+
+    async def _episode(self, episode: EpisodeRunner) -> EpisodeRecord:
+        """Play an episode and call the reward functions; an error of these costs the episode as any other."""
+        await episode.run()
+        record = episode.record()
+        return await self._scorer.score(record) if self._scorer.scores and record.samples else record
+
+    def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:
+        seed = stable_seed(self.settings.seed, spec.step, spec.validate, spec.env_uid)
+        return EnvCaller(self.env.make(seed), threads) if self._workers is None else self._workers.env(seed)
 
 
 def _runtimes(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBinding | RemoteBinding]) -> dict[str, AgentRuntime]:
@@ -239,7 +272,8 @@ def _runtimes(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBindi
             continue
         tokenizer = binding.tokenizer
         encoder = encoders.get(id(tokenizer)) or encoders.setdefault(id(tokenizer), Encoder(tokenizer))
-        builder = PromptBuilder(agent, tokenizer, binding.max_prompt_length, binding.template_kwargs, encoder)
+        arguments = (tokenizer, binding.max_prompt_length, binding.template_kwargs, encoder)
+        builder = ToolPromptBuilder(agent, *arguments) if isinstance(agent, ToolAgent) else PromptBuilder(agent, *arguments)
         runtimes[name] = AgentRuntime(agent, binding, builder)
     return runtimes
 
@@ -271,23 +305,27 @@ def _specs(tasks: Sequence[Task], n: int, step: int, validate: bool, greedy: boo
     return specs
 
 
-def _raise_if_engine_gone(task: asyncio.Task[None]) -> None:
+def _raise_if_engine_gone(task: asyncio.Task[EpisodeRecord]) -> None:
     """Raise the episode's EngineGoneError, which ends the whole collection."""
     error = None if task.cancelled() else task.exception()
     if isinstance(error, EngineGoneError):
         raise error
 
 
-def _cause(task: asyncio.Task[None]) -> str | None:
+def _lost_its_worker(task: asyncio.Task[EpisodeRecord]) -> bool:
+    """Return whether an episode ended because the worker process of its environment did."""
+    return not task.cancelled() and isinstance(task.exception(), EnvWorkerError)
+
+
+def _cause(task: asyncio.Task[EpisodeRecord]) -> str | None:
     """Return why an episode failed, with the innermost line of code, or None."""
     if task.cancelled():
         return "CancelledError: the episode cancelled itself"
     error = task.exception()
     if error is None:
         return None
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    line = innermost_line(error)
+    return f"{type(error).__name__}: {error}{f' ({line})' if line else ''}"
 
 
 def _grouped(causes: Counter[str], total: int, of: str, allowed: float) -> str:
@@ -295,7 +333,7 @@ def _grouped(causes: Counter[str], total: int, of: str, allowed: float) -> str:
     return f"{causes.total()} of {total} {of} failed, more than rollout.max_failure_rate={allowed:g} allows:\n" + "\n".join(lines)
 
 
-async def _cancel(tasks: Mapping[asyncio.Task[None], Any]) -> None:
+async def _cancel(tasks: Mapping[asyncio.Task[EpisodeRecord], Any]) -> None:
     """Cancel running tasks, so that none outlives the collection."""
     for task in tasks:
         task.cancel()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from numbers import Real
 from typing import Any
 
 from agent_system.environment import Outcome
 from agent_system.errors import AgentSystemError
-from agent_system.record import Sample
+from agent_system.record import Sample, finite
 
 
 class Ledger:
@@ -19,6 +18,7 @@ class Ledger:
     Attributes:
         turns: `Outcome.team` of `step`, one per turn.
         acts: `Outcome.team` of `act` by (turn, call).
+        rounds: number of the last generation of a `ToolAgent`'s call, by (turn, call) of the earlier ones.
     """
 
     def __init__(self, env_name: str, known: Callable[[str], object]) -> None:
@@ -30,6 +30,7 @@ class Ledger:
         """
         self.turns: list[float] = []
         self.acts: dict[tuple[int, int], float] = {}
+        self.rounds: dict[tuple[int, int], int] = {}
         self._local: dict[tuple[int, int], dict[tuple[int, float], float]] = {}
         self._callers: list[Mapping[int, str]] = []
         self._env_name, self._known = env_name, known
@@ -48,15 +49,22 @@ class Ledger:
         return sum(reward for _, reward in sorted(self._local.get((turn, call), {}).items()))
 
     def credit(self, sample: Sample) -> Sample:
-        """Return the sample with the rewards of its call. A candidate of a tree keeps the local reward of its own fork."""
+        """Return the sample with the rewards of its call. A candidate of a tree keeps the local reward of its own fork as well.
+
+        An earlier round of a `ToolAgent` has the local reward of the last one, but not its `act_reward`, which would count twice.
+        """
         if not sample.committed:
             return sample
         place = (sample.turn, sample.call)
+        if (final := self.rounds.get(place)) is not None:
+            last = (sample.turn, final)
+            return replace(sample, final_call=final, local_reward=self.local(*last), local_given=last in self._local)
         act, given = self.acts.get(place), place in self._local
         if act is None and not given:  # the usual case; avoids copying the sample
             return sample
-        local = self.local(*place) if sample.fork_reward is None else sample.local_reward
-        return replace(sample, act_reward=act, local_reward=local, local_given=given)
+        credited = replace(sample, act_reward=act, local_given=given)
+        local = self.local(*place)
+        return replace(credited, local_reward=local) if sample.fork_reward is None else replace(credited, episode_local=local)
 
     def open_turn(self, callers: Mapping[int, str]) -> None:
         """Start a turn; `callers` maps its calls to their agents and is filled as they are made."""
@@ -112,11 +120,3 @@ class Ledger:
     def _add(self, place: tuple[int, int], source: tuple[int, float], value: Any, where: str, whose: str = "") -> None:
         rewards = self._local.setdefault(place, {})
         rewards[source] = rewards.get(source, 0.0) + finite(value, f"local{whose}", where)
-
-
-def finite(value: Any, name: str, where: str) -> float:
-    """Return a reward as a float. Raise AgentSystemError, naming `where` it came from, unless it is a finite number."""
-    number = float(value) if isinstance(value, Real) or hasattr(value, "__float__") else math.nan
-    if not math.isfinite(number):
-        raise AgentSystemError(f"{where} gave {name}={value!r}; rewards must be finite numbers")
-    return number

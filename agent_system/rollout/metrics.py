@@ -17,13 +17,16 @@ from verl.utils.names import slug
 REWARD_TERMS = ("local_reward", "team_reward", "step_reward", "mixed_reward", "invalid_penalty", "overlong_penalty")
 
 
-def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str], branching: Collection[str] = ()) -> dict[str, float]:
+def collect_metrics(
+    episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str], branching: Collection[str] = (), in_workers: Sequence[float] = ()
+) -> dict[str, float]:
     """Return `episode/*`, `env/*` and `agent/<name>/*` over the episodes that did not fail, and the sandbox's failures since its start.
 
     Args:
         episodes: all episodes of one collection.
         agent_ids: agents of the team; an agent without calls has `calls` 0 and no other metric.
         branching: the agents whose calls have several candidates (`rollout.sampling=tree`); tree metrics are over their calls.
+        in_workers: the sandbox's failures in each environment worker.
     """
     played = [e for e in episodes if not e.failed]
     failed = len(episodes) - len(played)
@@ -33,15 +36,16 @@ def collect_metrics(episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str],
         "episode/failure_rate": failed / len(episodes) if episodes else 0.0,
     }
     if (lost := shared_failures()) is not None:
-        metrics["training/sandbox_failures"] = lost
+        metrics["training/sandbox_failures"] = lost + sum(in_workers)
     if played:
         metrics["episode/calls/mean"] = _mean([len(e.committed) for e in played])
         metrics["episode/turns/mean"] = _mean([e.turns for e in played])
-        metrics |= _info_means(played) | _tree_metrics(played, branching)
+        metrics |= _info_means(played) | _tree_metrics(played, branching) | _reward_terms(played)
     by_agent: dict[str, list[Sample]] = defaultdict(list)
     for episode in played:
         for sample in episode.samples:
-            by_agent[sample.agent_id].append(sample)
+            if not sample.greedy:
+                by_agent[sample.agent_id].append(sample)
     for agent_id in agent_ids:
         prefix = f"agent/{slug(agent_id)}"
         samples = by_agent[agent_id]
@@ -73,6 +77,37 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
         "reward/std": float(reward.std()),
         **{f"{term}/mean": _mean([getattr(s, term) for s in samples]) for term in REWARD_TERMS},
         "local_reward/std": float(np.std([s.local_reward for s in samples])),
+        **_tool_metrics(samples, episodes),
+    }
+
+
+def _tool_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]:
+    """Return counts of a `ToolAgent`: tool calls per episode, failed ones by kind, rounds per call, conversations restarted or cut off."""
+    uses = [s.tools for s in samples if s.tools is not None]
+    if not uses:
+        return {}
+    totals = {name: float(sum(getattr(use, name) for use in uses)) for name in ("malformed", "errors", "timeouts", "restarted", "cut")}
+    return {
+        "tools/calls_per_episode": sum(use.calls for use in uses) / episodes,
+        "tools/rounds/mean": len(uses) / sum(s.final_call is None for s in samples),
+        **{f"tools/{name}": total for name, total in totals.items()},
+    }
+
+
+def _reward_terms(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Return mean and standard deviation of every term of reward functions, over episodes and calls, and per agent over its calls."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        for name, value in episode.reward_terms.items():
+            values[f"reward/{name}"].append(value)
+        for sample in episode.samples:
+            for name, value in sample.reward_terms.items():
+                values[f"reward/{name}"].append(value)
+                values[f"agent/{slug(sample.agent_id)}/reward/{name}"].append(value)
+    return {
+        f"{name}/{statistic}": number
+        for name, found in sorted(values.items())
+        for statistic, number in (("mean", _mean(found)), ("std", float(np.std(found))))
     }
 
 

@@ -178,7 +178,7 @@ class PromptBuilder:
         """Remove special tokens from the contents: a reply with "<|im_end|>" must not end another agent's message."""
         if self._special is None:
             return messages
-        return [{"role": m["role"], "content": self._special.sub("", m["content"])} for m in messages]
+        return [{**m, "content": self._special.sub("", m["content"])} for m in messages]
 
     def _template(self, messages: list[Message]) -> str:
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.template_kwargs))

@@ -6,24 +6,29 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from agent_system.agent import Entry
+from agent_system.env_caller import EnvHandle
 from agent_system.environment import Observation, Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
+from agent_system.reward.mixing import mix
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
 from agent_system.rollout.candidate import CandidateSet
-from agent_system.rollout.env_caller import EnvCaller
 from agent_system.rollout.episode_tasks import EpisodeTasks
 from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import Ledger
+from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.simultaneous import SimultaneousCalls
+from agent_system.rollout.tool_loop import play_rounds
 from agent_system.rollout.tree import Tree
+from agent_system.tools.agent import ToolAgent, ToolUse
 from agent_system.turn import Turn, TurnOver
 from verl.utils.names import did_you_mean
 
@@ -32,7 +37,7 @@ class EpisodeRunner:
     """A running episode. `run` plays it; `record` returns its record, also after a failure."""
 
     def __init__(
-        self, spec: EpisodeSpec, orchestra: BaseOrchestra, runtimes: Mapping[str, AgentRuntime], env: EnvCaller, settings: CollectorSettings
+        self, spec: EpisodeSpec, orchestra: BaseOrchestra, runtimes: Mapping[str, AgentRuntime], env: EnvHandle, settings: CollectorSettings
     ) -> None:
         self.spec = spec
         self.waiting_for = "the environment's reset"
@@ -41,7 +46,7 @@ class EpisodeRunner:
         self._env = env
         self._settings = settings
         self._samples: list[Sample] = []
-        self._ledger = Ledger(type(env.env).__name__, self._runtime_of)
+        self._ledger = Ledger(env.name, self._runtime_of)
         self._info: dict[str, Any] = {}
         self._callers: dict[int, str] = {}
         self._over = False
@@ -86,7 +91,7 @@ class EpisodeRunner:
         return EpisodeRecord(
             self.spec.uid, self.spec.traj_uid, task.task_id, task.data_source, self.spec.index,
             tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, tuple(ledger.turns),
-            self.left_out.total(), self._answer,
+            self.left_out.total(), self._answer, task,
         )  # fmt: skip
 
     async def _play(self) -> None:
@@ -122,12 +127,12 @@ class EpisodeRunner:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply per call)."""
         callers = self._callers
         call = await self._ask(turn, agent_id, variables)
-        (generation,) = await call.generate(1, self._settings.call_timeout_s)
-        assert generation is not None, "a single aborted reply is an error of generate"
-        reply = call.read(generation)
-        self._refuse_late(call)
-        self._samples.append(call.sample(reply, self._replies))
-        self._replies += 1
+        if isinstance(call.runtime.agent, ToolAgent):
+            call, reply, earlier = await play_rounds(call, self._reply_to, self._keep, partial(self._again, callers))
+            self._ledger.rounds.update(((turn.step, number), call.number) for number in earlier)
+        else:
+            reply, order = await self._reply_to(call)
+            self._keep(call, reply, order)
         turn.record(call.place, Entry(agent_id, reply.visible_text, reply.projection.action))
         if self._env.has_act:
             outcome = await self._act(call, reply)
@@ -135,6 +140,28 @@ class EpisodeRunner:
             self._ledger.act(outcome, callers, call.number, turn.step)
             turn.done = turn.done or outcome.done
         return reply.projection
+
+    async def _reply_to(self, call: Call) -> tuple[Reply, int]:
+        """Sample one reply; return it with its place in the order of replies."""
+        (generation,) = await call.generate(1, self._settings.call_timeout_s)
+        assert generation is not None, "a single aborted reply is an error of generate"
+        reply = call.read(generation)
+        self._refuse_late(call)
+        self._replies += 1
+        return reply, self._replies - 1
+
+    def _keep(self, call: Call, reply: Reply, order: int, tools: ToolUse | None = None) -> None:
+        """Keep a reply as a sample; `tools` counts its tool calls."""
+        self._refuse_late(call)
+        sample = call.sample(reply, order)
+        self._samples.append(sample if tools is None else replace(sample, tools=tools))
+
+    def _again(self, callers: dict[int, str], call: Call, prompt: Prompt, seed: int) -> Call:
+        """Return the next generation of a call of a `ToolAgent`, with a number of its own in the turn."""
+        number = len(callers)
+        callers[number] = call.agent_id
+        self.waiting_for = f"the reply of {call.agent_id} (turn {call.turn}, call {number})"
+        return replace(call, number=number, prompt=prompt, prior_replies=self._replies, seed=seed)
 
     async def _branch(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
         """Sample K replies, try each on a fork and continue with one (tree sampling)."""
@@ -151,8 +178,10 @@ class EpisodeRunner:
             call = await self._ask(turn, agent_id, variables)
             k = self._settings.candidates(agent_id, call.runtime.binding.trained)
             replies = await call.generate(k, self._settings.call_timeout_s)
+            asks_greedy = agent_id in self._settings.greedy_baselines
+            greedy = await call.greedy_reply(self._settings.call_timeout_s) if asks_greedy else None
             self.waiting_for = f"the environment's reaction to the candidates of {agent_id} (turn {turn.step}, call {call.number})"
-            candidate_set = await tree.grow(call, replies, self._env)
+            candidate_set = await tree.grow(call, replies, self._env, greedy)
         except Exception:
             await calls.settle(place, None)
             raise
@@ -180,9 +209,12 @@ class EpisodeRunner:
 
     def _add_samples(self, candidate_set: CandidateSet, turn: Turn) -> None:
         call, chosen = candidate_set.call, candidate_set.winner
-        for c in candidate_set.candidates:
+        greedy = candidate_set.greedy
+        for c in (*candidate_set.candidates, *([] if greedy is None else [greedy])):
             sample = call.sample(c.reply, self._replies, c.number)
-            self._samples.append(replace(sample, committed=c is chosen, fork_reward=c.team, local_reward=c.local))
+            own = mix(c.team, c.local, self._settings.reward.alpha)
+            kept = replace(sample, fork_reward=c.team, local_reward=c.local, candidate_reward=own, committed=c is chosen)
+            self._samples.append(replace(kept, greedy=True, trained=False) if c is greedy else kept)
         self._replies += 1
         turn.record(call.place, Entry(call.agent_id, chosen.reply.visible_text, chosen.reply.projection.action))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from agent_system.errors import AgentSystemError
@@ -28,6 +28,7 @@ class CollectorSettings:
         env_threads: `rollout.env_threads`, maximum number of threads for blocking environments, started on demand; 1 or more.
         joint_prompt_length: `critic.joint_prompt_length` with `critic.view=joint`; 0 builds no prompts for critics.
         tree: settings of tree sampling (`rollout.sampling=tree`); None plays parallel episodes.
+        greedy_baselines: agents whose calls in a tree get a greedy reply too, whose reward is the baseline of the candidates.
     """
 
     seed: int = 0
@@ -42,6 +43,7 @@ class CollectorSettings:
     env_threads: int = 1024
     joint_prompt_length: int = 0
     tree: TreeConfig | None = None
+    greedy_baselines: Collection[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("max_concurrent_episodes", "env_threads"):
@@ -49,7 +51,12 @@ class CollectorSettings:
                 raise AgentSystemError(f"rollout.{name} must be 1 or more here, found {getattr(self, name)}")
         if self.tree is not None:
             check_values(self.tree, "rollout.tree")
-            check_tree_rewards(self.reward)
+            check_tree_rewards(self.reward, self.tree.returns)
+
+    @property
+    def tree_returns(self) -> str:
+        """`rollout.tree.returns`; `step` without a tree, whose episodes have the same rewards with either."""
+        return self.tree.returns if self.tree is not None else "step"
 
     def candidates(self, agent_id: str, trained: bool) -> int:
         """Return the number of candidates per call of an agent in a tree: `k_per_agent`, else `k` if it is trained and 1 if not."""

@@ -21,14 +21,14 @@ def candidates_of(episodes: Sequence[EpisodeRecord]) -> dict[Key, list[Sample]]:
     calls: dict[Key, list[Sample]] = defaultdict(list)
     for episode in episodes:
         for sample in episode.samples:
-            if sample.fork_reward is not None and not episode.failed:
+            if sample.fork_reward is not None and not sample.greedy and not episode.failed:
                 calls[(episode.traj_uid, sample.turn, sample.call)].append(sample)
     return calls
 
 
 def tied(candidates: Sequence[Sample]) -> bool:
     """Return whether all candidates of a call have equal rewards before shaping and penalties; True for a single one."""
-    return len({sample.mixed_reward for sample in candidates}) == 1
+    return len({sample.candidate_reward for sample in candidates}) == 1
 
 
 class TiedCandidateMonitor:

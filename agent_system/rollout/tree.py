@@ -2,7 +2,8 @@
 
 K may differ by agent; it is 1 for agents that are not trained, unless `rollout.tree.k_per_agent` says otherwise.
 
-A candidate's reward is `alpha * team + local`, from the rewards of `act` on its own fork, and of `score` if the environment has it.
+A candidate's reward is `alpha * team + local`, from the rewards of `act` on its own fork, and of `score` if the environment has it. With
+`rollout.tree.returns=committed` the committed candidate has the rewards of the episode instead, and this one for the comparison only.
 Concurrent calls form one `SimultaneousCalls`: the candidates of all of them are tried on forks of the state before any of them, and none
 continues before all choices are made. A single call commits its fork; of several calls, the chosen actions are applied to the environment
 in call order.
@@ -15,14 +16,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from agent_system.env_caller import EnvHandle
+from agent_system.env_workers.messages import EnvWorkerError
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
+from agent_system.record import finite
 from agent_system.reward.mixing import mix
 from agent_system.rollout.call import Call
 from agent_system.rollout.candidate import Candidate, CandidateSet, choose
-from agent_system.rollout.env_caller import EnvCaller
 from agent_system.rollout.forks import Forks
-from agent_system.rollout.ledger import finite
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.simultaneous import SimultaneousCalls
 from agent_system.turn import Turn
@@ -62,14 +64,19 @@ class Tree:
         self._open = self._open or SimultaneousCalls(turn, start)
         return self._open
 
-    async def grow(self, call: Call, replies: Sequence[Generation | None], origin: EnvCaller) -> CandidateSet:
-        """Try every reply on a fork of `origin`, concurrently, and choose one.
+    async def grow(
+        self, call: Call, replies: Sequence[Generation | None], origin: EnvHandle, greedy: Generation | None = None
+    ) -> CandidateSet:
+        """Try every reply, and a greedy one, on a fork of `origin`, concurrently, and choose one of `replies`.
 
-        Raises AgentSystemError with the first cause when no candidate could be scored.
+        Raises AgentSystemError with the first cause when no candidate could be scored, EnvWorkerError when the environment's worker died.
         """
         numbered = [(number, reply) for number, reply in enumerate(replies) if reply is not None]
-        results = await asyncio.gather(*(self._try(call, n, reply, origin) for n, reply in numbered), return_exceptions=True)
         self.left_out[f"a reply of {call.agent_id} was aborted"] += len(replies) - len(numbered)
+        numbered += [] if greedy is None else [(len(replies), greedy)]
+        results = await asyncio.gather(*(self._try(call, n, reply, origin) for n, reply in numbered), return_exceptions=True)
+        if lost := next((result for result in results if isinstance(result, EnvWorkerError)), None):
+            raise lost  # so is the state that the episode would continue from
         candidates, causes = [], []
         for (number, _), result in zip(numbered, results, strict=True):
             if isinstance(result, BaseException):
@@ -81,13 +88,15 @@ class Tree:
                 )  # fmt: skip
             else:
                 candidates.append(result)
+        baseline = candidates.pop() if candidates and candidates[-1].number == len(replies) else None
         if not candidates:
             raise AgentSystemError(
                 f"none of the {len(replies)} candidates of {call.agent_id} in turn {call.turn} could be scored: "
                 f"{type(causes[0]).__name__}: {causes[0]}"
             ) from causes[0]
         rewards = [mix(c.team, c.local, self._alpha) for c in candidates]
-        return CandidateSet(call, candidates, candidates[choose(self.settings, rewards, stable_seed(call.seed, "choice"))])
+        chosen = candidates[choose(self.settings, rewards, stable_seed(call.seed, "choice"))]
+        return CandidateSet(call, candidates, chosen, baseline)
 
     async def _finish(self, calls: SimultaneousCalls) -> None:
         await calls.over()
@@ -96,13 +105,13 @@ class Tree:
         if self._open is calls:
             self._open = None
 
-    async def _try(self, call: Call, number: int, generation: Generation, origin: EnvCaller) -> Candidate:
+    async def _try(self, call: Call, number: int, generation: Generation, origin: EnvHandle) -> Candidate:
         env = await self._forks.make(origin)
         reply = call.read(generation)
         action = reply.projection.action
         outcome = await env.outcome("act", call.agent_id, action) if env.has_act else Outcome()
         more = await env.outcome("score", call.agent_id, action) if env.has_score else Outcome()
-        where = f"{type(env.env).__name__}, candidate {number} of call {call.number} of {call.agent_id} in turn {call.turn},"
+        where = f"{env.name}, candidate {number} of call {call.number} of {call.agent_id} in turn {call.turn},"
         team = finite(outcome.team, "team", where) + finite(more.team, "team", where)
         local = sum(_local(o, call, where) for o in (outcome, more))
         return Candidate(number, reply, env, outcome, team, local)

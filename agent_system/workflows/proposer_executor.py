@@ -10,6 +10,10 @@ A workflow defines the prompts, the options and the environment (`ProposerExecut
     @AgentRegistry.register(TOOL, orchestra="my_flow")
     class ToolAgent(ToolRole):
         styles, options, projection = STYLES, MyOptions, tag("plan")
+
+    @AgentRegistry.register(SINGLE, orchestra="single", env="my_flow")
+    class SinglePlayer(SingleRole):
+        styles, projection = STYLES, tag("plan")
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from agent_system.projection import Projection
 from agent_system.turn import Turn
 from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.programs import Program, check_writes_programs, read_program, run_program
+from agent_system.workflows.single import SINGLE, SingleAgent
 from agent_system.workflows.styled import StyledAgent
 
 TOOL = "Tool Agent"
@@ -90,14 +95,24 @@ class Part:
 
 
 def make_styles(
-    *, world: str, tool: Part, executor: Part, programmer: Part, heading: str, printed: str, quoting: Mapping[str, str], short: PromptStyle
+    *,
+    world: str,
+    tool: Part,
+    executor: Part,
+    programmer: Part,
+    single: Part,
+    heading: str,
+    printed: str,
+    quoting: Mapping[str, str],
+    short: PromptStyle,
 ) -> dict[str, PromptStyle]:
-    """Return the styles `full`, `code` (of `tool=code`) and `short`.
+    """Return the styles `full`, `code` (of `tool=code`), `single` (one agent without a team, as `tool`) and `short`.
 
     Args:
         world: rules and state, with `{env_prompt}`; ends with a line break.
         tool, executor: parts of both roles.
         programmer: part of a Tool that writes a program.
+        single: part of an agent that acts alone.
         heading: heading of the proposal in the Executor's prompt.
         printed: template for a program's output in the Executor's prompt, with `{proposal}`.
         quoting: `entry` and the other fields of `PromptStyle` for quoting replies in the full style.
@@ -113,7 +128,7 @@ def make_styles(
     fence = " End with the program in a fence:\n\n```python\n...\n```"
     full = PromptStyle(prompt(tool), prompt(executor, proposed("{team_context}")), **quoting)
     code = replace(full, tool=prompt(programmer, end=fence), executor=prompt(executor, proposed(printed)))
-    return {"full": full, "code": code, "short": short}
+    return {"full": full, "code": code, "single": replace(full, tool=prompt(single)), "short": short}
 
 
 class ProposerExecutorAgent(StyledAgent):
@@ -147,6 +162,16 @@ class ExecutorRole(ProposerExecutorAgent):
     role, template = EXECUTOR, "executor"
 
 
+class SingleRole(SingleAgent):
+    """One agent that acts without a proposal, in the Tool's form; its action is executed."""
+
+    template = "tool"
+
+    @property
+    def style_name(self) -> str:
+        return "single" if self.config.prompt_style == "full" else self.config.prompt_style
+
+
 class ProposerExecutorOrchestra(BaseOrchestra):
     """One proposal and one decision per turn; the Executor's action is the team's."""
 
@@ -174,8 +199,8 @@ class ProposerExecutorEnv(BaseEnv):
     plan_form: ClassVar[str] = "list of moves"
 
     def act(self, agent_id: str, action: str) -> Any:
-        """Judge the Tool's proposal, or execute the Executor's action. The result for a `Program` must be awaited."""
-        if agent_id == EXECUTOR:
+        """Judge the Tool's proposal, or execute the action of the Executor or of a single agent. A `Program` must be awaited."""
+        if agent_id in (EXECUTOR, SINGLE):
             return self._execute(action)
         if agent_id == TOOL:
             return self._run(action) if isinstance(action, Program) else self._propose(action)

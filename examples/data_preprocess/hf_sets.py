@@ -37,6 +37,7 @@ SETS = {
     "dapo_filter": HubSet("aaabiao/dapo_filter", "train", "train"),
     "dapo": HubSet("BytedTsinghua-SIA/DAPO-Math-17k", "train", "train"),
     "deepscaler": HubSet("agentica-org/DeepScaleR-Preview-Dataset", "train", "train"),
+    "polaris": HubSet("POLARIS-Project/Polaris-Dataset-53K", "train", "train"),
     "math500": HubSet("HuggingFaceH4/MATH-500", "test", "test"),
     "aime24": HubSet("HuggingFaceH4/aime_2024", "train", "test"),
     "aime25": HubSet("MathArena/aime_2025", "train", "test"),

@@ -8,7 +8,7 @@ discover that careful replies are rewarded.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -81,6 +81,7 @@ class World:
         demos: maps (course, seed, keys of tasks to leave out) to conversations.
         borrows: other worlds whose code this one uses.
         size: size of the model.
+        courses: further courses by name (`--course`).
     """
 
     course: Course
@@ -88,6 +89,7 @@ class World:
     demos: Callable[[Any, int, Collection[Any]], list[Messages]] = field(repr=False)
     borrows: tuple[str, ...] = ()
     size: TinyModelSize = field(default_factory=TinyModelSize)
+    courses: Mapping[str, Course] = field(default_factory=dict)
 
 
 UNTIED = TinyModelSize(tie_embeddings=False)

@@ -161,13 +161,17 @@ def main() -> None:
     parser.add_argument("--world", choices=sorted(WORLDS), default="math", help="workflow")
     parser.add_argument("--out", type=Path, default=Path("outputs/embedded"), help="parent folder of the result")
     parser.add_argument("--seed", type=int, default=0, help="seed of data, initialisation and demonstrations")
+    parser.add_argument("--course", help="another course of the world, such as default_maps of plan_path")
     parser.add_argument("--demos", type=int, help="demonstrations of the warm start; fewer teach less")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 for torch's default")
     parser.add_argument("--data-only", action="store_true", help="tasks without demonstrations and model")
     parser.add_argument("--find", action="store_true", help="print the folder if it exists, else nothing; create none")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    recipe = Recipe(world=args.world, seed=args.seed)
+    courses = WORLDS[args.world].courses
+    if args.course is not None and args.course not in courses:
+        parser.error(f"--course {args.course}: {args.world} has {', '.join(courses) or 'no further course'}")
+    recipe = Recipe(world=args.world, seed=args.seed, course=courses[args.course] if args.course else None)
     if args.demos is not None:
         recipe = replace(recipe, course=replace(recipe.course, count=args.demos))
     if args.find:

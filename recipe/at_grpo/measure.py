@@ -1,4 +1,4 @@
-"""AT-GRPO against parallel sampling and against turn-blind groups, with the same number of generated tokens, in three worlds.
+"""AT-GRPO against parallel sampling, turn-blind groups and a single agent, with the same number of generated tokens, in three worlds.
 
     python recipe/at_grpo/measure.py --tasks plan_path --seeds 0 1 2
 
@@ -36,15 +36,24 @@ from recipe.runs import (
 
 HERE = Path(__file__).parent
 LOG = ROOT / "outputs" / "verl-mas" / "at_grpo.log"
-TASKS = ("plan_path", "sudoku", "sokoban")
+DEFAULT_MAPS = "plan_path_default_maps"
+TASKS = ("plan_path", "sudoku", "sokoban", DEFAULT_MAPS)
 SWAP = "agent.role_policies={Tool Agent: executor_agent, Executor Agent: tool_agent}"
-COLOURS = {"script": "tab:gray", "at_grpo": "tab:blue", "parallel": "tab:orange", "turn_blind": "tab:green", "shared": "tab:purple"}
+COLOURS = {
+    "script": "tab:gray",
+    "at_grpo": "tab:blue",
+    "parallel": "tab:orange",
+    "turn_blind": "tab:green",
+    "shared": "tab:purple",
+    "single": "tab:red",
+}
 LABELS = {
     "script": "the script as it is",
     "at_grpo": "AT-GRPO: trees, a group for each call",
     "parallel": "parallel episodes, a group for each task",
     "turn_blind": "trees, a group for each agent",
     "shared": "AT-GRPO, one policy for both roles",
+    "single": "one agent, parallel episodes",
 }
 
 
@@ -54,26 +63,33 @@ def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[Row, C
     run_dir = ROOT / "outputs" / "verl-mas" / f"at_grpo_{task}_{variant}_seed{seed}"
     (run_dir / "metrics.jsonl").unlink(missing_ok=True)
     overrides = [*overrides_of(keys), f"trainer.default_local_dir={run_dir}", *more]
-    run_example(task, seed, overrides, LOG)
+    script, course = script_of(task)
+    run_example(script, seed, overrides, LOG, course)
     lines = read_metrics(run_dir / "metrics.jsonl")
     row = summarise(task, variant, seed, lines)
-    if not keys.get("agent.model_sharing", False):
+    if not keys.get("agent.model_sharing", False) and variant != "single":
         row["swapped"] = swapped(task, seed, run_dir, [o for o in overrides if not o.startswith("trainer.resume_mode=")])
     return row, success_curve(lines, "training/generated_tokens")
+
+
+def script_of(task: str) -> tuple[str, str | None]:
+    """Return the workflow whose script is run, and the course of its warm start (None for its own)."""
+    return ("plan_path", "default_maps") if task == DEFAULT_MAPS else (task, None)
 
 
 def keys_of(task: str, variant: str) -> dict[str, Any]:
     """Return the keys of a run in addition to its script's; the compared variants have a budget of generated tokens."""
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     more = {} if variant == "script" else config["compared"][task] | config["variants"][variant]
-    return dict(config["common"] | more)
+    return dict(config["common"] | config["views"].get(task, {}) | more)
 
 
 def swapped(task: str, seed: int, run_dir: Path, overrides: list[str]) -> float:
     """Return the success of the last checkpoint when each role uses the other's policy."""
     metrics = run_dir / "swapped" / "tool_agent-executor_agent+executor_agent-tool_agent" / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    run_example(task, seed, ["eval", *overrides, SWAP], LOG)
+    script, course = script_of(task)
+    run_example(script, seed, ["eval", *overrides, SWAP], LOG, course)
     (line,) = read_metrics(metrics)
     return float(line[accuracy_key(line)])
 

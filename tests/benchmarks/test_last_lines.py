@@ -74,6 +74,14 @@ def test_tree_computes_a_prompt_once_whatever_k(forked_python: str) -> None:
     assert 0 < result["fork_us"] < result["deepcopy_us_plan_path"]
 
 
+def test_env_workers() -> None:
+    sizes = ("--cpu-episodes", "2", "--blocking-episodes", "4", "--steps", "20", "--repeats", "1")
+    result, _ = run("env_workers.py", *sizes)
+    assert result["cpu_speedup"] > 0
+    assert 0.5 <= result["blocking_2000_s"] < 60
+    assert result["overhead_ms"] != 0
+
+
 def test_retrieval_finds_what_is_asked_for_in_so_many_words_and_batches() -> None:
     result, _ = run("retrieval.py", "--train", "80", "--questions", "20", "--queries", "16", "--batch", "8", "--repeats", "1")
     assert result["recall_hops_1"] == 1

@@ -19,6 +19,8 @@ BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
     ("train_step", "ratio"): (operator.le, 1.5),
     ("controller", "cpu_ms_per_call"): (operator.lt, 0.5),
     ("controller", "blocking_s"): (operator.le, 2.5),
+    ("env_workers", "cpu_speedup"): (operator.ge, 1.8),
+    ("env_workers", "overhead_ms"): (operator.le, 1.0),
     ("advantage", "ms_16k"): (operator.lt, 10.0),
     ("advantage", "ms_16k_own"): (operator.lt, 10.0),
     ("advantage", "gigpo_50k_ms"): (operator.lt, 500.0),

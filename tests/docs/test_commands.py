@@ -97,8 +97,9 @@ def test_a_script_asks_for_a_run_whose_keys_exist_and_agree(command: str, tmp_pa
     check_team(config)
     check_settings(config)
     workflow = re.search(r"examples/run_(\w+)\.sh", command)[1]
-    assert config.agent.agent_ids == TEAMS.get(workflow, ["Tool Agent", "Executor Agent"])
-    assert (config.agent.orchestra_type, config.env.env_name) == (workflow, workflow)
+    alone = config.agent.orchestra_type == "single"
+    assert config.agent.agent_ids == (["Single Agent"] if alone else TEAMS.get(workflow, ["Tool Agent", "Executor Agent"]))
+    assert (config.agent.orchestra_type, config.env.env_name) == ("single" if alone else workflow, workflow)
     assert config.algorithm.preset == (None if workflow in ("math", "search") else "at_grpo")
     assert config.trainer.val_only == (" eval" in command)
     given = dict(word.split("=", 1) for word in shlex.split(command) if re.match(r"(MODEL_PATH|DATA)=", word))

@@ -10,6 +10,8 @@ import pytest
 from tests.e2e.conftest import Run, read_metrics, weights
 from verl.protocol.generate import SamplingParams
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
+from verl.workers.engine.fsdp_engine import FSDPEngine
+from verl.workers.engine.micro_batch import MicroBatchRule
 
 OWN = "algorithm.per_agent"
 MIXED: dict[str, Any] = {
@@ -50,6 +52,39 @@ def test_agents_make_their_own_number_of_updates_a_step(train: Run, tmp_path: Pa
     lines = [line for line in read_metrics(tmp_path / "run") if line["step"] > 0]
     rates = [[line[f"wg/{wg}/actor/lr"] / 0.001 for wg in ("asker", "verifier_agent")] for line in lines]
     assert rates == [pytest.approx([1.0, (7 + 6 + 5 + 4) / 28]), pytest.approx([0.0, (3 + 2 + 1 + 0) / 28])]
+
+
+def test_agents_have_mini_and_micro_batches_of_their_own_size(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six rows per agent of 2 tasks: the Asker's one step has micro-batches of 4 rows, the Verifier's two steps of 2 rows at most."""
+    sizes: dict[int, list[list[int]]] = {}
+    cut = FSDPEngine.micro_batches
+
+    def recorded(engine: FSDPEngine, rows: Any, rule: MicroBatchRule) -> Any:
+        micros = cut(engine, rows, rule)
+        if rule.token_budget is None:
+            sizes.setdefault(rule.rows, []).append([len(micro["responses"]) for micro in micros])
+        return micros
+
+    monkeypatch.setattr(FSDPEngine, "micro_batches", recorded)
+    own = "agent.agent_specific_parameters.actor"
+    train(
+        {
+            f"{own}.ppo_mini_batch_size": "[2,1]",
+            f"{own}.ppo_micro_batch_size_per_gpu": "[4,2]",
+            "actor_rollout_ref.actor.use_dynamic_bsz": False,
+            "trainer.val_before_train": False,
+            "trainer.total_training_steps": 1,
+        }
+    )
+    assert {name: [sum(step) for step in steps] for name, steps in sizes.items()} == {4: [6], 2: [3, 3]}
+    assert {name: max(map(max, steps)) for name, steps in sizes.items()} == {4: 4, 2: 2}
+
+
+@pytest.mark.parametrize("key", ["ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu"])
+def test_agents_on_one_policy_cannot_have_batches_of_different_sizes(train: Run, key: str) -> None:
+    shared = {"agent.model_sharing": True, "actor_rollout_ref.actor.use_dynamic_bsz": False}
+    with pytest.raises(ConfigError, match=rf"share policy .* but differ in actor\.{key} \(2 and 1\).*agent\.model_sharing=false"):
+        train(shared | {f"agent.agent_specific_parameters.actor.{key}": "[2,1]"})
 
 
 @pytest.mark.parametrize(

@@ -210,3 +210,11 @@ def test_val_only_evaluates_a_checkpoint_and_writes_none(
     assert said == [f"evaluating {tmp_path}/run/checkpoints/global_step_2 (step 2)"]
     assert ("team", "accuracy avg@1") in trainer.before.table
     assert weights(tmp_path / "run", 2) == before
+
+
+def test_a_single_agent_trains_in_a_built_in_world(train: Run, tmp_path: Path) -> None:
+    single = {"agent.orchestra_type": "single", "agent.agent_ids": "[Single Agent]", "env.env_name": "math", "agent.plugins": "[]"}
+    train(single | {"agent.orchestra.single.prompt_style": "short"})
+    lines = read_metrics(tmp_path / "run")
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert all("agent/single_agent/reward/mean" in line for line in lines if line["step"] > 0)

@@ -70,6 +70,7 @@ def local_copies(folder: Path) -> None:
     write_rows([{"problem": "AIME 24", "answer": "204", "solution": ""}], folder / "aime_2024" / "train.parquet")
     write_rows([{"problem": "AIME 25", "answer": 70, "problem_idx": 1}], folder / "aime_2025" / "train.parquet")
     write_rows([{"problem": "AMC", "answer": 27.0}], folder / "AMC-23" / "train.parquet")
+    write_rows([{"problem": "Polaris", "answer": "21", "difficulty": "3/8"}], folder / "Polaris-Dataset-53K" / "train.parquet")
     write_rows([{"problem": "Olympiad", "answer": ["2", "3"]}], folder / "olympiadbench" / "test.parquet")
 
 
@@ -83,6 +84,15 @@ def test_hub_sets_become_dr_mas_three_files(tmp_path, monkeypatch):
     assert task_from_row(rows["train"][0]).prompt == "Old question?"
     truths = {row["data_source"]: row["reward_model"]["ground_truth"] for row in rows["test"]}
     assert truths == {"math500": "59", "aime24": "204", "aime25": "70", "olympiadbench": "2, 3", "amc23": "27.0"}
+
+
+def test_polaris_becomes_training_tasks(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    local_copies(tmp_path / "copies")
+    [file] = hf_sets.main(["--output", str(tmp_path / "out"), "--local", str(tmp_path / "copies"), "--sets", "polaris"])
+    [task] = [task_from_row(row) for row in read_rows(file)]
+    assert (task.prompt, task.ground_truth, task.data_source) == ("Polaris", "21", "polaris")
 
 
 def test_missing_local_copy_names_the_folder(tmp_path):

@@ -6,7 +6,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.embedded.math.demos import MathCourse
-from examples.embedded.prepare import Recipe, prepare, recipe_hash
+from examples.embedded.plan_path.demos import make_demos as make_plan_path_demos
+from examples.embedded.prepare import Recipe, main, prepare, recipe_hash
 from examples.embedded.worlds import WORLDS
 from tests.house.source import ROOT
 from verl.models.tiny import TinyModelSize
@@ -32,6 +33,23 @@ def test_every_world_has_tasks_and_demonstrations_that_do_not_overlap(world):
     assert len(demos) == 40
     assert demos == ours.demos(course, 3, split.test_keys) != ours.demos(course, 4, split.test_keys)
     assert all([message["role"] for message in demo] == ["user", "assistant"] for demo in demos)
+
+
+def test_the_default_maps_of_plan_path_have_a_fifth_of_walls_and_views_without_visits():
+    course = replace(WORLDS["plan_path"].courses["default_maps"], count=200)
+    split = WORLDS["plan_path"].tasks.split(5, 5, 3, course.difficulty)
+    maps = [row["prompt"][0]["content"] for row in split.train]
+    assert {text.count("#") / len(text.replace("\n", "")) for text in maps} == {0.2}
+    views = [demo[0]["content"] for demo in make_plan_path_demos(course, 3)]
+    assert all(" at 0\n" in view for view in views) and not any("worn" in demo[1]["content"] for demo in make_plan_path_demos(course, 3))
+    assert any(" at 2\n" in demo[0]["content"] for demo in make_plan_path_demos(replace(course, visits=True), 3))
+
+
+def test_an_unknown_course_is_named(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["prepare", "--world", "plan_path", "--course", "default"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--course default: plan_path has default_maps" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from agent_system.launch.checks import check_team
 from agent_system.workflows.search import SearchEnvOptions
+from examples.embedded.worlds import WORLDS
 from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
+from verl.trainer.config.cross_checks import check_settings
+from verl.trainer.config.presets import describe_preset
+from verl.trainer.derived import resolve_defaults
 
 pytestmark = pytest.mark.spread
 SMALL = [
@@ -186,3 +191,14 @@ def test_a_model_of_the_users_own_on_generated_tasks_makes_no_other_model(checko
     assert ended.returncode == 0, ended.stderr[-2000:]
     (folder,) = (path for path in (tmp_path / "embedded").iterdir() if path.is_dir())
     assert {path.name for path in folder.iterdir()} == {"train.parquet", "test.parquet"}
+
+
+@pytest.mark.parametrize("world", sorted(WORLDS))
+def test_one_key_runs_the_single_agent_instead_of_the_team(world: str, tmp_path: Path) -> None:
+    _, config = asked_for(f"bash examples/run_{world}.sh agent.orchestra_type=single", tmp_path)
+    describe_preset(config)
+    resolve_defaults(config)
+    check_team(config)
+    assert config.agent.agent_ids == ["Single Agent"] and config.env.env_name == world
+    assert config.agent.orchestra == {"single": {"prompt_style": "short"}}
+    assert len(check_settings(config).policy_ids) == 1

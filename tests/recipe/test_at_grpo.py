@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from agent_system.launch.checks import check_team
-from recipe.at_grpo.measure import COLOURS, HERE, LABELS, TASKS, keys_of, plot
+from recipe.at_grpo.measure import COLOURS, HERE, LABELS, TASKS, keys_of, plot, script_of
 from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
@@ -59,18 +59,18 @@ def test_every_variant_and_task_has_its_settings() -> None:
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("variant", LABELS)
 def test_the_keys_of_every_variant_can_be_and_have_an_effect(task: str, variant: str, tmp_path: Path) -> None:
-    config, placement = checked([f"examples/run_{task}.sh", *overrides_of(keys_of(task, variant))], tmp_path)
+    config, placement = checked([f"examples/run_{script_of(task)[0]}.sh", *overrides_of(keys_of(task, variant))], tmp_path)
     trainer, schedule = config.trainer, config.actor_rollout_ref.actor.optim.total_training_steps
     assert (trainer.total_generated_tokens > 0) == (variant != "script")
     assert trainer.total_training_steps == (schedule if variant == "script" else 1000)
-    assert config.rollout.sampling == ("parallel" if variant == "parallel" else "tree")
-    assert len(placement.policy_ids) == (1 if variant == "shared" else 2)
+    assert config.rollout.sampling == ("parallel" if variant in ("parallel", "single") else "tree")
+    assert len(placement.policy_ids) == (1 if variant in ("shared", "single") else 2)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 @pytest.mark.parametrize("task", TASKS)
 def test_the_keys_for_a_real_model_can_be_and_have_an_effect(task: str, device: str, tmp_path: Path, tiny_model_dir: Path) -> None:
-    arguments = [f"examples/run_{task}.sh", "trainer.n_gpus_per_node=1", f"trainer.device={device}"]
+    arguments = [f"examples/run_{script_of(task)[0]}.sh", "trainer.n_gpus_per_node=1", f"trainer.device={device}"]
     config, _ = checked(arguments, tmp_path, f"MODEL_PATH={tiny_model_dir}")
     assert config.rollout.sampling == "tree"
     assert config.actor_rollout_ref.model.path == str(tiny_model_dir)
@@ -94,7 +94,13 @@ def test_the_plot_has_a_panel_for_each_task(tmp_path: Path) -> None:
 def test_the_tables_of_the_readme_are_the_committed_rows() -> None:
     rows = json.loads((HERE / "results.json").read_text())
     readme = (HERE / "README.md").read_text(encoding="utf-8")
-    names = {"at_grpo": "AT-GRPO", "parallel": "parallel, `uid`", "turn_blind": "turn-blind trees", "shared": "AT-GRPO, one policy"}
+    names = {
+        "at_grpo": "AT-GRPO",
+        "parallel": "parallel, `uid`",
+        "turn_blind": "turn-blind trees",
+        "shared": "AT-GRPO, one policy",
+        "single": "one agent",
+    }
     for row in rows:
         swapped = "—" if row["swapped"] is None else f"{100 * row['swapped']:.1f}"
         success = f"{100 * row['before']:.1f} → **{100 * row['after']:.1f}**"
@@ -148,7 +154,7 @@ def test_the_figures_in_the_text_are_the_committed_rows() -> None:
     assert f"{tokens} generated tokens" in readme
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", WORLDS)
 def test_what_the_text_says_of_a_script_are_its_rows(task: str) -> None:
     readme = " ".join((HERE / "README.md").read_text(encoding="utf-8").split())
     front = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())

@@ -43,7 +43,7 @@ def test_right_keys_and_options_of_hydra_pass(monkeypatch: pytest.MonkeyPatch, c
 
 @pytest.mark.parametrize("name", [name for name, key in keys(RunConfig).items() if key.default == {}])
 def test_a_mapping_takes_new_keys_one_by_one_and_as_a_whole(name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    value = "{a: 1}" if keys(RunConfig)[name].type == dict[str, dict[str, Any]] else "1"
+    value = "{a: 1}" if keys(RunConfig)[name].type == dict[str, dict[str, Any]] else "file:name" if name.endswith("functions") else "1"
     for override in (f"{name}={{one: {value}, two: {value}}}", f"{name}.one={value}", f"++{name}.one={value}", f"{name}={{}}"):
         monkeypatch.setattr(sys, "argv", ["program", override])
         check_keys.cli()

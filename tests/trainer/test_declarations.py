@@ -116,7 +116,8 @@ def test_every_condition_can_be_evaluated_and_names_keys_that_exist() -> None:
         for condition in key.effect:
             assert holds(condition, name, scope) in (True, False)
             if condition not in FACTS:
-                value_at(config, condition.rpartition(": ")[2].split("=")[0].split("!")[0].split(">")[0])
+                for alternative in condition.rpartition(": ")[2].split(" or "):
+                    value_at(config, alternative.split("=")[0].split("!")[0].split(">")[0])
 
 
 def test_the_override_that_is_wrong_is_named_not_another_of_the_same_key(capsys: pytest.CaptureFixture[str]) -> None:

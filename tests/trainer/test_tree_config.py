@@ -29,6 +29,30 @@ def check(tiny_model_dir: Path, changes: dict[str, Any], preset: str | None = "a
     return config
 
 
+COMMITTED = {"rollout.tree.returns": "committed"}
+BY_AGENT = {"algorithm.group_by": ["uid", "agent_id"]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm.adv_estimator": "gigpo"} | BY_AGENT,
+        {"algorithm.adv_estimator": "m_grpo", "algorithm.m_grpo.main_agent": "Solver Agent", "algorithm.group_by": ["uid"]},
+        {"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn", "algorithm.group_by": None},
+        {"algorithm.adv_estimator": "remax", "algorithm.group_by": None, "algorithm.norm_adv_by_std_in_grpo": False},
+        {"reward.team_scope": "episode", "reward.propagation.mode": "threshold"} | BY_AGENT,
+        {"algorithm.statistics_over": "trajectories", "algorithm.group_by": ["uid"], "reward.team_scope": "turn"},
+    ],
+)
+def test_committed_replies_are_an_episode_for_every_estimator(tiny_model_dir: Path, changes: dict[str, Any]) -> None:
+    check(tiny_model_dir, COMMITTED | changes)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "remax"])
+def test_baselines_of_single_replies_fit_single_steps(tiny_model_dir: Path, estimator: str) -> None:
+    check(tiny_model_dir, {"algorithm.adv_estimator": estimator, "algorithm.group_by": None})
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"])
 def test_the_preset_fits_every_estimator_with_a_group_baseline(tiny_model_dir: Path, estimator: str) -> None:
     check(tiny_model_dir, {"algorithm.adv_estimator": estimator})
@@ -43,9 +67,24 @@ def test_the_preset_fits_every_estimator_with_a_group_baseline(tiny_model_dir: P
         ({"rollout.tree.temperature": 0.0}, "rollout.tree.temperature=0.0: expected above 0"),
         ({"rollout.tree.epsilon": 1.5}, "rollout.tree.epsilon=1.5: expected at least 0 and at most 1"),
         ({"reward.team_scope": "episode"}, "set reward.team_scope=call and reward.propagation.mode=none"),
-        ({"algorithm.adv_estimator": "gae"}, "algorithm.adv_estimator=gae reads values"),
-        ({"algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax uses the reward of a greedy episode"),
+        ({"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn"}, "adv_estimator=gae with algorithm.gae.level=turn reads values"),
         ({"algorithm.adv_estimator": "gigpo"}, "algorithm.adv_estimator=gigpo follows the rewards of an episode's steps"),
+        (
+            {"algorithm.adv_estimator": "m_grpo", "algorithm.m_grpo.main_agent": "Solver Agent"},
+            "adv_estimator=m_grpo counts the calls of an episode; set rollout.tree.returns=committed",
+        ),
+        ({"reward.team_scope": "episode", "reward.propagation.mode": "threshold"}, "or rollout.tree.returns=committed"),
+        ({"rollout.tree.returns": "episode"}, "rollout.tree.returns='episode': expected one of step, committed"),
+        (
+            COMMITTED,
+            "rollout.tree.returns=committed, so every advantage of the estimator is 0; set rollout.tree.returns=step",
+        ),
+        (COMMITTED | BY_AGENT | {"algorithm.filter_groups.enable": True}, "filter_groups.enable=true drops rows of groups"),
+        (COMMITTED | BY_AGENT | {"rollout.tree.candidate_weight": -1.0}, "rollout.tree.candidate_weight=-1.0: expected at least 0"),
+        (
+            {"rollout.tree.candidate_weight": 0.5},
+            "rollout.tree.candidate_weight=0.5 has no effect; it needs rollout.tree.returns=committed",
+        ),
         ({"algorithm.statistics_over": "trajectories"}, "averaged first with algorithm.statistics_over=trajectories"),
         ({"algorithm.group_by": ["uid"]}, "groups ['uid']"),
         ({"rollout.sampling": "parallel"}, "holds one sample per group with rollout.sampling=parallel"),
@@ -84,6 +123,7 @@ def test_the_command_line_gives_an_agent_candidates_of_its_own(given: str) -> No
         ("rollout.tree.k_per_agent", {"Solver Agent": 8}),
         ("rollout.tree.select", "first"),
         ("rollout.tree.epsilon", 0.5),
+        ("rollout.tree.returns", "committed"),
     ],
 )
 def test_keys_of_the_tree_without_a_tree_are_refused(tiny_model_dir: Path, key: str, value: Any) -> None:

@@ -62,7 +62,7 @@ def test_every_entry_is_reached() -> None:
         ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", "here actor_rollout_ref.model.attn_implementation:"),
         ("trainer.max_actor_ckpt_to_keep=1", "here trainer.max_ckpt_to_keep:"),
         ("critic.fsdp_config.param_offload=true", "here critic.fsdp:"),
-        ("custom_reward_function.path=reward.py", "here env.env_name: the environment computes the reward"),
+        ("custom_reward_function.path=reward.py", "here reward.custom_reward_function.path: also name and reward_kwargs"),
         ("data.truncation=left", "here data.filter_overlong_prompts:"),
         ("actor_rollout_ref.actor.profiler.enable=true", "no profiler is started"),
     ],

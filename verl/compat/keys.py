@@ -175,9 +175,11 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed("reward.reward_kwargs.overlong_buffer_cfg", "reward.overlong_buffer.enable", note="also len and penalty_factor"),
     _renamed("reward.reward_kwargs.max_resp_len", "data.max_response_length", note="each agent's own limit applies"),
     _renamed("reward_model.overlong_buffer", "reward.overlong_buffer.enable", note="also len and penalty_factor"),
-    _renamed("custom_reward_function", "env.env_name", note=_REWARDS),
-    _renamed("reward.custom_reward_function", "env.env_name", note=_REWARDS),
-    _renamed("reward.reward_manager", "env.env_name", note=_REWARDS),
+    _renamed("custom_reward_function", "reward.custom_reward_function.path", note="also name and reward_kwargs"),
+    *(
+        _renamed(f"reward.reward_manager.{name}", "reward.reward_manager.name", note="a name that a plug-in registered (agent.plugins)")
+        for name in ("source", "module")
+    ),
     _renamed("reward.reward_kwargs", "env.params", note=_REWARDS),
     _renamed("reward.reward_model", "agent.frozen", "agent.api", note="a judge is an agent that is not trained"),
     _renamed("reward_model", "agent.frozen", "agent.api", note="a judge is an agent that is not trained"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
@@ -16,10 +16,11 @@ from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice, check_floats
 from agent_system.registry import EnvRegistry
 from agent_system.sandbox import Reason
-from agent_system.workflows.code.team import CALL_FORM, CODER, TESTER, interface
+from agent_system.workflows.code.team import CALL_FORM, CODER, PYTHON, TESTER, interface
 from agent_system.workflows.code.world.problem import Case, Problem, read_problem
 from agent_system.workflows.code.world.replies import read_tests
 from agent_system.workflows.code.world.runs import CaseResult, Truth, check_program
+from agent_system.workflows.single import SINGLE
 
 Results = tuple[CaseResult, ...]
 
@@ -108,11 +109,14 @@ class CodeEnv(BaseEnv):
         return self._observation
 
     async def act(self, agent_id: str, action: str) -> Outcome:
-        """Evaluate a program on the golden tests, or tests on the reference solution."""
+        """Evaluate a program on the golden tests, or tests on the reference solution; of a single agent both, paid for the program."""
         if agent_id == CODER:
             return await self._code(action)
         if agent_id == TESTER:
             return await self._test(action)
+        if agent_id == SINGLE:
+            coded, tested = await self._code(PYTHON(action).action), await self._test(action)
+            return replace(coded, info=tested.info)
         return Outcome()
 
     async def step(self, action: str) -> Outcome:

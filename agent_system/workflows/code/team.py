@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from agent_system.agent import Entry, Message
 from agent_system.options import check_choice
@@ -14,12 +14,14 @@ from agent_system.projection import Projection, code_block, raw_text
 from agent_system.registry import AgentRegistry, OrchestraRegistry
 from agent_system.turn import Turn
 from agent_system.workflows.code.world.replies import read_pairs, write_pairs
+from agent_system.workflows.single import SINGLE, SingleAgent
 from agent_system.workflows.styled import StyledAgent
 
 CODER = "Coder Agent"
 TESTER = "Tester Agent"
 ORDERS = ("simultaneous", "coder_first", "tester_first")
 LONGEST_SHOWN = 300
+PYTHON = code_block("python", "python3", "py")
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,38 @@ SHORT = PromptStyle(
 
 
 STYLES = {"full": FULL, "short": SHORT}
+ALONE = """\
+You write a Python program and tests for it. What counts is whether the program is right.
+
+# Task
+{env_prompt}
+
+{interface}{feedback}
+
+# Your part
+Think the task through, its limits and its special cases included. If tests of yours fail, find out first which is wrong, the program or \
+the test. Write the whole program in a fence:
+
+```python
+...
+```
+
+End with up to five tests with inputs that catch likely mistakes, each in this form{form}:
+
+<input>
+...
+</input>
+<output>
+...
+</output>"""
+SINGLE_STYLES = STYLES | {
+    "full": replace(
+        FULL,
+        coder=ALONE,
+        feedback="\n\n# Your last program\n```python\n{program}\n```\n\n# Tests of yours that it failed\n{tests}",
+        mismatch="Input:\n{given}\nYou expected:\n{expected}\nThe program:\n{found}",
+    )
+}
 
 
 STDIN = "The program reads standard input and prints to standard output."
@@ -133,7 +167,8 @@ class CodeAgent(StyledAgent):
     The result of the last turn is the program and the Tester's tests that it failed; no prompt shows the golden tests.
     """
 
-    styles, options = STYLES, CodeOptions
+    styles = STYLES
+    options: ClassVar[type] = CodeOptions
 
     def team_context(self, entries: Sequence[Entry]) -> str:
         return "".join(self.style.entry.format(role=entry.agent_id.split()[0], text=entry.text) for entry in entries)
@@ -156,7 +191,7 @@ class CoderAgent(CodeAgent):
     """The role that writes the program; its action is the last Python block of its reply."""
 
     role, template = CODER, "coder"
-    projection = code_block("python", "python3", "py")
+    projection = PYTHON
 
 
 @AgentRegistry.register(TESTER, orchestra="code")
@@ -169,6 +204,16 @@ class TesterAgent(CodeAgent):
         found = raw_text(text)
         pairs = read_pairs(found.text)
         return replace(found, action=write_pairs(pairs), valid=bool(pairs))
+
+
+@AgentRegistry.register(SINGLE, orchestra="single", env="code")
+class SingleCodeAgent(SingleAgent, CodeAgent):
+    """One agent that writes the program and, if it likes, tests; its action is the whole reply, valid with a program."""
+
+    styles, template = SINGLE_STYLES, "coder"
+
+    def project(self, text: str) -> Projection:
+        return replace(raw_text(text), valid=PYTHON(text).valid)
 
 
 @OrchestraRegistry.register("code")

@@ -14,8 +14,10 @@ from agent_system.registry import EnvRegistry
 from agent_system.workflows.math.team import APPROVE, REJECT, SOLVER, VERIFIER
 from agent_system.workflows.math.world.grade import grade, shared_pool
 from agent_system.workflows.math.world.grader_pool import Verdict
+from agent_system.workflows.single import SINGLE
 
 logger = logging.getLogger(__name__)
+PROPOSERS = (SOLVER, SINGLE)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class MathEnv(BaseEnv):
 
     async def act(self, agent_id: str, action: str) -> Outcome:
         """Grade a proposed solution; reward a right verdict."""
-        if agent_id == SOLVER:
+        if agent_id in PROPOSERS:
             self._solutions.append(await self._is_right(action))
         elif agent_id == VERIFIER and self._solutions:
             right = self._solutions[-1]
@@ -88,7 +90,7 @@ class MathEnv(BaseEnv):
 
     async def score(self, agent_id: str, action: str) -> Outcome:
         """Return the team reward of a proposed solution if it were the team's answer."""
-        return Outcome(team=float(await self._is_right(action)) if agent_id == SOLVER else 0.0)
+        return Outcome(team=float(await self._is_right(action)) if agent_id in PROPOSERS else 0.0)
 
     @classmethod
     def question(cls, text: str) -> Task:

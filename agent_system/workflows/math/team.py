@@ -11,6 +11,7 @@ from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection, boxed_answer, verdict
 from agent_system.registry import AgentRegistry, OrchestraRegistry
 from agent_system.turn import Turn
+from agent_system.workflows.single import SINGLE, SingleAgent
 from agent_system.workflows.styled import StyledAgent
 
 SOLVER = "Solver Agent"
@@ -78,6 +79,15 @@ SHORT = PromptStyle(
 
 
 STYLES = {"full": FULL, "short": SHORT}
+ALONE = """\
+Solve the problem.
+
+# Problem
+{env_prompt}
+
+# Your part
+Work the problem out step by step, and check every step before you answer. End with the final answer alone in \\boxed{{}}."""
+SINGLE_STYLES = STYLES | {"full": replace(FULL, solver=ALONE)}
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,14 @@ class VerifierAgent(MathAgent):
     def project(self, text: str) -> Projection:
         found = self._read(text)
         return found if found.fields["parsed"] else replace(found, action="")
+
+
+@AgentRegistry.register(SINGLE, orchestra="single", env="math")
+class SingleMathAgent(SingleAgent):
+    r"""One agent that solves alone; its action is the content of the last `\boxed{}`."""
+
+    styles, template = SINGLE_STYLES, "solver"
+    projection = boxed_answer
 
 
 @OrchestraRegistry.register("math")

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice, check_floats
-from agent_system.projection import last_boxed
+from agent_system.projection import boxed_answer, last_boxed
 from agent_system.registry import EnvRegistry
 from agent_system.sandbox import RunResult, shared_sandbox
 from agent_system.workflows.math.world.grade import grade, shared_pool
 from agent_system.workflows.math.world.grader_pool import Verdict
-from agent_system.workflows.math_tool.team import REASONER, TOOL_USER
+from agent_system.workflows.math_tool.team import PYTHON, REASONER, TOOL_USER
+from agent_system.workflows.single import SINGLE
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class MathToolEnv(BaseEnv):
         return self._observation
 
     async def act(self, agent_id: str, action: str) -> Outcome:
-        """Grade an answer, or run a program and grade its answer."""
+        """Grade an answer, or run a program and grade its answer; of a single agent both, paid the mean."""
         config = self.config
         if agent_id == REASONER:
             right = await self._equal(action, self._truth)
@@ -137,10 +138,17 @@ class MathToolEnv(BaseEnv):
             self._counts["tool/limits"] += result.limited
             local = config.build_reward * result.built + config.run_reward * bool(result.answer) + config.output_reward * right
             return Outcome(local=paid(local, config.build_reward, config.run_reward, config.output_reward), info=self._info())
+        if agent_id == SINGLE:
+            made = [await self.act(role, part) for role, part in _parts(action).items()]
+            given = [outcome.local for outcome in made if isinstance(outcome.local, float)]
+            return Outcome(local=sum(given) / len(made) if given else None, info=self._info())
         return Outcome()
 
     async def score(self, agent_id: str, action: str) -> Outcome:
         """Return the team reward of an answer if it were the team's: 1 if it is right, else 0."""
+        if agent_id == SINGLE:
+            agent_id = REASONER if self.config.decides == "reasoner" else TOOL_USER
+            action = _parts(action)[agent_id]
         answer = (await self._run(action)).answer if agent_id == TOOL_USER else action if agent_id == REASONER else ""
         tolerance = self.config.tolerance if agent_id == TOOL_USER else 0.0
         return Outcome(team=float(bool(answer.strip()) and await self._compare(answer, self._truth, tolerance) is Verdict.EQUAL))
@@ -208,6 +216,11 @@ class MathToolEnv(BaseEnv):
             "tool/ran": float(self._result.ended),
             **{name: float(self._counts[name]) for name in counted},
         }
+
+
+def _parts(reply: str) -> dict[str, str]:
+    """Return the parts of a single agent's reply by the role that would have written them: the answer in the box, the program."""
+    return {REASONER: boxed_answer(reply).action, TOOL_USER: PYTHON(reply).action}
 
 
 def _read(result: RunResult) -> ProgramResult:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from agent_system.agent import Entry, Message
 from agent_system.options import check_choice
 from agent_system.orchestra import BaseOrchestra
-from agent_system.projection import boxed_answer, code_block
+from agent_system.projection import Projection, boxed_answer, code_block, raw_text
 from agent_system.registry import AgentRegistry, OrchestraRegistry
 from agent_system.turn import Turn
+from agent_system.workflows.single import SINGLE, SingleAgent
 from agent_system.workflows.styled import StyledAgent
 
 REASONER = "Reasoner Agent"
 TOOL_USER = "Tool Agent"
+PYTHON = code_block("python", "python3", "py")
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,27 @@ SHORT = PromptStyle(
 
 
 STYLES = {"full": FULL, "short": SHORT}
+ALONE = """\
+You solve a problem twice, by reasoning and by a Python program. You are done when both answers agree.
+
+# Problem
+{env_prompt}{feedback}
+
+# Your part
+Work the problem out step by step. Then write a program that computes the final answer and prints it alone on its last line; it reads \
+nothing and has the standard library. If the last answers differ, find out first which one is wrong. Write the program in a fence:
+
+```python
+...
+```
+
+and end with the final answer of your reasoning alone in \\boxed{{}}."""
+SINGLE_STYLES = {
+    "full": replace(
+        FULL, reasoner=ALONE, feedback=FULL.feedback.replace("The Reasoner's", "Your").replace("The Tool-user's", "Your program's")
+    ),
+    "short": replace(SHORT, reasoner="Solve: {env_prompt}{feedback}"),
+}
 
 
 @dataclass(frozen=True)
@@ -102,7 +125,8 @@ class MathToolOptions:
 class MathToolAgent(StyledAgent):
     """A role whose prompt shows the problem and, from the second turn on, both answers and the program of the last turn."""
 
-    styles, options = STYLES, MathToolOptions
+    styles = STYLES
+    options: ClassVar[type] = MathToolOptions
 
     def team_context(self, entries: Sequence[Entry]) -> str:
         """Return an empty text: the roles do not read each other within a turn."""
@@ -127,7 +151,17 @@ class ToolUserAgent(MathToolAgent):
     """The role that solves by a program; its action is the last Python block of its reply."""
 
     role, template = TOOL_USER, "tool"
-    projection = code_block("python", "python3", "py")
+    projection = PYTHON
+
+
+@AgentRegistry.register(SINGLE, orchestra="single", env="math_tool")
+class SingleMathToolAgent(SingleAgent, MathToolAgent):
+    """One agent that reasons and writes a program; its action is the whole reply, valid with a box and a program."""
+
+    styles, template = SINGLE_STYLES, "reasoner"
+
+    def project(self, text: str) -> Projection:
+        return replace(raw_text(text), valid=boxed_answer(text).valid and PYTHON(text).valid)
 
 
 @OrchestraRegistry.register("math_tool")

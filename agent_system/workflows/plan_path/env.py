@@ -16,7 +16,7 @@ from agent_system.registry import EnvRegistry
 from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.plan_path.world.grid import GridMap, parse_map
 from agent_system.workflows.plan_path.world.render import compact_text, grid_text
-from agent_system.workflows.plan_path.world.rules import State, Walk, advance, initial_state, walk
+from agent_system.workflows.plan_path.world.rules import State, Walk, advance, initial_state, walk, without_visits
 from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEnv
 
 VIEWS = ("grid", "compact")
@@ -30,6 +30,7 @@ class PlanPathEnvOptions:
     Attributes:
         view: the agents' observation: grid (the whole map) | compact (the offset of the goal and the cells straight ahead).
         radius: cells that the compact view shows in each direction.
+        visits: the compact view counts the visits of its cells; without them every cell looks unvisited.
         max_moves: maximum number of moves per turn; later ones are ignored and counted.
         success_reward: team reward for reaching the goal.
         progress_reward: team reward for the whole way from start to goal, paid as the shortest distance so far decreases.
@@ -40,6 +41,7 @@ class PlanPathEnvOptions:
 
     view: str = "grid"
     radius: int = 2
+    visits: bool = True
     max_moves: int = 4
     success_reward: float = 1.0
     progress_reward: float = 0.5
@@ -165,7 +167,8 @@ class PlanPathEnv(ProposerExecutorEnv):
     def _make_observation(self) -> Observation:
         config = self.config
         compact = config.view == "compact"
-        text = compact_text(self._grid, self._state, config.radius) if compact else grid_text(self._grid, self._state)
+        seen = self._state if config.visits else without_visits(self._state)
+        text = compact_text(self._grid, seen, config.radius) if compact else grid_text(self._grid, self._state)
         return Observation(text, {"anchor": grid_text(self._grid, self._state), "max_moves": config.max_moves})
 
     def _info(self) -> dict[str, float]:

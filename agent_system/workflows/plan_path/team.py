@@ -15,9 +15,11 @@ from agent_system.workflows.proposer_executor import (
     PromptStyle,
     ProposerExecutorOptions,
     ProposerExecutorOrchestra,
+    SingleRole,
     ToolRole,
     make_styles,
 )
+from agent_system.workflows.single import SINGLE
 
 STYLES = make_styles(
     world="""\
@@ -47,6 +49,12 @@ Write a Python program that finds a short way around the walls from where you ar
 and nothing else. It is run once and reads the map from standard input, a row a line: @ is you, G the goal, # a wall, . free. It has the \
 standard library, and a few seconds. The first {max_moves} moves that it prints are proposed.""",
     ),
+    single=Part(
+        "You walk to a goal.",
+        """\
+Find a short way around the walls and follow it cell by cell. End with the next moves, which are made, in the form \
+<moves>R, R, D</moves>.""",
+    ),
     heading="Proposal",
     printed="The Tool's program proposes: {proposal}",
     quoting={"entry": "[{role}]\n{text}"},
@@ -74,6 +82,14 @@ class ExecutorAgent(ExecutorRole):
     """The role that decides which moves are made."""
 
     styles, options = STYLES, PlanPathOptions
+    projection = read_moves
+
+
+@AgentRegistry.register(SINGLE, orchestra="single", env="plan_path")
+class SinglePlanPathAgent(SingleRole):
+    """One agent that walks alone."""
+
+    styles = STYLES
     projection = read_moves
 
 

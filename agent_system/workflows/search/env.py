@@ -21,6 +21,7 @@ from agent_system.workflows.search.world.answers import (
 )
 from agent_system.workflows.search.world.shared import Retriever, shared_retriever
 from agent_system.workflows.search.world.wire import Passage, RetrievalError
+from agent_system.workflows.single import SINGLE
 
 VERIFIER = "Verifier Agent"
 SEARCH = "Search Agent"
@@ -145,9 +146,9 @@ class SearchEnv(BaseEnv):
         """Search, answer, or record a verdict. Raises RetrievalError."""
         if agent_id == VERIFIER:
             return self._judge(action)
-        if agent_id == SEARCH:
+        if agent_id == SEARCH or (agent_id == SINGLE and isinstance(action, Query)):
             return await self._search(action)
-        return self._grade(action) if agent_id == ANSWER else Outcome()
+        return self._grade(action) if agent_id in (ANSWER, SINGLE) else Outcome()
 
     async def step(self, action: str) -> Outcome:
         """End the turn. Raises RetrievalError."""

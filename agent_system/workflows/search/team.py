@@ -14,6 +14,7 @@ from agent_system.projection import Projection, tag, verdict
 from agent_system.registry import AgentRegistry, OrchestraRegistry
 from agent_system.turn import Turn
 from agent_system.workflows.search.env import ANSWER, NO, SEARCH, VERIFIER, YES, Query, SearchEnv
+from agent_system.workflows.single import SINGLE, SingleAgent, SingleOptions, SingleOrchestra
 from agent_system.workflows.styled import StyledAgent
 
 
@@ -93,6 +94,15 @@ SHORT = PromptStyle(
 
 
 STYLES = {"full": FULL, "short": SHORT}
+ALONE = f"""\
+You answer a question with a search engine.
+
+{_QUESTION}
+# Your part
+This is turn {{step}}. If what is known settles the answer, end with <answer>the answer alone</answer>: a name, a date, a few words, and \
+no sentence around it. Otherwise decide which single fact is needed next and end with one query for it, short and unlike those that have \
+failed: <search>your query</search>."""
+SINGLE_STYLES = {"full": replace(FULL, search=ALONE), "short": replace(SHORT, search="Next: {env_prompt}\n{memory}")}
 
 
 @dataclass(frozen=True)
@@ -159,6 +169,20 @@ class AnswerAgent(SearchWorkflowAgent):
     projection = tag("answer")
 
 
+@AgentRegistry.register(SINGLE, orchestra="single", env="search")
+class SingleSearchAgent(SingleAgent):
+    """One agent that searches or answers: what its reply says last; a reply with neither is an empty `Query`."""
+
+    styles, template = SINGLE_STYLES, "search"
+
+    def project(self, text: str) -> Projection:
+        query, answer = tag("search")(text), tag("answer")(text)
+        last = answer.text.lower().rfind
+        if answer.valid and (not query.valid or last("</answer>") > last("</search>")):
+            return answer
+        return replace(query, action=Query(query.action))
+
+
 class FoundMemory(Memory):
     """Memory of the results of searches, without the queries."""
 
@@ -168,12 +192,9 @@ class FoundMemory(Memory):
         return turn.observation
 
 
-@OrchestraRegistry.register("search")
-class SearchOrchestra(BaseOrchestra):
-    """One verdict per turn, then one search or one answer; the third role is not called."""
+class SearchingOrchestra(BaseOrchestra):
+    """An orchestra that remembers what searches brought, and needs a server."""
 
-    agents = (VERIFIER, SEARCH, ANSWER)
-    config_class = SearchOptions
     memory_class: type[Memory] = SearchMemory
 
     def __init__(self, config: Any = None) -> None:
@@ -187,6 +208,21 @@ class SearchOrchestra(BaseOrchestra):
         env = make_env(0)
         if isinstance(env, SearchEnv):
             env.probe()
+
+
+@OrchestraRegistry.register("single", env="search")
+class SingleSearchOrchestra(SearchingOrchestra, SingleOrchestra):
+    """One search or one answer per turn."""
+
+    config_class = SingleOptions
+
+
+@OrchestraRegistry.register("search")
+class SearchOrchestra(SearchingOrchestra):
+    """One verdict per turn, then one search or one answer; the third role is not called."""
+
+    agents = (VERIFIER, SEARCH, ANSWER)
+    config_class = SearchOptions
 
     async def run(self, turn: Turn) -> str:
         verdict = await turn.act(VERIFIER)

@@ -16,9 +16,11 @@ from agent_system.workflows.proposer_executor import (
     PromptStyle,
     ProposerExecutorOptions,
     ProposerExecutorOrchestra,
+    SingleRole,
     ToolRole,
     make_styles,
 )
+from agent_system.workflows.single import SINGLE
 
 STYLES = make_styles(
     world="""\
@@ -48,6 +50,12 @@ moves. End with the moves that are to be made, such as <moves>U R R D</moves>.""
 Write a Python program that works out how to push each box onto a goal and prints the next moves, at most \
 {max_moves}, in the form U R R D, and nothing else. It is run once and reads the room as it is from standard input, a row a line without \
 blanks, in the signs above. It has the standard library, and a few seconds.""",
+    ),
+    single=Part(
+        "You play Sokoban.",
+        """\
+Work out which cell the player must stand on to push each box towards a goal, and how to get there; follow your moves on the map. End \
+with the moves that are to be made, such as <moves>U R R D</moves>.""",
     ),
     heading="Proposal",
     printed="The Tool's program proposes: {proposal}",
@@ -89,6 +97,14 @@ class ExecutorAgent(ExecutorRole):
     """The role that checks the proposal and decides which moves are made."""
 
     styles, options = STYLES, SokobanOptions
+    projection = read_moves
+
+
+@AgentRegistry.register(SINGLE, orchestra="single", env="sokoban")
+class SingleSokobanAgent(SingleRole):
+    """One agent that moves alone."""
+
+    styles = STYLES
     projection = read_moves
 
 

@@ -15,9 +15,11 @@ from agent_system.workflows.proposer_executor import (
     PromptStyle,
     ProposerExecutorOptions,
     ProposerExecutorOrchestra,
+    SingleRole,
     ToolRole,
     make_styles,
 )
+from agent_system.workflows.single import SINGLE
 
 STYLES = make_styles(
     world="""\
@@ -52,6 +54,14 @@ column, digit (counted from 1), such as 1 2 3, or else the whole grid with one l
 from standard input the clues, a line per row with blanks between the digits and 0 for an empty cell, then an empty line, then the \
 board as it is in the same form. It has the standard library, and a few seconds.""",
     ),
+    single=Part(
+        "You solve a Sudoku.",
+        """\
+This is turn {step}. Work out the empty cells step by step, those with one possible digit first, and check every cell against its row, \
+column and box. End with what you write: either cells as row, column, digit (counted from 1; digit 0 empties a cell), such as \
+<plan>1 2 3; 4 1 2</plan>, or the whole grid with one line per row between <plan> and </plan>. One cell that is a clue or lies outside \
+the board stops the action there.""",
+    ),
     heading="Proposed in this turn",
     printed="The Tool's program printed:\n{proposal}",
     quoting={"entry": "[{role}]\n{text}", "no_replies": "(nothing)"},
@@ -85,6 +95,14 @@ class ExecutorAgent(ExecutorRole):
 
     styles, options = STYLES, SudokuOptions
     projection = tag("action")
+
+
+@AgentRegistry.register(SINGLE, orchestra="single", env="sudoku")
+class SingleSudokuAgent(SingleRole):
+    """One agent that fills the board alone, in `<plan>...</plan>`."""
+
+    styles = STYLES
+    projection = tag("plan")
 
 
 @OrchestraRegistry.register("sudoku")

@@ -18,7 +18,7 @@ from agent_system.workflows.plan_path.team import ExecutorAgent, PlanPathOptions
 from agent_system.workflows.plan_path.world.generate import TASKS, Difficulty, generate
 from agent_system.workflows.plan_path.world.grid import MOVES, GridMap
 from agent_system.workflows.plan_path.world.render import compact_text
-from agent_system.workflows.plan_path.world.rules import State, advance, initial_state, walk
+from agent_system.workflows.plan_path.world.rules import State, advance, initial_state, walk, without_visits
 from agent_system.workflows.proposer_executor import TOOL
 from examples.embedded.course import UNTIED, Course, Messages, World, conversation
 from examples.embedded.plan_path.walkers import careful_moves, cost, habitual_moves, in_sight, random_moves
@@ -54,7 +54,7 @@ class PlanPathCourse(Course):
 
     Attributes:
         max_turns: turns of one demonstrated episode.
-        radius, max_moves: options of the environment (`PlanPathEnvOptions`).
+        radius, visits, max_moves: options of the environment (`PlanPathEnvOptions`).
     """
 
     count: int = 24_000
@@ -63,6 +63,7 @@ class PlanPathCourse(Course):
     difficulty: Difficulty = field(default_factory=lambda: Difficulty(wall_share=0.15))
     max_turns: int = 32
     radius: int = 2
+    visits: bool = True
     max_moves: int = 2
 
 
@@ -96,6 +97,8 @@ class Demonstrators:
         state = self._wandered(grid, habits.wander) if habits.wander and rng.random() < 0.5 else initial_state(grid)
         conversations: list[Messages] = []
         for _ in range(course.max_turns):
+            if not course.visits:
+                state = without_visits(state)
             proposal, plan = self._plan(grid, state, habits)
             if rng.random() < habits.executor:
                 if rng.random() < habits.stray:
@@ -169,4 +172,6 @@ def checked(grid: GridMap, state: State, plan: str, radius: int, max_moves: int)
     return f"{' '.join(steps)} {verdict} {moves_reply(moves)}", moves
 
 
-WORLD = World(PlanPathCourse(), TASKS, make_demos, size=UNTIED)
+# Maps as the generator makes them by default (20 % walls), seen without visits.
+DEFAULT_MAPS = PlanPathCourse(difficulty=Difficulty(), visits=False)
+WORLD = World(PlanPathCourse(), TASKS, make_demos, size=UNTIED, courses={"default_maps": DEFAULT_MAPS})

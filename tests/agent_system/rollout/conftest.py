@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent_system import BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer, verdict
+from agent_system.env_workers import EnvWorkers
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings, EnvFactory
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.testing import ScriptedEngine, make_tokenizer
@@ -67,6 +68,7 @@ def make_collector(tokenizer: Any) -> Callable[..., Collector]:
         max_tokens: int = 200,
         remote: Mapping[str, RemoteBinding] | None = None,
         frozen: Collection[str] = (),
+        workers: EnvWorkers | None = None,
         **settings: Any,
     ) -> Collector:
         agents = agents or {"Solver": Solver("Solver"), "Verifier": Verifier("Verifier")}
@@ -78,7 +80,7 @@ def make_collector(tokenizer: Any) -> Callable[..., Collector]:
             for name in agents
         }
         team = bindings | dict(remote or {})
-        return Collector(orchestra or Pair(), agents, EnvFactory(env), team, CollectorSettings(**settings))
+        return Collector(orchestra or Pair(), agents, EnvFactory(env), team, CollectorSettings(**settings), workers)
 
     return make
 

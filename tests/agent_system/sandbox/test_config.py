@@ -72,6 +72,7 @@ def test_keys_without_a_sandbox_are_an_error() -> None:
 def plan_path(**options: str) -> RunConfig:
     config = RunConfig()
     config.agent.orchestra_type = config.env.env_name = "plan_path"
+    config.agent.agent_ids = ["Tool Agent", "Executor Agent"]
     config.agent.orchestra = {"plan_path": options}
     config.sandbox.min_level = "rlimits"
     config.sandbox.workers = 1

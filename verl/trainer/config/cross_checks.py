@@ -15,6 +15,7 @@ from verl.trainer.config import ApiConfig, RunConfig, TrainedModelConfig, Traine
 from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.effect import check_effect
 from verl.trainer.config.reward import check_tree_rewards
+from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, check_values, keys
 from verl.trainer.placement.pools import assign_devices, check_engine_spans
 from verl.trainer.placement.role_policies import policy_rows
@@ -210,6 +211,12 @@ def check_reward(config: RunConfig, placement: Placement) -> None:
             f"reward.team_scope={reward.team_scope} contradicts reward.propagation.mode={reward.propagation.mode}, which propagates the "
             "reward of the whole episode; set reward.team_scope=episode or reward.propagation.mode=none"
         )
+    if reward.granularity == "token" and (reward.shaping != "default" or reward.propagation.mode != "none"):
+        raise ConfigError(
+            f"reward.granularity=token places rewards on tokens as they are, but reward.shaping={reward.shaping} and "
+            f"reward.propagation.mode={reward.propagation.mode} change the reward of a whole reply; set reward.shaping=default and "
+            "reward.propagation.mode=none, or reward.granularity=reply"
+        )
     for agent in placement.agents:
         limit = agent.config.rollout.response_length or config.data.max_response_length
         if buffer.enable and buffer.len > limit:
@@ -319,42 +326,56 @@ def candidates_of(config: RunConfig) -> dict[str, int]:
 
 def check_sampling(config: RunConfig, placement: Placement) -> None:
     """Raise ConfigError for keys that contradict `rollout.sampling`."""
-    tree = config.rollout.sampling == "tree"
+    tree, committed = config.rollout.sampling == "tree", follows_committed(config)
     if tree:
-        check_tree_rewards(config.reward)
+        check_tree_rewards(config.reward, config.rollout.tree.returns)
+    if committed and config.algorithm.filter_groups.enable:
+        raise ConfigError(
+            "algorithm.filter_groups.enable=true drops rows of groups of equal rewards, but with rollout.tree.returns=committed a row also "
+            "learns from the other candidates of its call, which are no group: turn the filter off, or use rollout.tree.returns=step"
+        )
     own_k = candidates_of(config)
     for agent in placement.trained:
         settings, own = agent_config(config.algorithm, agent.agent_id), _agent_note(config, agent.agent_id)
         estimator, fields = str(settings.adv_estimator), group_fields(settings)
-        if tree:
-            _check_tree_estimator(estimator, own)
+        if tree and not committed:
+            _check_tree_estimator(settings, own)
             if averages_trajectories(settings, estimator) and estimator_takes(estimator, "traj_index"):
                 raise ConfigError(
                     f"rollout.sampling=tree compares the candidates of a call, but the samples of an episode are averaged first with "
                     f"algorithm.statistics_over={settings.statistics_over} with adv_estimator={estimator} and groups {fields}{own}; "
-                    "set algorithm.statistics_over=samples, algorithm.adv_estimator=grpo"
+                    "set algorithm.statistics_over=samples, algorithm.adv_estimator=grpo, or rollout.tree.returns=committed"
                 )
         one = f"rollout.tree.k_per_agent.{slug(agent.agent_id)}=1" if tree else "rollout.sampling=parallel"
-        compares = estimator_takes(estimator, "index")
-        if (not tree or own_k.get(agent.agent_id) == 1) and set(fields) >= CALL_FIELDS and settings.singleton == "zero" and compares:
+        one = "rollout.tree.returns=committed" if committed else one
+        alone = not tree or committed or own_k.get(agent.agent_id) == 1
+        compares = estimator_takes(estimator, "index") and settings.singleton == "zero"
+        if alone and compares and set(fields) >= CALL_FIELDS:
+            zero = "every advantage of the estimator" if committed else "every advantage"
             raise ConfigError(
-                f"algorithm.group_by={fields}{own} holds one sample per group with {one}, so every advantage is 0; "
-                f"set {'2 or more candidates' if tree else 'rollout.sampling=tree'}, or algorithm.group_by=[uid,agent_id,turn]"
+                f"algorithm.group_by={fields}{own} holds one sample per group with {one}, so {zero} is 0; "
+                f"set {_more_samples(tree, committed)}, or algorithm.group_by=[uid,agent_id,turn]"
             )
 
 
-def _check_tree_estimator(estimator: str, own: str) -> None:
+def _more_samples(tree: bool, committed: bool) -> str:
+    if committed:
+        return "rollout.tree.returns=step"
+    return "2 or more candidates" if tree else "rollout.sampling=tree"
+
+
+def _check_tree_estimator(settings: Any, own: str) -> None:
+    """Raise ConfigError for an estimator that has no meaning if nothing follows a candidate's own action."""
+    estimator = str(settings.adv_estimator)
     if needs_values(estimator):
-        why = "reads values along an episode's calls"
-    elif estimator_needs(estimator, "reward_baselines"):
-        why = "uses the reward of a greedy episode as the baseline"
+        why = "with algorithm.gae.level=turn reads values along an episode's calls" if settings.gae.level == "turn" else ""
     else:
         why = ESTIMATORS.traits(estimator).follows_calls
     if not why:
         return
     raise ConfigError(
-        f"rollout.sampling=tree compares the candidates of a call, but algorithm.adv_estimator={estimator}{own} {why}; "
-        "use an estimator with a group baseline, such as grpo, or rollout.sampling=parallel"
+        f"rollout.sampling=tree with rollout.tree.returns=step rewards each candidate for its own action alone, but "
+        f"algorithm.adv_estimator={estimator}{own} {why}; set rollout.tree.returns=committed, or use another estimator, such as grpo"
     )
 
 
@@ -448,9 +469,9 @@ def warn_of_warmup(trainer: TrainerConfig, steps: int) -> None:
 
 
 def _check_groups(config: RunConfig, placement: Placement) -> None:
-    """Check groups in parallel sampling; in tree sampling, candidates of a call are compared with each other."""
+    """Check groups of episodes; in a tree of single steps, candidates of a call are compared with each other."""
     alone: dict[str, str] = {}
-    for agent in placement.trained if config.rollout.sampling == "parallel" else ():
+    for agent in placement.trained if config.rollout.sampling == "parallel" or follows_committed(config) else ():
         settings = agent_config(config.algorithm, agent.agent_id)
         estimator, fields = str(settings.adv_estimator), group_fields(settings)
         if settings.singleton != "zero" or not estimator_takes(estimator, "index"):

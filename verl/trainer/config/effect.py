@@ -21,6 +21,7 @@ from verl.trainer.config.algorithm import READ as ESTIMATED
 from verl.trainer.config.critic import CRITIC
 from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
+from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import IneffectiveKeyError, Key, keys
 from verl.trainer.placement.table import AgentPlacement, ApiPlacement, Placement
 from verl.trainer.ppo.credit.passes import computes_old_log_probs
@@ -30,6 +31,8 @@ from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES
 from verl.utils.names import value_at
 
 ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref."
+# Key that the comparison of the candidates of a call reads, whatever the estimator is.
+COMPARISON = "algorithm.norm_adv_by_std_in_grpo"
 # Keys that every estimator with groups reads.
 GROUP_KEYS = ("group_by", "group_by_agent_id", "singleton")
 # Keys that are read of an agent that is not trained: served here, or behind an API.
@@ -47,8 +50,10 @@ class Scope:
 
 
 def _estimator_reads(key: str, scope: Scope) -> bool:
-    """Return whether the estimator of the team, or the own estimator of an agent, reads `key`."""
+    """Return whether the estimator of the team, the own estimator of an agent, or the comparison of candidates, reads `key`."""
     algorithm = scope.config.algorithm
+    if key == COMPARISON and follows_committed(scope.config):
+        return True
     used = {algorithm.adv_estimator, *(own["adv_estimator"] for own in algorithm.per_agent.values() if "adv_estimator" in own)}
     own = key.removeprefix("algorithm.")
     return any(ESTIMATORS.traits(name).grouped if own in GROUP_KEYS else ESTIMATORS.reads(name, own) for name in used)

@@ -1,9 +1,10 @@
 """Keys under `reward`: how rewards of the environment become the reward of a sample."""
 
+import re
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
-from verl.trainer.config.spec import ConfigError, key, section
+from verl.trainer.config.spec import LONGEST_S, ConfigError, key, section
 
 TEAM_SCOPES = ("episode", "turn", "call")
 SHAPINGS = ("default", "turn_weighted", "discount", "hop_weighted", "hop_discount", "binary", "normalized")
@@ -11,6 +12,24 @@ PROPAGATIONS = ("none", "uniform", "discounted", "threshold")
 THRESHOLD = "reward.propagation.mode=threshold"
 FIXED = "reward.propagation.theta_quantile=null"
 STEPS = "reward.propagation.theta_step>0"
+
+
+# Set `reward.reward_manager.name` to the manager that the function's signature asks for.
+AUTO = "auto"
+PATH = "reward.custom_reward_function.path"
+MANAGED = f"{PATH} or reward.reward_manager.name!={AUTO}"
+FUNCTIONS = f"{MANAGED} or reward.agent_functions"
+
+
+def _patterns(value: dict[str, str]) -> dict[str, str]:
+    for pattern, function in value.items():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+        if not all(function.rpartition(":")[::2]):
+            raise ValueError(f"expected file_or_module:function for the agents {pattern!r}, found {function!r}")
+    return value
 
 
 def _interval(value: list[float]) -> list[float]:
@@ -72,7 +91,37 @@ class OverlongBufferConfig:
 
 
 @dataclass
+class CustomRewardFunctionConfig:
+    path: Optional[str] = key(None, "file (.py) or module with a reward function of your own, see docs/training.md")
+    name: str = key("compute_score", "name of the function", effect=PATH)
+    reward_kwargs: dict[str, Any] = key({}, "additional keyword arguments of the function", effect=MANAGED)
+
+
+@dataclass
+class RewardManagerConfig:
+    name: str = key(
+        AUTO,
+        "what scores a finished episode: episode (your function gets the episode) | naive (verl's arguments of compute_score) | one "
+        "registered by a plug-in; auto: the environment, or with a function naive or episode by its parameters",
+    )
+
+
+@dataclass
 class RewardConfig:
+    custom_reward_function: CustomRewardFunctionConfig = section(CustomRewardFunctionConfig)
+    reward_manager: RewardManagerConfig = section(RewardManagerConfig)
+    agent_functions: dict[str, str] = key(
+        {},
+        "pattern of agent names or slugs -> file_or_module:function, which gives the local reward of each call of these agents",
+        check=_patterns,
+    )
+    granularity: str = key(
+        "reply",
+        "what reward functions may reward in a reply: reply (the whole) | token (also single tokens or spans of characters)",
+        choices=("reply", "token"),
+        effect=FUNCTIONS,
+    )
+    timeout_s: float = key(60.0, "time limit of the reward functions of one episode", gt=0, le=LONGEST_S, effect=FUNCTIONS)
     alpha: float = key(1.0, "weight of the team reward: r = alpha * team + local", ge=0)
     team_scope: str = key(
         "episode",
@@ -86,12 +135,27 @@ class RewardConfig:
     overlong_buffer: OverlongBufferConfig = section(OverlongBufferConfig)
 
 
-def check_tree_rewards(reward: RewardConfig) -> None:
-    """Raise ConfigError unless a candidate is rewarded for its own action alone, so that the candidates of a call can be compared."""
+def has_functions(reward: RewardConfig) -> bool:
+    """Return whether reward functions, or a reward manager, score the episodes beside the environment."""
+    return reward.custom_reward_function.path is not None or reward.reward_manager.name != AUTO or bool(reward.agent_functions)
+
+
+def check_tree_rewards(reward: RewardConfig, returns: str) -> None:
+    """Raise ConfigError unless candidates that are compared with each other are rewarded for their own action alone.
+
+    Args:
+        returns: `rollout.tree.returns`.
+    """
+    if has_functions(reward):
+        raise ConfigError(
+            "rollout.sampling=tree compares the candidates of a call before the episode goes on, but reward functions "
+            "(reward.custom_reward_function, reward.reward_manager, reward.agent_functions) score finished episodes; let the "
+            "environment's act() or score() reward the candidates, or set rollout.sampling=parallel"
+        )
     scope, mode = reward.team_scope, reward.propagation.mode
-    if scope != "call" or mode != "none":
+    if returns == "step" and (scope != "call" or mode != "none"):
         raise ConfigError(
             f"rollout.sampling=tree rewards a candidate for its own action, but reward.team_scope={scope} and "
             f"reward.propagation.mode={mode} add later rewards, to which only the committed candidate of a call has led; "
-            "set reward.team_scope=call and reward.propagation.mode=none"
+            "set reward.team_scope=call and reward.propagation.mode=none, or rollout.tree.returns=committed"
         )

@@ -103,6 +103,21 @@ class EnvRolloutConfig:
     val_n: int = key(1, "episodes per task in validation", ge=1)
 
 
+WORKERS = "env.workers.num>0"
+
+
+@dataclass
+class EnvWorkersConfig:
+    num: int = key(0, "worker processes that environments run in; 0: in the driver, on threads", ge=0)
+    cpus: float = key(1.0, "Ray CPUs reserved for each worker", ge=0, effect=(WORKERS, "trainer.controller=ray"))
+    memory_gib: Optional[float] = key(
+        None,
+        "resident memory of one worker, in GiB, above which it is replaced and its episodes are played again; default: no limit",
+        gt=0,
+        effect=WORKERS,
+    )
+
+
 @dataclass
 class EnvConfig:
     env_name: str = key("math", "registered name of the environment")
@@ -110,11 +125,14 @@ class EnvConfig:
     history_length: int = key(4, "number of past turns that a prompt contains", ge=0)
     params: dict[str, Any] = key({}, "options of the environment: env.params.<option>")
     rollout: EnvRolloutConfig = section(EnvRolloutConfig)
+    workers: EnvWorkersConfig = section(EnvWorkersConfig)
 
 
 SAMPLINGS = ("parallel", "tree")
 TREE_SELECTIONS = ("greedy", "first", "random", "softmax")
 TREE = "rollout.sampling=tree"
+TREE_RETURNS = ("step", "committed")
+COMMITTED = "rollout.tree.returns=committed"
 
 
 @dataclass
@@ -141,6 +159,19 @@ class TreeConfig:
         ge=0,
         le=1,
         effect=(TREE, "rollout.tree.select!=random"),
+    )
+    returns: str = key(
+        "step",
+        "return of a candidate: step (of its own action; the estimator compares all candidates) | committed (the estimator sees the "
+        "committed replies as an episode, and the candidates of a call are compared by the reward of their own action)",
+        choices=TREE_RETURNS,
+        effect=TREE,
+    )
+    candidate_weight: float = key(
+        1.0,
+        "weight of the comparison of a call's candidates in the advantage; 0: only committed replies are trained",
+        ge=0,
+        effect=(TREE, COMMITTED),
     )
 
 
@@ -236,3 +267,8 @@ class RunConfig:
     sandbox: SandboxConfig = section(SandboxConfig)
     trainer: TrainerConfig = section(TrainerConfig)
     ray_init: RayInitConfig = section(RayInitConfig)
+
+
+def follows_committed(config: RunConfig) -> bool:
+    """Return whether estimators see the committed replies of trees as episodes."""
+    return config.rollout.sampling == "tree" and config.rollout.tree.returns == "committed"

@@ -13,7 +13,8 @@ from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
 PROMPT_SIDE = ("prompts",)
 RESPONSE_SIDE = ("responses", "response_mask", "reply_mask", "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights",
-                 "entropys", "advantages", "returns", "values", "token_level_scores", "token_level_rewards")  # fmt: skip
+                 "entropys", "advantages", "returns", "values", "token_level_scores", "token_level_rewards",
+                 "token_rewards")  # fmt: skip
 WHOLE = ("input_ids", "attention_mask", "position_ids")
 
 

@@ -234,9 +234,10 @@ class RayPPOTrainer:
         seed = (self.config.data.seed, before + 1)
         metrics: dict[str, float] = {}
         if self.team.uses_critic:
-            metrics |= value_metrics(batch, self.team.critic_agents)
+            rows = self.credit.critic_rows(batch)
+            metrics |= value_metrics(rows, self.team.critic_agents)
             with self.timer("update_critic"):
-                metrics |= self.team.update_critic(batch, before, seed)
+                metrics |= self.team.update_critic(rows, before, seed)
         if before >= warmup:
             with self.timer("update_actor"):
                 metrics |= self.team.update_actor(batch, self.on_policy, before - warmup, seed)

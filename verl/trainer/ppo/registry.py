@@ -27,7 +27,7 @@ class EstimatorTraits:
         grouped: rows are compared with their group, so that advantages in a group of equal rewards are 0.
         checks_rewards: it raises ValueError for non-finite rewards, so that no other check is needed.
         learns_from: signal beside the reward of a sample, for messages.
-        follows_calls: use of an episode's sequence of calls, which candidates of a tree do not form, as the verb of a message.
+        follows_calls: use of an episode's sequence of calls, which single steps of a tree do not form, as the verb of a message.
         weighs_calls_by: key of `algorithm` that weights an agent's calls instead of `call_weighting`.
         cannot_weigh: use of calls that excludes weights, unless trajectories are averaged first, as the verb of a message.
         units: for an estimator that compares neither rows nor trajectories, a function of the settings and of the group, episode and

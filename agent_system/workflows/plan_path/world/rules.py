@@ -72,3 +72,8 @@ def advance(grid: GridMap, state: State, made: Walk) -> State:
         visits[cell] = min(MOST_VISITS, visits[cell] + 1)
     best = min([state.best, *(grid.distances[cell] for cell in made.cells)])
     return replace(state, cell=made.end, best=best, visits=bytes(visits), moves=state.moves + len(made.cells))
+
+
+def without_visits(state: State) -> State:
+    """Return the state as one sees it who does not remember where it was: no cell counts as visited."""
+    return replace(state, visits=bytes(len(state.visits)))

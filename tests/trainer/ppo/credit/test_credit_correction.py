@@ -162,3 +162,27 @@ def test_the_kl_of_rejected_tokens_is_in_no_reward() -> None:
     # KL 2 a token: two kept tokens of the first reply cost 0.4
     assert batch.batch["token_level_rewards"].sum(dim=1).tolist() == pytest.approx([0.6, 1.6, 30.0, 5.4])
     assert metrics["actor/reward_kl_penalty"] == metrics["wg/p/actor/reward_kl_penalty"] == 2.0
+
+
+def token_scores(estimator: str, **correction: object) -> DataProto:
+    """A batch of four calls with rewards on tokens, scored."""
+    config = RunConfig()
+    config.algorithm = AlgorithmConfig(adv_estimator=estimator, gamma=0.5)
+    config.algorithm.rollout_correction = RolloutCorrectionConfig(**correction)  # type: ignore[arg-type]
+    batch = make_batch()
+    batch.batch["token_rewards"] = torch.tensor([[0.5, 0.0, 0.25], [4.0, -1.0, 0.0], [0.0] * 3, [0.0, 8.0, 0.0]], dtype=torch.float64)
+    batch, _ = CreditAssigner(config, ScriptedTeam(), True).score(batch, Timer(), version=3)  # type: ignore[arg-type]
+    return batch
+
+
+def test_rewards_of_tokens_stay_where_they_are_and_the_last_token_gets_the_rest() -> None:
+    batch = token_scores("reinforce_plus_plus")
+    assert batch.batch["token_level_scores"].tolist() == [[0.5, 0.0, 0.5], [4.0, -2.0, 0.0], [0.0, 0.0, 30.0], [0.0, 8.0, -2.0]]
+    assert batch.batch["token_level_scores"].sum(dim=1).tolist() == REWARDS
+    assert batch.batch["returns"].tolist()[0] == [0.5 + 0.5 * 0.25, 0.25, 0.5], "discounted from where each token got its own"
+    assert token_scores("grpo").batch["advantages"].tolist() == score(algorithm=AlgorithmConfig())[0].batch["advantages"].tolist()
+
+
+def test_the_reward_of_a_rejected_token_goes_to_the_last_one_that_is_kept() -> None:
+    batch = token_scores("reinforce_plus_plus", rollout_rs="token_k1", rollout_rs_threshold="0.1_10.0")
+    assert batch.batch["token_level_scores"].tolist() == [[0.5, 0.5, 0.0], [4.0, -2.0, 0.0], [0.0, 0.0, 30.0], [0.0, 8.0, -2.0]]

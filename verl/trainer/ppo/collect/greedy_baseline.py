@@ -45,6 +45,7 @@ def _means(batch: DataProto, suffix: str = "") -> dict[tuple[str, str], float]:
     """Return the mean reward of an agent in a group, by (uid without its suffix, agent)."""
     rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
     columns = batch.non_tensor_batch
-    for uid, agent, reward in zip(columns["uid"], columns["agent_id"], columns["reward"], strict=True):
+    committed = columns.get("committed", np.ones(len(batch), dtype=bool))  # other candidates of a tree have no return
+    for uid, agent, reward in zip(*(columns[name][committed.astype(bool)] for name in ("uid", "agent_id", "reward")), strict=True):
         rewards[(uid.removesuffix(suffix), agent)].append(float(reward))
     return {key: float(np.mean(sorted(values))) for key, values in rewards.items()}

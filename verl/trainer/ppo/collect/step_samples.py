@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
+from verl.trainer.config.run import follows_committed
 from verl.trainer.placement.untrained import trained_agents
 from verl.trainer.ppo.collect.dynamic_sampling import draw_until_full
 from verl.trainer.ppo.collect.greedy_baseline import needs_baselines, reward_baselines
@@ -46,7 +47,8 @@ async def collect_step(config: RunConfig, collector: Collector, loader: TaskLoad
     rows = [loader.source[place] for place in loader.take(config.data.train_batch_size)]
     result = await collector.collect(rows, config.env.rollout.n, step=step)
     used = estimators_in_use(config.algorithm, trained_agents(config.agent))
-    if result.batch is None or not any(map(needs_baselines, used)):
+    single_steps = config.rollout.sampling == "tree" and not follows_committed(config)  # whose baselines the collector has sampled
+    if result.batch is None or single_steps or not any(map(needs_baselines, used)):
         return StepSamples(result.batch, result.episodes, dict(result.metrics), _tokens(result))
     greedy = await collector.collect(rows, 1, step=step, greedy=True)
     baselines, metrics = reward_baselines(result.batch, greedy, config.reward.alpha)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
+from verl.trainer.config.run import follows_committed
 from verl.trainer.ppo.core_algos.rollout_correction import (
     apply_bypass_mode,
     apply_m2po_mask,
@@ -19,6 +21,7 @@ from verl.trainer.ppo.core_algos.rollout_correction import (
 )
 from verl.trainer.ppo.credit.adaptive_theta import AdaptiveTheta
 from verl.trainer.ppo.credit.advantage import compute_advantage
+from verl.trainer.ppo.credit.candidates import committed_rows, compute_committed_advantage, with_other_candidates
 from verl.trainer.ppo.credit.kl_in_reward import KLInReward
 from verl.trainer.ppo.credit.passes import needs_old_log_probs, needs_sum_pi_squared
 from verl.trainer.ppo.reward import place_on_last_token
@@ -94,24 +97,37 @@ class CreditAssigner:
                 batch = batch.union(self.team.compute_ref_log_prob(batch))
         if self.team.uses_critic:
             with timer("values"):
-                batch = batch.union(self.team.compute_values(batch))
+                rows = self.critic_rows(batch)
+                values = self.team.compute_values(rows).batch["values"]
+                batch.batch["values"] = with_other_candidates(values, committed_rows(batch)) if rows is not batch else values
         return batch
 
     def _token_rewards(self, batch: DataProto, replies: torch.Tensor, metrics: dict[str, float]) -> None:
-        """Place rewards on the last unmasked token of each reply; for completely rejected replies, on the last token before rejection."""
+        """Place rewards on the last unmasked token of each reply; for completely rejected replies, on the last token before rejection.
+
+        Rewards of unmasked tokens (`token_rewards`) stay where they are; the last token gets the rest, so that the sum is the reward.
+        """
         algorithm = self.config.algorithm
         kept = batch.batch["response_mask"]
         rewards = batch.non_tensor_batch["reward"].astype(float)
-        batch.batch["token_level_scores"] = place_on_last_token(rewards, torch.where(kept.any(dim=1, keepdim=True), kept, replies))
+        on_tokens = batch.batch["token_rewards"] * kept if "token_rewards" in set(batch.batch.keys()) else None
+        if on_tokens is not None:
+            rewards = rewards - on_tokens.sum(dim=1).cpu().numpy()
+        scores = place_on_last_token(rewards, torch.where(kept.any(dim=1, keepdim=True), kept, replies))
+        batch.batch["token_level_scores"] = scores if on_tokens is None else (scores + on_tokens).float()
         batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
         if algorithm.use_kl_in_reward:
             metrics |= self.kl_in_reward.apply(batch)
 
+    def critic_rows(self, batch: DataProto) -> DataProto:
+        """Return the rows whose values and returns are read: without the candidates of a tree that have no return."""
+        return batch.select_idxs(committed_rows(batch)) if follows_committed(self.config) else batch
+
     def _advantages(self, batch: DataProto, version: int) -> DataProto:
         algorithm = self.config.algorithm
-        return compute_advantage(
-            batch,
-            algorithm.adv_estimator,
+        estimate = partial(
+            compute_advantage,
+            adv_estimator=algorithm.adv_estimator,
             gamma=algorithm.gamma,
             lam=algorithm.lam,
             num_repeat=self.config.env.rollout.n,
@@ -120,3 +136,6 @@ class CreditAssigner:
             state=self.estimator_state,
             seed=self.config.data.seed * 1_000_003 + version,
         )
+        if follows_committed(self.config):
+            return compute_committed_advantage(batch, estimate, algorithm, self.config.rollout.tree.candidate_weight)
+        return estimate(batch)

@@ -24,6 +24,9 @@ def compute_remax_outcome_advantage(
     There are no groups and no normalisation: every row has its own baseline, so that single rows and equal scores are no special cases. A
     reply with the outcome reward of the greedy one has advantage 0 at every token.
 
+    The greedy reply is that of a greedy episode of the task; for the candidates of a tree with `rollout.tree.returns=step` it is a greedy
+    reply to their call, rewarded for its own action like them.
+
     Keys: `algorithm.call_weighting` (in the loss only).
     Use when: one reply per prompt is sampled, and an additional greedy reply is affordable.
     Fails when: the scale of rewards differs between tasks, since they are not normalized.

@@ -8,24 +8,53 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from agent_system.environment import BaseEnv, Observation, Outcome
 from agent_system.errors import AgentSystemError
+from agent_system.threads import run_plain
 
 logger = logging.getLogger(__name__)
 
 
-class EnvCaller:
-    """One environment with awaitable methods.
+class EnvHandle(Protocol):
+    """One environment with awaitable methods, in this process or in another.
 
     Attributes:
-        env: the environment.
-        has_act, has_observe, has_score, has_close: whether its class defines the method.
+        name: name of its class.
+        has_act, has_observe, has_score: whether its class defines the method.
+        has_close: `close` has to be called.
     """
+
+    name: str
+    has_act: bool
+    has_observe: bool
+    has_score: bool
+    has_close: bool
+
+    async def outcome(self, method: str, *args: Any) -> Outcome:
+        """Call `method` and check that it returns an `Outcome`."""
+        ...
+
+    async def observation(self, method: str, *args: Any) -> Observation:
+        """Call `method` and check that it returns an `Observation`."""
+        ...
+
+    async def fork(self) -> EnvHandle:
+        """Return the environment's fork. Raise AgentSystemError when `fork` does not return another environment."""
+        ...
+
+    async def close(self, limit: float) -> None:
+        """Close the environment; abandon it with a warning after `limit` seconds."""
+        ...
+
+
+class EnvCaller:
+    """An environment of this process, as an `EnvHandle`; `env` is the environment itself."""
 
     def __init__(self, env: BaseEnv, threads: Executor) -> None:
         self.env = env
+        self.name = type(env).__name__
         self.has_act = env.overrides("act")
         self.has_observe = env.overrides("observe")
         self.has_score = env.overrides("score")
@@ -45,7 +74,7 @@ class EnvCaller:
         """Return a caller of the environment's fork. Raise AgentSystemError when `fork` does not return another environment."""
         env = self._checked("fork", await self.call("fork"), BaseEnv)
         if env is self.env:
-            raise AgentSystemError(f"{type(self.env).__name__}.fork() returned the environment itself; return an independent copy")
+            raise AgentSystemError(f"{self.name}.fork() returned the environment itself; return an independent copy")
         return EnvCaller(env, self._threads)
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -61,7 +90,7 @@ class EnvCaller:
         """Run a method in a thread; if the caller is cancelled, the environment stays locked until the thread returns."""
         await self._in_use.acquire()
         loop = asyncio.get_running_loop()
-        future = self._threads.submit(_run, bound, args)
+        future = self._threads.submit(run_plain, bound, args)
 
         def release(_: object) -> None:
             with suppress(RuntimeError):  # the loop may have been closed meanwhile
@@ -82,16 +111,9 @@ class EnvCaller:
         except TimeoutError:
             if not clock.expired():
                 raise
-            logger.warning("%s.close() did not return within %g s; abandoned", type(self.env).__name__, limit)
+            logger.warning("%s.close() did not return within %g s; abandoned", self.name, limit)
 
     def _checked(self, method: str, value: Any, expected: type) -> Any:
         if not isinstance(value, expected):
-            raise AgentSystemError(f"{type(self.env).__name__}.{method}() must return {expected.__name__}, found {type(value).__name__}")
+            raise AgentSystemError(f"{self.name}.{method}() must return {expected.__name__}, found {type(value).__name__}")
         return value
-
-
-def _run(bound: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    try:
-        return bound(*args)
-    except StopIteration as error:  # a future cannot raise it: the waiter would wait for ever
-        raise RuntimeError(f"{getattr(bound, '__qualname__', bound)} raised StopIteration") from error

@@ -1,0 +1,56 @@
+"""The environment workers of a run: processes of this machine, or Ray actors with the Ray controller."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from agent_system.env_workers import EnvSource, EnvWorkers, ProcessWorker
+from agent_system.env_workers.messages import Transport
+from agent_system.registry import EnvRegistry
+from verl.trainer.config import RunConfig
+from verl.trainer.config.spec import ConfigError
+from verl.trainer.ppo.controller import import_path
+
+
+@contextmanager
+def env_workers(config: RunConfig) -> Iterator[EnvWorkers | None]:
+    """Start the workers of `env.workers` and end them at exit; None with `env.workers.num=0`.
+
+    Raises ConfigError when the Ray cluster has not enough free CPUs, EnvWorkerError when a worker cannot start.
+    """
+    if config.env.workers.num == 0:
+        yield None
+        return
+    workers = EnvWorkers(EnvRegistry.get(config.env.env_name), config.env.workers.num, _starter(config))
+    try:
+        yield workers
+    finally:
+        workers.close()
+
+
+def _starter(config: RunConfig) -> Callable[[], Transport]:
+    keys = config.env.workers
+    source = EnvSource(
+        name=config.env.env_name,
+        params=config.env.params,
+        plugins=tuple(config.agent.plugins),
+        sandbox=config.sandbox,
+        threads=config.rollout.env_threads,
+        memory_bytes=None if keys.memory_gib is None else int(keys.memory_gib * 2**30),
+    )
+    payload, environment = pickle.dumps(source), {"PYTHONPATH": import_path()}
+    if config.trainer.controller == "local":
+        return lambda: ProcessWorker(payload, environment)
+    import ray
+
+    from agent_system.env_workers.ray_actor import RayWorker
+
+    free = ray.available_resources().get("CPU", 0.0)
+    if keys.num * keys.cpus > free:
+        raise ConfigError(
+            f"env.workers.num={keys.num} and env.workers.cpus={keys.cpus:g} reserve {keys.num * keys.cpus:g} CPUs, but the Ray cluster has "
+            f"{free:g} free; lower one of them"
+        )
+    return lambda: RayWorker(payload, keys.cpus, environment)

@@ -1,0 +1,136 @@
+"""Reward functions of the user: found, checked before a model loads, and called by the managers `episode` and `naive`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from agent_system.errors import AgentSystemError
+from agent_system.record import NUMBERS, EpisodeRecord
+from agent_system.registry import RewardManagerRegistry
+from agent_system.reward.manager import Reward, RewardManager
+from verl.trainer.config.reward import AUTO, RewardConfig
+from verl.utils.names import did_you_mean
+
+# Parameters of verl's `compute_score`.
+VERLS = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+
+@RewardManagerRegistry.register("episode")
+class EpisodeRewardManager(RewardManager):
+    """Calls `reward(episode, **kwargs)`."""
+
+    def __init__(self, function: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> None:
+        super().__init__(function, kwargs)
+        self._call = checked(function, "reward.reward_manager.name=episode", "episode", **kwargs)
+
+    def score(self, episode: EpisodeRecord) -> Any:
+        """Return the function's result."""
+        return self._call(episode, **self.kwargs)
+
+
+@RewardManagerRegistry.register("naive")
+class NaiveRewardManager(RewardManager):
+    """Calls verl's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)` on the answer of the episode.
+
+    `solution_str` is the text that the orchestra passed to the environment at the end of its last turn; in an episode that ended before,
+    the last reply. A mapping must have a `score`; its other numbers are terms.
+    """
+
+    def __init__(self, function: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> None:
+        super().__init__(function, kwargs)
+        self._call = checked(function, "reward.reward_manager.name=naive", **dict.fromkeys(VERLS), **kwargs)
+
+    def score(self, episode: EpisodeRecord) -> Any:
+        """Return the function's result."""
+        task = episode.task
+        assert task is not None, "the collector sets the task"
+        text = episode.answer or episode.samples[-1].text
+        return self._call(
+            data_source=task.data_source, solution_str=text, ground_truth=task.ground_truth, extra_info=dict(task.extra), **self.kwargs
+        )
+
+    def read(self, found: Any) -> Reward:
+        """Return a score, or a mapping with `score`, as the team reward."""
+        if not isinstance(found, Mapping):
+            return super().read(found)
+        if "score" not in found:
+            raise AgentSystemError(f"compute_score returned a mapping without 'score'; it has {sorted(map(str, found))}")
+        return Reward(found["score"], {k: float(v) for k, v in found.items() if k != "score" and isinstance(v, NUMBERS)})
+
+
+def checked(function: Callable[..., Any] | None, where: str, /, *arguments: Any, **named: Any) -> Callable[..., Any]:
+    """Return the function. Raise AgentSystemError if there is none, or it cannot be called with these arguments."""
+    if function is None:
+        raise AgentSystemError(f"{where} calls a function: set reward.custom_reward_function.path")
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError as error:
+        expected = ", ".join([*map(str, arguments), *named])
+        raise AgentSystemError(
+            f"{where}: {function.__qualname__}{inspect.signature(function)} cannot be called with ({expected}): {error}"
+        ) from error
+    except ValueError:  # a builtin without a signature
+        pass
+    return function
+
+
+def load_function(path: str, name: str, key: str) -> Callable[..., Any]:
+    """Return a function of a file or module.
+
+    Args:
+        path: a file that ends in `.py`, or the name of a module.
+        name: name of the function.
+        key: the key that gives both, for messages.
+
+    Raises:
+        AgentSystemError: there is no such file, module or function, or importing it fails.
+    """
+    try:
+        module = _load(str(Path(path).expanduser().resolve()) if path.endswith(".py") else path)
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, FileNotFoundError) or (isinstance(error, ModuleNotFoundError) and error.name == path)
+        what = "no such file or module" if missing else f"importing it failed with {type(error).__name__}: {error}"
+        raise AgentSystemError(f"{key}: {path}: {what}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [n for n, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
+        raise AgentSystemError(f"{key}: {path} has no function {name!r}{did_you_mean(name, names)}; it has: {', '.join(names) or 'none'}")
+    return function  # type: ignore[no-any-return]
+
+
+@cache
+def _load(place: str) -> ModuleType:
+    """Import a module, or a file once per process: functions of one file share its state."""
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    spec = importlib.util.spec_from_file_location(f"reward_functions_{Path(place).stem}", place)
+    assert spec is not None and spec.loader is not None, "the name ends in .py"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def build_manager(settings: RewardConfig) -> RewardManager | None:
+    """Return the manager of `reward.reward_manager.name`; None if the environment alone gives rewards.
+
+    `auto` takes `naive` for a function that has a parameter of `VERLS`, and `episode` for any other.
+
+    Raises:
+        AgentSystemError: an unknown manager, a function that cannot be loaded, or one that the manager cannot call.
+    """
+    custom, name = settings.custom_reward_function, settings.reward_manager.name
+    if custom.path is None and name == AUTO:
+        return None
+    function = None
+    if custom.path is not None:
+        function = load_function(custom.path, custom.name, "reward.custom_reward_function")
+        if name == AUTO:
+            name = "naive" if set(VERLS) & set(inspect.signature(function).parameters) else "episode"
+    return RewardManagerRegistry.get(name)(function, custom.reward_kwargs)

@@ -1,0 +1,165 @@
+"""Applies reward functions to finished episodes, before `assign_rewards`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from agent_system.errors import AgentSystemError
+from agent_system.record import EpisodeRecord, Sample, finite
+from agent_system.reward.functions import build_manager, checked, load_function
+from agent_system.reward.manager import Reward
+from agent_system.reward.tokens import Prefix, token_rewards
+from agent_system.threads import DaemonExecutor, run_plain
+from verl.trainer.config.reward import RewardConfig
+from verl.utils.names import slug
+
+
+class EpisodeScorer:
+    """The reward manager and the functions of agents of a run.
+
+    Args:
+        settings: the keys under `reward`.
+        agent_ids: the agents of the team.
+        threads: maximum number of threads for plain functions, started on demand.
+        prefix: decodes the beginning of a reply.
+
+    Raises:
+        AgentSystemError: a manager or function that does not exist or has a wrong signature, or a pattern that matches no agent.
+    """
+
+    def __init__(self, settings: RewardConfig, agent_ids: Sequence[str], threads: int, prefix: Prefix) -> None:
+        self._limit = settings.timeout_s
+        self._prefix = prefix if settings.granularity == "token" else None
+        self._manager = build_manager(settings)
+        self._functions: dict[str, list[Callable[..., Any]]] = {agent_id: [] for agent_id in agent_ids}
+        for pattern, place in settings.agent_functions.items():
+            path, _, name = place.rpartition(":")
+            where = f"reward.agent_functions.{pattern}"
+            function = checked(load_function(path, name, where), where, "episode", "call")
+            matched = [a for a in agent_ids if re.fullmatch(pattern, a) or re.fullmatch(pattern, slug(a))]
+            if not matched:
+                raise AgentSystemError(f"{where}: the pattern matches no agent; agents: {', '.join(agent_ids)}")
+            for agent_id in matched:
+                self._functions[agent_id].append(function)
+        self._threads = DaemonExecutor(threads)
+
+    @property
+    def scores(self) -> bool:
+        """Whether there is anything to call."""
+        return self._manager is not None or any(self._functions.values())
+
+    async def score(self, record: EpisodeRecord) -> EpisodeRecord:
+        """Return the episode with the rewards of all functions.
+
+        Raises:
+            AgentSystemError: a reward that is not a finite number, or belongs to no call.
+            TimeoutError: no result within `reward.timeout_s`.
+            Exception: whatever a function raises.
+        """
+        waiting_for = "the reward manager"
+        try:
+            async with asyncio.timeout(self._limit) as clock:
+                reward = Reward() if self._manager is None else self._manager.read(await self._run(self._manager.score, record))
+                calls: dict[int, list[Reward]] = {i: [] for i in range(len(record.samples))}
+                for i, sample in enumerate(record.samples):
+                    for function in self._functions[sample.agent_id]:
+                        waiting_for = _name(function)
+                        calls[i].append(_of_call(await self._run(function, record, sample), _name(function)))
+        except TimeoutError as error:
+            if not clock.expired():
+                raise
+            raise TimeoutError(f"no reward within reward.timeout_s={self._limit:g} s, waiting for {waiting_for}") from error
+        return _with_calls(_with_episode(record, reward), reward, calls, self._prefix)
+
+    async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Await an async function, run a plain one in a thread."""
+        try:
+            if inspect.iscoroutinefunction(function):
+                return await function(*args)
+            found = await asyncio.wrap_future(self._threads.submit(run_plain, function, args))
+            return await found if inspect.isawaitable(found) else found
+        except SystemExit as error:
+            raise AgentSystemError(f"{_name(function)} called sys.exit({error.code!r})") from error
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _of_call(found: Any, where: str) -> Reward:
+    """Return the result of an agent's function for one call: a mapping holds terms, whose sum is the reward."""
+    if isinstance(found, Mapping):
+        terms = _terms(found, where)
+        return Reward(sum(terms.values()), terms)
+    reward = found if isinstance(found, Reward) else Reward(found)
+    if reward.local:
+        raise AgentSystemError(f"{where} gave Reward.local, but it is called for one call, whose reward is Reward.value")
+    return reward
+
+
+def _terms(terms: Mapping[str, Any], where: str) -> dict[str, float]:
+    for name in terms:
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+            raise AgentSystemError(f"{where} gave a term named {name!r:.80}; expected letters, digits, '_', '-' and '.'")
+    return {name: finite(value, f"the term {name}", where) for name, value in terms.items()}
+
+
+def _with_episode(record: EpisodeRecord, reward: Reward) -> EpisodeRecord:
+    """Return the record with the terms and the team reward, which arrives at the end of the episode."""
+    record = replace(record, reward_terms=_terms(reward.terms, "the reward manager"))
+    if reward.value is None:
+        return record
+    team = finite(reward.value, "the team reward", "the reward manager")
+    samples = tuple(s if s.act_reward is None else replace(s, act_reward=0.0) for s in record.samples)
+    return replace(record, team_reward=team, turn_rewards=(*(0.0 for _ in record.turn_rewards[1:]), team), samples=samples)
+
+
+def _with_calls(record: EpisodeRecord, reward: Reward, calls: Mapping[int, list[Reward]], prefix: Prefix | None) -> EpisodeRecord:
+    """Return the record with the local rewards of calls; those of several functions add up and replace the environment's."""
+    for place, value in reward.local.items():
+        for i in _calls_of(record.samples, place):
+            calls[i].append(Reward(value))
+    return replace(record, samples=tuple(_with_local(s, calls[i], prefix) for i, s in enumerate(record.samples)))
+
+
+def _calls_of(samples: Sequence[Sample], place: int | str) -> Iterable[int]:
+    """Return the indices of the calls that a key of `Reward.local` names."""
+    if isinstance(place, str):
+        found = [i for i, s in enumerate(samples) if s.agent_id == place]
+        if not found:
+            raise AgentSystemError(f"a local reward names {place!r}, which made no call; agents: {sorted({s.agent_id for s in samples})}")
+        return found
+    if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < len(samples):
+        raise AgentSystemError(f"a local reward names call {place!r}, but the episode had {len(samples)} calls (numbered from 0)")
+    return [place]
+
+
+def _with_local(sample: Sample, rewards: Sequence[Reward], prefix: Prefix | None) -> Sample:
+    where = f"the reward of {sample.agent_id} in turn {sample.turn}"
+    terms: dict[str, float] = {}
+    for reward in rewards:
+        for name, value in _terms(reward.terms, where).items():
+            terms[name] = terms.get(name, 0.0) + value
+    given: list[float] = []
+    by_token: list[list[float]] = []
+    for value in [r.value for r in rewards if r.value is not None]:
+        if not isinstance(value, (list, tuple, np.ndarray)):
+            given.append(finite(value, "a local reward", where))
+        elif prefix is None:
+            raise AgentSystemError(f"{where} is a list; rewards of tokens or spans need reward.granularity=token")
+        else:
+            by_token.append(token_rewards(list(value), sample, prefix, where))
+            given.append(math.fsum(by_token[-1]))
+    if given:
+        sample = replace(sample, local_reward=sum(given), local_given=True)
+    if by_token and sample.generation.token_ids:
+        sample = replace(sample, token_rewards=tuple(map(sum, zip(*by_token, strict=True))))
+    return replace(sample, reward_terms=terms) if terms else sample

@@ -1,0 +1,119 @@
+"""`ToolAgent`: an agent that calls tools between its generations until a reply contains no tool call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from agent_system.agent import BaseAgent, Message
+from agent_system.errors import AgentSystemError
+from agent_system.tools.formats import ToolRequest, check_format
+from agent_system.tools.tool import Tool, ToolError, ToolInputError, make_tool
+from verl.utils.names import did_you_mean
+
+_DESCRIPTION = """\
+You can call these tools:
+{schemas}
+Call one by <tool_call>{{"name": <name>, "arguments": <object>}}</tool_call>. Its result comes in the next message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Tool calls of one reply.
+
+    Attributes:
+        round: number of the generation inside the agent's call, from 0.
+        calls: tool calls of the reply, malformed ones included.
+        malformed: calls that are no JSON, name no tool, have wrong arguments or exceed `max_calls`.
+        errors: calls whose tool raised an exception.
+        timeouts: calls that exceeded `tool_timeout_s`.
+        restarted: the prompt was rendered anew instead of continuing the tokens of the last round.
+        cut: the conversation ended with this reply although it calls tools, because of `max_rounds` or the longest prompt.
+    """
+
+    round: int = 0
+    calls: int = 0
+    malformed: int = 0
+    errors: int = 0
+    timeouts: int = 0
+    restarted: bool = False
+    cut: bool = False
+
+
+class ToolAgent(BaseAgent):
+    """An agent with tools. `turn.act` returns the projection of its last reply.
+
+    Attributes:
+        tools: plain or coroutine functions with typed arguments and a docstring with `Args:`; or names of methods of the agent.
+        max_rounds: maximum number of generations per call of the agent; the last one is the reply, also if it calls tools.
+        max_calls: maximum number of tool calls in one reply; further ones are malformed.
+        tool_format: auto (by the chat template) | hermes | llama3 | json.
+        tool_timeout_s: time limit of one tool call in seconds, including the wait for a free process of the sandbox.
+        max_tool_chars: longest result of a tool in a prompt, in characters; the rest is cut off.
+    """
+
+    tools: ClassVar[Sequence[Callable[..., Any] | str]] = ()
+    max_rounds: int = 4
+    max_calls: int = 8
+    tool_format: str = "auto"
+    tool_timeout_s: float = 60.0
+    max_tool_chars: int = 4000
+
+    def __init__(self, agent_id: str, config: Any = None) -> None:
+        super().__init__(agent_id, config)
+        check_format(self.tool_format)
+        if not self.tools:
+            raise AgentSystemError(f"{type(self).__name__} has no tools; set `tools`, or derive from BaseAgent")
+        limits = {name: getattr(self, name) for name in ("max_rounds", "max_calls", "tool_timeout_s", "max_tool_chars")}
+        if wrong := [name for name, value in limits.items() if value <= 0]:
+            raise AgentSystemError(f"{type(self).__name__}.{wrong[0]} must be positive, found {limits[wrong[0]]!r}")
+        made = [make_tool(getattr(self, t) if isinstance(t, str) else t) for t in self.tools]
+        self.by_name: dict[str, Tool] = {tool.name: tool for tool in made}
+        if len(self.by_name) < len(made):
+            raise AgentSystemError(f"two tools of {type(self).__name__} have the same name: {', '.join(t.name for t in made)}")
+
+    @property
+    def schemas(self) -> list[Any]:
+        """The tools' JSON schemas, as a chat template and an OpenAI server take them."""
+        return [tool.schema for tool in self.by_name.values()]
+
+    def describe_tools(self) -> str:
+        """Return the text that is put before the system message when the chat template has no `tools`. Override to change the wording."""
+        return _DESCRIPTION.format(schemas="\n".join(json.dumps(schema) for schema in self.schemas))
+
+    async def answer(self, requests: Sequence[ToolRequest], number: int) -> tuple[list[Message], ToolUse]:
+        """Run the tool calls of one reply in parallel and return a `tool` message for each, in their order.
+
+        Args:
+            requests: the calls.
+            number: number of the round, from 0.
+        """
+        done = await asyncio.gather(*(self._one(r) for r in requests[: self.max_calls]))
+        extra = len(requests) - len(done)
+        if extra:
+            done.append(("malformed", f"error: {extra} more tool calls were ignored; at most {self.max_calls} per reply"))
+        kinds = [kind for kind, _ in done]
+        malformed = kinds.count("malformed") + max(extra - 1, 0)
+        use = ToolUse(number, len(requests), malformed, kinds.count("error"), kinds.count("timeout"))
+        return [{"role": "tool", "content": text} for _, text in done], use
+
+    async def _one(self, request: ToolRequest) -> tuple[str, str]:
+        tool = self.by_name.get(request.name)
+        if request.error:
+            return "malformed", f"error: {request.error[:200]}"
+        if tool is None:
+            name = request.name[:60]
+            return "malformed", f"error: no tool {name!r}{did_you_mean(name, self.by_name)}; tools: {', '.join(self.by_name)}"
+        try:
+            text = await tool.call(tool.validate(request.arguments), self.tool_timeout_s)
+        except ToolInputError as error:
+            return "malformed", f"error: {error}"
+        except ToolError as error:
+            return "error", f"error: {error}"
+        except TimeoutError as error:
+            return "timeout", f"error: {error}"
+        rest = len(text) - self.max_tool_chars
+        return "ok", text if rest <= 0 else f"{text[: self.max_tool_chars]} ... ({rest} more characters)"

@@ -1,0 +1,115 @@
+"""Tool calls in the text of a reply, in the formats that model families write."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from agent_system.errors import AgentSystemError
+from agent_system.projection import strip_thinking
+from agent_system.sandbox.result import parse_json
+
+FORMATS = ("hermes", "llama3", "json")
+
+_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+_SEPARATORS = " \t\r\n;,"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRequest:
+    """One tool call of a reply.
+
+    Attributes:
+        name: name of the tool; empty when it could not be parsed.
+        arguments: its arguments, unchecked JSON.
+        error: why it could not be parsed, for the model; empty otherwise.
+    """
+
+    name: str = ""
+    arguments: Any = None
+    error: str = ""
+
+
+def detect_format(chat_template: str) -> str:
+    """Return the format that a chat template asks for: `hermes` (Qwen, Hermes), `llama3`, else `json`.
+
+    A template without tools gets `hermes`, the format of the text that then describes the tools.
+    """
+    if "<tool_call>" in chat_template or "tools" not in chat_template:
+        return "hermes"
+    return "llama3" if '"parameters"' in chat_template or "ipython" in chat_template else "json"
+
+
+def check_format(tool_format: str) -> None:
+    """Raise AgentSystemError for an unknown format."""
+    if tool_format not in ("auto", *FORMATS):
+        raise AgentSystemError(f"tool_format must be auto, {', '.join(FORMATS)}, found {tool_format!r}")
+
+
+def read_calls(text: str, tool_format: str) -> list[ToolRequest]:
+    """Return the tool calls of a reply in their order, malformed ones included; calls inside its thinking are ignored.
+
+    Args:
+        text: the reply.
+        tool_format: `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; `llama3`: the reply is one or more objects
+            `{"name": ..., "parameters": {...}}`; `json`: such objects, or a list of them, also in a fence. Both names of the arguments
+            are accepted in all formats.
+    """
+    visible = strip_thinking(text)
+    if tool_format == "hermes":
+        return [_request(found) for found in _HERMES.findall(visible)]
+    if tool_format == "json" and (fenced := _FENCE.findall(visible)):
+        return [request for found in fenced if found.lstrip().startswith(("{", "[")) for request in _objects(found)]
+    return _objects(visible.removeprefix("<|python_tag|>").strip())
+
+
+def _objects(text: str) -> list[ToolRequest]:
+    """Return the calls of a text that consists of JSON; text that is no call, such as a JSON answer without a name, gives none."""
+    if not text.lstrip().startswith(("{", "[")):
+        return []
+    decoder, place, found = json.JSONDecoder(), 0, []
+    while (place := _skip(text, place)) < len(text) and text[place] in "{[":
+        try:
+            _, end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            return [*found, _request(text[place:])] if '"name"' in text[place:] else found
+        value = text[place:end]
+        if '"name"' in value:
+            found += _several(value) if value.startswith("[") else [_request(value)]
+        place = end
+    return found
+
+
+def _several(text: str) -> list[ToolRequest]:
+    try:
+        return [_checked(value) for value in parse_json(text)]
+    except ValueError as error:
+        return [ToolRequest(error=f"the tool call is not valid JSON: {error}")]
+
+
+def _skip(text: str, place: int) -> int:
+    while place < len(text) and text[place] in _SEPARATORS:
+        place += 1
+    return place
+
+
+def _request(text: str) -> ToolRequest:
+    try:
+        return _checked(parse_json(text.strip()))
+    except ValueError as error:
+        return ToolRequest(error=f"the tool call is not valid JSON: {error}")
+
+
+def _checked(value: Any) -> ToolRequest:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return ToolRequest(error='a tool call is an object with "name" and "arguments"')
+    arguments = value["arguments"] if "arguments" in value else value.get("parameters", {})
+    if isinstance(arguments, str):  # some models write the arguments as a text of JSON
+        try:
+            arguments = parse_json(arguments)
+        except ValueError as error:
+            return ToolRequest(error=f"the arguments are not valid JSON: {error}")
+    return ToolRequest(value["name"], arguments)

@@ -1,0 +1,187 @@
+"""Environments in worker processes: the same episodes as in the driver, and what is left when a worker dies."""
+
+import asyncio
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agent_system import BaseOrchestra, EnvRegistry, Task, Turn
+from agent_system.env_workers import EnvSource, EnvWorkerError, EnvWorkers, ProcessWorker
+from agent_system.env_workers.messages import Transport
+from agent_system.rollout import Collector, CollectResult, TreeConfig
+from tests.agent_system.rollout.worlds import Dice
+from verl.trainer.config.reward import RewardConfig
+from verl.trainer.ppo.controller import import_path
+
+WORLDS = "tests.agent_system.rollout.worlds"
+
+
+class Roller(BaseOrchestra):
+    agents = ("Solver", "Verifier")
+
+    async def run(self, turn: Turn) -> str:
+        await turn.act("Verifier")
+        return (await turn.act("Solver")).action
+
+
+@contextmanager
+def workers(num: int, name: str = "dice", start: Callable[[bytes], Transport] = ProcessWorker, **source: Any) -> Iterator[EnvWorkers]:
+    payload = pickle.dumps(EnvSource(name, plugins=(WORLDS,), **source))
+    started = EnvWorkers(EnvRegistry.get(name), num, lambda: start(payload))
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[EnvWorkers]:
+    with workers(2) as started:
+        yield started
+
+
+Play = Callable[..., CollectResult]
+
+
+@pytest.fixture
+def play(make_collector: Callable[..., Collector], scripted: Callable[..., Any]) -> Play:
+    def run(prompts: list[str], started: EnvWorkers | None, n: int = 1, **settings: Any) -> CollectResult:
+        env = Dice if started is None else started.env_class
+        if settings.get("tree"):
+            settings["reward"] = RewardConfig(team_scope="call")
+        options = {"max_steps": 3, "max_failure_rate": 1.0, **settings}
+        collector = make_collector(scripted(), orchestra=Roller(), env=env, workers=started, **options)
+        return asyncio.run(collector.collect([Task(f"{i}", p) for i, p in enumerate(prompts)], n, step=1))
+
+    return run
+
+
+@pytest.mark.parametrize("tree", [None, TreeConfig(k=3, select="softmax")])
+def test_the_same_seed_gives_the_same_episodes_with_0_1_and_4_workers(play: Play, tree: TreeConfig | None) -> None:
+    prompts = ["fine", "step:raise", "fine", "reset:raise", "fork:raise"]
+    at_home = play(prompts, None, n=2, tree=tree)
+    assert at_home.metrics["episode/count"] == (4 if tree else 6)
+    for num in (1, 4):
+        with workers(num) as started:
+            away = play(prompts, started, n=2, tree=tree)
+        assert away.episodes == at_home.episodes
+        assert away.metrics == at_home.metrics
+
+
+@pytest.mark.parametrize("method", ["reset", "step", "fork"])
+def test_an_episode_that_kills_two_workers_fails_and_both_are_replaced(play: Play, pair: EnvWorkers, method: str) -> None:
+    tree = TreeConfig(k=2) if method == "fork" else None
+    failures = [episode.failure for episode in play(["fine", f"{method}:kill"], pair, tree=tree).episodes]
+    assert failures[0] is None and failures[1] is not None
+    assert f"Dice.{method}() was lost with its environment worker: it died (SIGKILL)" in failures[1]
+    assert [episode.failure for episode in play(["fine"] * 4, pair).episodes] == [None] * 4
+
+
+@pytest.mark.parametrize("method", ["reset", "act", "step", "fork"])
+def test_episodes_of_a_killed_worker_are_played_again_to_the_bit(play: Play, pair: EnvWorkers, method: str, tmp_path: Path) -> None:
+    tree = TreeConfig(k=2) if method == "fork" else None
+    prompts = ["fine", f"{method}:kill once {tmp_path / 'killed'}", "fine", "fine"]
+    away = play(prompts, pair, n=2, tree=tree, max_failure_rate=0.0)
+    assert (tmp_path / "killed").exists()
+    at_home = play(prompts, None, n=2, tree=tree)
+    assert away.episodes == at_home.episodes and away.metrics == at_home.metrics
+    assert away.metrics["episode/failed"] == 0
+
+
+@pytest.mark.parametrize(
+    "prompt, cause",
+    [
+        ("step:raise", "KeyError: 'no such die' (worlds.py:"),
+        ("step:wrong type", "AgentSystemError: Dice.step() must return Outcome, found str (env_caller.py:"),
+        ("step:cannot be pickled", "the value that Dice.step() returned cannot be pickled, which env.workers.num>0 needs: TypeError"),
+        ("step:hang", "TimeoutError: episode took longer than rollout.episode_timeout_s=1 s, waiting for the environment's step 1"),
+    ],
+)
+def test_what_fails_in_a_worker_has_its_cause(play: Play, pair: EnvWorkers, prompt: str, cause: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("agent_system.rollout.forks.CLOSE_TIMEOUT_S", 0.2)
+    bad, good = play([prompt, "fine"], pair, episode_timeout_s=1.0).episodes
+    assert bad.failure is not None and cause in bad.failure
+    assert "\n" not in bad.failure and good.failure is None
+
+
+def test_an_action_that_cannot_be_pickled_names_the_method(play: Play, pair: EnvWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(self: Roller, turn: Turn) -> Any:
+        return lambda: None
+
+    monkeypatch.setattr(Roller, "run", run)
+    (episode,) = play(["fine"], pair).episodes
+    assert episode.failure is not None and "an argument of Dice.step() cannot be pickled" in episode.failure
+
+
+def test_a_worker_above_its_memory_limit_is_replaced(play: Play) -> None:
+    with workers(1, memory_bytes=2**28) as started:
+        (bad,) = play(["step:grow"], started).episodes
+        assert bad.failure is not None and "more than env.workers.memory_gib=0.25" in bad.failure
+        assert play(["fine"], started).episodes[0].failure is None
+
+
+def test_a_worker_that_does_not_answer_is_replaced(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_system.rollout.forks.CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("agent_system.env_workers.pool.ANSWER_S", 0.2)
+    with workers(1, "spin") as started:
+        (bad,) = play(["fine"], started, episode_timeout_s=0.5).episodes
+        assert bad.failure is not None and "waiting for the environment's step 1" in bad.failure
+        (worker,) = started._workers
+        assert worker.dead is not None and "does a method of Spin with blocking=False block?" in worker.dead
+
+
+def test_programs_run_in_the_sandbox_of_the_worker() -> None:
+    with workers(1, "judge") as started:
+
+        async def first() -> str:
+            env = started.env(0)
+            seen = await env.observation("reset", Task("0", str(os.getpid())))
+            await env.close(1.0)
+            return seen.text
+
+        assert asyncio.run(first()) == "42 in True"
+
+
+def test_a_worker_that_cannot_start_says_why() -> None:
+    expected = r"worker 0 cannot be used: it could not start: AgentSystemError: env.params.faces is not an option"
+    with pytest.raises(EnvWorkerError, match=expected), workers(1, params={"faces": 6}):
+        pass
+
+
+def test_no_process_is_left_at_the_end() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with workers(2, "judge"):
+        mine = set(psutil.Process().children(recursive=True)) - before
+        assert len(mine) >= 2
+    limit = time.monotonic() + 5.0
+    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in mine):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+@pytest.mark.ray
+def test_ray_actors_play_the_same_episodes_and_are_replaced(play: Play, ray_cluster: None) -> None:
+    import ray
+
+    from agent_system.env_workers.ray_actor import RayWorker
+
+    prompts, free, tree = ["fine", "step:raise", "fork:raise"], ray.available_resources()["CPU"], TreeConfig(k=2)
+
+    def actor(source: bytes) -> RayWorker:
+        return RayWorker(source, 0.5, {"PYTHONPATH": import_path()})
+
+    with workers(2, start=actor) as started:
+        assert ray.available_resources()["CPU"] == free - 1.0
+        assert play(prompts, started, n=2, tree=tree).episodes == play(prompts, None, n=2, tree=tree).episodes
+        killed, _ = play(["step:kill", "fine"], started).episodes
+        assert killed.failure is not None and "Dice.step() was lost with its environment worker: its Ray actor died" in killed.failure
+        assert [episode.failure for episode in play(["fine"] * 4, started).episodes] == [None] * 4
+    with pytest.raises(EnvWorkerError, match=r"env.params.faces is not an option"), workers(1, start=actor, params={"faces": 6}):
+        pass

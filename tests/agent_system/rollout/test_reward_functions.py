@@ -1,0 +1,279 @@
+"""Reward functions of the user: what they are given, what their results become, and what their errors cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_system import AgentSystemError, RewardManager, RewardManagerRegistry, Task
+from agent_system.rollout import TooManyFailuresError
+from verl.trainer.config.reward import CustomRewardFunctionConfig, RewardConfig, RewardManagerConfig
+from verl.trainer.config.run import TreeConfig
+from verl.trainer.config.spec import ConfigError
+
+FUNCTIONS = """
+import asyncio
+import time
+
+from agent_system import Reward
+
+
+async def plus_length(episode, weight=1.0):
+    return episode.team_reward + weight * len(episode.samples)
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0.0):
+    right = solution_str == ground_truth
+    return {"score": float(right) + bonus + extra_info.get("level", 0), "right": right, "note": "text"}
+
+
+def by_call(episode):
+    return {0: 0.25, "Verifier": 0.5}
+
+
+def with_terms(episode):
+    return Reward(2.0, {"style": 3.0}, local={"Solver": 1.0})
+
+
+def boxed(episode, call):
+    return {"boxed": float("boxed" in call.text), "short": 0.5}
+
+
+def truth(episode, call):
+    return float(episode.task.ground_truth)
+
+
+def raises(episode):
+    raise KeyError("gone")
+
+
+def hangs(episode):
+    time.sleep(20)
+
+
+async def waits(episode):
+    await asyncio.sleep(20)
+
+
+def nan(episode):
+    return float("nan")
+
+
+def text(episode):
+    return "1.0x"
+
+
+def nothing_named_so(episode):
+    return {"Nobody": 1.0}
+
+
+def call_nine(episode):
+    return {9: 1.0}
+
+
+def leaves(episode):
+    raise SystemExit(3)
+
+
+def stops(episode):
+    raise StopIteration
+
+
+def one_in_four(episode):
+    if episode.index == 3:
+        raise KeyError("gone")
+    return 1.0
+
+
+def two_positions(episode, call):
+    return 0.0
+"""
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> Path:
+    path = tmp_path / "my_rewards.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+def custom(path: Path | str | None, name: str, manager: str = "auto", **kwargs: Any) -> RewardConfig:
+    function = CustomRewardFunctionConfig(str(path) if path else None, name, kwargs)
+    return RewardConfig(custom_reward_function=function, reward_manager=RewardManagerConfig(manager), timeout_s=0.5)
+
+
+def collect(collector: Any, tasks: list[Task], n: int = 1, **options: Any) -> Any:
+    return asyncio.run(collector.collect(tasks, n, step=1, **options))
+
+
+@pytest.fixture
+def play(make_collector: Any, scripted: Any) -> Callable[..., Any]:
+    """Play a task whose answer is right: a call of the Solver and one of the Verifier, and 1 from the environment."""
+
+    def run(reward: RewardConfig, n: int = 1, validate: bool = False, **settings: Any) -> Any:
+        task = Task("t", "2+2?", "sums", "4", {"level": 0.125})
+        return collect(make_collector(scripted(), reward=reward, **settings), [task], n, validate=validate)
+
+    return run
+
+
+@pytest.mark.parametrize("validate", [False, True])
+def test_a_number_replaces_the_environments_team_reward_in_training_and_validation(play, functions, validate) -> None:
+    result = play(custom(functions, "plus_length", weight=10.0), validate=validate)
+    (episode,) = result.episodes
+    assert episode.team_reward == 21.0
+    assert [(s.reward, s.step_reward) for s in episode.samples] == [(21.0, 21.0)] * 2
+    assert result.metrics["episode/team_reward/mean"] == 21.0
+    assert result.metrics["episode/success_rate"] == 1.0, "still the environment's"
+
+
+def test_a_function_with_verls_parameters_gets_the_answer_and_the_task(play, functions) -> None:
+    result = play(custom(functions, "compute_score", bonus=0.5))
+    assert result.episodes[0].team_reward == 1.625
+    assert result.metrics["reward/right/mean"] == 1.0
+    assert "reward/note/mean" not in result.metrics
+    assert result.episodes[0].to_json()["reward_terms"] == {"right": 1.0}
+
+
+def test_a_mapping_gives_local_rewards_and_keeps_the_environments_team_reward(play, functions) -> None:
+    (episode,) = play(custom(functions, "by_call")).episodes
+    assert [(s.local_reward, s.local_given, s.reward) for s in episode.samples] == [(0.25, True, 1.25), (0.5, True, 1.5)]
+
+
+def test_functions_of_agents_add_to_the_local_rewards_of_the_episodes_function(play, functions) -> None:
+    reward = custom(functions, "with_terms")
+    reward.agent_functions = {"solver|x": f"{functions}:boxed", ".*": f"{functions}:truth"}
+    result = play(reward, n=2)
+    for episode in result.episodes:
+        assert [s.local_reward for s in episode.samples] == [1.0 + 1.5 + 4.0, 4.0]
+        assert episode.team_reward == 2.0
+    assert result.metrics["reward/style/mean"] == 3.0
+    assert result.metrics["reward/boxed/mean"] == result.metrics["agent/solver/reward/boxed/mean"] == 1.0
+    assert result.metrics["agent/solver/reward/short/std"] == 0.0
+    assert not any(name.startswith("agent/verifier/reward/") and name.count("/") > 3 for name in result.metrics)
+
+
+def test_a_manager_of_a_plug_in_needs_no_function(play) -> None:
+    @RewardManagerRegistry.register("constant")
+    class Constant(RewardManager):
+        def score(self, episode: Any) -> float:
+            return float(self.kwargs["value"])
+
+    try:
+        assert play(custom(None, "compute_score", "constant", value=7)).episodes[0].team_reward == 7.0
+    finally:
+        RewardManagerRegistry.remove("constant")
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("raises", r"KeyError: 'gone' \(my_rewards.py"),
+        ("hangs", r"no reward within reward.timeout_s=0.5 s, waiting for the reward manager"),
+        ("waits", r"no reward within reward.timeout_s=0.5 s"),
+        ("nan", r"the reward manager gave the team reward=nan; rewards must be finite"),
+        ("text", r"the team reward='1.0x'; rewards must be finite"),
+        ("nothing_named_so", r"names 'Nobody', which made no call; agents: \['Solver', 'Verifier'\]"),
+        ("call_nine", r"names call 9, but the episode had 2 calls"),
+        ("leaves", r"called sys.exit\(3\)"),
+        ("stops", r"raised StopIteration"),
+    ],
+)
+def test_a_function_that_fails_costs_its_episode_with_the_cause(play, functions, name, cause) -> None:
+    with pytest.raises(TooManyFailuresError, match=cause):
+        play(custom(functions, name))
+
+
+def test_the_other_episodes_of_a_failed_one_are_kept(play, functions) -> None:
+    result = play(custom(functions, "one_in_four"), n=4, max_failure_rate=0.25)
+    assert [e.failed for e in result.episodes] == [False, False, False, True]
+    assert len(result.batch) == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "manager", "message"),
+    [
+        ("gone.py", "f", "auto", "gone.py: no such file or module"),
+        ("no.such_module", "f", "auto", "no.such_module: .*No module named"),
+        (None, "compute_score", "naive", "set reward.custom_reward_function.path"),
+        ("my", "plus_lenght", "auto", "did you mean 'plus_length'"),
+        ("my", "two_positions", "auto", "two_positions.*cannot be called with .episode.*'call'"),
+        ("my", "raises", "naive", "cannot be called with .data_source, solution_str, ground_truth, extra_info"),
+        ("my", "raises", "epsode", "no reward manager named 'epsode'; did you mean 'episode'.*known: episode, naive"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_found_before_anything_is_played(play, functions, path, name, manager, message) -> None:
+    with pytest.raises(AgentSystemError, match=message):
+        play(custom(functions if path == "my" else path, name, manager))
+
+
+def test_a_pattern_that_matches_no_agent_names_the_agents(play, functions) -> None:
+    with pytest.raises(AgentSystemError, match=r"agent_functions.solvr: the pattern matches no agent; agents: Solver, Verifier"):
+        play(RewardConfig(agent_functions={"solvr": f"{functions}:boxed"}))
+
+
+def test_a_tree_refuses_functions_over_the_finished_episode(play, functions) -> None:
+    with pytest.raises(ConfigError, match=r"reward functions .* score finished episodes"):
+        play(custom(functions, "plus_length"), tree=TreeConfig(k=2))
+
+
+PROCESS = """
+def by_token(episode, call):
+    return [0.5] + [0.0] * (call.response_tokens - 1)
+
+
+def short(episode, call):
+    return [1.0]
+
+
+def spans(episode, call):
+    return [(0, 2, 0.25), (0, call.text.index("}") + 1, 0.5), (1, 2, 0.25)]
+
+
+def outside(episode, call):
+    return [(0, 10_000, 1.0)]
+"""
+
+
+def process(tmp_path: Path, name: str, granularity: str = "token") -> RewardConfig:
+    path = tmp_path / "process.py"
+    path.write_text(PROCESS)
+    return RewardConfig(agent_functions={"solver": f"{path}:{name}"}, granularity=granularity)
+
+
+def test_rewards_of_tokens_are_the_local_reward_and_a_tensor_of_the_batch(play, tmp_path) -> None:
+    result = play(process(tmp_path, "by_token"))
+    solver, verifier = result.episodes[0].samples
+    assert (solver.local_reward, solver.reward, verifier.token_rewards) == (0.5, 1.5, ())
+    rewards = result.batch.batch["token_rewards"]
+    assert rewards.shape == result.batch.batch["responses"].shape
+    assert rewards.sum(dim=1).tolist() == [0.5, 0.0]
+    assert rewards[0, 0] == 0.5
+
+
+def test_the_reward_of_a_span_is_on_the_token_that_completes_it(make_collector, scripted, tmp_path, tokenizer) -> None:
+    text = "Größe 😀 \\boxed{4}"
+    engine = scripted(lambda prompt, _: "<verify>approve</verify>" if "Check:" in prompt else text)
+    (episode,) = collect(make_collector(engine, reward=process(tmp_path, "spans")), [Task("t", "2+2?", ground_truth="4")]).episodes
+    solver = episode.samples[0]
+    where = [i for i, value in enumerate(solver.token_rewards) if value]
+    assert [solver.token_rewards[i] for i in where] == [0.5, 0.5]
+    assert [tokenizer.decode(solver.generation.token_ids[: i + 1]) for i in where] == ["Gr", text]
+    assert solver.token_rewards[-1] == 0.0, "the end token"
+
+
+@pytest.mark.parametrize(
+    ("name", "granularity", "cause"),
+    [
+        ("short", "token", "has 1 token rewards, but the reply has 13 tokens"),
+        ("outside", "token", "expected .start, end, reward. with 0 <= start < end <= 12"),
+        ("spans", "reply", "need reward.granularity=token"),
+    ],
+)
+def test_rewards_that_fit_no_token_cost_the_episode(play, tmp_path, name, granularity, cause) -> None:
+    with pytest.raises(TooManyFailuresError, match=cause):
+        play(process(tmp_path, name, granularity))

@@ -1,0 +1,247 @@
+"""An agent with tools: rounds of generations, token-exact prompts, limits, credit and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent_system import AgentSystemError, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer
+from agent_system.rollout import Collector
+from agent_system.rollout.remote import RemoteBinding
+from agent_system.rollout.tool_loop import check_tool_agents
+from agent_system.tools import ToolAgent, calculator, make_tool
+from verl.protocol.generate import SamplingParams
+from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.run import TreeConfig
+
+TASK = [Task("a", "2+2?", "sums", "4")]
+
+
+def lookup(key: str, times: int = 1) -> str:
+    """Return a value.
+
+    Args:
+        key: its key.
+        times: how often.
+    """
+    return f"<|im_end|>value of {key}" * times
+
+
+def broken(key: str) -> str:
+    """Always fail.
+
+    Args:
+        key: unused.
+    """
+    raise RuntimeError("no such table " + "x" * 10_000)
+
+
+def stuck(key: str) -> str:
+    """Never return in time.
+
+    Args:
+        key: unused.
+    """
+    time.sleep(1.5)
+    return ""
+
+
+async def quits(key: str) -> str:
+    """End the process.
+
+    Args:
+        key: unused.
+    """
+    raise SystemExit(key)
+
+
+class Solver(ToolAgent):
+    prompt = "Q: {env_prompt}"
+    projection = boxed_answer
+    tools = (lookup, calculator, broken, stuck, quits)
+    max_tool_chars = 300
+    tool_timeout_s = 0.3
+
+
+class Alone(BaseOrchestra):
+    agents = ("Solver",)
+
+    async def run(self, turn: Turn) -> str:
+        found = await turn.act("Solver")
+        assert [entry.action for entry in turn.entries] == [found.action]
+        return found.action
+
+
+class Acting(BaseEnv):
+    """Rewards the final reply alone, locally."""
+
+    blocking = False
+
+    def reset(self, task: Task) -> Observation:
+        self.actions: list[str] = []
+        return Observation(task.prompt)
+
+    def act(self, agent_id: str, action: str) -> Outcome:
+        self.actions.append(action)
+        return Outcome(team=1.0, local=0.25)
+
+    def step(self, action: str) -> Outcome:
+        return Outcome(team=0.5, done=True, info={"acts": len(self.actions)})
+
+
+def called(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+@pytest.fixture
+def play(make_collector: Callable[..., Collector], scripted: Callable[..., Any]) -> Callable[..., Any]:
+    def run(replies: Any, agent: type[ToolAgent] = Solver, **options: Any) -> tuple[Any, Any]:
+        engine = scripted(replies)
+        limits = {"max_prompt_length": 8000, "max_tokens": 4000} | options
+        collector = make_collector(engine, orchestra=Alone(), agents={"Solver": agent("Solver")}, env=Acting, **limits)
+        return asyncio.run(collector.collect(TASK, 1, step=1)), engine
+
+    return run
+
+
+def test_every_generation_is_a_sample_and_the_next_prompt_continues_its_tokens(play: Any, tokenizer: Any) -> None:
+    first = f"look <think>hm</think> {called('lookup', key='k')} {called('calculator', expression='2*(3+4)')}"
+    result, engine = play([first, "so \\boxed{4}"])
+    (episode,) = result.episodes
+    asked, answered = episode.samples
+    assert [s.call for s in episode.samples] == [0, 1] and (asked.action, answered.action) == ("", "4") and asked.valid
+    assert answered.prompt_ids[: len(asked.prompt_ids)] == asked.prompt_ids
+    rest = answered.prompt_ids[len(asked.prompt_ids) :]
+    assert rest[: len(asked.generation.token_ids)] == asked.generation.token_ids
+    added = tokenizer.decode(rest[len(asked.generation.token_ids) :])
+    assert added == (
+        "\n<|im_start|>user\n<tool_response>\nvalue of k\n</tool_response><|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\n14\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert asked.seed != answered.seed and [r.seed for r in engine.requests] == [asked.seed, answered.seed]
+    assert len(result.batch) == 2
+    again, _ = play([first, "so \\boxed{4}"])
+    assert [s.to_json() for s in again.episodes[0].samples] == [s.to_json() for s in episode.samples]
+
+
+def test_the_environment_acts_once_and_every_round_is_credited_with_it(play: Any) -> None:
+    result, _ = play([called("lookup", key="k"), "\\boxed{4}"], reward=RewardConfig(team_scope="call"))
+    (episode,) = result.episodes
+    assert episode.info["acts"] == 1 and episode.team_reward == 1.5
+    assert [(s.act_reward, s.local_reward, s.team_reward) for s in episode.samples] == [(None, 0.25, 1.5), (1.0, 0.25, 1.5)]
+    assert sum(s.step_reward for s in episode.samples) == 1.75
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "message"),
+    [
+        ('<tool_call>{"name": "lookup"', "malformed", "not valid JSON"),
+        ("<tool_call>[1]</tool_call>", "malformed", "an object with"),
+        ("<tool_call>" + "[" * 3000 + "</tool_call>", "malformed", "JSON"),
+        (called("lookpu", key="k"), "malformed", "did you mean"),
+        (called("lookup"), "malformed", "key: Field required"),
+        (called("lookup", key={"a": 1}), "malformed", "key: Input should be a valid string"),
+        (called("lookup", **{f"a{i}": 1 for i in range(200)}), "malformed", "no argument 'a0'"),
+        ('<tool_call>{"name": "lookup", "arguments": "k"}</tool_call>', "malformed", "not valid JSON"),
+        (called("lookup", key="k", times=10**5), "ok", "more characters"),
+        (called("broken", key="k"), "errors", "broken failed: RuntimeError: no such table"),
+        (called("quits", key="k"), "errors", "SystemExit"),
+        (called("stuck", key="k"), "timeouts", "no result within 0.3 s"),
+        (called("calculator", expression="9**9**9"), "errors", "more than 4096 bits"),
+        (called("calculator", expression="().__class__"), "errors", "only numbers"),
+    ],
+)
+def test_a_call_that_fails_costs_a_readable_message(play: Any, reply: str, kind: str, message: str) -> None:
+    result, _ = play([reply, "\\boxed{4}"])
+    (episode,) = result.episodes
+    first, last = episode.samples
+    assert episode.failure is None and message in last.prompt_text.partition("<tool_response>")[2]
+    assert first.valid == (kind != "malformed") and last.valid
+    counts = {name: result.metrics[f"agent/solver/tools/{name}"] for name in ("malformed", "errors", "timeouts")}
+    assert counts == {"malformed": 0, "errors": 0, "timeouts": 0} | ({kind: 1} if kind != "ok" else {})
+    assert result.metrics["agent/solver/tools/rounds/mean"] == 2 and result.metrics["agent/solver/tools/calls_per_episode"] == 1
+    assert len(last.prompt_ids) - len(first.prompt_ids) - len(first.generation.token_ids) < 600
+
+
+def test_malformed_calls_are_penalized_in_training(play: Any) -> None:
+    result, _ = play([called("nothing"), "\\boxed{4}"], invalid_action_penalty={"Solver": 0.5})
+    assert [s.invalid_penalty for s in result.episodes[0].samples] == [0.5, 0.0]
+
+
+def test_rounds_prompts_and_calls_are_limited(play: Any) -> None:
+    endless, _ = play(lambda _prompt, _request: called("lookup", key="k"))
+    assert len(endless.episodes[0].samples) == Solver.max_rounds and endless.metrics["agent/solver/tools/cut"] == 1
+    first = play([called("lookup", key="k"), "\\boxed{4}"])[0].episodes[0].samples[0]
+    short, _ = play([called("lookup", key="k"), "\\boxed{4}"], max_prompt_length=len(first.prompt_ids) + 20)
+    assert len(short.episodes[0].samples) == 1 and short.metrics["agent/solver/tools/cut"] == 1
+    many, _ = play([called("lookup", key="k") * 30, "\\boxed{4}"])
+    assert many.metrics["agent/solver/tools/malformed"] == 22
+
+
+def test_a_template_that_drops_thinking_begins_anew(play: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = "{{ message['content'].split('</think>')[-1] }}"
+    dropping = tokenizer.chat_template.replace("{{ message['content'] }}", content)
+    monkeypatch.setattr(tokenizer, "chat_template", dropping)
+    result, _ = play([f"<think>much</think>{called('lookup', key='k')}", "\\boxed{4}"])
+    last = result.episodes[0].samples[1]
+    assert "much" not in last.prompt_text and "value of k" in last.prompt_text
+    assert result.metrics["agent/solver/tools/restarted"] == 1
+
+
+def test_a_template_with_tools_shows_their_schemas_and_messages(play: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = "{% if tools %}<tool_call> of {% for t in tools %}{{ t.function.name }} {% endfor %}{% endif %}" + tokenizer.chat_template
+    monkeypatch.setattr(tokenizer, "chat_template", native)
+    result, _ = play([called("lookup", key="k"), "\\boxed{4}"])
+    first, last = result.episodes[0].samples
+    assert first.prompt_text.startswith("<tool_call> of lookup calculator broken stuck quits <|im_start|>user")
+    assert last.prompt_text == (
+        f"{first.prompt_text}{first.text}<|im_end|>\n<|im_start|>tool\nvalue of k<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert result.metrics["agent/solver/tools/restarted"] == 0
+
+
+def test_a_reply_that_was_cut_off_is_closed_by_the_template(play: Any, tokenizer: Any) -> None:
+    call = called("lookup", key="k")
+    length = len(tokenizer.encode(call, add_special_tokens=False))
+    result, _ = play(lambda _prompt, _request: call, max_tokens=length)
+    first, last = result.episodes[0].samples[:2]
+    assert first.generation.stop_reason == "length" and last.prompt_text.startswith(f"{first.prompt_text}{call}<|im_end|>\n<|im_start|>")
+
+
+def test_tools_are_refused_where_they_cannot_work(make_collector: Any, scripted: Any) -> None:
+    class Untyped(ToolAgent):
+        tools = (lambda x: x,)
+
+    class Forkable(Acting):
+        def fork(self) -> Forkable:
+            return self
+
+    with pytest.raises(AgentSystemError, match="no JSON schema"):
+        Untyped("Solver")
+    with pytest.raises(AgentSystemError, match="no tools"):
+        ToolAgent("Solver")
+    with pytest.raises(AgentSystemError, match="named arguments"):
+
+        def spread(*values: int) -> int:
+            """Sum.
+
+            Args:
+                values: numbers.
+            """
+            return sum(values)
+
+        make_tool(spread)
+    params = SamplingParams(8)
+    remote = RemoteBinding("Solver", "api", None, params, params)  # type: ignore[arg-type]
+    with pytest.raises(AgentSystemError, match="behind an API"):
+        check_tool_agents({"Solver": Solver("Solver")}, {"Solver": remote}, branches=False)
+    with pytest.raises(AgentSystemError, match=r"rollout\.sampling=parallel"):
+        make_collector(
+            scripted(), orchestra=Alone(), agents={"Solver": Solver("Solver")}, env=Forkable,
+            tree=TreeConfig(), reward=RewardConfig(team_scope="call"),
+        )  # fmt: skip
