@@ -106,6 +106,14 @@ def code_block(*languages: str) -> Projector:
     return project
 
 
+_PYTHON_BLOCK = code_block("python", "python3", "py")
+
+
+def python_block(text: str) -> Projection:
+    """Return the last fenced block of Python."""
+    return _PYTHON_BLOCK(text)
+
+
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """Return (language in lower case, code) of every closed Markdown fence, in order."""
     blocks: list[tuple[str, str]] = []

@@ -115,8 +115,9 @@ async def play_rounds(
             break
         results, use = await agent.answer(requests, number)
         following, anew = prompts.following(call.prompt, reply, results)
-        projection = replace(reply.projection, action="", valid=not use.malformed)
-        reply = replace(reply, projection=projection) if following else reply
+        own = reply.projection
+        action, valid = ("", True) if following else (own.action, own.valid)
+        reply = replace(reply, projection=replace(own, action=action, valid=valid and not use.malformed))
         keep(call, reply, order, replace(use, restarted=restarted, cut=following is None))
         if following is None:
             break

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from agent_system.errors import AgentSystemError
-from agent_system.projection import Projection, code_block
+from agent_system.projection import Projection, python_block
 from agent_system.sandbox import shared_sandbox
 
 LONGEST_REASON = 160
-
-_read_block = code_block("python", "python3", "py")
 
 
 class Program(str):
@@ -35,7 +33,7 @@ class ProgramOutput:
 
 def read_program(text: str) -> Projection:
     """Return the last fenced `python` block as a `Program`; a reply without one is invalid and its action empty."""
-    found = _read_block(text)
+    found = python_block(text)
     return replace(found, action=Program(found.action) if found.valid else "")
 
 

@@ -139,7 +139,8 @@ def test_the_figures_in_the_text_are_the_committed_rows() -> None:
 
     first, second, third = percents("at_grpo")
     assert f"AT-GRPO ends at {first:.1f}, {second:.1f} and {third:.1f} %" in readme
-    for variant, words in {"parallel": "with as many tokens", "turn_blind": "Turn-blind trees", "shared": "for both roles"}.items():
+    said = {"parallel": "with as many tokens", "turn_blind": "Turn-blind trees", "shared": "for both roles", "single": "parallel episodes,"}
+    for variant, words in said.items():
         first, second, third = percents(variant)
         assert f"{words} end at {first:.1f}, {second:.1f} and {third:.1f} %" in readme.replace("ends at", "end at")
     swapped = [row for row in rows if row["swapped"] is not None and row["variant"] != "script"]

@@ -14,9 +14,10 @@ from typing import Any
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice, check_floats
+from agent_system.projection import python_block
 from agent_system.registry import EnvRegistry
 from agent_system.sandbox import Reason
-from agent_system.workflows.code.team import CALL_FORM, CODER, PYTHON, TESTER, interface
+from agent_system.workflows.code.team import CALL_FORM, CODER, TESTER, interface
 from agent_system.workflows.code.world.problem import Case, Problem, read_problem
 from agent_system.workflows.code.world.replies import read_tests
 from agent_system.workflows.code.world.runs import CaseResult, Truth, check_program
@@ -115,7 +116,7 @@ class CodeEnv(BaseEnv):
         if agent_id == TESTER:
             return await self._test(action)
         if agent_id == SINGLE:
-            coded, tested = await self._code(PYTHON(action).action), await self._test(action)
+            coded, tested = await self._code(python_block(action).action), await self._test(action)
             return replace(coded, info=tested.info)
         return Outcome()
 

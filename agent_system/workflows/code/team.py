@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from agent_system.agent import Entry, Message
 from agent_system.options import check_choice
 from agent_system.orchestra import BaseOrchestra
-from agent_system.projection import Projection, code_block, raw_text
+from agent_system.projection import Projection, python_block, raw_text
 from agent_system.registry import AgentRegistry, OrchestraRegistry
 from agent_system.turn import Turn
 from agent_system.workflows.code.world.replies import read_pairs, write_pairs
@@ -21,7 +21,6 @@ CODER = "Coder Agent"
 TESTER = "Tester Agent"
 ORDERS = ("simultaneous", "coder_first", "tester_first")
 LONGEST_SHOWN = 300
-PYTHON = code_block("python", "python3", "py")
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,7 @@ class CoderAgent(CodeAgent):
     """The role that writes the program; its action is the last Python block of its reply."""
 
     role, template = CODER, "coder"
-    projection = PYTHON
+    projection = python_block
 
 
 @AgentRegistry.register(TESTER, orchestra="code")
@@ -213,7 +212,7 @@ class SingleCodeAgent(SingleAgent, CodeAgent):
     styles, template = SINGLE_STYLES, "coder"
 
     def project(self, text: str) -> Projection:
-        return replace(raw_text(text), valid=PYTHON(text).valid)
+        return replace(raw_text(text), valid=python_block(text).valid)
 
 
 @OrchestraRegistry.register("code")

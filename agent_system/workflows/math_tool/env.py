@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice, check_floats
-from agent_system.projection import boxed_answer, last_boxed
+from agent_system.projection import boxed_answer, last_boxed, python_block
 from agent_system.registry import EnvRegistry
 from agent_system.sandbox import RunResult, shared_sandbox
 from agent_system.workflows.math.world.grade import grade, shared_pool
 from agent_system.workflows.math.world.grader_pool import Verdict
-from agent_system.workflows.math_tool.team import PYTHON, REASONER, TOOL_USER
+from agent_system.workflows.math_tool.team import REASONER, TOOL_USER
 from agent_system.workflows.single import SINGLE
 
 logger = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ class MathToolEnv(BaseEnv):
 
 def _parts(reply: str) -> dict[str, str]:
     """Return the parts of a single agent's reply by the role that would have written them: the answer in the box, the program."""
-    return {REASONER: boxed_answer(reply).action, TOOL_USER: PYTHON(reply).action}
+    return {REASONER: boxed_answer(reply).action, TOOL_USER: python_block(reply).action}
 
 
 def _read(result: RunResult) -> ProgramResult:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from agent_system.agent import Entry, Message
 from agent_system.options import check_choice
 from agent_system.orchestra import BaseOrchestra
-from agent_system.projection import Projection, boxed_answer, code_block, raw_text
+from agent_system.projection import Projection, boxed_answer, python_block, raw_text
 from agent_system.registry import AgentRegistry, OrchestraRegistry
 from agent_system.turn import Turn
 from agent_system.workflows.single import SINGLE, SingleAgent
@@ -18,7 +18,6 @@ from agent_system.workflows.styled import StyledAgent
 
 REASONER = "Reasoner Agent"
 TOOL_USER = "Tool Agent"
-PYTHON = code_block("python", "python3", "py")
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class ToolUserAgent(MathToolAgent):
     """The role that solves by a program; its action is the last Python block of its reply."""
 
     role, template = TOOL_USER, "tool"
-    projection = PYTHON
+    projection = python_block
 
 
 @AgentRegistry.register(SINGLE, orchestra="single", env="math_tool")
@@ -161,7 +160,7 @@ class SingleMathToolAgent(SingleAgent, MathToolAgent):
     styles, template = SINGLE_STYLES, "reasoner"
 
     def project(self, text: str) -> Projection:
-        return replace(raw_text(text), valid=boxed_answer(text).valid and PYTHON(text).valid)
+        return replace(raw_text(text), valid=boxed_answer(text).valid and python_block(text).valid)
 
 
 @OrchestraRegistry.register("math_tool")

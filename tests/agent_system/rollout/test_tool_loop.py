@@ -179,6 +179,9 @@ def test_rounds_prompts_and_calls_are_limited(play: Any) -> None:
     first = play([called("lookup", key="k"), "\\boxed{4}"])[0].episodes[0].samples[0]
     short, _ = play([called("lookup", key="k"), "\\boxed{4}"], max_prompt_length=len(first.prompt_ids) + 20)
     assert len(short.episodes[0].samples) == 1 and short.metrics["agent/solver/tools/cut"] == 1
+    wrong, _ = play(["\\boxed{4} " + called("no such tool", key="k")], max_prompt_length=len(first.prompt_ids) + 20)
+    (sample,) = wrong.episodes[0].samples
+    assert (sample.action, sample.valid) == ("4", False), "the last reply stands, and is penalized for its call"
     many, _ = play([called("lookup", key="k") * 30, "\\boxed{4}"])
     assert many.metrics["agent/solver/tools/malformed"] == 22
 
