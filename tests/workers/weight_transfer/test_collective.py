@@ -3,8 +3,10 @@
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 import torch
 
 from verl.protocol.generate import EngineGoneError, RolloutError
-from verl.workers.weight_transfer.collective import Collective, pack, unpack
+from verl.utils.flat_tensors import layout_of, pack, unpack
+from verl.workers.weight_transfer.broadcast.link import Link, ready
+from verl.workers.weight_transfer.collective import Collective
 
 LIMIT_S = 20.0
 
@@ -100,6 +104,12 @@ def _update(sender: Collective, processes: Processes, seed: int, buckets: int = 
     return generations
 
 
+def _read(link: Link) -> dict[str, Any]:
+    """Return the next message."""
+    assert ready([link], LIMIT_S), "no message came"
+    return link.read()[0]
+
+
 @pytest.mark.parametrize("receivers", [1, 3])
 def test_every_process_gets_the_same_bits_by_one_group(processes: Processes, receivers: int) -> None:
     sender = Collective(LIMIT_S)
@@ -120,27 +130,74 @@ def test_a_restarted_receiver_joins_the_next_update_in_a_new_group(processes: Pr
     assert _update(sender, processes, 3) == {3}, "one more receiver"
 
 
-def test_a_receiver_killed_within_an_update_fails_the_others_and_not_the_sender(
-    processes: Processes, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_receiver_killed_within_an_update_fails_the_others_in_the_same_bucket(
+    processes: Processes, caplog: pytest.LogCaptureFixture, in_flight: bool
 ) -> None:
+    """Killed before the bucket is asked for, or while all others take part in its broadcast."""
     sender = Collective(LIMIT_S)
     for _ in range(3):
         processes.start()
-    first = sender.send(_bucket(0), 3)
-    processes.tell(first)
+    handles = [sender.send(_bucket(0), 3)]
+    processes.tell(handles[0])
     processes.answers()
-    killed = processes.kill(1)
-    second = sender.send(_bucket(1, 20_000_000), 3)
+    if in_flight:
+        victim, _ = processes.running[1]
+        os.kill(victim.pid, signal.SIGSTOP)
+    handles.append(sender.send(_bucket(1, 5_000_000), 3))
+    killed = 0 if in_flight else processes.kill(1)
+    processes.tell(handles[1])
+    if in_flight:
+        time.sleep(0.3)
+        killed = processes.kill(1)
     began = time.monotonic()
-    processes.tell(second)
     for kind, message in processes.answers():
         assert kind == "EngineGoneError" and "bucket 1 of weight update 1 did not come from 127.0.0.1:" in message
-    assert time.monotonic() - began < LIMIT_S / 2, "found out before the time limit"
-    assert f":{killed}" in caplog.text
-    for handle in (first, second):
+        assert f"lost {socket.gethostname()}:{killed}" in message
+    assert time.monotonic() - began < 5, "not the time limit"
+    assert f"lost {socket.gethostname()}:{killed}" in caplog.text
+    for handle in handles:
         sender.release(handle)
     processes.start()
     assert _update(sender, processes, 4) == {2}
+
+
+def test_a_receiver_lost_before_the_group_is_connected_fails_the_others(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:
+    sender = Collective(LIMIT_S)
+    processes.start()
+    handle = sender.send(_bucket(0), 2)
+    link = Link(socket.create_connection(handle["sender"]))
+    link.send(update=1, id="0", name="elsewhere:1", gpu="", held=0, received=0, failed="")
+    processes.tell(handle)
+    assert _read(link)["group"]["generation"] == 1
+    began = time.monotonic()
+    del link
+    ((kind, message),) = processes.answers()
+    assert kind == "EngineGoneError" and "lost elsewhere:1" in message and "lost elsewhere:1" in caplog.text
+    assert time.monotonic() - began < 5, "not the time limit"
+    sender.release(handle)
+    assert _update(sender, processes, 1) == {2}
+
+
+def test_who_comes_late_or_sends_no_message_does_no_harm(processes: Processes) -> None:
+    sender = Collective(LIMIT_S)
+    processes.start()
+    handles = [sender.send(_bucket(seed), 1) for seed in range(2)]
+    strangers = [socket.create_connection(handles[0]["sender"]) for _ in range(3)]
+    for stranger, said in zip(strangers, (b"GET / HTTP/1.1\r\n\r\n", b'{"update": 1}\n', b"x" * 5_000_000), strict=True):
+        with suppress(OSError):
+            stranger.sendall(said)
+    processes.tell(handles[0])
+    assert processes.answers() == [(1, _sums(_bucket(0)))]
+    late = Link(socket.create_connection(handles[0]["sender"]))
+    late.send(update=1, id="0", name="elsewhere:1", gpu="", held=0, received=0, failed="")
+    processes.tell(handles[1])
+    assert processes.answers() == [(1, _sums(_bucket(1)))]
+    for handle in handles:
+        sender.release(handle)
+    processes.tell(sender.send(_bucket(2), 1))
+    assert processes.answers() == [(1, _sums(_bucket(2)))]
+    assert _read(late)["error"] in ("1 other receivers have joined", "the update has ended")
 
 
 def test_waits_end_and_name_who_is_missing(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:
@@ -150,7 +207,7 @@ def test_waits_end_and_name_who_is_missing(processes: Processes, caplog: pytest.
     processes.tell(handle)
     ((kind, message),) = processes.answers()
     assert kind == "EngineGoneError" and "waited 0.5 s for 2 receivers of weights" in message
-    assert "1 of 2, which never came" in message and "1 of 2, which never came" in caplog.text
+    assert "1 of 2 never came" in message and "1 of 2 never came" in caplog.text
     sender.release(handle)
     assert _update(sender, processes, 1) == {1}
 
@@ -184,12 +241,15 @@ def test_a_bucket_out_of_order_and_a_sender_that_is_gone_are_errors(processes: P
     for handle in handles:
         sender.release(handle)
     with pytest.raises(EngineGoneError, match=r"the sender of the weights at 127\.0\.0\.1:1 does not answer"):
-        Collective(0.5).receive(handles[0] | {"store": ["127.0.0.1", 1]})
+        Collective(0.5).receive(handles[0] | {"sender": ["127.0.0.1", 1]})
 
 
 @pytest.mark.parametrize("made", [lambda: {}, lambda: _bucket(0), lambda: {"scalar": torch.tensor(3.0), "flag": torch.tensor([True])}])
 def test_bytes_of_a_bucket_are_its_tensors(made: Callable[[], dict[str, torch.Tensor]]) -> None:
     tensors = made()
-    found = unpack(*pack(tensors))
+    layout, size = layout_of(tensors)
+    flat = torch.zeros(size, dtype=torch.uint8)
+    pack(tensors, flat, layout)
+    found = unpack(flat, layout)
     assert list(found) == list(tensors)
     assert all(torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in tensors.items())
