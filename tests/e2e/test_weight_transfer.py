@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Run, read_metrics, weights
+from tests.e2e.teams import ADAPTER
 
 OWN = '''
 import io
@@ -69,6 +70,15 @@ class Dies(Collective):
 
 # The weights are sent twice before the last are saved.
 LAST = {"trainer.save_freq": 2}
+ADAPTERS = LAST | {"agent.specialization": "lora"} | ADAPTER
+
+
+def adapters(run_dir: Path) -> dict[str, bytes]:
+    """The adapters of the last checkpoint, by path."""
+    folder = run_dir / "checkpoints" / "global_step_2" / "actor"
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("adapter_model.safetensors")}
+    assert len(found) == 2
+    return found
 
 
 def test_a_transfer_of_ones_own_trains_to_the_same_weights(train: Run, once: Callable[..., Path], tmp_path: Path, own: str) -> None:
@@ -88,17 +98,28 @@ def test_a_transfer_reaches_engines_in_other_processes(
     assert weights(tmp_path / "run", 2) == weights(once(LAST), 2)
 
 
+@pytest.mark.parametrize("way", ["collective"])
+def test_an_adapter_for_each_agent_trains_to_the_same_weights(train: Run, once: Callable[..., Path], tmp_path: Path, way: str) -> None:
+    train(ADAPTERS | {"actor_rollout_ref.rollout.weight_transfer": way})
+    assert adapters(tmp_path / "run") == adapters(once(ADAPTERS))
+
+
 @pytest.mark.ray
+@pytest.mark.parametrize("base", [LAST, ADAPTERS], ids=["model", "adapters"])
 def test_an_engine_that_dies_in_a_broadcast_is_replaced_and_joins_again(
-    train: Run, once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Run, once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: dict[str, Any]
 ) -> None:
+    """It dies in the second update: that after a step, or, of the first weights, in the one of the second adapter."""
     (tmp_path / "own_collective.py").write_text(DIES)
     monkeypatch.syspath_prepend(str(tmp_path))
     changes = {"actor_rollout_ref.rollout.weight_transfer": "own_collective.Dies", "trainer.controller": "ray", "ray_init.num_cpus": 2}
-    train(LAST | changes)
+    train(base | changes)
     assert (tmp_path / "own_collective.died").exists()
     assert [line["training/engine_restarts"] for line in read_metrics(tmp_path / "run") if "actor/lr" in line] == [1, 1]
-    assert weights(tmp_path / "run", 2) == weights(once(LAST), 2)
+    if base is ADAPTERS:
+        assert adapters(tmp_path / "run") == adapters(once(base))
+    else:
+        assert weights(tmp_path / "run", 2) == weights(once(base), 2)
 
 
 def test_a_transfer_that_is_not_there_is_one_error_before_anything_starts(refused: Any) -> None:

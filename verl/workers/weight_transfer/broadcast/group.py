@@ -22,7 +22,7 @@ class Group:
     """A process group that only broadcasts from rank 0; connects when it is made, which blocks.
 
     Args:
-        made: `generation` (1, 2, ...), `ids` of the receivers in the order of their ranks, `backend`, and `store`, the address of a `TCPStore`.
+        made: `generation` (1, 2, ...), `ids` of the receivers in the order of their ranks, `backend`, and `store`, where a `TCPStore` is.
         rank: of this process.
         address: of this process, where gloo listens.
     """

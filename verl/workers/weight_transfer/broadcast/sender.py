@@ -177,9 +177,9 @@ class Sender:
             update.error = f"the sender gave up: {error}; {update.receivers - len(update.members)} of {update.receivers} never came"
         else:
             update.error = f"the sender gave up: {error}; behind: {', '.join(update.behind()) or 'none'}"
-        self._tell(update, error=update.error)
         if not update.released:
             logger.warning("weight update %d by broadcast failed: %s", update.number, update.error)
+        self._tell(update, error=update.error)
         while not update.released:
             self._poll(update)
 
