@@ -82,23 +82,24 @@ def adapters(run_dir: Path) -> dict[str, bytes]:
 
 
 def test_a_transfer_of_ones_own_trains_to_the_same_weights(train: Run, once: Callable[..., Path], tmp_path: Path, own: str) -> None:
-    for name in (own, "shared_memory", "collective"):
+    for name in (own, "shared_memory", "collective", "cuda_ipc", "auto"):
         train(LAST | {"actor_rollout_ref.rollout.weight_transfer": name, "trainer.default_local_dir": tmp_path / name})
         assert weights(tmp_path / name, 2) == weights(once(LAST), 2)
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("collective", [False, True])
-def test_a_transfer_reaches_engines_in_other_processes(
-    train: Run, once: Callable[..., Path], tmp_path: Path, own: str, collective: bool
-) -> None:
-    name = "collective" if collective else own
-    changes = {"actor_rollout_ref.rollout.weight_transfer": name, "trainer.controller": "ray", "ray_init.num_cpus": 2}
+@pytest.mark.parametrize("name", ["own", "collective", "cuda_ipc"])
+def test_a_transfer_reaches_engines_in_other_processes(train: Run, once: Callable[..., Path], tmp_path: Path, own: str, name: str) -> None:
+    changes = {
+        "actor_rollout_ref.rollout.weight_transfer": own if name == "own" else name,
+        "trainer.controller": "ray",
+        "ray_init.num_cpus": 2,
+    }
     train(LAST | changes)
     assert weights(tmp_path / "run", 2) == weights(once(LAST), 2)
 
 
-@pytest.mark.parametrize("way", ["collective"])
+@pytest.mark.parametrize("way", ["collective", "cuda_ipc"])
 def test_an_adapter_for_each_agent_trains_to_the_same_weights(train: Run, once: Callable[..., Path], tmp_path: Path, way: str) -> None:
     train(ADAPTERS | {"actor_rollout_ref.rollout.weight_transfer": way})
     assert adapters(tmp_path / "run") == adapters(once(ADAPTERS))
@@ -125,3 +126,9 @@ def test_an_engine_that_dies_in_a_broadcast_is_replaced_and_joins_again(
 def test_a_transfer_that_is_not_there_is_one_error_before_anything_starts(refused: Any) -> None:
     line = refused({"actor_rollout_ref.rollout.weight_transfer": "carrier_pigeon"})
     assert "weight_transfer=carrier_pigeon" in line and "shared_memory" in line
+
+
+def test_gpu_memory_that_cannot_be_shared_is_one_error_before_anything_starts(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    line = refused({"actor_rollout_ref.rollout.weight_transfer": "cuda_ipc", "trainer.device": "cuda"})
+    assert "unset PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in line

@@ -256,7 +256,7 @@ async def test_new_base_weights_come_in_buckets_and_change_the_rows_of_every_ada
 
 async def test_weights_reach_the_model_by_every_transfer(engine: RolloutEngine, name: str) -> None:
     receivers = ENGINES[name].get("tensor_model_parallel_size", 1)
-    for seed, way in enumerate(("object_store", "shared_memory", "collective"), 1):
+    for seed, way in enumerate(("object_store", "shared_memory", "collective", "cuda_ipc"), 1):
         sender, receiver, new = build_transfer(way), build_transfer(way), list(base_weights(seed).items())
         for part in (new[:4], new[4:]):
             bucket = send_bucket(sender, dict(part), receivers=receivers)

@@ -26,7 +26,7 @@ from verl.trainer.ppo.critic import critic_agents, needs_values, reads_values
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields, own_keys
 from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES, estimator_needs, estimator_takes
 from verl.utils.names import did_you_mean, slug, value_at
-from verl.workers.weight_transfer import transfer_exists
+from verl.workers.weight_transfer import EXPANDABLE_SEGMENTS, expandable_segments, transfer_exists
 
 logger = logging.getLogger(__name__)
 
@@ -237,8 +237,13 @@ def _check_models(config: RunConfig, placement: Placement) -> None:
             _check_attention(agent.config.model, lambda name, agent=agent: _shown(agent, name))  # type: ignore[misc]
         if not transfer_exists(agent.config.rollout.weight_transfer):
             raise ConfigError(
-                f"{_shown(agent, 'rollout.weight_transfer')}: expected object_store, shared_memory, collective or module.Class of a "
-                "WeightTransfer that can be imported"
+                f"{_shown(agent, 'rollout.weight_transfer')}: expected auto, object_store, shared_memory, collective, cuda_ipc or "
+                "module.Class of a WeightTransfer that can be imported"
+            )
+        if agent.config.rollout.weight_transfer == "cuda_ipc" and config.trainer.device != "cpu" and expandable_segments():
+            raise ConfigError(
+                f"{_shown(agent, 'rollout.weight_transfer')}: CUDA IPC cannot share memory of expandable segments; unset "
+                f"{EXPANDABLE_SEGMENTS}, or use object_store"
             )
 
 

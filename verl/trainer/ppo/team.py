@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from verl.protocol import DataProto, RolloutClient
 from verl.protocol.generate import EngineGoneError, EngineSetupError
 from verl.single_controller.worker_group import WorkerDiedError, WorkerGroup
 from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
-from verl.trainer.config import RunConfig
+from verl.trainer.config import ActorRolloutRefConfig, RunConfig
 from verl.trainer.derived import max_model_len
 from verl.trainer.placement.learners import Learner, group_calls, group_learners, policy_learners
 from verl.trainer.placement.pools import assign_devices, processes_per_device
@@ -48,6 +49,7 @@ from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.client import replica_client, start_engines
 from verl.workers.rollout.restart import RestartingClient
 from verl.workers.rollout.server import RolloutWorker
+from verl.workers.weight_transfer import chosen_transfer
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -112,7 +114,7 @@ class TeamWorkers:
         """Start the processes of every group; models are loaded by `init_model`."""
         share = self.controller.threads_per_worker(processes_per_device(self.devices))
         for wg_id, spec in self.specs.items():
-            common = {"config": spec.config, "device": self.controller.device, "seed": self.config.data.seed}
+            common = {"config": self._with_transfer(spec.config), "device": self.controller.device, "seed": self.config.data.seed}
             policy: dict[str, Any] = {
                 "adapters": spec.adapters,
                 "use_reference": any(self.reference_of[policy] for policy in spec.policies),
@@ -133,6 +135,13 @@ class TeamWorkers:
                 critic = common | {"config": critic_config(self.config.critic, spec), "num_threads": policy["num_threads"]}
                 self.critics[wg_id] = self.controller.spawn(f"critic_{wg_id}", CriticWorker, self.devices[wg_id], critic)
             self.clients[wg_id] = RestartingClient(self._engine_client(wg_id), partial(self._restart_engine, wg_id), wg_id)
+
+    def _with_transfer(self, config: ActorRolloutRefConfig) -> ActorRolloutRefConfig:
+        """Return a config with a way of sending weights in place of `auto`."""
+        trainer, name = self.config.trainer, config.rollout.weight_transfer
+        in_one = trainer.controller == "local"
+        way = chosen_transfer(name, device=self.controller.device, in_one_process=in_one, nodes=trainer.nnodes)
+        return replace(config, rollout=replace(config.rollout, weight_transfer=way))
 
     def _spawn_engine(self, wg_id: str) -> None:
         self.rollouts[wg_id] = self.controller.spawn(
