@@ -3,9 +3,9 @@
     python benchmarks/weight_sync.py [--mib 256] [--bucket-mb 64] [--adapter-mib 1] [--rounds 7]
 
 Ray actors make the calls of a training step: buckets are sent one ahead, every receiver copies them into tensors of its own. A round
-measures all ways one after the other, after one update of each without measurement. The last line is one JSON object: `<way>_s` are seconds of an
-update of `--mib` MiB, `<way>_adapter_ms` milliseconds of one of `--adapter-mib` (medians of the rounds), `collective_over_object_store` the
-median of the rounds' ratios, `spread` the lowest and highest round.
+measures all ways one after the other, after one update of each without measurement. The last line is one JSON object: `<way>_s` are seconds
+of an update of `--mib` MiB, `<way>_adapter_ms` milliseconds of one of `--adapter-mib` (medians of the rounds),
+`collective_over_object_store` the median of the rounds' ratios, `spread` the lowest and highest round.
 """
 
 from __future__ import annotations
