@@ -123,7 +123,7 @@ class Sender:
                 wait(lambda: not update.behind(), "receivers to confirm a bucket")
                 update.arrived += 1
                 self._tell(update, arrived=update.arrived)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             self._give_up(update, error)
 
     def _tell(self, update: _Update, **message: Any) -> None:
@@ -165,7 +165,7 @@ class Sender:
         else:
             update.members.append(link)
 
-    def _give_up(self, update: _Update, error: RuntimeError) -> None:
+    def _give_up(self, update: _Update, error: Exception) -> None:
         """Tell all receivers why, those that come later too, until the update is released."""
         self._group = None
         end = time.monotonic() + (0 if isinstance(error, WaitTimeoutError) else NOTICE_S)
