@@ -37,43 +37,43 @@ RECEIVERS = 2
 class Process:
     """A sender or a receiver, with parameters of 1 MiB each, float32."""
 
-    def __init__(self, way: str, mib: int) -> None:
+    def __init__(self, mib: int) -> None:
         torch.set_num_threads(1)
-        self._transfer = build_transfer(way)
+        self._transfers = {way: build_transfer(way) for way in WAYS}
         self._parameters = {str(index): torch.full((1 << 18,), float(index)) for index in range(mib)}
 
-    def send(self, names: Sequence[str]) -> Any:
+    def send(self, way: str, names: Sequence[str]) -> Any:
         """Send parameters and return the handle."""
-        return self._transfer.send({name: self._parameters[name].clone() for name in names}, RECEIVERS)
+        return self._transfers[way].send({name: self._parameters[name].clone() for name in names}, RECEIVERS)
 
-    def load(self, handle: Any) -> None:
+    def load(self, way: str, handle: Any) -> None:
         """Copy a bucket into the parameters."""
-        for name, tensor in self._transfer.receive(handle).items():
+        for name, tensor in self._transfers[way].receive(handle).items():
             self._parameters[name].copy_(tensor)
 
-    def release(self, handles: list[Any]) -> None:
+    def release(self, way: str, handles: list[Any]) -> None:
         """Free buckets."""
         for handle in handles:
-            self._transfer.release(handle)
+            self._transfers[way].release(handle)
 
 
-class Update:
-    """The processes of one way."""
+class Team:
+    """A sender and its receivers."""
 
-    def __init__(self, way: str, mib: int) -> None:
-        self.sender = Process.remote(way, mib)  # type: ignore[attr-defined]
-        self.receivers = [Process.remote(way, mib) for _ in range(RECEIVERS)]  # type: ignore[attr-defined]
+    def __init__(self, mib: int) -> None:
+        self.sender = Process.remote(mib)  # type: ignore[attr-defined]
+        self.receivers = [Process.remote(mib) for _ in range(RECEIVERS)]  # type: ignore[attr-defined]
 
-    def seconds(self, mib: int, bucket_mb: int) -> float:
+    def seconds(self, way: str, mib: int, bucket_mb: int) -> float:
         """Send an update of `mib` MiB and return its time."""
         buckets = [[str(index) for index in range(first, min(first + bucket_mb, mib))] for first in range(0, mib, bucket_mb)]
         start, handles = time.perf_counter(), []
-        coming = self.sender.send.remote(buckets[0])
+        coming = self.sender.send.remote(way, buckets[0])
         for names in [*buckets[1:], None]:
             handles.append(ray.get(coming))
-            coming = self.sender.send.remote(names) if names else None
-            ray.get([receiver.load.remote(handles[-1]) for receiver in self.receivers])
-        ray.get(self.sender.release.remote(handles))
+            coming = self.sender.send.remote(way, names) if names else None
+            ray.get([receiver.load.remote(way, handles[-1]) for receiver in self.receivers])
+        ray.get(self.sender.release.remote(way, handles))
         return time.perf_counter() - start
 
 
@@ -88,10 +88,10 @@ def main() -> None:
     found: dict[str, list[float]] = {f"{way}{unit}": [] for way in WAYS for unit in ("_s", "_adapter_ms")}
     env = {"WG_BACKEND": "ray", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     start_private_cluster(num_cpus=2, log_to_driver=False, runtime_env={"env_vars": env})
-    updates = {way: Update(way, args.mib) for way in WAYS}
+    team = Team(args.mib)
     for number in range(args.rounds + 1):
-        for way, update in updates.items():
-            seconds, adapter_s = update.seconds(args.mib, args.bucket_mb), update.seconds(args.adapter_mib, args.adapter_mib)
+        for way in WAYS:
+            seconds, adapter_s = team.seconds(way, args.mib, args.bucket_mb), team.seconds(way, args.adapter_mib, args.adapter_mib)
             if number:
                 found[f"{way}_s"].append(seconds)
                 found[f"{way}_adapter_ms"].append(1000 * adapter_s)
