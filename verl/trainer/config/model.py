@@ -228,7 +228,7 @@ class RolloutConfig:
     weight_transfer: str = key(
         "object_store",
         "transport of weights to the engine: object_store | shared_memory (one node) | collective (broadcast by gloo or NCCL) | "
-        "cuda_ipc (memory of a GPU that both use) | auto (cuda_ipc on GPUs, else shared_memory or object_store) | "
+        "cuda_ipc (memory of a GPU that both use) | auto (cuda_ipc on GPUs, else object_store) | "
         "module.Class (a custom WeightTransfer)",
     )
     log_prob_use_dynamic_bsz: bool = key(

@@ -138,9 +138,7 @@ class TeamWorkers:
 
     def _with_transfer(self, config: ActorRolloutRefConfig) -> ActorRolloutRefConfig:
         """Return a config with a way of sending weights in place of `auto`."""
-        trainer, name = self.config.trainer, config.rollout.weight_transfer
-        in_one = trainer.controller == "local"
-        way = chosen_transfer(name, device=self.controller.device, in_one_process=in_one, nodes=trainer.nnodes)
+        way = chosen_transfer(config.rollout.weight_transfer, self.controller.device)
         return replace(config, rollout=replace(config.rollout, weight_transfer=way))
 
     def _spawn_engine(self, wg_id: str) -> None:

@@ -16,20 +16,16 @@ def expandable_segments() -> bool:
     return "expandable_segments:true" in settings.lower().replace(" ", "")
 
 
-def chosen_transfer(name: str, *, device: str, in_one_process: bool, nodes: int) -> str:
-    """Return the transfer that `name` stands for: `auto` for the one with the fewest copies, any other for itself.
+def chosen_transfer(name: str, device: str) -> str:
+    """Return the transfer that a name stands for: `auto` for `cuda_ipc` where it can be used, else `object_store`; others for themselves.
 
     Args:
         name: `rollout.weight_transfer`.
         device: cpu or cuda, of policy and engine, which share their devices.
-        in_one_process: whether policy and engine are in one process.
-        nodes: number of nodes.
     """
     if name != "auto":
         return name
-    if device == "cuda" and not expandable_segments():
-        return "cuda_ipc"
-    return "shared_memory" if nodes == 1 and not in_one_process else "object_store"
+    return "cuda_ipc" if device == "cuda" and not expandable_segments() else "object_store"
 
 
 def transfer_exists(name: str) -> bool:
