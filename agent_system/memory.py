@@ -1,14 +1,15 @@
-"""Memory of a team across the turns of one episode, shared by all its agents."""
+"""Memory of earlier turns: of a team, shared by all its agents, or of one agent (`BaseAgent.memory_class`)."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 @dataclass(frozen=True)
 class Recollection:
-    """One remembered turn.
+    """One remembered turn; for the memory of one agent, one of its calls.
 
     Attributes:
         step: number of the turn, from 1.
@@ -37,13 +38,33 @@ class Memory:
             raise ValueError(f"env.history_length must be 0 or more, found {history_length}")
         self.history_length = history_length
         self._turns: list[Recollection] = []
+        self._stored = 0
+        self._action: str | None = None
 
     def __len__(self) -> int:
         return len(self._turns)
 
     def store(self, observation: str, action: str) -> None:
         """Remember a finished turn."""
-        self._turns.append(Recollection(len(self._turns) + 1, observation, action))
+        self._stored += 1
+        self._turns.append(Recollection(self._stored, observation, action))
+
+    def remember(self, observation: str, action: str) -> None:
+        """Remember a call of the memory's agent. With `keeps_result` the observation is the result of the agent's call before it."""
+        if not self.keeps_result:
+            self.store(observation, action)
+            return
+        if self._action is not None:
+            self.store(observation, self._action)
+        self._action = action
+
+    def at(self, observation: str) -> Memory:
+        """Return the memory as a prompt shows it whose agent sees `observation`: with `keeps_result`, the result of its last call."""
+        if self._action is None:
+            return self
+        memory = self.fork()
+        memory.store(observation, self._action)
+        return memory
 
     def recent(self, drop: int = 0) -> list[Recollection]:
         """Return the turns shown in prompts, oldest first, without the `drop` oldest of them."""
@@ -58,11 +79,9 @@ class Memory:
         """Return one turn as text."""
         raise NotImplementedError
 
-    def fork(self) -> Memory:
+    def fork(self) -> Self:
         """Return an independent copy."""
-        copy = type(self)(self.history_length)
-        copy._turns = list(self._turns)
-        return copy
+        return copy.deepcopy(self)
 
 
 class SimpleMemory(Memory):

@@ -116,6 +116,8 @@ class Collector:
         self._sandbox_failures: Sequence[float] = ()
         self._tied_candidates = TiedCandidateMonitor(env.cls)
         self.runtimes = _runtimes(agents, bindings)
+        for runtime in self.runtimes.values():
+            runtime.agent.fork()  # a state that cannot be copied is an error before a model loads
         self._scorer = EpisodeScorer(settings.reward, list(self.runtimes), settings.env_threads, self._beginning)
 
     @classmethod

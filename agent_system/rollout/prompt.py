@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from collections import OrderedDict
@@ -90,6 +91,12 @@ class PromptBuilder:
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         self._encoder = encoder or Encoder(tokenizer)
         self._cache: OrderedDict[tuple[tuple[str, str], ...], Prompt] = OrderedDict()
+
+    def of(self, agent: BaseAgent) -> PromptBuilder:
+        """Return the builder of another state of the agent; both have one cache."""
+        builder = copy.copy(self)
+        builder.agent = agent
+        return builder
 
     def build(self, variables: Mapping[str, Any], entries: Sequence[Entry], memory: Memory) -> Prompt:
         """Return the prompt of one call, shortened to `max_prompt_length` tokens if necessary.

@@ -19,6 +19,7 @@ from agent_system.record import EpisodeRecord, Sample
 from agent_system.reward.mixing import mix
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
 from agent_system.rollout.candidate import CandidateSet
+from agent_system.rollout.episode_agents import EpisodeAgents
 from agent_system.rollout.episode_tasks import EpisodeTasks
 from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import Ledger
@@ -95,6 +96,7 @@ class EpisodeRunner:
         )  # fmt: skip
 
     async def _play(self) -> None:
+        self._agents = EpisodeAgents(self._runtimes, self.spec.task, self._settings.history_length)
         observation = await self._env.observation("reset", self.spec.task)
         memory = self._orchestra.memory_class(self._settings.history_length)
         for step in range(1, self._settings.max_steps + 1):
@@ -133,6 +135,7 @@ class EpisodeRunner:
         else:
             reply, order = await self._reply_to(call)
             self._keep(call, reply, order)
+        self._agents.finish(call, reply)
         turn.record(call.place, Entry(agent_id, reply.visible_text, reply.projection.action))
         if self._env.has_act:
             outcome = await self._act(call, reply)
@@ -216,6 +219,7 @@ class EpisodeRunner:
             kept = replace(sample, fork_reward=c.team, local_reward=c.local, candidate_reward=own, committed=c is chosen)
             self._samples.append(replace(kept, greedy=True, trained=False) if c is greedy else kept)
         self._replies += 1
+        self._agents.finish(call, chosen.reply)
         turn.record(call.place, Entry(call.agent_id, chosen.reply.visible_text, chosen.reply.projection.action))
 
     def _record_act(self, call: Call, outcome: Outcome, turn: Turn) -> None:
@@ -231,18 +235,21 @@ class EpisodeRunner:
     async def _ask(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Call:
         """Number a call and build its prompt."""
         self._tasks.enter()
-        runtime = self._runtime_of(agent_id)
+        self._runtime_of(agent_id)  # raises for a name that is not in the run
+        runtime = self._agents.now(agent_id)
         number = len(self._callers)
         self._callers[number] = agent_id
         place = turn.reserve()
         entries, prior_replies = turn.entries, self._replies
         seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
-        prompt = runtime.prompts.build(_variables(seen, turn.step, variables), entries, turn.memory)
+        own = runtime.agent.memory
+        memory = turn.memory if own is None else own.at(seen.text)
+        prompt = runtime.prompts.build(_variables(seen, turn.step, variables), entries, memory)
         await asyncio.sleep(0)  # calls started together build their prompts before any of them gets a reply
         spec = self.spec
         seed = stable_seed(self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, turn.step, number, 0)
         self.waiting_for = f"the reply of {agent_id} (turn {turn.step}, call {number})"
-        return Call(spec, agent_id, runtime, turn.step, number, place, seen, prompt, prior_replies, seed)
+        return Call(spec, agent_id, runtime, turn.step, number, place, seen, prompt, prior_replies, seed, runtime.agent)
 
     def _refuse_late(self, call: Call) -> None:
         if self._over:

@@ -113,7 +113,8 @@ async def play_rounds(
         if not requests or number + 1 == agent.max_rounds:
             keep(call, reply, order, ToolUse(number, len(requests), restarted=restarted, cut=bool(requests)))
             break
-        results, use = await agent.answer(requests, number)
+        assert isinstance(reply.agent, ToolAgent)
+        results, use = await reply.agent.answer(requests, number)
         following, anew = prompts.following(call.prompt, reply, results)
         own = reply.projection
         action, valid = ("", True) if following else (own.action, own.valid)
@@ -122,6 +123,7 @@ async def play_rounds(
         if following is None:
             break
         earlier.append(call.number)
+        call = replace(call, runtime=call.runtime.of(reply.agent))
         call, restarted = again(call, following, stable_seed(seed, "round", number + 1)), anew
     return call, reply, tuple(earlier)
 
