@@ -113,7 +113,8 @@ class Call:
         prompt: the prompt.
         prior_replies: number of replies in the episode when the prompt was built.
         seed: seed of the request.
-        before: the agent at the beginning of the call, the first round of a `ToolAgent`.
+        before: the agent at the beginning of the call, before its summary and its first round.
+        summary: the generation of a summary with which the call began, and its reply; None for a call without one.
     """
 
     spec: EpisodeSpec
@@ -127,6 +128,7 @@ class Call:
     prior_replies: int
     seed: int
     before: BaseAgent
+    summary: tuple[Call, Reply] | None = None
 
     def read(self, generation: Generation) -> Reply:
         """Decode and project one reply. The state of the call's agent does not change: a copy projects."""

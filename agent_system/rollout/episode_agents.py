@@ -34,7 +34,9 @@ class EpisodeAgents:
             runtime, agent = self._runtimes[agent_id], reply.agent
             if call.before is not runtime.agent:
                 if isinstance(agent, ToolAgent):
-                    raise AgentSystemError(f"{agent_id!r} has tools and a state, so its calls must not run at the same time: await one by one")
+                    raise AgentSystemError(
+                        f"{agent_id!r} has tools and a state, so its calls must not run at the same time: await one by one"
+                    )
                 agent = runtime.agent.fork()
                 agent.project(reply.text)
             if agent.memory is not None:

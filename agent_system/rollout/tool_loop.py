@@ -39,6 +39,12 @@ class ToolPromptBuilder(PromptBuilder):
                 f"use tool_format=hermes (or auto), found {self.tool_format!r}"
             )
 
+    def of(self, agent: BaseAgent) -> PromptBuilder:
+        """Return the builder of another state of the agent, without tools for a summary."""
+        if isinstance(agent, ToolAgent):
+            return super().of(agent)
+        return PromptBuilder(agent, self.tokenizer, self.max_prompt_length, self.template_kwargs, self._encoder)
+
     def following(self, prompt: Prompt, reply: Reply, results: Sequence[Message]) -> tuple[Prompt | None, bool]:
         """Return the prompt after a reply and its tool results, and whether it was rendered anew.
 
