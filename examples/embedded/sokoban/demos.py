@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from agent_system.agent import Entry
@@ -30,7 +30,7 @@ from agent_system.workflows.sokoban.team import ExecutorAgent, SokobanOptions, T
 from agent_system.workflows.sokoban.world.generate import TASKS, Difficulty, Puzzle, generate
 from agent_system.workflows.sokoban.world.rules import MOVES, Room, State, is_solved, move, walk
 from agent_system.workflows.sokoban.world.solver import is_lost, solve
-from agent_system.workflows.sokoban.world.view import shown, way
+from agent_system.workflows.sokoban.world.view import last_line, shown, way
 from examples.embedded.course import UNTIED, Course, Messages, World, conversation
 
 
@@ -60,6 +60,16 @@ CAREFUL = Habits(plan=1.0, check=1.0)
 
 
 @dataclass(frozen=True)
+class Place:
+    """A situation in a room: its state, the moves made in the last turn, and the illegal move after them (empty without)."""
+
+    room: Room
+    state: State
+    made: str = ""
+    stopped: str = ""
+
+
+@dataclass(frozen=True)
 class SokobanCourse(Course):
     """See `Course`.
 
@@ -69,6 +79,7 @@ class SokobanCourse(Course):
         bad_plans: share of guesses among the plans in the prompts of a careful Executor.
         midway: share of demonstrations that begin in the middle of a room's solution.
         wander: maximum number of random moves away from it.
+        stopped: share of demonstrations in which the last turn ended with an illegal move.
         env: options of the environment: view, and maximum number of moves per turn.
     """
 
@@ -82,10 +93,11 @@ class SokobanCourse(Course):
     bad_plans: float = 0.5
     midway: float = 0.7
     wander: int = 8
-    env: SokobanEnvOptions = field(default_factory=lambda: SokobanEnvOptions(view="compact", max_moves=3))
+    stopped: float = 0.3
+    env: SokobanEnvOptions = field(default_factory=lambda: SokobanEnvOptions(view="compact", show_last=True, max_moves=2))
 
     def __post_init__(self) -> None:
-        names = ("habits_from", "habits_before", "executor", "bad_plans", "midway")
+        names = ("habits_from", "habits_before", "executor", "bad_plans", "midway", "stopped")
         _check_shares(**{name: getattr(self, name) for name in names})
 
 
@@ -95,16 +107,18 @@ def make_demos(course: SokobanCourse, seed: int, exclude: Collection[str] = ()) 
     puzzles = generate(min(course.rooms, course.count), 10 * seed + 7, course.difficulty, exclude=frozenset(exclude))
     team = Demonstrators(course.env, rng)
 
-    def draw() -> Iterator[tuple[Room, State]]:
+    def draw() -> Iterator[Place]:
         while True:
             puzzle = rng.choice(puzzles)
-            yield puzzle.room, pick_state(rng, puzzle, course.wander) if rng.random() < course.midway else puzzle.start
+            midway = rng.random() < course.midway
+            place = pick_place(rng, puzzle, course.wander, course.env.max_moves) if midway else Place(puzzle.room, puzzle.start)
+            yield stopped(rng, place) if rng.random() < course.stopped else place
 
-    def episode(place: tuple[Room, State], habits: Habits) -> list[Messages]:
+    def episode(place: Place, habits: Habits) -> list[Messages]:
         if rng.random() >= course.executor:
-            return [team.tool_demo(*place, habits)]
+            return [team.tool_demo(place, habits)]
         plans = Habits(plan=1.0 - course.bad_plans) if habits is course.careful else habits
-        return [team.executor_demo(*place, team.plan(*place, plans)[1], habits)]
+        return [team.executor_demo(place, team.plan(place, plans)[1], habits)]
 
     return course.conversations(rng, draw(), episode)
 
@@ -123,55 +137,64 @@ class Demonstrators:
         options = SokobanOptions(prompt_style="short")
         self._tool, self._executor = ToolAgent(config=options), ExecutorAgent(config=options)
 
-    def plan(self, room: Room, state: State, habits: Habits) -> tuple[str, str]:
+    def plan(self, place: Place, habits: Habits) -> tuple[str, str]:
         """Return the Tool's reply and its moves."""
         if self._rng.random() < habits.plan:
-            return careful(room, state, self._env.max_moves)
+            return careful(place.room, place.state, self._env.max_moves)
         moves = guessed(self._rng, self._env.max_moves)
         return moves_reply(moves), moves
 
-    def decide(self, room: Room, state: State, plan: str, habits: Habits) -> tuple[str, str]:
+    def decide(self, place: Place, plan: str, habits: Habits) -> tuple[str, str]:
         """Return the Executor's reply to a plan and its moves."""
         if self._rng.random() < habits.check:
-            return careful(room, state, self._env.max_moves)
+            return careful(place.room, place.state, self._env.max_moves)
         return moves_reply(plan), plan
 
-    def tool_demo(self, room: Room, state: State, habits: Habits) -> Messages:
+    def tool_demo(self, place: Place, habits: Habits) -> Messages:
         """Return one conversation of the Tool."""
-        return self._conversation(self._tool, room, state, [], self.plan(room, state, habits)[0])
+        return self._conversation(self._tool, place, [], self.plan(place, habits)[0])
 
-    def executor_demo(self, room: Room, state: State, plan: str, habits: Habits) -> Messages:
+    def executor_demo(self, place: Place, plan: str, habits: Habits) -> Messages:
         """Return one conversation of the Executor about `plan`."""
         entries = [Entry(TOOL, moves_reply(plan), plan)]
-        return self._conversation(self._executor, room, state, entries, self.decide(room, state, plan, habits)[0])
+        return self._conversation(self._executor, place, entries, self.decide(place, plan, habits)[0])
 
     def solves(self, puzzle: Puzzle, habits: Habits, max_turns: int) -> bool:
         """Play an episode and return whether the room was solved."""
-        room, state = puzzle.room, puzzle.start
+        place = Place(puzzle.room, puzzle.start)
         for _ in range(max_turns):
-            if solve(room, state).solution is None:
+            if solve(place.room, place.state).solution is None:
                 return False
-            plan = self.plan(room, state, habits)[1]
-            made = walk(room, state, self.decide(room, state, plan, habits)[1])
-            state = made.states[-1] if made.states else state
-            if is_solved(room, state):
+            moves = self.decide(place, self.plan(place, habits)[1], habits)[1]
+            states = walk(place.room, place.state, moves).states
+            place = replace(place, state=states[-1] if states else place.state)
+            if is_solved(place.room, place.state):
                 return True
         return False
 
-    def _conversation(self, agent: ToolAgent | ExecutorAgent, room: Room, state: State, entries: Sequence[Entry], reply: str) -> Messages:
-        return conversation(agent, shown(room, state, self._env.view), reply, entries)
+    def _conversation(self, agent: ToolAgent | ExecutorAgent, place: Place, entries: Sequence[Entry], reply: str) -> Messages:
+        text = shown(place.room, place.state, self._env.view)
+        if self._env.show_last:
+            text = f"{text}\n{last_line(place.made, place.stopped, self._env.max_moves)}"
+        return conversation(agent, text, reply, entries)
 
 
-def pick_state(rng: random.Random, puzzle: Puzzle, wander: int) -> State:
-    """Return an unsolved, solvable state: after a part of the puzzle's solution and up to `wander` random moves."""
-    room = puzzle.room
-    made = walk(room, puzzle.start, puzzle.solution.moves[: rng.randrange(len(puzzle.solution.moves))])
-    state = on_path = made.states[-1] if made.states else puzzle.start
-    for _ in range(rng.randint(0, wander)):
-        after = move(room, state, rng.choice(MOVES))
+def pick_place(rng: random.Random, puzzle: Puzzle, wander: int, max_moves: int) -> Place:
+    """Return an unsolved, solvable state after a part of the puzzle's solution and up to `wander` random moves, the last of them shown."""
+    room, made = puzzle.room, puzzle.solution.moves[: rng.randrange(len(puzzle.solution.moves))]
+    states = walk(room, puzzle.start, made).states
+    state = states[-1] if states else puzzle.start
+    for letter in rng.choices(MOVES, k=rng.randint(0, wander)):
+        after = move(room, state, letter)
         if after is not None and not is_solved(room, after) and not is_lost(room, after):
-            state = after
-    return state if solve(room, state).solution is not None else on_path
+            state, made = after, made + letter
+    return Place(room, state, made[len(made) - min(len(made), rng.randint(1, max_moves)) :])
+
+
+def stopped(rng: random.Random, place: Place) -> Place:
+    """Return the place as it is after a turn that an illegal move ended; one without illegal moves is returned unchanged."""
+    illegal = [letter for letter in MOVES if move(place.room, place.state, letter) is None]
+    return replace(place, made=place.made[1:], stopped=rng.choice(illegal)) if illegal else place
 
 
 def careful(room: Room, state: State, limit: int) -> tuple[str, str]:

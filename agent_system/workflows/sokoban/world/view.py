@@ -39,6 +39,17 @@ def compact_text(room: Room, state: State) -> str:
     return "\n".join(lines)
 
 
+def last_line(made: str, stopped: str, max_moves: int) -> str:
+    """Return the line about the last turn's moves: `last - U stop R` for U and then R, which was illegal; as long in every state.
+
+    Args:
+        made: moves made in the last turn; empty at the start.
+        stopped: the illegal move after them, or empty.
+        max_moves: number of moves that are shown, `-` for missing ones.
+    """
+    return f"last {' '.join(made.rjust(max_moves, FLOOR))} stop {stopped or FLOOR}"
+
+
 def way(room: Room, start: int, end: int) -> str:
     """Return the rows and columns from one cell to another: `U 1 R 0`."""
     (row, column), (end_row, end_column) = divmod(start, room.width), divmod(end, room.width)
