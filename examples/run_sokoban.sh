@@ -20,9 +20,11 @@ ARGS+=(
 if is_tiny; then
   ARGS+=(
     env.params.view=compact
+    env.params.show_last=true
     env.params.max_moves=3
     env.params.progress=distance
     env.params.shortfall_penalty=0.2
+    env.params.repeat_penalty=0.1
     env.params.deadlock_ends=true
     env.params.deadlock_penalty=0.3
     env.max_steps=12

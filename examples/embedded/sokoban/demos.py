@@ -75,6 +75,8 @@ class SokobanCourse(Course):
 
     Attributes:
         rooms: number of different rooms.
+        walled: share of demonstrations in rooms with more walls than the tasks have, where a wall blocks many of the ways and pushes.
+        wall_share: probability of a wall in these rooms.
         executor: share of demonstrations that are the Executor's.
         bad_plans: share of guesses among the plans in the prompts of a careful Executor.
         midway: share of demonstrations that begin in the middle of a room's solution.
@@ -89,27 +91,31 @@ class SokobanCourse(Course):
     habits_from: float = 0.8
     difficulty: Difficulty = field(default_factory=Difficulty)
     rooms: int = 9000
+    walled: float = 0.5
+    wall_share: float = 0.25
     executor: float = 0.5
     bad_plans: float = 0.5
     midway: float = 0.7
     wander: int = 8
     stopped: float = 0.3
-    env: SokobanEnvOptions = field(default_factory=lambda: SokobanEnvOptions(view="compact", show_last=True, max_moves=2))
+    env: SokobanEnvOptions = field(default_factory=lambda: SokobanEnvOptions(view="compact", show_last=True, max_moves=3))
 
     def __post_init__(self) -> None:
-        names = ("habits_from", "habits_before", "executor", "bad_plans", "midway", "stopped")
+        names = ("habits_from", "habits_before", "executor", "bad_plans", "walled", "midway", "stopped")
         _check_shares(**{name: getattr(self, name) for name in names})
 
 
 def make_demos(course: SokobanCourse, seed: int, exclude: Collection[str] = ()) -> list[Messages]:
     """Return the conversations of the course; none about a room with a key in `exclude`."""
     rng = random.Random(f"sokoban-demos-{seed}")
-    puzzles = generate(min(course.rooms, course.count), 10 * seed + 7, course.difficulty, exclude=frozenset(exclude))
+    num_rooms = max(1, min(course.rooms, course.count) // 2)
+    kinds = (course.difficulty, replace(course.difficulty, wall_share=course.wall_share))
+    usual, walled = (generate(num_rooms, 10 * seed + 7, kind, exclude=frozenset(exclude)) for kind in kinds)
     team = Demonstrators(course.env, rng)
 
     def draw() -> Iterator[Place]:
         while True:
-            puzzle = rng.choice(puzzles)
+            puzzle = rng.choice(walled if rng.random() < course.walled else usual)
             midway = rng.random() < course.midway
             place = pick_place(rng, puzzle, course.wander, course.env.max_moves) if midway else Place(puzzle.room, puzzle.start)
             yield stopped(rng, place) if rng.random() < course.stopped else place
