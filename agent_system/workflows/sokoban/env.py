@@ -268,9 +268,7 @@ class SokobanEnv(ProposerExecutorEnv):
         return info
 
 
-def judge(
-    room: Room, start: State, state: State, best: float, moves: str | None, options: SokobanEnvOptions, stopped: str = ""
-) -> Verdict:
+def judge(room: Room, start: State, state: State, best: float, moves: str | None, options: SokobanEnvOptions, stopped: str = "") -> Verdict:
     """Return the result of `moves` from `state`; pure.
 
     Args:
