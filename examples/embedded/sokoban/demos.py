@@ -12,6 +12,9 @@ kind of reply. Careful replies are also demonstrated from states off the solutio
 The first tokens are `box` and `<` because both also occur elsewhere. In a tiny model with tied embeddings, words that occur as alternatives
 at one position only (such as `Care` and `Guess`) get nearly the same embedding, so that the model could not distinguish the text after
 them.
+
+An inner wall that blocks the usual way around the box is rare in rooms of the default difficulty. Half of the rooms that are demonstrated,
+and half of the training tasks, therefore have more walls than the test tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from agent_system.workflows.moves import moves_reply
 from agent_system.workflows.proposer_executor import TOOL
 from agent_system.workflows.sokoban.env import SokobanEnvOptions
 from agent_system.workflows.sokoban.team import ExecutorAgent, SokobanOptions, ToolAgent
-from agent_system.workflows.sokoban.world.generate import TASKS, Difficulty, Puzzle, generate
+from agent_system.workflows.sokoban.world import generate
+from agent_system.workflows.sokoban.world.generate import Difficulty, Puzzle
 from agent_system.workflows.sokoban.world.rules import MOVES, Room, State, is_solved, move, walk
 from agent_system.workflows.sokoban.world.solver import is_lost, solve
 from agent_system.workflows.sokoban.world.view import last_line, shown, way
@@ -75,8 +79,7 @@ class SokobanCourse(Course):
 
     Attributes:
         rooms: number of different rooms.
-        walled: share of demonstrations in rooms with more walls than the tasks have, where a wall blocks many of the ways and pushes.
-        wall_share: probability of a wall in these rooms.
+        walled: share of demonstrations in rooms with more walls (`walled`).
         executor: share of demonstrations that are the Executor's.
         bad_plans: share of guesses among the plans in the prompts of a careful Executor.
         midway: share of demonstrations that begin in the middle of a room's solution.
@@ -92,7 +95,6 @@ class SokobanCourse(Course):
     difficulty: Difficulty = field(default_factory=Difficulty)
     rooms: int = 9000
     walled: float = 0.5
-    wall_share: float = 0.25
     executor: float = 0.5
     bad_plans: float = 0.5
     midway: float = 0.7
@@ -109,13 +111,15 @@ def make_demos(course: SokobanCourse, seed: int, exclude: Collection[str] = ()) 
     """Return the conversations of the course; none about a room with a key in `exclude`."""
     rng = random.Random(f"sokoban-demos-{seed}")
     num_rooms = max(1, min(course.rooms, course.count) // 2)
-    kinds = (course.difficulty, replace(course.difficulty, wall_share=course.wall_share))
-    usual, walled = (generate(num_rooms, 10 * seed + 7, kind, exclude=frozenset(exclude)) for kind in kinds)
+    usual, more_walls = (
+        generate.generate(num_rooms, 10 * seed + 7, kind, exclude=frozenset(exclude))
+        for kind in (course.difficulty, walled(course.difficulty))
+    )
     team = Demonstrators(course.env, rng)
 
     def draw() -> Iterator[Place]:
         while True:
-            puzzle = rng.choice(walled if rng.random() < course.walled else usual)
+            puzzle = rng.choice(more_walls if rng.random() < course.walled else usual)
             midway = rng.random() < course.midway
             place = pick_place(rng, puzzle, course.wander, course.env.max_moves) if midway else Place(puzzle.room, puzzle.start)
             yield stopped(rng, place) if rng.random() < course.stopped else place
@@ -127,6 +131,20 @@ def make_demos(course: SokobanCourse, seed: int, exclude: Collection[str] = ()) 
         return [team.executor_demo(place, team.plan(place, plans)[1], habits)]
 
     return course.conversations(rng, draw(), episode)
+
+
+def walled(difficulty: Difficulty) -> Difficulty:
+    """Return the difficulty with a quarter of the cells inside walled up, or more if it has more."""
+    return replace(difficulty, wall_share=max(0.25, difficulty.wall_share))
+
+
+def generate_split(num_train: int, num_test: int, seed: int, difficulty: Difficulty) -> tuple[list[Puzzle], list[Puzzle]]:
+    """Return (train, test) rooms without a common key, as `world.generate` does, but half of the training rooms have more walls."""
+    usual, test = generate.generate_split(num_train - num_train // 2, num_test, seed, difficulty)
+    more_walls = generate.generate(
+        num_train // 2, 2 * seed, walled(difficulty), exclude=frozenset(puzzle.key for puzzle in [*usual, *test])
+    )
+    return [*usual, *more_walls], test
 
 
 def team_success(habits: Habits, env: SokobanEnvOptions, max_turns: int, puzzles: Sequence[Puzzle], seed: int = 0) -> float:
@@ -229,4 +247,4 @@ def guessed(rng: random.Random, limit: int) -> str:
     return "".join(rng.choices(MOVES, k=rng.randint(1, limit)))
 
 
-WORLD = World(SokobanCourse(), TASKS, make_demos, size=UNTIED)
+WORLD = World(SokobanCourse(), replace(generate.TASKS, generate=generate_split), make_demos, size=UNTIED)

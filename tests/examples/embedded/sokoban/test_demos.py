@@ -16,10 +16,12 @@ from examples.embedded.sokoban.demos import (
     Place,
     SokobanCourse,
     careful,
+    generate_split,
     make_demos,
     pick_place,
     stopped,
     team_success,
+    walled,
 )
 from tests.agent_system.workflows.sokoban.conftest import UP
 
@@ -112,6 +114,15 @@ def test_excluded_rooms_are_not_shown_and_a_seed_repeats() -> None:
     again = make_demos(course, 0, exclude=excluded)
     assert not excluded & {puzzle_key(*parse_room(room_of(c[0]["content"]))) for c in again}
     assert again == make_demos(course, 0, exclude=excluded) != make_demos(course, 1, exclude=excluded)
+
+
+def test_half_of_the_training_rooms_have_more_walls_and_the_test_rooms_are_the_generators() -> None:
+    train, test = generate_split(60, 20, 3, Difficulty())
+    assert test == generate(20, 7, Difficulty()) and len(train) == 60
+    assert not {puzzle.key for puzzle in train} & {puzzle.key for puzzle in test}
+    usual, more = (sum(len(puzzle.room.walls) for puzzle in half) / 30 for half in (train[:30], train[30:]))
+    assert more > usual + 1
+    assert walled(Difficulty(wall_share=0.4)) == Difficulty(wall_share=0.4)
 
 
 def test_a_share_outside_0_to_1_is_named() -> None:
