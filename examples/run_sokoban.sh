@@ -31,14 +31,14 @@ if is_tiny; then
     rollout.tree.epsilon=0.8
     actor_rollout_ref.actor.optim.lr=8e-4
     actor_rollout_ref.actor.optim.lr_scheduler_type=cosine
-    actor_rollout_ref.actor.optim.total_training_steps=40
+    actor_rollout_ref.actor.optim.total_training_steps=30
     actor_rollout_ref.actor.optim.min_lr_ratio=0.05
     data.train_batch_size=32
     data.max_prompt_length=192
-    data.max_response_length=48
+    data.max_response_length=56
     env.rollout.n=1
     env.rollout.val_n=1
-    trainer.total_training_steps=40
+    trainer.total_training_steps=30
   )
 else
   real_model

@@ -1,10 +1,13 @@
 """Demonstrations of the rooms by a Tool and an Executor, with the compact view.
 
-A careful reply states the direction of the next push and the offset of the cell that the player must make it from, and makes the solver's
-moves:
+A careful reply copies the signs of the cells next to the box and next to the player, states the direction of the next push and the offset
+of the cell that the player must make it from, and makes the solver's moves:
 
-    box U from D 1 R 1
+    box U - D - L @ R - me U # D - L - R $
+    push U from D 1 R 1
     <moves>D R U</moves>
+
+Without the copied signs, the tiny model learns the usual way around a box and often walks into a wall that its prompt shows.
 
 A habitual reply has the moves only: random moves of the Tool, a copy of the proposal by the Executor. So the first token determines the
 kind of reply. Careful replies are also demonstrated from states off the solution, so that the states after a guess are covered.
@@ -34,7 +37,7 @@ from agent_system.workflows.sokoban.world import generate
 from agent_system.workflows.sokoban.world.generate import Difficulty, Puzzle
 from agent_system.workflows.sokoban.world.rules import MOVES, Room, State, is_solved, move, walk
 from agent_system.workflows.sokoban.world.solver import is_lost, solve
-from agent_system.workflows.sokoban.world.view import last_line, shown, way
+from agent_system.workflows.sokoban.world.view import around, last_line, shown, way
 from examples.embedded.course import UNTIED, Course, Messages, World, conversation
 
 
@@ -88,7 +91,7 @@ class SokobanCourse(Course):
         env: options of the environment: view, and maximum number of moves per turn.
     """
 
-    count: int = 36_000
+    count: int = 30_000
     habits: Habits = Habits()
     careful: Habits = CAREFUL
     habits_from: float = 0.8
@@ -224,7 +227,8 @@ def stopped(rng: random.Random, place: Place) -> Place:
 def careful(room: Room, state: State, limit: int) -> tuple[str, str]:
     """Return a reply with the solver's next moves, and the moves: up to the next push and its repetitions, at most `limit`.
 
-    The reply states the direction of the push and the offset of the cell from which it is made.
+    The reply states the cells next to the box and next to the player, the direction of the push, and the offset of the cell from which it
+    is made.
 
     Raises:
         AgentSystemError: the solver has no solution from `state`, or `state` is solved.
@@ -239,7 +243,9 @@ def careful(room: Room, state: State, limit: int) -> tuple[str, str]:
     while end < len(pushes) and pushes[end] and solution.moves[end] == push:
         end += 1
     moves = solution.moves[: min(end, limit)]
-    return f"box {push} from {way(room, state.player, states[first].player)}\n{moves_reply(moves)}", moves
+    (box,) = state.boxes
+    seen = f"box {around(room, state, box)} me {around(room, state, state.player)}"
+    return f"{seen}\npush {push} from {way(room, state.player, states[first].player)}\n{moves_reply(moves)}", moves
 
 
 def guessed(rng: random.Random, limit: int) -> str:

@@ -30,13 +30,17 @@ def compact_text(room: Room, state: State) -> str:
         e # - - - -
     """
     (box,), (goal,) = state.boxes, room.goals
-    ahead = " ".join(f"{move} {_sign(room, state, state.player + room.step_of(move))}" for move in MOVES)
     row, column = divmod(box, room.width)
     reach = range(-RADIUS, RADIUS + 1)
-    lines = [f"box {way(room, state.player, box)} goal {way(room, box, goal)}", ahead]
+    lines = [f"box {way(room, state.player, box)} goal {way(room, box, goal)}", around(room, state, state.player)]
     for name, down in zip(_ROWS, reach, strict=True):
         lines.append(" ".join([name, *_row(room, state, row + down, [column + right for right in reach])]))
     return "\n".join(lines)
+
+
+def around(room: Room, state: State, cell: int) -> str:
+    """Return the signs of the four cells next to `cell`: `U $ D - L - R #`."""
+    return " ".join(f"{move} {_sign(room, state, cell + room.step_of(move))}" for move in MOVES)
 
 
 def last_line(made: str, stopped: str, max_moves: int) -> str:

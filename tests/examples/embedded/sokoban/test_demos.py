@@ -44,12 +44,16 @@ def test_careful_moves_are_the_solvers_up_to_where_the_box_turns() -> None:
         assert reply.startswith("box ")
 
 
-def test_care_says_what_is_pushed_and_from_where() -> None:
+def test_care_says_what_is_around_the_box_and_the_player_what_is_pushed_and_from_where() -> None:
     room, state = parse_room(UP)
-    assert careful(room, state, 3) == ("box U from U 0 R 0\n<moves>U</moves>", "U")
+    seen = "box U . D @ L - R - me U $ D - L - R -"
+    assert careful(room, state, 3) == (f"{seen}\npush U from U 0 R 0\n<moves>U</moves>", "U")
     turned = walk(room, state, "RU").states[-1]
     reply, moves = careful(room, turned, 9)
-    assert reply == f"box U from D 1 L 1\n<moves>{' '.join(moves)}</moves>" and is_solved(room, walk(room, turned, moves).states[-1])
+    seen = "box U . D - L - R @ me U - D - L $ R -"
+    assert reply == f"{seen}\npush U from D 1 L 1\n<moves>{' '.join(moves)}</moves>" and is_solved(
+        room, walk(room, turned, moves).states[-1]
+    )
     with pytest.raises(AgentSystemError, match="draw another"):
         careful(room, walk(room, state, "U").states[-1], 3)
 
