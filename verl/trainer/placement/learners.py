@@ -63,9 +63,9 @@ def num_mini_batches(config: RunConfig, trained: ActorConfig | CriticConfig) -> 
     return max(config.data.train_batch_size // tasks, 1) if tasks > 0 else 1
 
 
-def is_on_policy(learners: Mapping[str, Learner]) -> bool:
-    """Return whether every policy has one update per step on fresh samples: the old log-probs are then the current ones."""
-    return all(learner.updates == 1 for learner in learners.values())
+def is_on_policy(config: RunConfig, learners: Mapping[str, Learner]) -> bool:
+    """Return whether every policy has one update per step on samples of its current weights: these are then the old log-probs' too."""
+    return config.async_training.mode == "sync" and all(learner.updates == 1 for learner in learners.values())
 
 
 def group_calls(learners: Mapping[str, Learner], present: Sequence[str], fn: Callable[[str], T]) -> dict[str, Callable[[], dict[str, T]]]:

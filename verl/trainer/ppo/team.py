@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -104,7 +105,9 @@ class TeamWorkers:
         self.clients: dict[str, RestartingClient] = {}
         self._engines: dict[str, dict[str, Any]] = {}
         self._given = fingerprints(groups_with_fixed_models(placement))
-        self._version = 0
+        # Step of each group's weights, and a lock for calls to its workers: an engine may be restarted while its policies are updated.
+        self._versions = dict.fromkeys(self.specs, 0)
+        self._locks = {wg_id: threading.RLock() for wg_id in self.specs}
         self._sent: dict[str, int] = {}
         self._threads = ThreadPoolExecutor(
             max_workers=max(len(self.specs), 1) if controller.parallel else 1, thread_name_prefix="worker_group"
@@ -166,7 +169,8 @@ class TeamWorkers:
         self._spawn_engine(wg_id)
         self._start_engine(wg_id)
         if wg_id in self.policies:
-            self._send_weights(wg_id, self._version)
+            with self._locks[wg_id]:
+                self._send_weights(wg_id, self._versions[wg_id])
         return self._engine_client(wg_id)
 
     def init_model(self, steps: int, critic_steps: int = 1) -> None:
@@ -287,6 +291,8 @@ class TeamWorkers:
             }
             start = time.perf_counter()
             metrics = reduce_metrics(getattr(workers[learner.wg_id], method)(sub).meta_info["metrics"])
+            if workers is self.policies:
+                self._versions[learner.wg_id] = seed[-1]
             return metrics | shares | {f"timing_s/{method}": time.perf_counter() - start}
 
         return self._on_learners(method, learners, list(parts), update)
@@ -322,7 +328,7 @@ class TeamWorkers:
             self.clients[wg_id].replace(EngineGoneError(why))  # the new engine receives its weights when it starts
             return self._sent[wg_id]
 
-        self._version = version
+        self._versions = dict.fromkeys(self.specs, version)
         sent = self._on("sync_weights", self.trained, send)
         for client in self.clients.values():
             client.allow()
@@ -394,7 +400,7 @@ class TeamWorkers:
         """Run `fn` for several groups in parallel, recorded as `call` in the timeline; the first error is raised after all have ended."""
 
         def recorded(wg: str) -> T:
-            with self.timeline.span(wg, call):
+            with self._locks[wg], self.timeline.span(wg, call):
                 return fn(wg)
 
         futures = {wg: self._threads.submit(recorded, wg) for wg in wg_ids}
