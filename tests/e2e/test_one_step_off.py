@@ -20,7 +20,13 @@ from verl.utils.timer import Timer
 
 ONE_STEP_OFF = {"async_training.mode": "one_step_off", "algorithm.rollout_correction.rollout_is": "token"}
 FOUR = {"trainer.total_training_steps": 4, "trainer.save_freq": 1, "trainer.max_ckpt_to_keep": 0, "trainer.test_freq": 2}
-TREE = {"rollout.sampling": "tree", "env.env_name": "my_forkable_world", "rollout.tree.k": 3, "env.rollout.n": 1, "reward.team_scope": "call"}
+TREE = {
+    "rollout.sampling": "tree",
+    "env.env_name": "my_forkable_world",
+    "rollout.tree.k": 3,
+    "env.rollout.n": 1,
+    "reward.team_scope": "call",
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "parallel": {},
     "tree, adapters": TREE | {"agent.specialization": "lora"} | ADAPTER,
@@ -131,7 +137,7 @@ def test_ray_equals_the_local_controller(train: Run, tmp_path: Path, whole: Path
 
 def test_a_checkpoint_of_another_mode_is_refused(train: Run, whole: Path) -> None:
     resume = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": whole / "checkpoints" / "global_step_2"}
-    with pytest.raises(CheckpointError, match="async_training.mode=one_step_off, this run has sync"):
+    with pytest.raises(CheckpointError, match=r"async_training\.mode=one_step_off, this run has sync"):
         train(FOUR | resume)
 
 

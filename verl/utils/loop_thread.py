@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -62,10 +63,8 @@ class LoopThread:
     def close(self) -> None:
         """Cancel all tasks, wait for them, so that no pending task is destroyed, and end the thread."""
         if self._thread.is_alive():
-            try:
+            with suppress(concurrent.futures.TimeoutError):  # a task blocks the loop; the thread ends with the process
                 self.start(_cancel_all())._future.result(2 * END_TIMEOUT_S)
-            except concurrent.futures.TimeoutError:
-                pass  # a task blocks the loop; the thread ends with the process
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(END_TIMEOUT_S)
         if not self._thread.is_alive():

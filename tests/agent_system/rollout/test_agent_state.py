@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from agent_system import AgentSystemError, BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, SearchMemory, SimpleMemory, Task, Turn
+from agent_system import BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn
 from agent_system.projection import Projection
-from agent_system.rollout import Collector, CollectResult, TooManyFailuresError
-from agent_system.tools import ToolAgent
+from agent_system.rollout import Collector, CollectResult
 from verl.protocol.generate import GenerateRequest
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig

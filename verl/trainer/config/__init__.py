@@ -29,8 +29,8 @@ from verl.trainer.config.run import (
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
 __all__ = [
-    "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "ApiConfig", "AsyncTrainingConfig", "CollectConfig", "CriticConfig",
-    "DataConfig", "EnvConfig", "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "PresetError", "RayInitConfig", "RefConfig",
-    "RewardConfig", "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "SandboxConfig", "SandboxLimitsConfig",
+    "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "ApiConfig", "AsyncTrainingConfig", "CollectConfig",
+    "CriticConfig", "DataConfig", "EnvConfig", "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "PresetError", "RayInitConfig",
+    "RefConfig", "RewardConfig", "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "SandboxConfig", "SandboxLimitsConfig",
     "TrainedModelConfig", "TrainerConfig", "ValSamplingConfig", "apply_preset",
 ]  # fmt: skip

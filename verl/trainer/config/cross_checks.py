@@ -385,7 +385,7 @@ def _check_tree_estimator(settings: Any, own: str) -> None:
 
 
 def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
-    """Raise ConfigError for invalid bounds of ratios or keys of losses or a missing correction, and warn of bias that no correction removes."""
+    """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of bias that no correction removes."""
     correction, mode = config.algorithm.rollout_correction, config.async_training.mode
     if mode != "sync" and not (correction.bypass_mode or correction.corrects_batch):
         raise ConfigError(

@@ -23,8 +23,8 @@ from verl.trainer.config.entry import save_config
 from verl.trainer.derived import steps_of_run
 from verl.trainer.placement.learners import is_on_policy
 from verl.trainer.placement.table import Placement
-from verl.trainer.ppo.collect.protocol import Collector, Episode
 from verl.trainer.ppo.collect.next_step import NextStep, load_samples, save_samples
+from verl.trainer.ppo.collect.protocol import Collector, Episode
 from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
