@@ -194,7 +194,8 @@ class Windowed(BaseAgent):
     memory_class = SimpleMemory
 
 
-class Searching(Windowed):
+class Searching(BaseAgent):
+    prompt = "{env_prompt} memory: {memory}."
     memory_class = SearchMemory
 
 
