@@ -64,7 +64,7 @@ def test_the_code_of_the_workflow_page_runs_as_it_stands(monkeypatch: pytest.Mon
             if block.page == "docs/workflows.md":
                 exec(compile(block.text, block.page, "exec"), module.__dict__)
     finally:
-        for agent in ("Planner", "Critic", "Clerk"):
+        for agent in ("Planner", "Critic", "Scout", "Clerk"):
             AgentRegistry.remove(agent, orchestra="errand")
         OrchestraRegistry.remove("errand")
         EnvRegistry.remove("town")
