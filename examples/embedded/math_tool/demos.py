@@ -165,6 +165,4 @@ def _answers(answer: int, found: int) -> dict[str, str]:
     return {"reasoner": str(answer), "tool": str(found)}
 
 
-WORLD = World(
-    MathToolCourse(), replace(TASKS, generate=partial(generate_split, scale=SCALE)), make_demos, borrows=("math",), tools=tools
-)
+WORLD = World(MathToolCourse(), replace(TASKS, generate=partial(generate_split, scale=SCALE)), make_demos, borrows=("math",), tools=tools)

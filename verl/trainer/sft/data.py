@@ -46,7 +46,9 @@ def read_chats(files: Sequence[str], messages_key: str, tools_key: str) -> list[
             messages = row.get(messages_key)
             if messages is None or not any(message["role"] == "assistant" for message in messages):
                 raise ValueError(f"{file}, row {index}: column {messages_key!r} contains no assistant message; columns: {', '.join(row)}")
-            chats.append(Chat([dict(message) for message in messages], _tools(row.get(tools_key), f"{file}, row {index}: column {tools_key!r}")))
+            chats.append(
+                Chat([dict(message) for message in messages], _tools(row.get(tools_key), f"{file}, row {index}: column {tools_key!r}"))
+            )
     if not chats:
         raise ValueError(f"no conversation in data.train_files: {', '.join(files)}")
     return chats
