@@ -79,7 +79,8 @@ def test_the_readme_is_short_and_its_plot_is_what_the_script_draws(tmp_path: Pat
     from scripts.plot_curves import PANELS, plot, runs
 
     assert len(pages()["README.md"].splitlines()) <= 150
-    assert all(sorted(runs(recipe, start)) == ["0", "1", "2"] for _, recipe, start, _ in PANELS)
+    seeds = {title: sorted(runs(recipe, start)) for title, recipe, start, _ in PANELS}
+    assert seeds == {title: ["0"] if title == "Sokoban" else ["0", "1", "2"] for title, *_ in PANELS}
     plot(tmp_path / "curves.svg")
     drawn, kept = [re.findall(r'd="M [^"]+"', file.read_text()) for file in (tmp_path / "curves.svg", ROOT / "docs" / "curves.svg")]
     assert drawn == kept, "docs/curves.svg is out of date; run: python scripts/plot_curves.py"
