@@ -7,11 +7,14 @@ import pytest
 from hydra._internal.utils import get_args_parser
 
 from verl.compat.command import translate
+from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.config.entry import compose_config, with_preset_note
 from verl.trainer.config.spec import ConfigError
+from verl.trainer.derived import resolve_defaults
 
 FACTS = json.loads((Path(__file__).parent / "upstream_commands.json").read_text(encoding="utf-8"))
 VERL = next(commands for source, commands in FACTS.items() if "verl-project" in source)
+DR_MAS = next(commands for source, commands in FACTS.items() if "DrMAS" in source)
 # One agent instead of the team that verl's commands do not have.
 ALONE = ["agent.orchestra_type=single", "agent.agent_ids=[Single Agent]", "env.env_name=math"]
 REFUSED = {
@@ -39,6 +42,21 @@ def test_the_keys_of_an_example_of_verl_compose_with_one_agent_or_are_refused_by
     assert config.env.rollout.n == int(settings.get("actor_rollout_ref.rollout.n", 1))
     assert config.algorithm.adv_estimator == settings["algorithm.adv_estimator"]
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == int(settings["actor_rollout_ref.actor.ppo_mini_batch_size"])
+
+
+@pytest.mark.parametrize("script", DR_MAS)
+def test_the_keys_of_an_example_of_dr_mas_pass_every_check(script: str) -> None:
+    given = DR_MAS[script]
+    config = compose_config(given)
+    resolve_defaults(config)
+    check_settings(config)
+    settings = dict(o.lstrip("+").split("=", 1) for o in given)
+    assert config.algorithm.adv_estimator == settings["algorithm.adv_estimator"]
+    grouped = settings["algorithm.adv_estimator"] != "gae"
+    assert not grouped or config.algorithm.group_by_agent_id == ("algorithm.group_by_agent_id" in settings)
+    assert config.env.params.get("url") == settings.get("env.search.search_url", "").strip("'") or "search" not in script
+    assert config.actor_rollout_ref.actor.entropy_coeff == float(settings.get("actor_rollout_ref.actor.entropy_coeff", 0.001))
+    assert (config.agent.specialization == "lora") == ("lora" in script)
 
 
 def test_keys_are_translated_and_defaults_are_verls() -> None:
