@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import ADAPTER, LEVELS, policies
 from tests.e2e.test_training import without_clock
 from verl.single_controller.worker_group import WorkerDiedError
-from verl.trainer.ppo.collect.step_samples import collect_step
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
+from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.timer import Timer
 from verl.workers.policy_worker import PolicyWorker
@@ -130,6 +131,17 @@ def test_episodes_are_played_while_policies_are_updated(train: Run, monkeypatch:
     monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
     monkeypatch.setattr(RayPPOTrainer, "_update", watched)
     train(ONE_STEP_OFF | {"trainer.val_before_train": False, "trainer.total_training_steps": 2})
+
+
+def test_a_run_whose_next_step_has_no_samples_can_be_resumed(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*args: Any) -> StepSamples:
+        return replace(await collect_step(*args), batch=None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("verl.trainer.ppo.collect.next_step.collect_step", nothing)
+        with pytest.raises(NoSamplesError, match="step 2: no episode has a sample to train on"):
+            train(ONE_STEP_OFF | FOUR)
+    assert train(ONE_STEP_OFF | FOUR).global_step == 4
 
 
 @pytest.mark.ray
