@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -132,6 +134,16 @@ class BaseAgent:
             raise AgentSystemError(
                 f"the prompt template of {self.agent_id!r} is malformed ({error}); write literal braces twice: {{{{ }}}}"
             ) from error
+
+
+def own_data(agent: BaseAgent) -> dict[str, bytes]:
+    """Return the agent's attributes of built-in types, as bytes to compare; one that holds other objects may be missing."""
+    data: dict[str, bytes] = {}
+    for name, value in vars(agent).items():
+        with suppress(Exception):  # whatever the attributes of a user's class raise
+            if type(value).__module__ == "builtins":
+                data[name] = pickle.dumps(value)
+    return data
 
 
 def _uncopyable(agent: BaseAgent) -> str:

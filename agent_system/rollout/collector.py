@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agent_system.agent import BaseAgent
+from agent_system.agent import BaseAgent, own_data
 from agent_system.env_caller import EnvCaller, EnvHandle
 from agent_system.env_workers import EnvWorkers
 from agent_system.env_workers.messages import EnvWorkerError, innermost_line
@@ -124,6 +124,7 @@ class Collector:
         self.runtimes = _runtimes(agents, bindings)
         for runtime in self.runtimes.values():
             runtime.agent.fork()  # a state that cannot be copied is an error before a model loads
+        self._shared = {name: own_data(r.agent) for name, r in self.runtimes.items() if not r.agent.stateful}
         self._scorer = EpisodeScorer(settings.reward, list(self.runtimes), settings.env_threads, self._beginning)
 
     @classmethod
@@ -198,6 +199,7 @@ class Collector:
         """
         with _rare_garbage_collection():
             played = await self._play(_specs(tasks, n, step, validate, greedy, attempt))
+            self._warn_of_shared_state()
             if validate:
                 return self._result(played, self.settings.for_validation())
             result = self._result(played, self.settings)
@@ -220,6 +222,18 @@ class Collector:
         token_rewards, greedy_baselines = settings.reward.granularity == "token", bool(settings.greedy_baselines)
         batch = build_batch(records, prompts, greedy_baselines=greedy_baselines, token_rewards=token_rewards)
         return CollectResult(batch, records, metrics)
+
+    def _warn_of_shared_state(self) -> None:
+        """Warn once of each agent that the first episodes have changed although all episodes share it."""
+        for name, before in self._shared.items():
+            after = own_data(self.runtimes[name].agent)
+            if changed := sorted(key for key in before | after if before.get(key) != after.get(key)):
+                logger.warning(
+                    "agent %r changed its attribute %s during an episode, but all episodes share one agent that does not override start(), "
+                    "those of a validation too; set the attribute in start(self, task) to give every episode its own",
+                    name, ", ".join(map(repr, changed)),
+                )  # fmt: skip
+        self._shared = {}
 
     def _branching(self) -> list[str]:
         """Return the agents whose calls have several candidates."""

@@ -1,22 +1,27 @@
 """`async_training.mode=one_step_off`: the next step's episodes are collected during the updates, and the run is still exact."""
 
 import asyncio
+import functools
 import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import Run, read_metrics, weights
-from tests.e2e.teams import ADAPTER, policies
+from tests.e2e.teams import ADAPTER, LEVELS, policies
 from tests.e2e.test_training import without_clock
-from verl.trainer.ppo.collect.step_samples import collect_step
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.single_controller.worker_group import WorkerDiedError
+from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
+from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.timer import Timer
+from verl.workers.policy_worker import PolicyWorker
+from verl.workers.rollout.server import RolloutWorker
 
 ONE_STEP_OFF = {"async_training.mode": "one_step_off", "algorithm.rollout_correction.rollout_is": "token"}
 FOUR = {"trainer.total_training_steps": 4, "trainer.save_freq": 1, "trainer.max_ckpt_to_keep": 0, "trainer.test_freq": 2}
@@ -128,6 +133,17 @@ def test_episodes_are_played_while_policies_are_updated(train: Run, monkeypatch:
     train(ONE_STEP_OFF | {"trainer.val_before_train": False, "trainer.total_training_steps": 2})
 
 
+def test_a_run_whose_next_step_has_no_samples_can_be_resumed(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*args: Any) -> StepSamples:
+        return replace(await collect_step(*args), batch=None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("verl.trainer.ppo.collect.next_step.collect_step", nothing)
+        with pytest.raises(NoSamplesError, match="step 2: no episode has a sample to train on"):
+            train(ONE_STEP_OFF | FOUR)
+    assert train(ONE_STEP_OFF | FOUR).global_step == 4
+
+
 @pytest.mark.ray
 def test_ray_equals_the_local_controller(train: Run, tmp_path: Path, whole: Path) -> None:
     train(ONE_STEP_OFF | FOUR | {"trainer.controller": "ray"})
@@ -145,3 +161,42 @@ def test_it_needs_a_correction(refused: Callable[[dict[str, Any]], str]) -> None
     message = refused({"async_training.mode": "one_step_off"})
     assert message.startswith("async_training.mode=one_step_off trains on samples of older weights")
     assert "rollout_correction.rollout_is" in message
+
+
+def test_an_engine_that_dies_during_an_update_is_replaced_by_one_with_the_updated_weights(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request of step 2, in the update of step 1, meets a dead engine: the replies come from the weights that step 2 trains."""
+    import my_flow_package
+
+    updating, died = threading.Event(), threading.Event()
+    reset, submit, update, begun = my_flow_package.MyWorld.reset, RolloutWorker.submit, PolicyWorker.update_actor, []
+
+    def late(world: Any, task: Any) -> Any:
+        begun.append(task)
+        assert len(begun) <= 6 or updating.wait(60)  # step 1 has two tasks of three episodes
+        return reset(world, task)
+
+    @functools.wraps(submit)
+    def submitted(worker: RolloutWorker, *args: Any) -> Any:
+        if updating.is_set() and not died.is_set():
+            died.set()
+            raise WorkerDiedError("submit met a dead process")
+        return submit(worker, *args)
+
+    @functools.wraps(update)
+    def updated(worker: PolicyWorker, *args: Any) -> Any:
+        updating.set()
+        assert died.wait(60)
+        return update(worker, *args)
+
+    monkeypatch.setattr(my_flow_package.MyWorld, "reset", late)
+    monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
+    monkeypatch.setattr(RolloutWorker, "submit", submitted)
+    monkeypatch.setattr(PolicyWorker, "update_actor", updated)
+    train(ONE_STEP_OFF | FOUR | LEVELS["L0"].changes | {"trainer.val_before_train": False, "trainer.test_freq": 0})
+    lines = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
+    assert [line["training/engine_restarts"] for line in lines] == [1, 1, 1, 1]
+    assert [line["agent/asker/staleness/max"] for line in lines] == [0, 0, 1, 1]
+    differences = [line["training/rollout_probs_diff_max"] for line in lines]
+    assert max(differences[:2]) < 1e-4 < min(differences[2:]), "the version tells which weights sampled"

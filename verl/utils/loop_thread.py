@@ -21,9 +21,13 @@ class Running(Generic[T]):
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
         self._loop = loop
         self._task: asyncio.Task[T] | None = None
+        self._cancelled = False
         self._future = asyncio.run_coroutine_threadsafe(self._run(work), loop)
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._cancelled:
+            work.close()
+            raise asyncio.CancelledError
         self._task = asyncio.current_task()
         return await work
 
@@ -43,7 +47,8 @@ class Running(Generic[T]):
         self._future.add_done_callback(lambda _: call())
 
     def _cancel(self) -> None:
-        if self._task is not None:  # started before, because callbacks of a loop run in order
+        self._cancelled = True
+        if self._task is not None:  # else the task has not run yet, and ends when it does
             self._task.cancel()
 
 

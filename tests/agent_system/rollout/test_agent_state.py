@@ -252,3 +252,24 @@ def test_a_teams_memory_cannot_be_a_summary(make_collector: Any, scripted: Any) 
 
     with pytest.raises(AgentSystemError, match="memory_class of an agent"):
         make_collector(scripted(digits), orchestra=Whose(), agents=team(), env=Digits)
+
+
+class Forgetful(BaseAgent):
+    """Changes itself, but all episodes share it."""
+
+    def __init__(self, agent_id: str) -> None:
+        super().__init__(agent_id)
+        self.seen: list[str] = []
+
+    def project(self, text: str) -> Projection:
+        self.seen.append(text)
+        return Projection(text)
+
+
+def test_an_agent_that_changes_without_start_is_named_once(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    play({"A": Forgetful("A"), "B": Plain("B")}, digits, n=2)
+    (warning,) = (r.getMessage() for r in caplog.records if "start" in r.getMessage())
+    assert warning.startswith("agent 'A' changed its attribute 'seen' during an episode") and "start(self, task)" in warning
+    caplog.clear()
+    play(team(), digits)
+    assert not caplog.records

@@ -306,8 +306,7 @@ class RayPPOTrainer:
             save_config(self.config, folder / CONFIG_FILE)
             self.team.save_checkpoint(folder, self.config.trainer.save_hf_model)
             torch.save(loader_state, folder / "data.pt")
-            if self._next.samples is not None:
-                save_samples(self._next.samples, folder)
+            save_samples(self._next.samples, folder)
 
         state = {
             "global_step": self.global_step,

@@ -67,18 +67,19 @@ class NextStep:
         self.collecting_s = time.perf_counter() - self._since
 
 
-def save_samples(samples: StepSamples, folder: Path) -> None:
-    """Write samples without their episodes, which are in `trajectories/`: tensors as safetensors, everything else as JSON."""
+def save_samples(samples: StepSamples | None, folder: Path) -> None:
+    """Write samples without their episodes, which are in `trajectories/`: tensors as safetensors, everything else as JSON.
+
+    Samples without a batch, with which no run can go on, are left out: a resumed run collects with the tasks that follow.
+    """
+    if samples is None or samples.batch is None:
+        return
     batch = samples.batch
-    columns: dict[str, Any] | None = None
-    if batch is not None:
-        save_file({name: tensor.contiguous() for name, tensor in batch.batch.items()}, folder / TENSORS)
-        columns = {name: {"dtype": values.dtype.str, "values": values.tolist()} for name, values in batch.non_tensor_batch.items()}
+    save_file({name: tensor.contiguous() for name, tensor in batch.batch.items()}, folder / TENSORS)
     values = {
-        "columns": columns,
+        "columns": {name: {"dtype": values.dtype.str, "values": values.tolist()} for name, values in batch.non_tensor_batch.items()},
         "metrics": samples.metrics,
         "generated_tokens": samples.generated_tokens,
-        "no_batch_reason": samples.no_batch_reason,
     }
     (folder / VALUES).write_text(json.dumps(values, default=_plain))
 
@@ -88,11 +89,9 @@ def load_samples(folder: Path) -> StepSamples | None:
     if not (folder / VALUES).is_file():
         return None
     values = json.loads((folder / VALUES).read_text())
-    batch = None
-    if values["columns"] is not None:
-        arrays = {name: _array(column["dtype"], column["values"]) for name, column in values["columns"].items()}
-        batch = DataProto.from_dict(tensors=load_file(folder / TENSORS), non_tensors=arrays)
-    return StepSamples(batch, (), values["metrics"], values["generated_tokens"], values["no_batch_reason"])
+    arrays = {name: _array(column["dtype"], column["values"]) for name, column in values["columns"].items()}
+    batch = DataProto.from_dict(tensors=load_file(folder / TENSORS), non_tensors=arrays)
+    return StepSamples(batch, (), values["metrics"], values["generated_tokens"])
 
 
 def _array(dtype: str, values: Sequence[Any]) -> np.ndarray:
