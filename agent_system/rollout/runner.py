@@ -17,6 +17,7 @@ from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.reward.mixing import mix
+from agent_system.reward.model import ReplyScorer
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
 from agent_system.rollout.candidate import CandidateSet
 from agent_system.rollout.episode_tasks import EpisodeTasks
@@ -37,7 +38,13 @@ class EpisodeRunner:
     """A running episode. `run` plays it; `record` returns its record, also after a failure."""
 
     def __init__(
-        self, spec: EpisodeSpec, orchestra: BaseOrchestra, runtimes: Mapping[str, AgentRuntime], env: EnvHandle, settings: CollectorSettings
+        self,
+        spec: EpisodeSpec,
+        orchestra: BaseOrchestra,
+        runtimes: Mapping[str, AgentRuntime],
+        env: EnvHandle,
+        settings: CollectorSettings,
+        model: ReplyScorer | None = None,
     ) -> None:
         self.spec = spec
         self.waiting_for = "the environment's reset"
@@ -57,7 +64,7 @@ class EpisodeRunner:
         self._forks = Forks()
         self._tree: Tree | None = None
         if settings.tree is not None and not (spec.validate or spec.greedy):
-            self._tree = Tree(settings.tree, settings.reward.alpha, self._forks)
+            self._tree = Tree(settings.tree, settings.reward.alpha, self._forks, model)
 
     async def run(self) -> None:
         """Play until the environment is done or `max_steps` turns are over.
@@ -213,7 +220,9 @@ class EpisodeRunner:
         for c in (*candidate_set.candidates, *([] if greedy is None else [greedy])):
             sample = call.sample(c.reply, self._replies, c.number)
             own = mix(c.team, c.local, self._settings.reward.alpha)
-            kept = replace(sample, fork_reward=c.team, local_reward=c.local, candidate_reward=own, committed=c is chosen)
+            kept = replace(
+                sample, fork_reward=c.team, local_reward=c.local, candidate_reward=own, committed=c is chosen, reward_terms=c.terms
+            )
             self._samples.append(replace(kept, greedy=True, trained=False) if c is greedy else kept)
         self._replies += 1
         turn.record(call.place, Entry(call.agent_id, chosen.reply.visible_text, chosen.reply.projection.action))
