@@ -21,12 +21,13 @@ from agent_system.task import task_from_row
 from verl.models.loader import stop_token_ids
 from verl.protocol.generate import RolloutError, SamplingParams
 from verl.trainer.config import RolloutConfig, RunConfig
-from verl.trainer.config.cross_checks import api_key, candidates_of
+from verl.trainer.config.cross_checks import candidates_of
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import AgentPlacement, Placement
+from verl.trainer.placement.untrained import api_key
 from verl.trainer.ppo.collect.greedy_baseline import needs_baselines
 from verl.trainer.ppo.critic import critic_agents
 from verl.trainer.ppo.per_agent import agent_config

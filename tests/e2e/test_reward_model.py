@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tests.chat_server import ChatServer, completion
 from tests.conftest import save_tokenizer
+from tests.docs.pages import blocks
 from tests.e2e.conftest import Run, read_metrics, weights
 
 
@@ -64,8 +66,10 @@ def classifier(path: Path) -> dict[str, Any]:
     return {"reward.model.kind": "sequence_classification", "reward.model.path": path, "reward.model.max_length": 512}
 
 
-def test_a_classifier_trains_and_a_resumed_run_is_the_same_to_the_bit(train: Run, tmp_path: Path, classifier_dir: Path) -> None:
-    changes = classifier(classifier_dir) | {"reward.model.weight": 0.5, "reward.model.agents": "ask.*", "trainer.save_freq": 1}
+def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit(train: Run, tmp_path: Path, classifier_dir: Path) -> None:
+    [command] = [b.text for b in blocks("bash") if "reward.model.kind=sequence_classification" in b.text]
+    page = dict(word.split("=", 1) for word in shlex.split(command.replace("\\\n", " ")) if "=" in word)
+    changes = page | {"reward.model.path": classifier_dir, "reward.model.agents": "ask.*", "trainer.save_freq": 1}
     train(changes)
     for line in read_metrics(tmp_path / "run"):
         if "agent/asker/reward/model_score/mean" in line:

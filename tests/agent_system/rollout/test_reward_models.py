@@ -162,7 +162,8 @@ def test_a_candidate_whose_score_fails_is_left_out(make_collector: Any, scripted
 def test_functions_reward_the_committed_replies_of_a_tree(make_collector: Any, scripted: Any, tmp_path: Any) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        "def count(episode):\n    return float(len(episode.samples))\n\ndef plus(episode, call):\n    return call.reward_terms['model_score'] + 100\n"
+        "def count(episode):\n    return float(len(episode.samples))\n\n"
+        "def plus(episode, call):\n    return call.reward_terms['model_score'] + 100\n"
     )
     reward = rewards(weight=0.25)
     reward.custom_reward_function = CustomRewardFunctionConfig(str(path), "count")
@@ -178,7 +179,7 @@ def test_functions_reward_the_committed_replies_of_a_tree(make_collector: Any, s
 
 
 def test_a_tree_of_steps_has_no_answer_to_score(make_collector: Any, scripted: Any) -> None:
-    with pytest.raises(ConfigError, match="set reward.model.scope=call or rollout.tree.returns=committed"):
+    with pytest.raises(ConfigError, match=r"set reward.model.scope=call or rollout.tree.returns=committed"):
         tree_play(make_collector, scripted, rewards(scope="episode"), Length(), "step")
 
 

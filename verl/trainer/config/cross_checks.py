@@ -6,12 +6,11 @@ Checks of a single key are part of its declaration (`verl.trainer.config.spec`);
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from verl.trainer.config import ApiConfig, RunConfig, TrainedModelConfig, TrainerConfig
+from verl.trainer.config import RunConfig, TrainedModelConfig, TrainerConfig
 from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.effect import check_effect
 from verl.trainer.config.reward import check_tree_rewards
@@ -21,7 +20,7 @@ from verl.trainer.placement.pools import assign_devices, check_engine_spans
 from verl.trainer.placement.reward_model import with_reward_model
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
-from verl.trainer.placement.untrained import by_agent, trained_agents
+from verl.trainer.placement.untrained import api_key, by_agent, trained_agents
 from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
 from verl.trainer.ppo.critic import critic_agents, needs_values, reads_values
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields, own_keys
@@ -126,22 +125,6 @@ def check_untrained(config: RunConfig, placement: Placement) -> None:
     for remote in placement.api:
         _check_own_keys(config, remote, "behind an API", ASKED, NOT_ASKED)
         api_key(f"agent.api.{slug(remote.agent_id)}", remote.api)
-
-
-def api_key(where: str, api: ApiConfig, environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the API key from the environment variable `api_key_env` of the section `where`; None if `api_key_env` is null.
-
-    Raises ConfigError if the variable is not set.
-    """
-    if api.api_key_env is None:
-        return None
-    key = (os.environ if environment is None else environment).get(api.api_key_env, "").strip()
-    if not key:
-        raise ConfigError(
-            f"{where}.api_key_env={api.api_key_env}: this environment variable is not set; export it, or set "
-            f"{where}.api_key_env=null for a server without a key"
-        )
-    return key
 
 
 def _check_own_keys(config: RunConfig, agent: AgentPlacement | ApiPlacement, what: str, read: Sequence[str], but: Sequence[str]) -> None:
