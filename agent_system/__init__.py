@@ -3,7 +3,7 @@
 from agent_system.agent import BaseAgent, Entry
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
-from agent_system.memory import SearchMemory, SimpleMemory
+from agent_system.memory import Memory, SearchMemory, SimpleMemory, SummaryMemory
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection, boxed_answer, code_block, number, raw_text, tag, verdict
 from agent_system.record import EpisodeRecord, Sample
@@ -20,6 +20,7 @@ __all__ = [
     "Entry",
     "EnvRegistry",
     "EpisodeRecord",
+    "Memory",
     "Observation",
     "OrchestraRegistry",
     "Outcome",
@@ -30,6 +31,7 @@ __all__ = [
     "Sample",
     "SearchMemory",
     "SimpleMemory",
+    "SummaryMemory",
     "Task",
     "Turn",
     "TurnOver",

@@ -1,15 +1,24 @@
-"""An agent is a named role: a prompt template and a projection. It holds no state, so one object serves all episodes."""
+"""An agent is a named role: a prompt template and a projection.
+
+One object serves all episodes, unless the agent has state: it overrides `start`, or has a memory of its own. Then every episode has an
+object of its own.
+"""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from agent_system.errors import AgentSystemError
+from agent_system.memory import Memory
 from agent_system.projection import Projection, Projector, raw_text
 from verl.utils.names import did_you_mean
+
+if TYPE_CHECKING:
+    from agent_system.environment import Task
 
 Message = dict[str, str]
 
@@ -37,6 +46,9 @@ class BaseAgent:
             orchestra passes to `turn.act`. Literal braces are written twice.
         system: optional template of the system message, with the same variables. It is never shortened.
         projection: text -> `Projection`: a function, the result of a factory such as `tag(...)`, or a method.
+        memory_class: memory of this agent alone, which `{memory}` shows instead of the team's; None for an agent without one. Options may
+            change it per object.
+        memory: the memory of the episode, or None.
         agent_id: the agent's name in the team.
         config: the options of the orchestra, so that a subclass can choose a template by them.
     """
@@ -44,6 +56,8 @@ class BaseAgent:
     prompt: str = "{env_prompt}"
     system: str | None = None
     projection: ClassVar[Any] = staticmethod(raw_text)
+    memory_class: type[Memory] | None = None
+    memory: Memory | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -54,6 +68,34 @@ class BaseAgent:
     def __init__(self, agent_id: str, config: Any = None) -> None:
         self.agent_id = agent_id
         self.config = config
+
+    @property
+    def stateful(self) -> bool:
+        """Whether every episode has an object of its own."""
+        return self.memory_class is not None or type(self).start is not BaseAgent.start
+
+    def start(self, task: Task) -> None:
+        """Set the state at the beginning of an episode, as in `self.notes = []`; only `project` and the agent's tools may change it.
+
+        Args:
+            task: the task, without its ground truth.
+        """
+
+    def fork(self) -> Self:
+        """Return a copy with a state of its own, the same object for an agent without state. The options are not copied.
+
+        Raises:
+            AgentSystemError: an attribute cannot be copied.
+        """
+        if not self.stateful:
+            return self
+        try:
+            return copy.deepcopy(self, {id(self.config): self.config})
+        except Exception as error:  # whatever the attributes of a user's class raise
+            raise AgentSystemError(
+                f"the state of agent {self.agent_id!r} cannot be copied: {_uncopyable(self)}: {type(error).__name__}: {error}; keep plain "
+                "data in the agent, and open files, locks and connections where they are used"
+            ) from error
 
     def team_context(self, entries: Sequence[Entry]) -> str:
         """Return the turn so far as this agent's prompt shows it. Override to change the wording."""
@@ -73,7 +115,7 @@ class BaseAgent:
         return messages
 
     def project(self, text: str) -> Projection:
-        """Return the action parsed from `text`."""
+        """Return the action parsed from `text`. An agent with state may change it here: the object is a copy, kept if the reply is."""
         projector: Projector = self.projection
         return projector(text)
 
@@ -90,6 +132,16 @@ class BaseAgent:
             raise AgentSystemError(
                 f"the prompt template of {self.agent_id!r} is malformed ({error}); write literal braces twice: {{{{ }}}}"
             ) from error
+
+
+def _uncopyable(agent: BaseAgent) -> str:
+    """Return the attribute that cannot be copied alone."""
+    for name, value in vars(agent).items():
+        try:
+            copy.deepcopy(value, {id(agent): agent, id(agent.config): agent.config})
+        except Exception:
+            return f"its attribute {name!r} of type {type(value).__name__}"
+    return "its attributes"
 
 
 def render_entries(entries: Sequence[Entry]) -> str:

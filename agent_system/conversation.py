@@ -50,6 +50,7 @@ def show(record: EpisodeRecord, console: Console) -> None:
     for sample in record.committed:
         colour = COLOURS[names.index(sample.agent_id) % len(COLOURS)]
         notes = [f"turn {sample.turn}"] if record.turns > 1 else []
+        notes += ["summary for its memory"] if sample.summary else []
         notes += [] if sample.valid else ["not in the form that was asked for"]
         console.print(Panel(Text(_reply_text(sample)), title=Text(sample.agent_id), subtitle=Text(", ".join(notes)) if notes else None,
                             title_align="left", subtitle_align="right", border_style=colour))  # fmt: skip

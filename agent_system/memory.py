@@ -1,14 +1,15 @@
-"""Memory of a team across the turns of one episode, shared by all its agents."""
+"""Memory of earlier turns: of a team, shared by all its agents, or of one agent (`BaseAgent.memory_class`)."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 @dataclass(frozen=True)
 class Recollection:
-    """One remembered turn.
+    """One remembered turn; for the memory of one agent, one of its calls.
 
     Attributes:
         step: number of the turn, from 1.
@@ -37,32 +38,55 @@ class Memory:
             raise ValueError(f"env.history_length must be 0 or more, found {history_length}")
         self.history_length = history_length
         self._turns: list[Recollection] = []
+        self._stored = 0
+        self._action: str | None = None
 
     def __len__(self) -> int:
         return len(self._turns)
 
     def store(self, observation: str, action: str) -> None:
         """Remember a finished turn."""
-        self._turns.append(Recollection(len(self._turns) + 1, observation, action))
+        self._stored += 1
+        self._turns.append(Recollection(self._stored, observation, action))
+
+    def remember(self, observation: str, action: str) -> None:
+        """Remember a call of the memory's agent. With `keeps_result` the observation is the result of the agent's call before it."""
+        if not self.keeps_result:
+            self.store(observation, action)
+            return
+        if self._action is not None:
+            self.store(observation, self._action)
+        self._action = action
+
+    def at(self, observation: str) -> Memory:
+        """Return the memory as a prompt shows it whose agent sees `observation`: with `keeps_result`, the result of its last call."""
+        if self._action is None:
+            return self
+        memory = self.fork()
+        memory.store(observation, self._action)
+        return memory
 
     def recent(self, drop: int = 0) -> list[Recollection]:
         """Return the turns shown in prompts, oldest first, without the `drop` oldest of them."""
         shown = self._turns[-self.history_length :] if self.history_length else []
         return shown[drop:]
 
+    @property
+    def parts(self) -> int:
+        """Number of parts of the text that can be dropped."""
+        return len(self.recent())
+
     def text(self, drop: int = 0) -> str:
-        """Return the recent turns for a prompt's `{memory}`."""
+        """Return the recent turns for a prompt's `{memory}`, without the `drop` parts that a prompt needs least."""
         return "\n".join(self.render(t) for t in self.recent(drop)) or self.empty
 
     def render(self, turn: Recollection) -> str:
         """Return one turn as text."""
         raise NotImplementedError
 
-    def fork(self) -> Memory:
+    def fork(self) -> Self:
         """Return an independent copy."""
-        copy = type(self)(self.history_length)
-        copy._turns = list(self._turns)
-        return copy
+        return copy.deepcopy(self)
 
 
 class SimpleMemory(Memory):
@@ -73,9 +97,60 @@ class SimpleMemory(Memory):
 
 
 class SearchMemory(Memory):
-    """Query and result of every search: the action is the query, the observation its result."""
+    """Query and result of every search: the action is the query, the observation its result. A repeated search is shown once, the last."""
 
     keeps_result = True
 
+    def store(self, observation: str, action: str) -> None:
+        """Remember a search instead of an earlier one with the same query and result."""
+        self._turns = [t for t in self._turns if (t.observation, t.action) != (observation, action)]
+        super().store(observation, action)
+
     def render(self, turn: Recollection) -> str:
         return f"Step {turn.step}: <search>{turn.action}</search> <information>{turn.observation}</information>"
+
+
+class SummaryMemory(SimpleMemory):
+    """Memory of one agent: a summary that the agent writes, and its calls since then.
+
+    When `history_length` calls (at least one) are not in the summary, the agent writes a new one at the beginning of its next call. Each
+    is a generation with a prompt, a seed and a call number of its own; the environment and the other agents do not see it.
+
+    Attributes:
+        prompt: user message that asks for a summary, a template like that of the agent, with the same variables but `{team_context}`.
+        trained: the summaries of a trained agent are rows of its batches, with the rewards of the call that follows.
+        summary: the last summary.
+    """
+
+    prompt: ClassVar[str] = (
+        "{env_prompt}\n\nYour memory:\n{memory}\n\nWrite a short summary of your memory, which replaces it. Keep what you will need later."
+    )
+    trained: ClassVar[bool] = True
+
+    def __init__(self, history_length: int) -> None:
+        super().__init__(history_length)
+        self.summary = ""
+
+    @property
+    def due(self) -> bool:
+        """Whether the next call begins with a new summary."""
+        return len(self._turns) >= max(1, self.history_length)
+
+    @property
+    def parts(self) -> int:
+        """The calls, oldest first, then the summary."""
+        return len(self._turns) + bool(self.summary)
+
+    def recent(self, drop: int = 0) -> list[Recollection]:
+        """Return all calls that are not in the summary, without the `drop` oldest of them."""
+        return self._turns[drop:]
+
+    def text(self, drop: int = 0) -> str:
+        """Return the summary and the calls since then."""
+        summary = f"Summary: {self.summary}" if self.summary and drop <= len(self._turns) else ""
+        return "\n".join(filter(None, [summary, super().text(drop)]))
+
+    def rewrite(self, summary: str) -> None:
+        """Replace the whole memory by a summary; an empty one changes nothing."""
+        if summary:
+            self.summary, self._turns, self._action = summary, [], None

@@ -80,7 +80,9 @@ class Sample:
         token_rewards: the part of `local_reward` that belongs to single tokens, one number per token; empty if there is none.
         tools: tool calls of the reply of a `ToolAgent`, else None.
         messages: chat messages of the prompt, for reward models; not in trajectory files.
-        final_call: for an earlier round of a `ToolAgent`, the number of its last round in the turn, which `act` followed; else None.
+        final_call: for an earlier generation of a call (a round of a `ToolAgent`, a summary), the number of the last one in the turn, which
+            `act` followed; else None.
+        summary: it is a summary that the agent wrote for its memory.
     """
 
     agent_id: str
@@ -122,6 +124,7 @@ class Sample:
     token_rewards: tuple[float, ...] = ()
     tools: ToolUse | None = None
     final_call: int | None = None
+    summary: bool = False
     messages: tuple[Message, ...] = ()
 
     @property
@@ -171,6 +174,7 @@ class Sample:
             **({"reward_terms": dict(self.reward_terms)} if self.reward_terms else {}),
             **({"token_rewards": list(self.token_rewards)} if self.token_rewards else {}),
             **({} if self.tools is None else {"tools": asdict(self.tools)}),
+            **({"summary": True} if self.summary else {}),
         }
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A Reasoner and a Tool-user, which writes programs, learn mathematics, by AT-GRPO.
+# A Reasoner and a Tool-user, which runs programs by the tool `python`, learn mathematics, by GRPO.
 #
 #   bash examples/run_math_tool.sh                   the embedded default: tiny models, generated problems, CPU; nothing is downloaded
 #   MODEL_PATH=Qwen/Qwen3-1.7B DATA=data/gsm8k bash examples/run_math_tool.sh     a real model, on GPUs
@@ -14,20 +14,22 @@ source examples/common.sh
 begin math_tool "$@"
 ARGS+=(
   'agent.agent_ids=[Reasoner Agent,Tool Agent]'
-  algorithm.preset=at_grpo
+  'algorithm.group_by=[uid,agent_id,turn,call]'
   actor_rollout_ref.actor.skip_zero_advantages=true
+  actor_rollout_ref.actor.use_invalid_action_penalty=true
 )
 if is_tiny; then
   ARGS+=(
     env.max_steps=2
+    env.params.decides=tool
     sandbox.limits.wall_s=5
     actor_rollout_ref.actor.optim.lr=5e-4
     data.train_batch_size=16
     data.max_prompt_length=256
     data.max_response_length=64
-    env.rollout.n=1
+    env.rollout.n=8
     env.rollout.val_n=1
-    trainer.total_training_steps=60
+    trainer.total_training_steps=40
   )
   # A SandboxFusion server has limits of its own.
   if [[ " $* " != *" sandbox.backend=http "* ]]; then ARGS+=(sandbox.limits.cpu_s=2); fi
@@ -38,7 +40,7 @@ else
     data.train_batch_size=32
     data.max_prompt_length=4096
     data.max_response_length=1024
-    env.rollout.n=1
+    env.rollout.n=8
   )
 fi
 launch

@@ -20,23 +20,25 @@ ARGS+=(
 if is_tiny; then
   ARGS+=(
     env.params.view=compact
+    env.params.show_last=true
     env.params.max_moves=3
     env.params.progress=distance
     env.params.shortfall_penalty=0.2
+    env.params.repeat_penalty=0.1
     env.params.deadlock_ends=true
     env.params.deadlock_penalty=0.3
     env.max_steps=12
     rollout.tree.epsilon=0.8
     actor_rollout_ref.actor.optim.lr=8e-4
     actor_rollout_ref.actor.optim.lr_scheduler_type=cosine
-    actor_rollout_ref.actor.optim.total_training_steps=60
+    actor_rollout_ref.actor.optim.total_training_steps=30
     actor_rollout_ref.actor.optim.min_lr_ratio=0.05
     data.train_batch_size=32
     data.max_prompt_length=192
-    data.max_response_length=48
+    data.max_response_length=56
     env.rollout.n=1
     env.rollout.val_n=1
-    trainer.total_training_steps=60
+    trainer.total_training_steps=30
   )
 else
   real_model

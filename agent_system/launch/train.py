@@ -19,7 +19,7 @@ from agent_system.launch.env_workers import env_workers
 from agent_system.sandbox import close_shared
 from verl.trainer.checkpoint.store import CONFIG_FILE
 from verl.trainer.config import RunConfig
-from verl.trainer.config.entry import explain, fail, prepare_overrides, register_config, report_config_errors, save_config
+from verl.trainer.config.entry import explain, fail, prepare, register_config, report_config_errors, save_config
 from verl.trainer.derived import table_row
 from verl.trainer.placement.pools import assign_devices
 from verl.trainer.placement.role_policies import policy_rows
@@ -92,14 +92,17 @@ def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], 
 @hydra.main(version_base=None, config_name=register_config())
 def main(cfg: DictConfig) -> None:
     """Train with the configuration that Hydra has read."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     entry(run)(cfg)
 
 
 def cli() -> None:
     """Run the command line: `main`, with Hydra's errors about keys and values reported in one line."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     given = sys.argv[1:]
     with report_config_errors(given):
-        sys.argv[1:] = prepare_overrides(given)
+        command = prepare(given)
+        if warning := command.warning():
+            logger.warning(warning)
+        sys.argv[1:] = command.overrides
         main()

@@ -18,7 +18,7 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
     - `turn`: the rewards of the sample's turn: all `act` of that turn and its `step`.
     - `call`: the rewards right after the sample's own action (AT-GRPO, arXiv 2510.11062): its own `act`, and the `step` for the
       call whose action ended the turn, which is the turn's last one. Without `act` the calls of a turn cannot be told apart: each gets
-      the turn's `step`. An earlier round of a `ToolAgent` gets what its last round gets.
+      the turn's `step`. An earlier generation of a call gets what the last one gets.
 
     Tree sampling with `rollout.tree.returns=step` requires `call`: each candidate, the committed one included, gets the rewards of `act`
     and `score` on its own fork, so that the candidates of a call are compared by the same measure. A `step` reward belongs to the episode
@@ -69,5 +69,5 @@ def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
         own = {} if call is None else {samples[call].agent_id: call}  # also if its agent has two concurrent calls
         for index in (latest | own).values():
             arrived[index] += amount
-    local = [s.local_reward if s.final_call is None else 0.0 for s in samples]  # the last round of a `ToolAgent` has it
+    local = [s.local_reward if s.final_call is None else 0.0 for s in samples]  # the last generation of a call has it
     return [alpha * team + own for team, own in zip(arrived, local, strict=True)]

@@ -24,6 +24,23 @@ class AgentRuntime:
     binding: AgentBinding | RemoteBinding
     prompts: PromptBuilder | MessageBuilder
 
+    def of(self, agent: BaseAgent) -> AgentRuntime:
+        """Return the runtime of another state of the agent."""
+        return self if agent is self.agent else replace(self, agent=agent, prompts=self.prompts.of(agent))
+
+    def begin(self, task: Task, history_length: int) -> AgentRuntime:
+        """Return the runtime of a new episode, in which an agent with state has an object of its own.
+
+        Raises AgentSystemError when the state cannot be copied, and the errors of `BaseAgent.start`.
+        """
+        if not self.agent.stateful:
+            return self
+        agent = self.agent.fork()
+        if agent.memory_class is not None:
+            agent.memory = agent.memory_class(history_length)
+        agent.start(replace(task, ground_truth=None))
+        return self.of(agent)
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
@@ -69,11 +86,13 @@ class Reply:
         generation: the engine's output.
         text: the reply as text, special tokens left out.
         projection: result of the agent's projection.
+        agent: the agent after the projection: a copy, if it has state.
     """
 
     generation: Generation
     text: str
     projection: Projection
+    agent: BaseAgent
 
     @property
     def visible_text(self) -> str:
@@ -94,6 +113,8 @@ class Call:
         prompt: the prompt.
         prior_replies: number of replies in the episode when the prompt was built.
         seed: seed of the request.
+        before: the agent at the beginning of the call, before its summary and its first round.
+        summary: the generation of a summary with which the call began, and its reply; None for a call without one.
     """
 
     spec: EpisodeSpec
@@ -106,11 +127,14 @@ class Call:
     prompt: Prompt
     prior_replies: int
     seed: int
+    before: BaseAgent
+    summary: tuple[Call, Reply] | None = None
 
     def read(self, generation: Generation) -> Reply:
-        """Decode and project one reply."""
+        """Decode and project one reply. The state of the call's agent does not change: a copy projects."""
         text = self.runtime.binding.text_of(generation)
-        return Reply(generation, text, self.runtime.agent.project(text))
+        agent = self.runtime.agent.fork()
+        return Reply(generation, text, agent.project(text), agent)
 
     def sample(self, reply: Reply, order: int, candidate: int = 0) -> Sample:
         """Return the sample of a reply, without rewards."""

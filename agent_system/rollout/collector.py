@@ -17,6 +17,7 @@ from agent_system.env_workers import EnvWorkers
 from agent_system.env_workers.messages import EnvWorkerError, innermost_line
 from agent_system.environment import BaseEnv, Task
 from agent_system.errors import AgentSystemError
+from agent_system.memory import Memory, SummaryMemory
 from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
 from agent_system.record import EpisodeRecord, Sample
@@ -112,6 +113,11 @@ class Collector:
                 f"agent.agent_ids lists: {', '.join(bindings) or 'none'}"
             )
         orchestra.check(tuple(bindings), env.make, forks=settings.tree is not None)
+        if issubclass(orchestra.memory_class, SummaryMemory):
+            raise AgentSystemError(
+                f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, which an agent writes; make it the "
+                "memory_class of an agent"
+            )
         check_tool_agents(agents, bindings, branches=settings.tree is not None)
         self.orchestra = orchestra
         self.env = env
@@ -120,6 +126,8 @@ class Collector:
         self._sandbox_failures: Sequence[float] = ()
         self._tied_candidates = TiedCandidateMonitor(env.cls)
         self.runtimes = _runtimes(agents, bindings)
+        for runtime in self.runtimes.values():
+            runtime.agent.fork()  # a state that cannot be copied is an error before a model loads
         self._model = None if reward_model is None else ReplyScorer(settings.reward.model, reward_model, list(self.runtimes))
         self._scorer = EpisodeScorer(
             settings.reward, list(self.runtimes), settings.env_threads, self._beginning, self._model, settings.tree_returns
@@ -151,10 +159,28 @@ class Collector:
 
     def first_prompt_lengths(self, agent_id: str, tasks: Sequence[Task]) -> list[int]:
         """Return for every task the tokens of an agent's first prompt: its templates with the task, without team context or memory."""
+        runtime = self.runtimes[agent_id]
+        if not isinstance(runtime.prompts, PromptBuilder):
+            return [0] * len(tasks)
         memory = self.orchestra.memory_class(self.settings.history_length)
         variables = [{"env_prompt": task.prompt, "step": 1} for task in tasks]
-        prompts = self.runtimes[agent_id].prompts
-        return prompts.first_lengths(variables, memory) if isinstance(prompts, PromptBuilder) else [0] * len(tasks)
+        if not runtime.agent.stateful:
+            return runtime.prompts.first_lengths(variables, memory)
+        return [self._first_length(runtime, task, own, memory) for task, own in zip(tasks, variables, strict=True)]
+
+    def _first_length(self, runtime: AgentRuntime, task: Task, variables: Mapping[str, Any], memory: Memory) -> int:
+        """Return the tokens of the first prompt of an agent with state; 0 if its `start` fails, which will cost the task's episodes.
+
+        Raises AgentSystemError when the state after `start` cannot be copied.
+        """
+        try:
+            begun = runtime.begin(task, self.settings.history_length)
+        except Exception as error:  # whatever a user's class raises
+            logger.warning("start() of %r failed for task %s: %r", runtime.agent.agent_id, task.task_id, error)
+            return 0
+        begun.agent.fork()
+        assert isinstance(begun.prompts, PromptBuilder)
+        return begun.prompts.first_lengths([variables], memory if begun.agent.memory is None else begun.agent.memory)[0]
 
     async def collect(
         self, tasks: Sequence[Task], n: int, *, step: int, validate: bool = False, greedy: bool = False, attempt: int = 0

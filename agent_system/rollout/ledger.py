@@ -18,7 +18,7 @@ class Ledger:
     Attributes:
         turns: `Outcome.team` of `step`, one per turn.
         acts: `Outcome.team` of `act` by (turn, call).
-        rounds: number of the last generation of a `ToolAgent`'s call, by (turn, call) of the earlier ones.
+        rounds: number of the last generation of a call, by (turn, call) of the earlier ones: rounds of a `ToolAgent`, a summary.
     """
 
     def __init__(self, env_name: str, known: Callable[[str], object]) -> None:
@@ -51,20 +51,18 @@ class Ledger:
     def credit(self, sample: Sample) -> Sample:
         """Return the sample with the rewards of its call. A candidate of a tree keeps the local reward of its own fork as well.
 
-        An earlier round of a `ToolAgent` has the local reward of the last one, but not its `act_reward`, which would count twice.
+        An earlier generation of a call has the local reward of the last one, but not its `act_reward`, which would count twice.
         """
         if not sample.committed:
             return sample
         place = (sample.turn, sample.call)
         if (final := self.rounds.get(place)) is not None:
             last = (sample.turn, final)
-            return replace(sample, final_call=final, local_reward=self.local(*last), local_given=last in self._local)
+            return _with_local(replace(sample, final_call=final, local_given=last in self._local), self.local(*last))
         act, given = self.acts.get(place), place in self._local
         if act is None and not given:  # the usual case; avoids copying the sample
             return sample
-        credited = replace(sample, act_reward=act, local_given=given)
-        local = self.local(*place)
-        return replace(credited, local_reward=local) if sample.fork_reward is None else replace(credited, episode_local=local)
+        return _with_local(replace(sample, act_reward=act, local_given=given), self.local(*place))
 
     def open_turn(self, callers: Mapping[int, str]) -> None:
         """Start a turn; `callers` maps its calls to their agents and is filled as they are made."""
@@ -103,7 +101,7 @@ class Ledger:
                 self._known(key)
                 places = [(turn, call) for call, agent_id in callers.items() if agent_id == key] or self._latest(key, turn)
             elif key in callers:
-                places = [(turn, key)]
+                places = [(turn, self.rounds.get((turn, key), key))]
             else:
                 raise AgentSystemError(f"Outcome.local names call {key}, but turn {turn} had {len(callers)} calls (numbered from 0)")
             for place in places:
@@ -120,3 +118,8 @@ class Ledger:
     def _add(self, place: tuple[int, int], source: tuple[int, float], value: Any, where: str, whose: str = "") -> None:
         rewards = self._local.setdefault(place, {})
         rewards[source] = rewards.get(source, 0.0) + finite(value, f"local{whose}", where)
+
+
+def _with_local(sample: Sample, local: float) -> Sample:
+    """Return the sample with a local reward of the episode; in a tree it keeps that of its fork beside it."""
+    return replace(sample, local_reward=local) if sample.fork_reward is None else replace(sample, episode_local=local)

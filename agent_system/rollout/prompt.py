@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from collections import OrderedDict
@@ -104,6 +105,12 @@ class PromptBuilder:
         self._encoder = encoder or Encoder(tokenizer)
         self._cache: OrderedDict[tuple[tuple[str, str], ...], Prompt] = OrderedDict()
 
+    def of(self, agent: BaseAgent) -> PromptBuilder:
+        """Return the builder of another state of the agent; both have one cache."""
+        builder = copy.copy(self)
+        builder.agent = agent
+        return builder
+
     def build(self, variables: Mapping[str, Any], entries: Sequence[Entry], memory: Memory) -> Prompt:
         """Return the prompt of one call, shortened to `max_prompt_length` tokens if necessary.
 
@@ -119,7 +126,7 @@ class PromptBuilder:
             PromptTooLongError: the prompt is too long without any context.
         """
         shortest = 0
-        for kept, forgotten in _shrinking(entries, len(memory.recent())):
+        for kept, forgotten in _shrinking(entries, memory.parts):
             prompt = self._attempt(variables, kept, memory, forgotten)
             if len(prompt.ids) <= self.max_prompt_length:
                 dropped = len(entries) - len(kept) + forgotten
@@ -128,7 +135,7 @@ class PromptBuilder:
         if entries:
             cut, shortest = self._cut(variables, entries[-1], memory)
             if cut is not None:
-                return replace(cut, dropped=len(entries) + len(memory.recent()))
+                return replace(cut, dropped=len(entries) + memory.parts)
         raise PromptTooLongError(
             f"the prompt of {self.agent.agent_id!r} has {shortest} tokens without any context, more than "
             f"max_prompt_length={self.max_prompt_length}; raise data.max_prompt_length or shorten the template"
@@ -164,7 +171,7 @@ class PromptBuilder:
         while low <= high:
             middle = (low + high) // 2
             cut = replace(entry, text="..." + entry.text[len(entry.text) - middle :])
-            prompt = self._attempt(variables, [cut], memory, len(memory.recent()))
+            prompt = self._attempt(variables, [cut], memory, memory.parts)
             if len(prompt.ids) <= self.max_prompt_length:
                 best, low = prompt, middle + 1
             else:

@@ -76,6 +76,10 @@ class MessageBuilder:
     def __init__(self, agent: BaseAgent) -> None:
         self.agent = agent
 
+    def of(self, agent: BaseAgent) -> MessageBuilder:
+        """Return the builder of another state of the agent."""
+        return MessageBuilder(agent)
+
     def build(self, variables: Mapping[str, Any], entries: Sequence[Entry], memory: Memory) -> Prompt:
         """Return the prompt of one call; arguments are those of `PromptBuilder.build`."""
         filled = {**variables, "team_context": self.agent.team_context(entries), "memory": memory.text(0)}

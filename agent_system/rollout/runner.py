@@ -19,7 +19,8 @@ from agent_system.record import EpisodeRecord, Sample
 from agent_system.reward.mixing import mix
 from agent_system.reward.model import ReplyScorer
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
-from agent_system.rollout.candidate import CandidateSet
+from agent_system.rollout.candidate import Candidate, CandidateSet
+from agent_system.rollout.episode_agents import EpisodeAgents
 from agent_system.rollout.episode_tasks import EpisodeTasks
 from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import Ledger
@@ -27,6 +28,7 @@ from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.simultaneous import SimultaneousCalls
+from agent_system.rollout.summary import is_due, summarize, summary_sample
 from agent_system.rollout.tool_loop import play_rounds
 from agent_system.rollout.tree import Tree
 from agent_system.tools.agent import ToolAgent, ToolUse
@@ -102,6 +104,7 @@ class EpisodeRunner:
         )  # fmt: skip
 
     async def _play(self) -> None:
+        self._agents = EpisodeAgents(self._runtimes, self.spec.task, self._settings.history_length)
         observation = await self._env.observation("reset", self.spec.task)
         memory = self._orchestra.memory_class(self._settings.history_length)
         for step in range(1, self._settings.max_steps + 1):
@@ -140,6 +143,9 @@ class EpisodeRunner:
         else:
             reply, order = await self._reply_to(call)
             self._keep(call, reply, order)
+        if (summary := summary_sample(call, self._replies - 1)) is not None:
+            self._add_summary(call, summary)
+        self._agents.finish(call, reply)
         turn.record(call.place, Entry(agent_id, reply.visible_text, reply.projection.action))
         if self._env.has_act:
             outcome = await self._act(call, reply)
@@ -218,14 +224,22 @@ class EpisodeRunner:
         call, chosen = candidate_set.call, candidate_set.winner
         greedy = candidate_set.greedy
         for c in (*candidate_set.candidates, *([] if greedy is None else [greedy])):
-            sample = call.sample(c.reply, self._replies, c.number)
-            own = mix(c.team, c.local, self._settings.reward.alpha)
-            kept = replace(
-                sample, fork_reward=c.team, local_reward=c.local, candidate_reward=own, committed=c is chosen, reward_terms=c.terms
-            )
+            rewarded = self._rewarded(call.sample(c.reply, self._replies, c.number), c)
+            kept = replace(rewarded, committed=c is chosen, reward_terms=c.terms)
             self._samples.append(replace(kept, greedy=True, trained=False) if c is greedy else kept)
+        if (summary := summary_sample(call, self._replies)) is not None:
+            self._add_summary(call, self._rewarded(summary, chosen))
         self._replies += 1
+        self._agents.finish(call, chosen.reply)
         turn.record(call.place, Entry(call.agent_id, chosen.reply.visible_text, chosen.reply.projection.action))
+
+    def _rewarded(self, sample: Sample, candidate: Candidate) -> Sample:
+        own = mix(candidate.team, candidate.local, self._settings.reward.alpha)
+        return replace(sample, fork_reward=candidate.team, local_reward=candidate.local, candidate_reward=own)
+
+    def _add_summary(self, call: Call, summary: Sample) -> None:
+        self._samples.append(summary)
+        self._ledger.rounds[(call.turn, summary.call)] = call.number
 
     def _record_act(self, call: Call, outcome: Outcome, turn: Turn) -> None:
         if self._env.has_act:
@@ -238,20 +252,33 @@ class EpisodeRunner:
         return await self._env.outcome("act", call.agent_id, reply.projection.action)
 
     async def _ask(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Call:
-        """Number a call and build its prompt."""
+        """Number a call and build its prompt; if the agent's memory is due, it first writes a summary, which has the number before."""
         self._tasks.enter()
-        runtime = self._runtime_of(agent_id)
-        number = len(self._callers)
-        self._callers[number] = agent_id
+        self._runtime_of(agent_id)  # raises for a name that is not in the run
+        runtime = self._agents.now(agent_id)
+        summary_number = self._number(agent_id) if is_due(runtime.agent) else None
+        number = self._number(agent_id)
         place = turn.reserve()
         entries, prior_replies = turn.entries, self._replies
         seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
-        prompt = runtime.prompts.build(_variables(seen, turn.step, variables), entries, turn.memory)
-        await asyncio.sleep(0)  # calls started together build their prompts before any of them gets a reply
-        spec = self.spec
+        filled, spec = _variables(seen, turn.step, variables), self.spec
         seed = stable_seed(self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, turn.step, number, 0)
+        call = Call(spec, agent_id, runtime, turn.step, number, place, seen, Prompt("", ()), prior_replies, seed, runtime.agent)
+        if summary_number is not None:
+            self.waiting_for = f"the summary of {agent_id} (turn {turn.step}, call {summary_number})"
+            call = await summarize(call, summary_number, filled, self._settings.call_timeout_s)
+        own = call.runtime.agent.memory
+        memory = turn.memory if own is None else own.at(seen.text)
+        call = replace(call, prompt=call.runtime.prompts.build(filled, entries, memory))
+        await asyncio.sleep(0)  # calls started together build their prompts before any of them gets a reply
         self.waiting_for = f"the reply of {agent_id} (turn {turn.step}, call {number})"
-        return Call(spec, agent_id, runtime, turn.step, number, place, seen, prompt, prior_replies, seed)
+        return call
+
+    def _number(self, agent_id: str) -> int:
+        """Return a new number of the turn, for a generation of an agent."""
+        number = len(self._callers)
+        self._callers[number] = agent_id
+        return number
 
     def _refuse_late(self, call: Call) -> None:
         if self._over:

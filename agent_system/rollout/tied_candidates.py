@@ -17,11 +17,11 @@ Key = tuple[str, int, int]
 
 
 def candidates_of(episodes: Sequence[EpisodeRecord]) -> dict[Key, list[Sample]]:
-    """Return the candidates of every call of a tree, by (episode, turn, call); failed episodes and parallel ones have none."""
+    """Return the candidates of every call of a tree, by (episode, turn, call); summaries, failed and parallel episodes have none."""
     calls: dict[Key, list[Sample]] = defaultdict(list)
     for episode in episodes:
         for sample in episode.samples:
-            if sample.fork_reward is not None and not sample.greedy and not episode.failed:
+            if sample.fork_reward is not None and not (sample.greedy or sample.summary or episode.failed):
                 calls[(episode.traj_uid, sample.turn, sample.call)].append(sample)
     return calls
 

@@ -39,6 +39,12 @@ class ToolPromptBuilder(PromptBuilder):
                 f"use tool_format=hermes (or auto), found {self.tool_format!r}"
             )
 
+    def of(self, agent: BaseAgent) -> PromptBuilder:
+        """Return the builder of another state of the agent, without tools for a summary."""
+        if isinstance(agent, ToolAgent):
+            return super().of(agent)
+        return PromptBuilder(agent, self.tokenizer, self.max_prompt_length, self.template_kwargs, self._encoder)
+
     def following(self, prompt: Prompt, reply: Reply, results: Sequence[Message]) -> tuple[Prompt | None, bool]:
         """Return the prompt after a reply and its tool results, and whether it was rendered anew.
 
@@ -109,7 +115,8 @@ async def play_rounds(
         if not requests or number + 1 == agent.max_rounds:
             keep(call, reply, order, ToolUse(number, len(requests), restarted=restarted, cut=bool(requests)))
             break
-        results, use = await agent.answer(requests, number)
+        assert isinstance(reply.agent, ToolAgent)
+        results, use = await reply.agent.answer(requests, number)
         following, anew = prompts.following(call.prompt, reply, results)
         own = reply.projection
         action, valid = ("", True) if following else (own.action, own.valid)
@@ -118,6 +125,7 @@ async def play_rounds(
         if following is None:
             break
         earlier.append(call.number)
+        call = replace(call, runtime=call.runtime.of(reply.agent))
         call, restarted = again(call, following, stable_seed(seed, "round", number + 1)), anew
     return call, reply, tuple(earlier)
 

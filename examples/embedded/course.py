@@ -82,6 +82,7 @@ class World:
         borrows: other worlds whose code this one uses.
         size: size of the model.
         courses: further courses by name (`--course`).
+        tools: maps a conversation to the JSON schemas of its agent's tools.
     """
 
     course: Course
@@ -90,6 +91,7 @@ class World:
     borrows: tuple[str, ...] = ()
     size: TinyModelSize = field(default_factory=TinyModelSize)
     courses: Mapping[str, Course] = field(default_factory=dict)
+    tools: Callable[[Messages], list[Any]] = lambda _: []
 
 
 UNTIED = TinyModelSize(tie_embeddings=False)

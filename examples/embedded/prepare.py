@@ -25,7 +25,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -123,7 +123,7 @@ def _make_model(folder: Path, recipe: Recipe, conversations: Sequence[Messages],
     """Write the demonstrations and the warm-started model with its tokenizer."""
     from verl.trainer.sft import loop
 
-    _write_jsonl(conversations, folder / "demos.jsonl")
+    _write_jsonl(conversations, WORLDS[recipe.world].tools, folder / "demos.jsonl")
     corpus = ["\n".join(message["content"] for message in conversation) for conversation in conversations[::5]]
     make_tiny_model(folder / "untrained", corpus, size=recipe.size, seed=recipe.seed)
     logger.info("embedded default: warm start on %d demonstrations", len(conversations))
@@ -149,10 +149,11 @@ def _sft_config(recipe: Recipe, folder: Path, num_threads: int) -> SFTConfig:
     return config
 
 
-def _write_jsonl(conversations: Sequence[Messages], path: Path) -> None:
+def _write_jsonl(conversations: Sequence[Messages], tools_of: Callable[[Messages], list[Any]], path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
         for messages in conversations:
-            file.write(json.dumps({"messages": messages}) + "\n")
+            tools = tools_of(messages)
+            file.write(json.dumps({"messages": messages} | ({"tools": tools} if tools else {})) + "\n")
 
 
 def main() -> None:

@@ -69,6 +69,15 @@ def test_search_memory_words_queries_and_results() -> None:
     assert memory.text() == "Step 1: <search>where?</search> <information>found it</information>"
 
 
+def test_search_memory_shows_a_repeated_search_once_and_a_fork_keeps_every_attribute() -> None:
+    memory = SearchMemory(4)
+    memory.note = ["kept"]  # type: ignore[attr-defined]
+    for result, query in (("x", "a"), ("y", "b"), ("x", "a")):
+        memory.store(result, query)
+    assert [(t.step, t.action) for t in memory.recent()] == [(2, "b"), (3, "a")]
+    assert memory.fork().note == ["kept"]  # type: ignore[attr-defined]
+
+
 def test_rewards_mix() -> None:
     assert mix(team=1.0, local=0.25, alpha=2.0) == 2.25
 

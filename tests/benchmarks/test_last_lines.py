@@ -47,6 +47,15 @@ def test_placement_measures_all_levels_on_the_same_rows(forked_python: str) -> N
     assert result["l2_over_single"] == pytest.approx(result["l2_s"] / result["single_s"], abs=0.01)
 
 
+@pytest.mark.ray
+def test_weight_sync_measures_every_way_in_the_same_run() -> None:
+    result, _ = run("weight_sync.py", "--mib", "4", "--bucket-mb", "2", "--rounds", "1")
+    ways = ("object_store", "collective", "shared_memory")
+    assert min(result[f"{way}{unit}"] for way in ways for unit in ("_s", "_adapter_ms")) > 0
+    ratio = result["collective_s"] / result["object_store_s"]
+    assert result["collective_over_object_store"] == pytest.approx(ratio, rel=0.2)
+
+
 def test_advantage_measures_every_group_key_beside_a_dict_filled_by_hand(forked_python: str) -> None:
     result, console = run("advantage.py", "--quick", "--repeats", "1", "--threads", "1", python=forked_python)
     assert min(result["ms_16k"], result["ms_1m"], result["gigpo_50k_ms"]) > 0

@@ -104,6 +104,16 @@ def write(path: Path, rows: list[dict]) -> str:
         ({f"{MODEL}.rollout.temperature": 0}, ["rollout.temperature=0", "above 0"]),
         ({f"{MODEL}.rollout.top_k": 0}, ["rollout.top_k=0", "-1"]),
         ({f"{MODEL}.actor.ppo_mini_batch_size": 3}, ["ppo_mini_batch_size=3", "data.train_batch_size=2"]),
+        ({f"{MODEL}.actor.ppo_mini_update_num": 2}, ["ppo_mini_update_num=2 has no effect", "use_adaptive_ppo_mini_batch_size=true"]),
+        (
+            {f"{MODEL}.actor.use_adaptive_ppo_mini_batch_size": True, f"{MODEL}.actor.ppo_mini_batch_size": 1},
+            ["ppo_mini_batch_size=1 has no effect", "use_adaptive_ppo_mini_batch_size=false"],
+        ),
+        (
+            {f"{MODEL}.actor.use_adaptive_ppo_mini_batch_size": True, "agent.agent_specific_parameters.actor.ppo_mini_update_num": "[1,0]"},
+            ["ppo_mini_update_num=0", "Verifier Agent", "at least 1"],
+        ),
+        ({"critic.use_adaptive_ppo_mini_batch_size": True}, ["critic.use_adaptive_ppo_mini_batch_size=True has no effect", "gae"]),
         ({f"{MODEL}.actor.clip_ratio_c": 1.0}, ["clip_ratio_c=1.0", "above 1"]),
         ({"agent.agent_specific_parameters.actor.optim.lr": "[0.1,-0.1]"}, ["lr=-0.1", "Verifier Agent", "at least 0"]),
         ({"agent.agent_specific_parameters.actor.ppo_epochs": "[1,0]"}, ["ppo_epochs=0", "Verifier Agent", "at least 1"]),

@@ -80,6 +80,33 @@ def test_agents_have_mini_and_micro_batches_of_their_own_size(train: Run, monkey
     assert {name: max(map(max, steps)) for name, steps in sizes.items()} == {4: 4, 2: 2}
 
 
+ADAPTIVE = "use_adaptive_ppo_mini_batch_size"
+UPDATES: dict[str, Any] = {
+    f"actor_rollout_ref.actor.{ADAPTIVE}": True,
+    "actor_rollout_ref.actor.optim.lr_scheduler_type": "linear",
+    "agent.agent_specific_parameters.actor.ppo_mini_update_num": "[4,7]",
+    "algorithm.adv_estimator": "gae",
+    f"critic.{ADAPTIVE}": True,
+    "critic.ppo_mini_update_num": 2,
+    "critic.ppo_epochs": 2,
+    "trainer.val_before_train": False,
+    "trainer.save_freq": 1,
+}
+
+
+def test_agents_and_critics_make_as_many_updates_as_each_is_told_and_go_on_after_a_stop_to_the_bit(train: Run, tmp_path: Path) -> None:
+    """Six rows per agent: the Asker makes 4 of the 8 updates of its run, the Verifier 6, one per row, of 14 that its schedule counts."""
+    train(UPDATES)
+    lines = [line for line in read_metrics(tmp_path / "run") if line["step"] > 0]
+    names = ("wg/asker/actor/updates", "wg/verifier_agent/actor/updates", "wg/asker/critic/updates", "wg/verifier_agent/critic/updates")
+    assert [[line[name] for name in names] for line in lines] == [[4, 6, 4, 4]] * 2
+    rates = [[line[f"wg/{wg}/actor/lr"] / 0.001 for wg in ("asker", "verifier_agent")] for line in lines]
+    assert rates == [pytest.approx([5.5 / 7, 10.5 / 13]), pytest.approx([1.5 / 7, 3.5 / 13])]
+    first, folder = tmp_path / "run" / "checkpoints" / "global_step_1", tmp_path / "again"
+    train(UPDATES | {"trainer.default_local_dir": folder, "trainer.resume_mode": "resume_path", "trainer.resume_from_path": first})
+    assert weights(folder, 2) == weights(tmp_path / "run", 2)
+
+
 @pytest.mark.parametrize("key", ["ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu"])
 def test_agents_on_one_policy_cannot_have_batches_of_different_sizes(train: Run, key: str) -> None:
     shared = {"agent.model_sharing": True, "actor_rollout_ref.actor.use_dynamic_bsz": False}

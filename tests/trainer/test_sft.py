@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.trainer.sft.config import SFTConfig
-from verl.trainer.sft.data import IGNORED_LABEL, Conversation, batches, collate, encode, read_messages
+from verl.trainer.sft.data import IGNORED_LABEL, Chat, Conversation, batches, collate, encode, read_chats
 from verl.trainer.sft.loop import assistant_loss, run_sft
 from verl.trainer.sft.muon import Muon, orthogonal
 from verl.trainer.sft.optim import build_optimizers
@@ -88,7 +88,7 @@ def test_a_run_is_a_function_of_its_seed(model_folder, demo_file, tmp_path):
 def test_loss_covers_every_assistant_reply_and_nothing_else(model_folder):
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     messages = [*CONVERSATIONS[0], *CONVERSATIONS[1]]
-    row = encode(messages, tokenizer)
+    row = encode(Chat(messages), tokenizer)
     kept = [token for token, wanted in zip(row.input_ids, row.loss_mask, strict=True) if wanted]
     assert tokenizer.decode(kept) == "abab<|im_end|>cdcd<|im_end|>"
     text = tokenizer.apply_chat_template(messages, tokenize=False)
@@ -98,7 +98,7 @@ def test_loss_covers_every_assistant_reply_and_nothing_else(model_folder):
 def test_padding_does_not_change_the_loss(model_folder):
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    rows = [encode(messages, tokenizer) for messages in CONVERSATIONS[:2]]
+    rows = [encode(Chat(messages), tokenizer) for messages in CONVERSATIONS[:2]]
     input_ids, labels = collate(rows, tokenizer.pad_token_id)
     padded_ids = torch.nn.functional.pad(input_ids, (0, 5), value=tokenizer.pad_token_id)
     padded_labels = torch.nn.functional.pad(labels, (0, 5), value=IGNORED_LABEL)
@@ -142,7 +142,8 @@ def test_parquet_and_jsonl_hold_the_same_conversations(demo_file, tmp_path):
 
     parquet = tmp_path / "demos.parquet"
     pq.write_table(pa.Table.from_pylist([{"messages": messages} for messages in CONVERSATIONS]), parquet)
-    assert read_messages([str(parquet)], "messages") == read_messages([str(demo_file)], "messages") == CONVERSATIONS
+    found = [read_chats([str(file)], "messages", "tools") for file in (parquet, demo_file)]
+    assert found[0] == found[1] == [Chat(messages) for messages in CONVERSATIONS]
 
 
 def test_a_failed_run_leaves_no_output_folder(model_folder, demo_file, tmp_path):

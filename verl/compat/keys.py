@@ -1,13 +1,29 @@
-"""Keys of verl 0.9 that do not exist here, with the equivalent keys or the reason why there is none.
+"""Keys of verl 0.9 and Dr. MAS that do not exist here, with the equivalent keys or the reason why there is none.
 
-An entry matches its key and all keys below it; `*` matches any sections, and the first matching entry counts. The table of
-docs/upstream_map.md is generated from this file by `python scripts/gen_config_docs.py`.
+An entry matches its key and all keys below it; `*` matches any sections, and the first matching entry counts. An entry with `take`
+translates some or all values of a command line (`verl.compat.command`), the others are refused. The table of docs/upstream_map.md is
+generated from this file by `python scripts/gen_config_docs.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from verl.compat.values import (
+    Take,
+    below,
+    carried,
+    equal_to_here,
+    into_dtype,
+    loggers,
+    mapped,
+    no_effect,
+    nothing,
+    own_values,
+    reward_manager,
+    within_a_node,
+)
 
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{section}" for section in ("actor", "ref", "rollout", "model"))
 
@@ -20,11 +36,13 @@ class VerlKey:
         name: the key, or a section of keys.
         here: the equivalent keys; empty when there is none.
         note: the difference, or why there is no equivalent.
+        take: translation of a value; None refuses every value.
     """
 
     name: str
     here: tuple[str, ...]
     note: str
+    take: Take | None = None
 
     def matches(self, key: str) -> bool:
         """Return whether `key` is this key, or below it."""
@@ -40,12 +58,12 @@ def find_verl_key(key: str) -> VerlKey | None:
     return next((entry for entry in VERL_KEYS if entry.matches(key)), None)
 
 
-def _renamed(name: str, *here: str, note: str = "the same") -> VerlKey:
-    return VerlKey(name, here, note)
+def _renamed(name: str, *here: str, note: str = "the same", take: Take | None = None) -> VerlKey:
+    return VerlKey(name, here, note, take)
 
 
-def _absent(note: str, *names: str) -> tuple[VerlKey, ...]:
-    return tuple(VerlKey(name, (), note) for name in names)
+def _absent(note: str, *names: str, take: Take | None = None) -> tuple[VerlKey, ...]:
+    return tuple(VerlKey(name, (), note, take) for name in names)
 
 
 _GROUP = "the group of a task belongs to the environment, as in Dr. MAS"
@@ -53,6 +71,7 @@ _PER_DEVICE = "rows per device, not over all devices"
 _ONE_SEED = "one seed for all random numbers"
 _ALL_TOKENS = "the maximum length of the agent's replies"
 _REWARDS = "the environment computes the reward (docs/workflows.md)"
+_REWARD_MODEL = "kind=sequence_classification with path; verl's team reward is scope=episode, combine=replace"
 _TOOLS = "an orchestra defines the order of calls and the tools (docs/workflows.md)"
 _ENGINE = "engines run on the devices of their worker group, each on tensor_model_parallel_size of them"
 _TEXT = "text only: no images, video or audio"
@@ -60,8 +79,8 @@ _FSDP2 = "FSDP2 is the one training engine"
 _WHERE_EPISODES = "episodes are written to trajectories/ in the folder of the run"
 
 VERL_KEYS: tuple[VerlKey, ...] = (
-    _renamed(f"{ROLLOUT}.n", "env.rollout.n", note=_GROUP),
-    _renamed(f"{ROLLOUT}.val_kwargs.n", "env.rollout.val_n", note=_GROUP),
+    _renamed(f"{ROLLOUT}.n", "env.rollout.n", note=_GROUP, take=carried),
+    _renamed(f"{ROLLOUT}.val_kwargs.n", "env.rollout.val_n", note=_GROUP, take=carried),
     _renamed("*.rollout_n", "env.rollout.n", note=_GROUP),
     # Optimizers and trained parameters.
     _renamed(f"{ACTOR}.ppo_micro_batch_size", f"{ACTOR}.ppo_micro_batch_size_per_gpu", note=_PER_DEVICE),
@@ -69,74 +88,97 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed(f"{ROLLOUT}.log_prob_micro_batch_size", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", note=_PER_DEVICE),
     _renamed("critic.ppo_micro_batch_size", "critic.ppo_micro_batch_size_per_gpu", note=_PER_DEVICE),
     _renamed("critic.forward_micro_batch_size", "critic.ppo_micro_batch_size_per_gpu", note=_PER_DEVICE),
-    _renamed("critic.forward_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu", note="one size for all passes"),
-    _renamed("critic.forward_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu", note="one budget for all passes"),
+    _renamed("critic.forward_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu", note="one size for all passes",
+             take=no_effect()),
+    _renamed("critic.forward_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu", note="one budget for all passes",
+             take=no_effect()),
     _renamed(f"{ACTOR}.loss_scale_factor", "data.max_response_length", note=_ALL_TOKENS),
     _renamed("critic.loss_scale_factor", "data.max_response_length", note=_ALL_TOKENS),
     _renamed("*.data_loader_seed", "data.seed", note=_ONE_SEED),
-    _renamed("*.optim.clip_grad", f"{ACTOR}.grad_clip", "critic.grad_clip"),
-    _renamed("*.optim.warmup_style", f"{ACTOR}.optim.lr_scheduler_type", "critic.optim.lr_scheduler_type"),
-    *_absent("always AdamW; betas, eps and weight_decay are keys", "*.optim.optimizer", "*.optim.optimizer_impl",
-             "*.optim.override_optimizer_config"),
+    _renamed("critic.optim.clip_grad", "critic.grad_clip", take=carried),
+    _renamed("*.optim.clip_grad", f"{ACTOR}.grad_clip", take=carried),
+    _renamed("critic.optim.warmup_style", "critic.optim.lr_scheduler_type", take=carried),
+    _renamed("*.optim.warmup_style", f"{ACTOR}.optim.lr_scheduler_type", take=carried),
+    *_absent("always AdamW; betas, eps and weight_decay are keys", "*.optim.optimizer", take=nothing("adamw")),
+    *_absent("always AdamW; betas, eps and weight_decay are keys", "*.optim.optimizer_impl", take=nothing("torch.optim")),
+    *_absent("always AdamW; betas, eps and weight_decay are keys", "*.optim.override_optimizer_config", take=nothing("null", "{}")),
     *_absent("cosine ends after half a cycle", "*.optim.num_cycles"),
     *_absent("the schedule counts from the first optimizer step", "*.optim.zero_indexed_step"),
-    _renamed(f"{ACTOR}.use_remove_padding", f"{MODEL}.use_remove_padding"),
-    _renamed(f"{ACTOR}.calculate_sum_pi_squared", "algorithm.adv_estimator", note="computed when the estimator needs it"),
-    *_absent("actor/entropy is always written", f"{ACTOR}.calculate_entropy"),
-    *_absent("a prompt shared by several rows is computed for each row", f"{ACTOR}.use_prefix_grouper"),
+    _renamed(f"{ACTOR}.policy_loss.tau_pos", f"{ACTOR}.tau_pos", take=carried),
+    _renamed(f"{ACTOR}.policy_loss.tau_neg", f"{ACTOR}.tau_neg", take=carried),
+    _renamed(f"{ACTOR}.use_remove_padding", f"{MODEL}.use_remove_padding", take=carried),
+    _renamed(f"{ACTOR}.calculate_sum_pi_squared", "algorithm.adv_estimator", note="computed when the estimator needs it",
+             take=nothing()),
+    *_absent("actor/entropy is always written", f"{ACTOR}.calculate_entropy", take=nothing()),
+    *_absent("a prompt shared by several rows is computed for each row", f"{ACTOR}.use_prefix_grouper",
+             take=no_effect(silent=("false",))),
     _renamed("*.checkpoint", "trainer.save_hf_model", note="a checkpoint always has all that a resumed run needs; this adds a model copy"),
     # FSDP.
-    _renamed(f"{REF}.fsdp_config", f"{ACTOR}.fsdp_config", note="the reference is sharded like the policy"),
-    _renamed("*.fsdp_config.fsdp_size", "trainer.resource_pool", "trainer.pool_sizes", note="over all devices of the worker group"),
-    _renamed("critic.fsdp.fsdp_size", "trainer.resource_pool", "trainer.pool_sizes", note="over all devices of the worker group"),
+    _renamed(f"{REF}.fsdp_config", f"{ACTOR}.fsdp_config", note="the reference is sharded like the policy", take=no_effect()),
+    _renamed("*.fsdp_config.fsdp_size", "trainer.resource_pool", "trainer.pool_sizes", note="over all devices of the worker group",
+             take=no_effect(silent=("-1",))),
+    _renamed("critic.fsdp.fsdp_size", "trainer.resource_pool", "trainer.pool_sizes", note="over all devices of the worker group",
+             take=no_effect(silent=("-1",))),
     _renamed(f"{ACTOR}.fsdp_config.offload_policy", f"{ACTOR}.fsdp_config.param_offload", note="and optimizer_offload"),
     _renamed("critic.fsdp.offload_policy", "critic.fsdp.param_offload", note="and optimizer_offload"),
     _renamed("*.fsdp_config.seed", "data.seed", note=_ONE_SEED),
     _renamed("critic.fsdp.seed", "data.seed", note=_ONE_SEED),
-    _renamed(f"{ACTOR}.fsdp_config.mixed_precision", f"{ACTOR}.fsdp_config.dtype", note="gradients reduce in fp32"),
-    _renamed("critic.fsdp.mixed_precision", "critic.fsdp.dtype", note="gradients reduce in fp32"),
-    _renamed("critic.fsdp_config", "critic.fsdp", note="verl 0.9 uses this name as well"),
-    *_absent("FSDP2 wraps layer by layer without this key", "*.wrap_policy", "*.forward_prefetch", "*.use_orig_params", "*.forward_only"),
-    *_absent(_FSDP2, "*.strategy", "*.megatron", "*.veomni", "*.torchtitan", "*.mindspeed", "*.automodel"),
-    *_absent("a device processes whole rows: no sequence parallelism", "*.ulysses_sequence_parallel_size"),
-    *_absent("nothing is compiled", "*.use_torch_compile"),
+    _renamed(f"{ACTOR}.fsdp_config.mixed_precision", f"{ACTOR}.fsdp_config.dtype", note="gradients reduce in fp32",
+             take=below(param_dtype=into_dtype, reduce_dtype=no_effect(silent=("fp32",)), buffer_dtype=no_effect(silent=("fp32",)))),
+    _renamed("critic.fsdp.mixed_precision", "critic.fsdp.dtype", note="gradients reduce in fp32",
+             take=below(param_dtype=into_dtype, reduce_dtype=no_effect(silent=("fp32",)), buffer_dtype=no_effect(silent=("fp32",)))),
+    *_absent("FSDP2 wraps layer by layer without this key", "*.wrap_policy", "*.forward_prefetch", "*.use_orig_params", "*.forward_only",
+             take=no_effect()),
+    *_absent("a device processes whole rows: no sequence parallelism", "*.ulysses_sequence_parallel_size", take=no_effect(silent=("1",))),
+    *_absent("nothing is compiled", "*.use_torch_compile", take=no_effect(silent=("false",))),
+    _renamed("critic.model.fsdp_config", "critic.fsdp", take=carried),
+    _renamed("critic.fsdp_config", "critic.fsdp", note="verl 0.9 uses this name as well", take=carried),
+    *_absent(_FSDP2, "*.strategy", take=nothing("fsdp", "fsdp2")),
+    *_absent(_FSDP2, "*.megatron", "*.veomni", "*.torchtitan", "*.mindspeed", "*.automodel"),
     *_absent("a smaller ppo_max_token_len_per_gpu needs less memory", "*.entropy_from_logits_with_chunking",
-             "*.entropy_from_logits_chunk_size", "*.entropy_checkpointing"),
+             "*.entropy_from_logits_chunk_size", "*.entropy_checkpointing", take=no_effect(silent=("false",))),
     *_absent("a micro-batch is as long as its rows", "*.pad_to_length", "*.pad_to_length_bucket"),
-    *_absent("no quantization", "*.qat", "*.quantization", "*.quantization_config_file"),
-    *_absent("runs on a CPU are bitwise reproducible; GPU kernels are not changed", "*.full_determinism"),
+    *_absent("no quantization", "*.qat", "*.quantization", "*.quantization_config_file", take=nothing("null")),
+    *_absent("runs on a CPU are bitwise reproducible; GPU kernels are not changed", "*.full_determinism", take=nothing("false")),
     # Models.
-    _renamed(f"{MODEL}.override_config.attn_implementation", f"{MODEL}.attn_implementation"),
-    _renamed("critic.model.override_config.attn_implementation", "critic.model.attn_implementation"),
+    _renamed(f"{MODEL}.override_config.attn_implementation", f"{MODEL}.attn_implementation", take=carried),
+    _renamed("critic.model.override_config.attn_implementation", "critic.model.attn_implementation", take=carried),
     *_absent("the model's config.json is used unchanged", "*.model.override_config", "*.model.hf_config_path"),
     _renamed("*.model.custom_chat_template", f"{MODEL}.tokenizer_path", note="a tokenizer folder with that template"),
     _renamed("*.model.external_lib", "agent.plugins", note="modules to import first"),
-    _renamed(f"{MODEL}.enable_activation_offload", f"{MODEL}.enable_gradient_checkpointing", note="activations are recomputed, not moved"),
+    _renamed(f"{MODEL}.enable_activation_offload", f"{MODEL}.enable_gradient_checkpointing", note="activations are recomputed, not moved",
+             take=no_effect(silent=("false",))),
     _renamed("critic.model.enable_activation_offload", "critic.model.enable_gradient_checkpointing",
-             note="activations are recomputed, not moved"),
+             note="activations are recomputed, not moved", take=no_effect(silent=("false",))),
     _renamed(f"{MODEL}.lora_adapter_path", "trainer.resume_from_path", note="adapters start from scratch or from a checkpoint"),
+    _renamed(f"{MODEL}.lora.merge", f"{ROLLOUT}.weight_transfer", note="only the adapter is sent; engines apply it to their base model",
+             take=no_effect()),
     _renamed(f"{MODEL}.lora", f"{MODEL}.lora_rank", "agent.specialization",
              note="also lora_alpha, target_modules and exclude_modules; no dropout"),
     *_absent("all parameters of critics are trained", "critic.model.lora_rank", "critic.model.lora_alpha", "critic.model.target_modules",
              "critic.model.exclude_modules", "critic.model.lora_adapter_path", "critic.model.lora"),
-    *_absent("each process reads models from disk", "*.use_shm"),
-    *_absent("transformers' own layers are used", "*.use_fused_kernels", "*.fused_kernel_options", "*.use_liger", "*.tiled_mlp"),
+    *_absent("each process reads models from disk", "*.use_shm", take=no_effect(silent=("false",))),
+    *_absent("transformers' own layers are used", "*.use_fused_kernels", "*.fused_kernel_options", "*.use_liger", "*.tiled_mlp",
+             take=no_effect(silent=("false",))),
     *_absent("no multi-token prediction", "*.mtp"),
     *_absent("no metrics or routing of experts", "*.router_replay", f"{ROLLOUT}.enable_rollout_routing_replay",
              f"{ROLLOUT}.moe_load_balance_metrics_interval"),
     *_absent(_TEXT, f"{ACTOR}.freeze_vision_tower"),
-    _renamed("actor_rollout_ref.hybrid_engine", "trainer.resource_pool", note="shared: engine and trainer on the same devices"),
-    _renamed("actor_rollout_ref.nccl_timeout", "trainer.worker_timeout_s", note="limits every call to a worker"),
+    _renamed("actor_rollout_ref.hybrid_engine", "trainer.resource_pool", note="shared: engine and trainer on the same devices",
+             take=nothing("true")),
+    _renamed("actor_rollout_ref.nccl_timeout", "trainer.worker_timeout_s", note="limits every call to a worker", take=carried),
     # Sampling.
     _renamed(f"{ROLLOUT}.nnodes", "trainer.nnodes", note=_ENGINE),
     _renamed(f"{ROLLOUT}.n_gpus_per_node", "trainer.n_gpus_per_node", note=_ENGINE),
     _renamed(f"{ROLLOUT}.seed", "data.seed", note=_ONE_SEED),
     _renamed(f"{ROLLOUT}.max_model_len", "data.max_prompt_length", "data.max_response_length", note="the sum of both"),
-    _renamed(f"{ROLLOUT}.cudagraph_capture_sizes", f"{ROLLOUT}.enforce_eager", note="vLLM's own sizes, or no graphs"),
-    _renamed(f"{ROLLOUT}.layered_summon", f"{ROLLOUT}.update_bucket_mb", note="weights are always sent in buckets"),
-    _renamed(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", f"{ROLLOUT}.update_bucket_mb"),
+    _renamed(f"{ROLLOUT}.cudagraph_capture_sizes", f"{ROLLOUT}.enforce_eager", note="vLLM's own sizes, or no graphs",
+             take=no_effect()),
+    _renamed(f"{ROLLOUT}.layered_summon", f"{ROLLOUT}.update_bucket_mb", note="weights are always sent in buckets", take=no_effect()),
+    _renamed(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", f"{ROLLOUT}.update_bucket_mb", take=carried),
     _renamed(f"{ROLLOUT}.checkpoint_engine", f"{ROLLOUT}.weight_transfer", note="weights are sent from worker to worker, in buckets"),
-    _renamed(f"{ROLLOUT}.do_sample", f"{ROLLOUT}.temperature", note="training episodes are always sampled"),
+    _renamed(f"{ROLLOUT}.do_sample", f"{ROLLOUT}.temperature", note="training episodes are always sampled",
+             take=nothing("true")),
     _renamed(f"{ROLLOUT}.multi_turn", "agent.orchestra_type", "env.max_steps", note=_TOOLS),
     _renamed(f"{ROLLOUT}.agent", "agent.orchestra_type", "rollout.max_concurrent_episodes", note=_TOOLS),
     _renamed(f"{ROLLOUT}.trace", "trainer.log_trajectories", note=_WHERE_EPISODES),
@@ -144,55 +186,75 @@ VERL_KEYS: tuple[VerlKey, ...] = (
              note="number of engines of a worker group: its devices / tensor_model_parallel_size"),
     *_absent("an engine spans devices by tensor parallelism only", f"{ROLLOUT}.expert_parallel_size",
              f"{ROLLOUT}.pipeline_model_parallel_size", f"{ROLLOUT}.disaggregation"),
-    *_absent("engines are always asynchronous servers", f"{ROLLOUT}.mode"),
-    *_absent("a reply ends at the model's end token", f"{ROLLOUT}.ignore_eos"),
-    *_absent("the model is loaded from its folder, then the trainer's weights are sent", f"{ROLLOUT}.load_format"),
-    *_absent("the sampler's log-probs are always kept", f"{ROLLOUT}.calculate_log_probs", f"{ROLLOUT}.logprobs_mode"),
-    *_absent("vLLM always caches prefixes", f"{ROLLOUT}.enable_prefix_caching"),
+    *_absent("engines are always asynchronous servers", f"{ROLLOUT}.mode", take=no_effect("sync", silent=("async",))),
+    *_absent("a reply ends at the model's end token", f"{ROLLOUT}.ignore_eos", take=nothing("false")),
+    *_absent("the model is loaded from its folder, then the trainer's weights are sent", f"{ROLLOUT}.load_format",
+             take=nothing()),
+    *_absent("the sampler's log-probs are always kept", f"{ROLLOUT}.calculate_log_probs", take=nothing()),
+    *_absent("the sampler's log-probs are always kept", f"{ROLLOUT}.logprobs_mode", take=nothing("processed_logprobs")),
+    *_absent("vLLM always caches prefixes", f"{ROLLOUT}.enable_prefix_caching", take=no_effect(silent=("true",))),
+    *_absent("vLLM chooses its kernels", f"{ROLLOUT}.engine_kwargs.*.attention_backend", f"{ROLLOUT}.engine_kwargs.vllm.compilation_config",
+             take=no_effect()),
     *_absent("vLLM's default is used", f"{ROLLOUT}.scheduling_policy", f"{ROLLOUT}.engine_kwargs", f"{ROLLOUT}.multi_stage_wake_up"),
-    *_absent("engines log no statistics", f"{ROLLOUT}.disable_log_stats"),
-    *_absent("token ids in, token ids out", f"{ROLLOUT}.skip_tokenizer_init"),
-    *_absent("every started episode is awaited", f"{ROLLOUT}.over_sample_rate"),
+    *_absent("engines log no statistics", f"{ROLLOUT}.disable_log_stats", take=no_effect(silent=("true",))),
+    *_absent("token ids in, token ids out", f"{ROLLOUT}.skip_tokenizer_init", take=nothing()),
+    *_absent("every started episode is awaited", f"{ROLLOUT}.over_sample_rate", take=nothing("0", "0.0")),
     *_absent("metrics go to trainer.logger", f"{ROLLOUT}.prometheus"),
     # Data.
-    _renamed("data.tokenizer", f"{MODEL}.tokenizer_path"),
-    _renamed("data.trust_remote_code", f"{MODEL}.trust_remote_code"),
+    _renamed("data.tokenizer", f"{MODEL}.tokenizer_path", take=carried),
+    _renamed("data.trust_remote_code", f"{MODEL}.trust_remote_code", take=carried),
     _renamed("data.truncation", "data.filter_overlong_prompts",
-             note="a task that is too long is dropped or is an error; later prompts lose their oldest context"),
+             note="a task that is too long is dropped or is an error; later prompts lose their oldest context",
+             take=no_effect("left", "right", "middle", silent=("error",))),
     _renamed("data.gen_batch_size", "data.train_batch_size", note="filter_groups collects by train_batch_size too"),
     _renamed("data.tool_config_path", "agent.orchestra_type", note=_TOOLS),
     _renamed("data.function_tool_path", "agent.orchestra_type", note=_TOOLS),
-    *_absent("the column data_source names the dataset of a task", "data.reward_fn_key"),
+    *_absent("the column data_source names the dataset of a task", "data.reward_fn_key", take=nothing("data_source")),
     *_absent("an agent's prompt is built from the task and written to trajectories/", "data.return_raw_input_ids", "data.return_raw_chat",
-             "data.return_full_prompt"),
-    *_absent("tasks are read completely, in this process", "data.dataloader_num_workers", "data.filter_overlong_prompts_workers"),
-    *_absent("validation tasks are in the order of their file", "data.validation_shuffle"),
+             "data.return_full_prompt", take=nothing()),
+    *_absent("tasks are read completely, in this process", "data.dataloader_num_workers", "data.filter_overlong_prompts_workers",
+             take=nothing()),
+    *_absent("validation tasks are in the order of their file", "data.validation_shuffle", take=no_effect(silent=("false",))),
     *_absent(_TEXT, "data.image_patch_size", "data.image_key", "data.video_key", "data.audio_key", "data.return_multi_modal_inputs",
              "data.mm_processor_kwargs"),
     *_absent("convert rows to verl's schema first (examples/data_preprocess)", "data.custom_cls"),
     *_absent("the prompt of every call is built separately", "data.continuous_token"),
     # Rewards.
-    _renamed("reward.reward_kwargs.overlong_buffer_cfg", "reward.overlong_buffer.enable", note="also len and penalty_factor"),
-    _renamed("reward.reward_kwargs.max_resp_len", "data.max_response_length", note="each agent's own limit applies"),
-    _renamed("reward_model.overlong_buffer", "reward.overlong_buffer.enable", note="also len and penalty_factor"),
-    _renamed("custom_reward_function", "reward.custom_reward_function.path", note="also name and reward_kwargs"),
+    *_absent("metrics have the share of penalized replies", "reward.reward_kwargs.overlong_buffer_cfg.log", take=nothing()),
+    _renamed("reward.reward_kwargs.overlong_buffer_cfg", "reward.overlong_buffer", note="enable, len and penalty_factor", take=carried),
+    _renamed("reward.reward_kwargs.max_resp_len", "data.max_response_length", note="each agent's own limit applies",
+             take=equal_to_here),
+    _renamed("reward_model.overlong_buffer", "reward.overlong_buffer", note="enable, len and penalty_factor", take=carried),
+    _renamed("custom_reward_function", "reward.custom_reward_function", note="path, name and reward_kwargs", take=carried),
     *(
         _renamed(f"reward.reward_manager.{name}", "reward.reward_manager.name", note="a name that a plug-in registered (agent.plugins)")
         for name in ("source", "module")
     ),
     _renamed("reward.reward_kwargs", "env.params", note=_REWARDS),
-    _renamed("reward.reward_model", "agent.frozen", "agent.api", note="a judge is an agent that is not trained"),
-    _renamed("reward_model", "agent.frozen", "agent.api", note="a judge is an agent that is not trained"),
-    _renamed("reward.num_workers", "env.env_name", note=_REWARDS),
+    _renamed("reward.reward_model", "reward.model", note=_REWARD_MODEL),
+    _renamed("reward_model", "reward.model", note=_REWARD_MODEL),
+    _renamed("reward.num_workers", "env.env_name", note=_REWARDS, take=no_effect()),
     _renamed("*sandbox_fusion.url", "sandbox.backend", "sandbox.url", note="with sandbox.backend=http"),
     _renamed("*sandbox_fusion.max_concurrent", "sandbox.workers"),
     _renamed("*sandbox_fusion.memory_limit_mb", "sandbox.limits.memory_mb"),
+    # Dr. MAS.
+    _renamed("env.seed", "data.seed", note=_ONE_SEED, take=carried),
+    _renamed("env.search.search_url", "env.params.url", take=carried),
+    _renamed("env.search.topk", "env.params.topk", take=carried),
+    _renamed("env.search.timeout", "env.params.timeout_s", take=carried),
+    *_absent("episodes are written to trajectories/", "env.search.log_requests", take=nothing()),
+    *_absent("every run has a team", "agent.multi_agent", take=nothing("true")),
+    *_absent("the orchestra has the memory", "agent.use_agent_memory", take=nothing("false")),
     # Algorithms and the run.
-    *_absent("the collections of a step run one after the other", "algorithm.filter_groups.max_inflight_gen_batches"),
-    *_absent("rows are not resampled by their reward", "algorithm.use_pf_ppo", "algorithm.pf_ppo"),
+    *_absent("the collections of a step run one after the other", "algorithm.filter_groups.max_inflight_gen_batches",
+             take=no_effect(silent=("1",))),
+    *_absent("rows are not resampled by their reward", "algorithm.use_pf_ppo", take=nothing("false")),
+    *_absent("rows are not resampled by their reward", "algorithm.pf_ppo"),
     *_absent("no distillation from a teacher", "distillation"),
-    _renamed("trainer.max_actor_ckpt_to_keep", "trainer.max_ckpt_to_keep", note="policies and critics are in one checkpoint"),
-    _renamed("trainer.max_critic_ckpt_to_keep", "trainer.max_ckpt_to_keep", note="policies and critics are in one checkpoint"),
+    _renamed("trainer.max_actor_ckpt_to_keep", "trainer.max_ckpt_to_keep", note="policies and critics are in one checkpoint",
+             take=carried),
+    _renamed("trainer.max_critic_ckpt_to_keep", "trainer.max_ckpt_to_keep", note="policies and critics are in one checkpoint",
+             take=no_effect()),
     _renamed("trainer.remove_previous_ckpt_in_save", "trainer.max_ckpt_to_keep", note="with 1"),
     _renamed("trainer.default_hdfs_dir", "trainer.default_local_dir", note="a mounted folder"),
     _renamed("trainer.log_val_generations", "trainer.log_trajectories", note=_WHERE_EPISODES),
@@ -201,11 +263,37 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed("trainer.ray_wait_register_center_timeout", "trainer.worker_timeout_s", note="limits every call to a worker"),
     _renamed("trainer.esi_redundant_time", "trainer.save_freq", note="SIGTERM checkpoints and stops"),
     *_absent("a checkpoint is kept until there are max_ckpt_to_keep newer ones", "trainer.del_local_ckpt_after_load"),
-    *_absent("one trainer: episodes, then the update", "trainer.use_v1", "trainer.v1"),
-    _renamed("ray_kwargs.ray_init.num_cpus", "ray_init.num_cpus"),
+    *_absent("one trainer: episodes, then the update", "trainer.use_v1", "trainer.v1", take=nothing("false")),
+    _renamed("ray_kwargs.ray_init.num_cpus", "ray_init.num_cpus", take=carried),
+    *_absent("workers run in the environment of this command", "ray_kwargs.ray_init.runtime_env.py_executable",
+             take=no_effect(silent=("null",))),
     _renamed("ray_kwargs.ray_init", "ray_init.address", note="also num_cpus and object_store_memory_mb"),
     *_absent("timeline.jsonl in the folder of the run has the timeline", "ray_kwargs.timeline_json_file"),
     *_absent("timing_s/* and timeline.jsonl have the durations; no profiler is started", "*.profiler", "global_profiler"),
     *_absent("batches are sent through Ray's object store", "transfer_queue"),
     *_absent("episodes are always played, never reused", "skip"),
+)  # fmt: skip
+
+# Keys of the same name here, with values that are not.
+VERL_VALUES: tuple[VerlKey, ...] = (
+    _renamed(f"{ROLLOUT}.name", f"{ROLLOUT}.name", note="vLLM samples from the same distribution", take=mapped(sglang="vllm")),
+    _renamed("trainer.device", "trainer.device", note="GPUs or the CPU; NPUs are not supported", take=mapped(npu="auto")),
+    _renamed("trainer.logger", "trainer.logger", note="a list; the backend file is jsonl", take=loggers),
+    *(
+        _renamed(name, name, note="a short name", take=mapped(bfloat16="bf16", float32="fp32"))
+        for name in (f"{ACTOR}.fsdp_config.model_dtype", f"{ACTOR}.fsdp_config.dtype", "critic.fsdp.model_dtype", "critic.fsdp.dtype",
+                     f"{ROLLOUT}.dtype")
+    ),
+    *(
+        _renamed(name, name, note="each agent's own value", take=own_values)
+        for name in (f"{ACTOR}.optim.lr", f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_mini_batch_size")
+    ),
+)  # fmt: skip
+# Values of keys of the same name that mean something else in a command line with keys or values of the two tables above.
+VERL_MEANINGS: tuple[VerlKey, ...] = (
+    _renamed(f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size", note="an engine's devices are on one node",
+             take=within_a_node),
+    _renamed(f"{MODEL}.lora_rank", f"{MODEL}.lora_rank", note="0: no adapter", take=nothing("0")),
+    _renamed("reward.reward_manager.name", "reward.reward_manager.name",
+             note="a function may return terms beside its score; without one, the environment gives the reward", take=reward_manager),
 )  # fmt: skip

@@ -138,7 +138,7 @@ class PolicyWorker(EngineWorker):
         """Return the next bucket of unsharded parameters, in the rollout engine's dtype; None after the last.
 
         It holds at most `rollout.update_bucket_mb`, or one parameter that is larger; tied parameters are sent once. All ranks call this
-        together; rank 0 returns the bucket, the others None.
+        together; rank 0 returns the bucket, the others None, unless the transfer sends from every rank.
 
         Args:
             restart: start with the first bucket.
@@ -148,7 +148,7 @@ class PolicyWorker(EngineWorker):
             self._release_all_but(0)
             self._buckets = self._weight_buckets(adapter)
         tensors = next(self._buckets, None)
-        if tensors is None or self.rank != 0:
+        if tensors is None or not self._sends:
             return None
         self._release_all_but(BUCKETS - 1)
         to_all = self._transfer.direct and adapter is None
@@ -161,6 +161,10 @@ class PolicyWorker(EngineWorker):
     def free_weights(self) -> None:
         """Free the remaining buckets of an update, after the engines have loaded them."""
         self._release_all_but(0)
+
+    @property
+    def _sends(self) -> bool:
+        return self.rank == 0 or self._transfer.every_rank
 
     def _release_all_but(self, count: int) -> None:
         while len(self._sent) > count:
@@ -176,7 +180,7 @@ class PolicyWorker(EngineWorker):
             if bucket and size > room:
                 yield bucket
                 bucket, room = {}, limit
-            bucket[name] = value.to(device, dtype, copy=True) if self.rank == 0 else torch.empty(0)
+            bucket[name] = value.to(device, dtype, copy=True) if self._sends else torch.empty(0)
             room -= size
         if bucket:
             yield bucket

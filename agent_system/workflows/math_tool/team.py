@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from agent_system.agent import Entry, Message
+from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice
 from agent_system.orchestra import BaseOrchestra
-from agent_system.projection import Projection, boxed_answer, python_block, raw_text
+from agent_system.projection import boxed_answer
 from agent_system.registry import AgentRegistry, OrchestraRegistry
+from agent_system.tools import ToolAgent, python
 from agent_system.turn import Turn
 from agent_system.workflows.single import SINGLE, SingleAgent
 from agent_system.workflows.styled import StyledAgent
@@ -26,8 +28,8 @@ class PromptStyle:
 
     Attributes:
         reasoner, tool: templates with `{env_prompt}` and `{feedback}` (result of the last turn; empty in the first).
-        feedback: template with `{reasoner}` and `{tool}` (their answers, or the reason why there is none) and `{program}`.
-        nothing: text for a missing answer or program.
+        feedback: template with `{reasoner}` and `{tool}`, their answers.
+        nothing: text for a missing answer.
     """
 
     reasoner: str
@@ -48,28 +50,20 @@ answers agree.
 Work the problem out step by step. If your answers differ, find out first which one is wrong. End with the final answer alone \
 in \\boxed{{}}.""",
     tool="""\
-You are the Tool-user in a team of two. You solve a problem by a Python program; the Reasoner solves it by reasoning. You are done when \
+You are the Tool-user in a team of two. You solve a problem with Python programs; the Reasoner solves it by reasoning. You are done when \
 your answers agree.
 
 # Problem
 {env_prompt}{feedback}
 
 # Your part
-Write a program that computes the final answer and prints it alone on its last line. It reads nothing and has the standard library. If \
-your answers differ, find out first which one is wrong. End with the program in a fence:
-
-```python
-...
-```""",
+Compute the final answer with a program: call the tool `python` with one that prints it. A program reads nothing and has the standard \
+library. If your answers differ, find out first which one is wrong. End with the final answer alone in \\boxed{{}}.""",
     feedback="""
 
 # The last turn
 The Reasoner's answer: {reasoner}
 The Tool-user's answer: {tool}
-The program was:
-```python
-{program}
-```
 The answers differ, or one is missing.""",
     nothing="(none)",
 )
@@ -85,26 +79,15 @@ SHORT = PromptStyle(
 
 STYLES = {"full": FULL, "short": SHORT}
 ALONE = """\
-You solve a problem twice, by reasoning and by a Python program. You are done when both answers agree.
+You solve a problem by reasoning and with Python programs.
 
 # Problem
-{env_prompt}{feedback}
+{env_prompt}
 
 # Your part
-Work the problem out step by step. Then write a program that computes the final answer and prints it alone on its last line; it reads \
-nothing and has the standard library. If the last answers differ, find out first which one is wrong. Write the program in a fence:
-
-```python
-...
-```
-
-and end with the final answer of your reasoning alone in \\boxed{{}}."""
-SINGLE_STYLES = {
-    "full": replace(
-        FULL, reasoner=ALONE, feedback=FULL.feedback.replace("The Reasoner's", "Your").replace("The Tool-user's", "Your program's")
-    ),
-    "short": replace(SHORT, reasoner="Solve: {env_prompt}{feedback}"),
-}
+Work the problem out step by step. Call the tool `python` with a program that prints what you want to know; it reads nothing and has the \
+standard library. End with the final answer alone in \\boxed{{}}."""
+SINGLE_STYLES = {"full": replace(FULL, reasoner=ALONE), "short": replace(SHORT, reasoner="Program: {env_prompt}")}
 
 
 @dataclass(frozen=True)
@@ -113,19 +96,25 @@ class MathToolOptions:
 
     Attributes:
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
+        max_rounds: generations of the Tool-user per turn; tool calls of the last one are not run, so with 1 it has no tool.
     """
 
     prompt_style: str = "full"
+    max_rounds: int = 4
 
     def __post_init__(self) -> None:
         check_choice("agent.orchestra.math_tool.prompt_style", self.prompt_style, tuple(STYLES))
+        if self.max_rounds < 1:
+            raise AgentSystemError(f"agent.orchestra.math_tool.max_rounds must be at least 1, found {self.max_rounds}")
 
 
 class MathToolAgent(StyledAgent):
-    """A role whose prompt shows the problem and, from the second turn on, both answers and the program of the last turn."""
+    """A role whose prompt shows the problem and, from the second turn on, both answers of the last turn. Its action is the
+    content of the last `\boxed{}`."""
 
     styles = STYLES
     options: ClassVar[type] = MathToolOptions
+    projection = boxed_answer
 
     def team_context(self, entries: Sequence[Entry]) -> str:
         """Return an empty text: the roles do not read each other within a turn."""
@@ -139,33 +128,34 @@ class MathToolAgent(StyledAgent):
 
 @AgentRegistry.register(REASONER, orchestra="math_tool")
 class ReasonerAgent(MathToolAgent):
-    r"""The role that solves by reasoning; its action is the content of the last `\boxed{}`."""
+    """The role that solves by reasoning."""
 
     role, template = REASONER, "reasoner"
-    projection = boxed_answer
 
 
 @AgentRegistry.register(TOOL_USER, orchestra="math_tool")
-class ToolUserAgent(MathToolAgent):
-    """The role that solves by a program; its action is the last Python block of its reply."""
+class ToolUserAgent(MathToolAgent, ToolAgent):
+    """The role that solves with programs, which it runs by the tool `python`."""
 
     role, template = TOOL_USER, "tool"
-    projection = python_block
+    tools = (python,)
+
+    def __init__(self, agent_id: str = "", config: Any = None) -> None:
+        super().__init__(agent_id, config)
+        self.max_rounds = self.config.max_rounds
 
 
 @AgentRegistry.register(SINGLE, orchestra="single", env="math_tool")
-class SingleMathToolAgent(SingleAgent, MathToolAgent):
-    """One agent that reasons and writes a program; its action is the whole reply, valid with a box and a program."""
+class SingleMathToolAgent(SingleAgent, MathToolAgent, ToolAgent):
+    """One agent that reasons and has the tool `python`."""
 
     styles, template = SINGLE_STYLES, "reasoner"
-
-    def project(self, text: str) -> Projection:
-        return replace(raw_text(text), valid=boxed_answer(text).valid and python_block(text).valid)
+    tools = (python,)
 
 
 @OrchestraRegistry.register("math_tool")
 class MathToolOrchestra(BaseOrchestra):
-    """One answer by reasoning and one by a program per turn; the environment compares them."""
+    """One answer by reasoning and one with programs per turn; the environment compares them."""
 
     agents = (REASONER, TOOL_USER)
     config_class = MathToolOptions

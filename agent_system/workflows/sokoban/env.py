@@ -21,7 +21,7 @@ from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEnv
 from agent_system.workflows.sokoban.world.rules import Room, State, Walk, boxes_on_goals, is_solved, parse_room, render, walk
 from agent_system.workflows.sokoban.world.solver import is_lost, least_pushes, solve
-from agent_system.workflows.sokoban.world.view import VIEWS, shown
+from agent_system.workflows.sokoban.world.view import VIEWS, last_line, shown
 
 PROGRESS = ("boxes", "distance")
 
@@ -33,6 +33,7 @@ class SokobanEnvOptions:
     Attributes:
         view: the agents' observation: map | spaced (a space between cells, so that a tokenizer makes each cell a token) | compact (the
             offsets of box and goal and the cells around the box in a fixed layout; rooms with one box).
+        show_last: a last line of the observation shows the moves made in the last turn and the illegal one that stopped them.
         max_moves: maximum number of moves per turn; later ones are not made and count as cut.
         progress: measure of progress for the team's reward: boxes (highest number on goals so far) | distance (fewest pushes left so far,
             by the solver's lower bound).
@@ -41,6 +42,7 @@ class SokobanEnvOptions:
             last plan or the moves made since.
         format_penalty: local, for a reply without readable moves.
         illegal_penalty: local, for moves that run into a wall or a blocked box, and for moves beyond `max_moves`.
+        repeat_penalty: local, for moves that begin with the illegal move that stopped the last turn's.
         deadlock_penalty: local, for moves after which the room is unsolvable.
         deadlock_ends: an unsolvable room ends the episode.
         shortfall_penalty: local, for moves away from the solution; half of it for moves without progress, nothing for the solver's own
@@ -48,12 +50,14 @@ class SokobanEnvOptions:
     """
 
     view: str = "map"
+    show_last: bool = False
     max_moves: int = 10
     progress: str = "boxes"
     progress_weight: float = 0.5
     plan_weight: float = 0.5
     format_penalty: float = 0.1
     illegal_penalty: float = 0.05
+    repeat_penalty: float = 0.0
     deadlock_penalty: float = 0.1
     deadlock_ends: bool = False
     shortfall_penalty: float = 0.0
@@ -76,6 +80,7 @@ class World:
         room, start, state: walls and goals, initial state, current state.
         best: best progress so far.
         value: value of the Tool's last plan, or of the moves made since, whichever is higher.
+        last, stopped: the moves made last, and the illegal move after them; empty without.
         acted: the Executor has made this turn's moves.
         plan: the Tool's proposal in this turn; None when it is missing or unreadable, for the given `reason`.
         moves, pushes, illegal, unparsable, cut: counts over the episode's actions.
@@ -88,6 +93,8 @@ class World:
     state: State
     best: float
     value: float
+    last: str = ""
+    stopped: str = ""
     acted: bool = False
     plan: str | None = None
     reason: str = "nothing was proposed"
@@ -209,13 +216,16 @@ class SokobanEnv(ProposerExecutorEnv):
 
     def _execute(self, action: str) -> Outcome:
         verdict, world = self._judge(action), self._world
+        requested, num_made = parse_moves(action) or "", len(verdict.walk.states)
         self._world = replace(
             world,
             state=verdict.state,
+            last=requested[:num_made],
+            stopped=requested[num_made] if verdict.walk.illegal else "",
             best=verdict.best,
             value=max(world.value, verdict.value),
             acted=True,
-            moves=world.moves + len(verdict.walk.states),
+            moves=world.moves + num_made,
             pushes=world.pushes + verdict.walk.pushes,
             illegal=world.illegal + verdict.walk.illegal,
             unparsable=world.unparsable + verdict.unparsable,
@@ -232,12 +242,14 @@ class SokobanEnv(ProposerExecutorEnv):
 
     def _judge(self, action: str) -> Verdict:
         world = self._world
-        return judge(world.room, world.start, world.state, world.best, parse_moves(action), self.config)
+        return judge(world.room, world.start, world.state, world.best, parse_moves(action), self.config, world.stopped)
 
     def _make_observation(self) -> Observation:
         room, state = self._world.room, self._world.state
-        info = {"anchor": render(room, state), "max_moves": self.config.max_moves}
-        return Observation(shown(room, state, self.config.view), info)
+        text, limit = shown(room, state, self.config.view), self.config.max_moves
+        if self.config.show_last:
+            text = f"{text}\n{last_line(self._world.last, self._world.stopped, limit)}"
+        return Observation(text, {"anchor": render(room, state), "max_moves": limit})
 
     def _info(self) -> dict[str, Any]:
         world = self._world
@@ -256,7 +268,7 @@ class SokobanEnv(ProposerExecutorEnv):
         return info
 
 
-def judge(room: Room, start: State, state: State, best: float, moves: str | None, options: SokobanEnvOptions) -> Verdict:
+def judge(room: Room, start: State, state: State, best: float, moves: str | None, options: SokobanEnvOptions, stopped: str = "") -> Verdict:
     """Return the result of `moves` from `state`; pure.
 
     Args:
@@ -266,6 +278,7 @@ def judge(room: Room, start: State, state: State, best: float, moves: str | None
         best: best progress of the episode so far.
         moves: letters U D L R; None for an unreadable reply.
         options: weights and limits.
+        stopped: the illegal move that ended the last turn; empty without.
     """
     requested = moves or ""
     made = walk(room, state, requested[: options.max_moves])
@@ -277,6 +290,7 @@ def judge(room: Room, start: State, state: State, best: float, moves: str | None
     penalty = (
         options.format_penalty * (moves is None)
         + options.illegal_penalty * (made.illegal or cut > 0)
+        + options.repeat_penalty * bool(stopped and requested.startswith(stopped))
         + options.deadlock_penalty * (deadlock and not is_lost(room, state))
         + (
             options.shortfall_penalty * shortfall(room, state, None if moves is None else made, options)
@@ -302,7 +316,7 @@ def best_progress(room: Room, start: State, states: Iterable[State], kind: str, 
 
 def penalties(options: SokobanEnvOptions) -> tuple[float, ...]:
     """Return the coefficients of the penalties."""
-    return options.format_penalty, options.illegal_penalty, options.deadlock_penalty, options.shortfall_penalty
+    return options.format_penalty, options.illegal_penalty, options.repeat_penalty, options.deadlock_penalty, options.shortfall_penalty
 
 
 def shortfall(room: Room, state: State, made: Walk | None, options: SokobanEnvOptions) -> float:

@@ -83,15 +83,15 @@ class Problem:
         return " ".join(f"{ORDINALS[i]} {step}" for i, step in enumerate(self.steps))
 
 
-def make_problem(rng: random.Random, num_steps: int) -> Problem:
-    """Draw one problem with `num_steps` changes; every value stays within 1..LARGEST_VALUE."""
+def make_problem(rng: random.Random, num_steps: int, scale: int = 1) -> Problem:
+    """Draw one problem with `num_steps` changes; every value stays within 1..LARGEST_VALUE * scale."""
     name, other = rng.sample(NAMES, 2)
     things = rng.choice(OBJECTS)
-    value = rng.randint(3, 12)
+    value = rng.randint(3 * scale, 12 * scale)
     sentences = [rng.choice(STARTS).format(name=name, n=value, things=things)]
     steps: list[Step] = []
     for ordinal in ORDINALS[:num_steps]:
-        step = _draw_step(rng, value)
+        step = _draw_step(rng, value, scale)
         event = rng.choice(EVENTS[step.op]).format(name=name, other=other, n=step.right)
         sentences.append(f"{ordinal} {event}")
         steps.append(step)
@@ -100,30 +100,36 @@ def make_problem(rng: random.Random, num_steps: int) -> Problem:
     return Problem(" ".join(sentences), tuple(steps))
 
 
-def _draw_step(rng: random.Random, value: int) -> Step:
-    choices = ["+"] if value + 9 <= LARGEST_VALUE else []
-    if value > 3:
+def _draw_step(rng: random.Random, value: int, scale: int) -> Step:
+    choices = ["+"] if value + 9 * scale <= LARGEST_VALUE * scale else []
+    if value > 3 * scale:
         choices.append("-")
-    if 2 <= value <= LARGEST_FACTOR_BASE:
+    if 2 <= value <= LARGEST_FACTOR_BASE * scale:
         choices.append("*")
     op = rng.choice(choices)
     if op == "+":
-        right = rng.randint(2, 9)
+        right = rng.randint(2 * scale, 9 * scale)
         return Step(value, op, right, value + right)
     if op == "-":
-        right = rng.randint(2, min(9, value - 1))
+        right = rng.randint(2 * scale, min(9 * scale, value - 1))
         return Step(value, op, right, value - right)
     right = rng.randint(2, 3)
     return Step(value, op, right, value * right)
 
 
-def generate(count: int, seed: int, *, exclude: Collection[str] = (), min_steps: int = 2, max_steps: int = 3) -> list[Problem]:
-    """Return `count` problems with distinct questions that are not in `exclude`; deterministic in its arguments."""
+def generate(
+    count: int, seed: int, *, exclude: Collection[str] = (), min_steps: int = 2, max_steps: int = 3, scale: int = 1
+) -> list[Problem]:
+    """Return `count` problems with distinct questions that are not in `exclude`; deterministic in its arguments.
+
+    Args:
+        scale: factor of the numbers, except for those that multiply.
+    """
     rng = random.Random(seed)
     seen: set[str] = set()
     problems: list[Problem] = []
     while len(problems) < count:
-        problem = make_problem(rng, rng.randint(min_steps, max_steps))
+        problem = make_problem(rng, rng.randint(min_steps, max_steps), scale)
         if problem.question in seen or problem.question in exclude:
             continue
         seen.add(problem.question)
@@ -131,10 +137,10 @@ def generate(count: int, seed: int, *, exclude: Collection[str] = (), min_steps:
     return problems
 
 
-def generate_split(num_train: int, num_test: int, seed: int) -> tuple[list[Problem], list[Problem]]:
+def generate_split(num_train: int, num_test: int, seed: int, *, scale: int = 1) -> tuple[list[Problem], list[Problem]]:
     """Return (train, test) problems without a common question."""
-    test = generate(num_test, seed=2 * seed + 1)
-    train = generate(num_train, seed=2 * seed, exclude=frozenset(problem.question for problem in test))
+    test = generate(num_test, seed=2 * seed + 1, scale=scale)
+    train = generate(num_train, seed=2 * seed, exclude=frozenset(problem.question for problem in test), scale=scale)
     return train, test
 
 

@@ -1,10 +1,13 @@
 """Demonstrations of the rooms by a Tool and an Executor, with the compact view.
 
-A careful reply states the direction of the next push and the offset of the cell that the player must make it from, and makes the solver's
-moves:
+A careful reply copies the signs of the cells next to the box and next to the player, states the direction of the next push and the offset
+of the cell that the player must make it from, and makes the solver's moves:
 
-    box U from D 1 R 1
+    box U - D - L @ R - me U # D - L - R $
+    push U from D 1 R 1
     <moves>D R U</moves>
+
+Without the copied signs, the tiny model learns the usual way around a box and often walks into a wall that its prompt shows.
 
 A habitual reply has the moves only: random moves of the Tool, a copy of the proposal by the Executor. So the first token determines the
 kind of reply. Careful replies are also demonstrated from states off the solution, so that the states after a guess are covered.
@@ -12,13 +15,16 @@ kind of reply. Careful replies are also demonstrated from states off the solutio
 The first tokens are `box` and `<` because both also occur elsewhere. In a tiny model with tied embeddings, words that occur as alternatives
 at one position only (such as `Care` and `Guess`) get nearly the same embedding, so that the model could not distinguish the text after
 them.
+
+An inner wall that blocks the usual way around the box is rare in rooms of the default difficulty. Half of the rooms that are demonstrated,
+and half of the training tasks, therefore have more walls than the test tasks.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from agent_system.agent import Entry
@@ -27,10 +33,11 @@ from agent_system.workflows.moves import moves_reply
 from agent_system.workflows.proposer_executor import TOOL
 from agent_system.workflows.sokoban.env import SokobanEnvOptions
 from agent_system.workflows.sokoban.team import ExecutorAgent, SokobanOptions, ToolAgent
-from agent_system.workflows.sokoban.world.generate import TASKS, Difficulty, Puzzle, generate
+from agent_system.workflows.sokoban.world import generate
+from agent_system.workflows.sokoban.world.generate import Difficulty, Puzzle
 from agent_system.workflows.sokoban.world.rules import MOVES, Room, State, is_solved, move, walk
 from agent_system.workflows.sokoban.world.solver import is_lost, solve
-from agent_system.workflows.sokoban.world.view import shown, way
+from agent_system.workflows.sokoban.world.view import around, last_line, shown, way
 from examples.embedded.course import UNTIED, Course, Messages, World, conversation
 
 
@@ -60,53 +67,87 @@ CAREFUL = Habits(plan=1.0, check=1.0)
 
 
 @dataclass(frozen=True)
+class Place:
+    """A situation in a room: its state, the moves made in the last turn, and the illegal move after them (empty without)."""
+
+    room: Room
+    state: State
+    made: str = ""
+    stopped: str = ""
+
+
+@dataclass(frozen=True)
 class SokobanCourse(Course):
     """See `Course`.
 
     Attributes:
         rooms: number of different rooms.
+        walled: share of demonstrations in rooms with more walls (`walled`).
         executor: share of demonstrations that are the Executor's.
         bad_plans: share of guesses among the plans in the prompts of a careful Executor.
         midway: share of demonstrations that begin in the middle of a room's solution.
         wander: maximum number of random moves away from it.
+        stopped: share of demonstrations in which the last turn ended with an illegal move.
         env: options of the environment: view, and maximum number of moves per turn.
     """
 
-    count: int = 36_000
+    count: int = 30_000
     habits: Habits = Habits()
     careful: Habits = CAREFUL
     habits_from: float = 0.8
     difficulty: Difficulty = field(default_factory=Difficulty)
     rooms: int = 9000
+    walled: float = 0.5
     executor: float = 0.5
     bad_plans: float = 0.5
     midway: float = 0.7
     wander: int = 8
-    env: SokobanEnvOptions = field(default_factory=lambda: SokobanEnvOptions(view="compact", max_moves=3))
+    stopped: float = 0.3
+    env: SokobanEnvOptions = field(default_factory=lambda: SokobanEnvOptions(view="compact", show_last=True, max_moves=3))
 
     def __post_init__(self) -> None:
-        names = ("habits_from", "habits_before", "executor", "bad_plans", "midway")
+        names = ("habits_from", "habits_before", "executor", "bad_plans", "walled", "midway", "stopped")
         _check_shares(**{name: getattr(self, name) for name in names})
 
 
 def make_demos(course: SokobanCourse, seed: int, exclude: Collection[str] = ()) -> list[Messages]:
     """Return the conversations of the course; none about a room with a key in `exclude`."""
     rng = random.Random(f"sokoban-demos-{seed}")
-    puzzles = generate(min(course.rooms, course.count), 10 * seed + 7, course.difficulty, exclude=frozenset(exclude))
+    num_rooms = max(1, min(course.rooms, course.count) // 2)
+    usual, more_walls = (
+        generate.generate(num_rooms, 10 * seed + 7, kind, exclude=frozenset(exclude))
+        for kind in (course.difficulty, walled(course.difficulty))
+    )
     team = Demonstrators(course.env, rng)
 
-    def draw() -> Iterator[tuple[Room, State]]:
+    def draw() -> Iterator[Place]:
         while True:
-            puzzle = rng.choice(puzzles)
-            yield puzzle.room, pick_state(rng, puzzle, course.wander) if rng.random() < course.midway else puzzle.start
+            puzzle = rng.choice(more_walls if rng.random() < course.walled else usual)
+            midway = rng.random() < course.midway
+            place = pick_place(rng, puzzle, course.wander, course.env.max_moves) if midway else Place(puzzle.room, puzzle.start)
+            yield stopped(rng, place) if rng.random() < course.stopped else place
 
-    def episode(place: tuple[Room, State], habits: Habits) -> list[Messages]:
+    def episode(place: Place, habits: Habits) -> list[Messages]:
         if rng.random() >= course.executor:
-            return [team.tool_demo(*place, habits)]
+            return [team.tool_demo(place, habits)]
         plans = Habits(plan=1.0 - course.bad_plans) if habits is course.careful else habits
-        return [team.executor_demo(*place, team.plan(*place, plans)[1], habits)]
+        return [team.executor_demo(place, team.plan(place, plans)[1], habits)]
 
     return course.conversations(rng, draw(), episode)
+
+
+def walled(difficulty: Difficulty) -> Difficulty:
+    """Return the difficulty with a quarter of the cells inside walled up, or more if it has more."""
+    return replace(difficulty, wall_share=max(0.25, difficulty.wall_share))
+
+
+def generate_split(num_train: int, num_test: int, seed: int, difficulty: Difficulty) -> tuple[list[Puzzle], list[Puzzle]]:
+    """Return (train, test) rooms without a common key, as `world.generate` does, but half of the training rooms have more walls."""
+    usual, test = generate.generate_split(num_train - num_train // 2, num_test, seed, difficulty)
+    more_walls = generate.generate(
+        num_train // 2, 2 * seed, walled(difficulty), exclude=frozenset(puzzle.key for puzzle in [*usual, *test])
+    )
+    return [*usual, *more_walls], test
 
 
 def team_success(habits: Habits, env: SokobanEnvOptions, max_turns: int, puzzles: Sequence[Puzzle], seed: int = 0) -> float:
@@ -123,61 +164,71 @@ class Demonstrators:
         options = SokobanOptions(prompt_style="short")
         self._tool, self._executor = ToolAgent(config=options), ExecutorAgent(config=options)
 
-    def plan(self, room: Room, state: State, habits: Habits) -> tuple[str, str]:
+    def plan(self, place: Place, habits: Habits) -> tuple[str, str]:
         """Return the Tool's reply and its moves."""
         if self._rng.random() < habits.plan:
-            return careful(room, state, self._env.max_moves)
+            return careful(place.room, place.state, self._env.max_moves)
         moves = guessed(self._rng, self._env.max_moves)
         return moves_reply(moves), moves
 
-    def decide(self, room: Room, state: State, plan: str, habits: Habits) -> tuple[str, str]:
+    def decide(self, place: Place, plan: str, habits: Habits) -> tuple[str, str]:
         """Return the Executor's reply to a plan and its moves."""
         if self._rng.random() < habits.check:
-            return careful(room, state, self._env.max_moves)
+            return careful(place.room, place.state, self._env.max_moves)
         return moves_reply(plan), plan
 
-    def tool_demo(self, room: Room, state: State, habits: Habits) -> Messages:
+    def tool_demo(self, place: Place, habits: Habits) -> Messages:
         """Return one conversation of the Tool."""
-        return self._conversation(self._tool, room, state, [], self.plan(room, state, habits)[0])
+        return self._conversation(self._tool, place, [], self.plan(place, habits)[0])
 
-    def executor_demo(self, room: Room, state: State, plan: str, habits: Habits) -> Messages:
+    def executor_demo(self, place: Place, plan: str, habits: Habits) -> Messages:
         """Return one conversation of the Executor about `plan`."""
         entries = [Entry(TOOL, moves_reply(plan), plan)]
-        return self._conversation(self._executor, room, state, entries, self.decide(room, state, plan, habits)[0])
+        return self._conversation(self._executor, place, entries, self.decide(place, plan, habits)[0])
 
     def solves(self, puzzle: Puzzle, habits: Habits, max_turns: int) -> bool:
         """Play an episode and return whether the room was solved."""
-        room, state = puzzle.room, puzzle.start
+        place = Place(puzzle.room, puzzle.start)
         for _ in range(max_turns):
-            if solve(room, state).solution is None:
+            if solve(place.room, place.state).solution is None:
                 return False
-            plan = self.plan(room, state, habits)[1]
-            made = walk(room, state, self.decide(room, state, plan, habits)[1])
-            state = made.states[-1] if made.states else state
-            if is_solved(room, state):
+            moves = self.decide(place, self.plan(place, habits)[1], habits)[1]
+            states = walk(place.room, place.state, moves).states
+            place = replace(place, state=states[-1] if states else place.state)
+            if is_solved(place.room, place.state):
                 return True
         return False
 
-    def _conversation(self, agent: ToolAgent | ExecutorAgent, room: Room, state: State, entries: Sequence[Entry], reply: str) -> Messages:
-        return conversation(agent, shown(room, state, self._env.view), reply, entries)
+    def _conversation(self, agent: ToolAgent | ExecutorAgent, place: Place, entries: Sequence[Entry], reply: str) -> Messages:
+        text = shown(place.room, place.state, self._env.view)
+        if self._env.show_last:
+            text = f"{text}\n{last_line(place.made, place.stopped, self._env.max_moves)}"
+        return conversation(agent, text, reply, entries)
 
 
-def pick_state(rng: random.Random, puzzle: Puzzle, wander: int) -> State:
-    """Return an unsolved, solvable state: after a part of the puzzle's solution and up to `wander` random moves."""
-    room = puzzle.room
-    made = walk(room, puzzle.start, puzzle.solution.moves[: rng.randrange(len(puzzle.solution.moves))])
-    state = on_path = made.states[-1] if made.states else puzzle.start
-    for _ in range(rng.randint(0, wander)):
-        after = move(room, state, rng.choice(MOVES))
+def pick_place(rng: random.Random, puzzle: Puzzle, wander: int, max_moves: int) -> Place:
+    """Return an unsolved, solvable state after a part of the puzzle's solution and up to `wander` random moves, the last of them shown."""
+    room, made = puzzle.room, puzzle.solution.moves[: rng.randrange(len(puzzle.solution.moves))]
+    states = walk(room, puzzle.start, made).states
+    state = states[-1] if states else puzzle.start
+    for letter in rng.choices(MOVES, k=rng.randint(0, wander)):
+        after = move(room, state, letter)
         if after is not None and not is_solved(room, after) and not is_lost(room, after):
-            state = after
-    return state if solve(room, state).solution is not None else on_path
+            state, made = after, made + letter
+    return Place(room, state, made[len(made) - min(len(made), rng.randint(1, max_moves)) :])
+
+
+def stopped(rng: random.Random, place: Place) -> Place:
+    """Return the place as it is after a turn that an illegal move ended; one without illegal moves is returned unchanged."""
+    illegal = [letter for letter in MOVES if move(place.room, place.state, letter) is None]
+    return replace(place, made=place.made[1:], stopped=rng.choice(illegal)) if illegal else place
 
 
 def careful(room: Room, state: State, limit: int) -> tuple[str, str]:
     """Return a reply with the solver's next moves, and the moves: up to the next push and its repetitions, at most `limit`.
 
-    The reply states the direction of the push and the offset of the cell from which it is made.
+    The reply states the cells next to the box and next to the player, the direction of the push, and the offset of the cell from which it
+    is made.
 
     Raises:
         AgentSystemError: the solver has no solution from `state`, or `state` is solved.
@@ -192,7 +243,9 @@ def careful(room: Room, state: State, limit: int) -> tuple[str, str]:
     while end < len(pushes) and pushes[end] and solution.moves[end] == push:
         end += 1
     moves = solution.moves[: min(end, limit)]
-    return f"box {push} from {way(room, state.player, states[first].player)}\n{moves_reply(moves)}", moves
+    (box,) = state.boxes
+    seen = f"box {around(room, state, box)} me {around(room, state, state.player)}"
+    return f"{seen}\npush {push} from {way(room, state.player, states[first].player)}\n{moves_reply(moves)}", moves
 
 
 def guessed(rng: random.Random, limit: int) -> str:
@@ -200,4 +253,4 @@ def guessed(rng: random.Random, limit: int) -> str:
     return "".join(rng.choices(MOVES, k=rng.randint(1, limit)))
 
 
-WORLD = World(SokobanCourse(), TASKS, make_demos, size=UNTIED)
+WORLD = World(SokobanCourse(), replace(generate.TASKS, generate=generate_split), make_demos, size=UNTIED)

@@ -15,7 +15,9 @@ import pytest
 from agent_system import BaseOrchestra, EnvRegistry, Task, Turn
 from agent_system.env_workers import EnvSource, EnvWorkerError, EnvWorkers, ProcessWorker
 from agent_system.env_workers.messages import Transport
+from agent_system.projection import Projection
 from agent_system.rollout import Collector, CollectResult, TreeConfig
+from tests.agent_system.rollout.conftest import Solver, Verifier
 from tests.agent_system.rollout.worlds import Dice
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.ppo.controller import import_path
@@ -185,3 +187,26 @@ def test_ray_actors_play_the_same_episodes_and_are_replaced(play: Play, ray_clus
         assert [episode.failure for episode in play(["fine"] * 4, started).episodes] == [None] * 4
     with pytest.raises(EnvWorkerError, match=r"env.params.faces is not an option"), workers(1, start=actor, params={"faces": 6}):
         pass
+
+
+class Counter(Solver):
+    """An agent whose prompt depends on its own replies."""
+
+    def start(self, task: Task) -> None:
+        self.said: list[str] = []
+
+    def project(self, text: str) -> Projection:
+        self.said.append(text)
+        return super().project(text)
+
+    def messages(self, variables: Any) -> Any:
+        return [*super().messages(variables), {"role": "user", "content": "; ".join(self.said)}]
+
+
+def test_agents_with_state_play_the_same_episodes_with_workers(play: Play, pair: EnvWorkers, tmp_path: Path) -> None:
+    agents = {"Solver": Counter("Solver"), "Verifier": Verifier("Verifier")}
+    at_home = play(["fine"], None, n=2, agents=agents)
+    away = play([f"act:kill once {tmp_path / 'killed'}", "fine"], pair, n=2, agents=agents)
+    assert away.metrics["episode/count"] == 4, "an episode that loses its worker begins anew"
+    replies = [[s.prompt_text.count("boxed") for s in e.samples if s.agent_id == "Solver"] for e in (*at_home.episodes, *away.episodes)]
+    assert replies == [[0, 1, 2]] * 6

@@ -103,9 +103,9 @@ def test_padding_rows_change_nothing(tiny_model_dir: Path) -> None:
 
 def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path, forked_python: str) -> None:
     """Rank 1 has fewer real rows, so it also has to make up micro-batches, and a model folder without weights, which come from rank 0;
-    a checkpoint of both opens on one rank.
+    a checkpoint of both opens on one rank. Adaptive mini-batches take rows from the ranks in turn: 3, 3 and 2 of the 6 + 2.
     """
-    modes = ["values", *PREPARED, "skipping", "token-mean", "seq-mean-token-mean"]
+    modes = ["values", *PREPARED, "skipping", "adaptive", "token-mean", "seq-mean-token-mean"]
     rows = make_rows(12)
     rows["advantages"][[1, 6, 7]] = 0.0  # so that rank 1 has none to compute when these are skipped
     rows["response_mask"][8:] = 0
@@ -131,7 +131,9 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path, forked_p
             expected, expected_metrics = value_gradients(make_value_engine(value_model), rows)
         else:
             one = make_engine(tiny_model_dir)
-            expected, expected_metrics = gradients(one, rows, ONE_PIECE, *settings_of(mode))
+            order = torch.tensor([0, 6, 1, 7, 2, 3, 4, 5]) if mode == "adaptive" else torch.arange(12)
+            own = {name: value[order] for name, value in rows.items()}
+            expected, expected_metrics = gradients(one, own, ONE_PIECE, *settings_of(mode))
             assert expected_metrics.get("rollout_corr/rollout_rs_masked_fraction", 0.5) not in (0.0, 1.0), "nothing was chosen"
         found = torch.load(tmp_path / f"{mode}.pt", weights_only=True)
         assert largest_difference(found["gradients"], expected) < 1e-6

@@ -254,16 +254,22 @@ async def test_new_base_weights_come_in_buckets_and_change_the_rows_of_every_ada
     assert [reply.version for reply in replies] == [5, 1, 1, 1]
 
 
-async def test_weights_reach_the_model_by_every_transfer(engine: RolloutEngine) -> None:
-    for seed, way in enumerate(("object_store", "shared_memory"), 1):
+async def test_weights_of_model_and_adapter_arrive_by_every_transfer(engine: RolloutEngine, name: str) -> None:
+    receivers = ENGINES[name].get("tensor_model_parallel_size", 1)
+    for seed, way in enumerate(("object_store", "shared_memory", "collective", "cuda_ipc"), 1):
         sender, receiver, new = build_transfer(way), build_transfer(way), list(base_weights(seed).items())
         for part in (new[:4], new[4:]):
-            bucket = send_bucket(sender, dict(part), receivers=2)
+            bucket = send_bucket(sender, dict(part), receivers=receivers)
             weights = ReceivedWeights(receiver, bucket.handle, bucket.shapes)
             engine.update_weights(weights, version=seed, final=part[-1] is new[-1])
             sender.release(bucket.handle)
         replies = await all_of(engine, [ask(None)])
         assert replies[0].version == seed and largest_gap(peft_model(base=seed), [ask(None)], replies) < 1e-5
+        newer = peft_model(seed=seed, base=seed)
+        bucket = send_bucket(sender, tensors_of(newer, "a"))
+        engine.update_weights(ReceivedWeights(receiver, bucket.handle, bucket.shapes), adapter="a", version=seed)
+        sender.release(bucket.handle)
+        assert largest_gap(newer, [ask("a")], await all_of(engine, [ask("a")])) < 1e-5
 
 
 async def test_stale_keys_would_be_detected(engine: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

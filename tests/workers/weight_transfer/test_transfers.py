@@ -14,11 +14,11 @@ from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, ModelConfig,
 from verl.trainer.ppo.weight_sync import send_weights
 from verl.workers.policy_worker import BUCKETS, PolicyWorker
 from verl.workers.rollout.server import RolloutWorker
-from verl.workers.weight_transfer import transfer_exists
+from verl.workers.weight_transfer import chosen_transfer, transfer_exists
 from verl.workers.weight_transfer.base import ReceivedWeights, build_transfer, send_bucket, transfer_name
 from verl.workers.weight_transfer.shared_memory import SharedMemory
 
-NAMES = ("object_store", "shared_memory")
+NAMES = ("object_store", "shared_memory", "collective", "cuda_ipc")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,8 +50,10 @@ def test_a_file_is_removed_when_it_was_loaded_and_missed_on_another_node() -> No
 
 
 def test_names_are_found_without_importing_what_they_name() -> None:
-    assert all(transfer_exists(name) for name in NAMES) and transfer_exists(transfer_name(SharedMemory()))
-    assert not any(transfer_exists(name) for name in ("", "base", "carrier_pigeon", "no_such.Module", "verl.utils.names.Pigeon", "a b"))
+    assert all(transfer_exists(name) for name in (*NAMES, "auto")) and transfer_exists(transfer_name(SharedMemory()))
+    assert not any(
+        transfer_exists(name) for name in ("", "base", "broadcast", "carrier_pigeon", "no_such.Module", "verl.utils.names.Pigeon", "a b")
+    )
     for name in NAMES:
         assert type(build_transfer(transfer_name(build_transfer(name)))) is type(build_transfer(name))
 
@@ -91,3 +93,9 @@ def test_an_update_holds_few_buckets_and_leaves_none(name: str, tiny_model_dir: 
     assert engine.stats()[0]["version"] == 3
     policy.shutdown()
     engine.shutdown()
+
+
+def test_auto_is_cuda_ipc_where_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen_transfer("auto", "cpu") == "object_store" and chosen_transfer("auto", "cuda") == "cuda_ipc"
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
+    assert chosen_transfer("auto", "cuda") == "object_store" and chosen_transfer("collective", "cuda") == "collective"

@@ -18,6 +18,7 @@ from verl.trainer.config.presets import PresetError, apply_preset
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import (
     AgentConfig,
+    AsyncTrainingConfig,
     CollectConfig,
     DataConfig,
     EnvConfig,
@@ -28,8 +29,8 @@ from verl.trainer.config.run import (
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
 __all__ = [
-    "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "ApiConfig", "CollectConfig", "CriticConfig",
-    "DataConfig", "EnvConfig", "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "PresetError", "RayInitConfig", "RefConfig",
-    "RewardConfig", "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "SandboxConfig", "SandboxLimitsConfig",
+    "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "ApiConfig", "AsyncTrainingConfig", "CollectConfig",
+    "CriticConfig", "DataConfig", "EnvConfig", "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "PresetError", "RayInitConfig",
+    "RefConfig", "RewardConfig", "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "SandboxConfig", "SandboxLimitsConfig",
     "TrainedModelConfig", "TrainerConfig", "ValSamplingConfig", "apply_preset",
 ]  # fmt: skip

@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import Optional
 
-from verl.trainer.config.model import FSDPConfig, OptimConfig, TrainedModelConfig
+from verl.trainer.config.model import (
+    ADAPTIVE,
+    BY_TASKS,
+    BY_UPDATES,
+    MINI_UPDATES,
+    MOST_UPDATES,
+    FSDPConfig,
+    OptimConfig,
+    TrainedModelConfig,
+)
 from verl.trainer.config.names import LOSS_AGG_MODES, VIEWS
 from verl.trainer.config.spec import key, section
 
@@ -34,7 +43,11 @@ class CriticConfig:
     joint_prompt_length: int = key(
         1024, "maximum length of transcript plus prompt, in tokens; the oldest part is cut", ge=1, effect=(CRITIC, "critic.view=joint")
     )
-    ppo_mini_batch_size: int = key(0, "tasks per optimizer step; 0 means data.train_batch_size", ge=0, effect=CRITIC)
+    ppo_mini_batch_size: int = key(
+        0, "tasks per optimizer step; 0 means data.train_batch_size", ge=0, effect=(CRITIC, f"critic.{BY_TASKS}")
+    )
+    use_adaptive_ppo_mini_batch_size: bool = key(False, ADAPTIVE, effect=CRITIC)
+    ppo_mini_update_num: int = key(10, MINI_UPDATES, ge=1, le=MOST_UPDATES, effect=(CRITIC, f"critic.{BY_UPDATES}"))
     ppo_epochs: int = key(1, "epochs over the batch", ge=1, effect=CRITIC)
     use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows", effect=CRITIC)
     ppo_max_token_len_per_gpu: int = key(32768, "token budget of one micro-batch", ge=1, effect=(CRITIC, "critic.use_dynamic_bsz=true"))

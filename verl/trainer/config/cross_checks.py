@@ -26,7 +26,7 @@ from verl.trainer.ppo.critic import critic_agents, needs_values, reads_values
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields, own_keys
 from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES, estimator_needs, estimator_takes
 from verl.utils.names import did_you_mean, slug, value_at
-from verl.workers.weight_transfer import transfer_exists
+from verl.workers.weight_transfer import EXPANDABLE_SEGMENTS, expandable_segments, transfer_exists
 
 logger = logging.getLogger(__name__)
 
@@ -223,8 +223,13 @@ def _check_models(config: RunConfig, placement: Placement) -> None:
             _check_attention(agent.config.model, lambda name, agent=agent: _shown(agent, name))  # type: ignore[misc]
         if not transfer_exists(agent.config.rollout.weight_transfer):
             raise ConfigError(
-                f"{_shown(agent, 'rollout.weight_transfer')}: expected object_store, shared_memory or module.Class of a WeightTransfer "
-                "that can be imported"
+                f"{_shown(agent, 'rollout.weight_transfer')}: expected auto, object_store, shared_memory, collective, cuda_ipc or "
+                "module.Class of a WeightTransfer that can be imported"
+            )
+        if agent.config.rollout.weight_transfer == "cuda_ipc" and config.trainer.device != "cpu" and expandable_segments():
+            raise ConfigError(
+                f"{_shown(agent, 'rollout.weight_transfer')}: CUDA IPC cannot share memory of expandable segments; unset "
+                f"{EXPANDABLE_SEGMENTS}, or use object_store"
             )
 
 
@@ -366,8 +371,13 @@ def _check_tree_estimator(settings: Any, own: str) -> None:
 
 
 def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
-    """Raise ConfigError for invalid bounds of ratios or keys of losses, and warn of bias that no correction removes."""
-    correction = config.algorithm.rollout_correction
+    """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of bias that no correction removes."""
+    correction, mode = config.algorithm.rollout_correction, config.async_training.mode
+    if mode != "sync" and not (correction.bypass_mode or correction.corrects_batch):
+        raise ConfigError(
+            f"async_training.mode={mode} trains on samples of older weights, which needs an off-policy correction: set "
+            "algorithm.rollout_correction.rollout_is, .rollout_rs or .m2po_tau, or .bypass_mode=true"
+        )
     try:
         bands = {"rollout_is_threshold": Band.parse(correction.rollout_is_threshold)}
         if correction.rollout_rs is not None:

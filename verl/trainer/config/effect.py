@@ -147,6 +147,17 @@ def check_effect(config: RunConfig, placement: Placement) -> None:
                 )
 
 
+def without_effect(config: RunConfig, placement: Placement) -> list[str]:
+    """Return the changed keys that have no effect: those of the run, and those of a model for which they have none for any agent."""
+    default = RunConfig()
+    found = {name for name, _, _ in _without_effect(Scope(config, placement), default) if not name.startswith(MODEL)}
+    idle = [
+        {name for name, _, _ in _without_effect(Scope(replace(config, actor_rollout_ref=agent.config), placement, agent), default)}
+        for agent in placement.everyone
+    ]
+    return sorted(found | {name for name in set.intersection(*idle) if name.startswith(MODEL)})
+
+
 def _is_read_of(agent: AgentPlacement | ApiPlacement, key: str) -> bool:
     """Return whether a key is checked for an agent: without training, only keys of serving or of API requests are."""
     learns = isinstance(agent, AgentPlacement) and not agent.frozen

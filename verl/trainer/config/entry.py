@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
+from verl.compat.command import Command, translate
+from verl.compat.defaults import MAY_HAVE_NO_EFFECT
 from verl.compat.keys import find_verl_key
 from verl.trainer.config.presets import PRESETS, expand_presets
 from verl.trainer.config.run import RunConfig
@@ -65,7 +67,14 @@ def report_config_errors(given: Sequence[str]) -> Iterator[None]:
 
 
 def with_preset_note(message: str, given: Sequence[str]) -> str:
-    """Return a message about `key=value`, with a note if a preset, not the command line, set that key."""
+    """Return a message about `key=value`, with a note if a preset, a setting in verl's names or a default of verl's set that key."""
+    command = translate(given)
+    for key, typed in command.typed.items():
+        if key in message and key not in typed:
+            message = f"{message} (set by {typed.lstrip('+')})"
+    for key, value in command.defaults.items():
+        if key in message:
+            message = f"{message} ({key}={value} is the default of the command's keys)"
     name = next((o.partition("=")[2].strip("'\"") for o in given if key_of(o) == "algorithm.preset"), "")
     key = message.partition("=")[0]
     by_preset = key in PRESETS.get(name, {}) and key not in map(key_of, given)
@@ -78,27 +87,57 @@ def key_of(override: str) -> str:
 
 
 def prepare_overrides(given: Sequence[str]) -> list[str]:
-    """Return the overrides of a command line for Hydra: checked one by one, with those of a preset in front.
+    """Return the overrides of a command line for Hydra: the `overrides` of `prepare`."""
+    return prepare(given).overrides
+
+
+def prepare(given: Sequence[str]) -> Command:
+    """Return a command line ready for Hydra: settings of verl and Dr. MAS translated, checked one by one, those of a preset in front.
 
     Overrides of free-form sections, whole or key by key, get `++`: Hydra would refuse their keys as unknown.
 
     Raises ConfigError naming the first override with an invalid key or value; syntax errors are left to Hydra.
     """
-    for override in given:
+    command = translate(given)
+    for override in command.overrides:
         check_override(override)
-    return [f"++{o.lstrip('+')}" if o.lstrip("+").replace("=", ".", 1).startswith(FREE_FORM) else o for o in expand_presets(given)]
+    if command.names_no_team:
+        raise ConfigError(
+            "the command has keys of verl and names no team: add agent.orchestra_type, agent.agent_ids and env.env_name, for one agent "
+            "agent.orchestra_type=single agent.agent_ids=[Single Agent] env.env_name=math (the answer is the last \\boxed{})"
+        )
+    overrides = [*(f"{key}={value}" for key, value in command.defaults.items()), *expand_presets(command.overrides)]
+    command.overrides = [f"++{o.lstrip('+')}" if o.lstrip("+").replace("=", ".", 1).startswith(FREE_FORM) else o for o in overrides]
+    if command.translated:
+        command.leave_out([key for key in _without_effect(command.overrides) if key.startswith(MAY_HAVE_NO_EFFECT)])
+    return command
 
 
 def compose_config(given: Sequence[str]) -> RunConfig:
     """Return the configuration of a command line. Raises ConfigError, or an error of Hydra, for invalid keys and values."""
+    return _compose(prepare_overrides(given))
+
+
+def _compose(overrides: Sequence[str]) -> RunConfig:
     from hydra import compose, initialize
     from omegaconf import OmegaConf
 
-    overrides = prepare_overrides(given)
     with initialize(version_base=None, config_path=None):
-        config = OmegaConf.to_object(compose(register_config(), overrides=overrides))
+        config = OmegaConf.to_object(compose(register_config(), overrides=list(overrides)))
     assert isinstance(config, RunConfig)
     return config
+
+
+def _without_effect(overrides: Sequence[str]) -> list[str]:
+    """Return the keys that have no effect with the others; none if an estimator or a loss is unknown before plug-ins are loaded."""
+    from verl.trainer.config.effect import without_effect
+    from verl.trainer.placement.table import build_placement
+
+    config = _compose([o for o in overrides if not o.startswith("-")])
+    try:
+        return without_effect(config, build_placement(config.agent, config.actor_rollout_ref))
+    except ValueError:  # reported by the checks of the run
+        return []
 
 
 def check_override(override: str, known: Mapping[str, Key] = KEYS) -> None:

@@ -25,6 +25,10 @@ OLD_LOG_PROBS = (
     "a pass for old log-probs: several updates per step, algorithm.use_kl_in_reward=true, a correction, trainer.critic_warmup or an "
     "estimator that reads them (and algorithm.rollout_correction.bypass_mode=false)"
 )
+BY_TASKS, BY_UPDATES = "use_adaptive_ppo_mini_batch_size=false", "use_adaptive_ppo_mini_batch_size=true"
+ADAPTIVE = "set the number of optimizer steps (ppo_mini_update_num) instead of the tasks of one (ppo_mini_batch_size)"
+MINI_UPDATES = "optimizer steps per epoch; every policy cuts its own samples into so many mini-batches, of sizes that differ by one at most"
+MOST_UPDATES = 100_000
 AGGREGATES = "a loss that reads it, entropy_coeff other than 0 or use_kl_loss=true"
 VLLM = f"{ROLLOUT}.name=vllm"
 SAMPLED = f"{ROLLOUT}.val_kwargs.do_sample=true"
@@ -132,7 +136,11 @@ class ActorConfig:
     prepared: ClassVar[Optional[Mapping[str, Any]]] = None
     rollout_correction: ClassVar[Any] = None
 
-    ppo_mini_batch_size: int = key(0, "tasks per optimizer step; 0 means data.train_batch_size (one update per step)", ge=0)
+    ppo_mini_batch_size: int = key(
+        0, "tasks per optimizer step; 0 means data.train_batch_size (one update per step)", ge=0, effect=f"{{}}.{BY_TASKS}"
+    )
+    use_adaptive_ppo_mini_batch_size: bool = key(False, ADAPTIVE)
+    ppo_mini_update_num: int = key(10, MINI_UPDATES, ge=1, le=MOST_UPDATES, effect=f"{{}}.{BY_UPDATES}")
     ppo_epochs: int = key(1, "epochs over the batch", ge=1)
     use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows")
     ppo_max_token_len_per_gpu: int = key(16384, "token budget of one micro-batch", ge=1, effect="{}.use_dynamic_bsz=true")
@@ -222,12 +230,14 @@ class RolloutConfig:
     dtype: str = key("auto", "dtype of the engine's weights; auto: bf16 on GPU, fp32 on CPU", choices=("auto", *DTYPE_NAMES))
     gpu_memory_utilization: float = key(0.5, "fraction of GPU memory for weights and KV cache", gt=0, le=1, effect=(VLLM, ON_A_GPU))
     enforce_eager: bool = key(False, "disable compilation and CUDA graphs: faster start, slower generation", effect=(VLLM, ON_A_GPU))
-    free_cache_engine: bool = key(True, "free the KV cache while the policies are updated")
+    free_cache_engine: bool = key(True, "free the KV cache while the policies are updated; never with async_training.mode=one_step_off")
     num_threads: int = key(0, "CPU threads of the engine process; 0 divides the cores among the worker groups", ge=0, le=1024)
     update_bucket_mb: int = key(256, "size of the buckets in which weights are sent to the engine, in MiB", ge=1)
     weight_transfer: str = key(
         "object_store",
-        "transport of weights to the engine: object_store | shared_memory (one node) | module.Class (a custom WeightTransfer)",
+        "transport of weights to the engine: object_store | shared_memory (one node) | collective (broadcast by gloo or NCCL) | "
+        "cuda_ipc (memory of a GPU that both use) | auto (cuda_ipc on GPUs, else object_store) | "
+        "module.Class (a custom WeightTransfer)",
     )
     log_prob_use_dynamic_bsz: bool = key(
         True, "old log-probs: micro-batches with a token budget instead of a number of rows", effect=OLD_LOG_PROBS

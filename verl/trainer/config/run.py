@@ -1,4 +1,4 @@
-"""Keys under `data`, `agent`, `env`, `rollout`, `trainer`, `ray_init`, and the root of the tree.
+"""Keys under `data`, `agent`, `env`, `rollout`, `trainer`, `async_training`, `ray_init`, and the root of the tree.
 
 Three sections are called `rollout`: the top-level one sets how episodes are collected, `env.rollout` the number of episodes per task,
 and `actor_rollout_ref.rollout` how an engine samples a reply.
@@ -243,6 +243,19 @@ class TrainerConfig:
     worker_timeout_s: float = key(1800.0, "time limit of any call to a worker, in seconds", gt=0, le=LONGEST_S)
 
 
+ASYNC_MODES = ("sync", "one_step_off")
+
+
+@dataclass
+class AsyncTrainingConfig:
+    mode: str = key(
+        "sync",
+        "sync (collect, then train) | one_step_off (the next step's episodes are collected during the updates, with weights that are one "
+        "step older; needs algorithm.rollout_correction)",
+        choices=ASYNC_MODES,
+    )
+
+
 @dataclass
 class RayInitConfig:
     address: Optional[str] = key(
@@ -266,6 +279,7 @@ class RunConfig:
     rollout: CollectConfig = section(CollectConfig)
     sandbox: SandboxConfig = section(SandboxConfig)
     trainer: TrainerConfig = section(TrainerConfig)
+    async_training: AsyncTrainingConfig = section(AsyncTrainingConfig)
     ray_init: RayInitConfig = section(RayInitConfig)
 
 

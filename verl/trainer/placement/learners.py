@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from verl.trainer.config import RunConfig
+from verl.trainer.config import ActorConfig, CriticConfig, RunConfig
 from verl.trainer.placement.table import AgentPlacement, Placement
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ class Learner:
         adapter: name of the policy's adapter; None for a whole model.
         temperature: temperature of its sampler.
         longest_reply: maximum reply length of its agents, in tokens.
-        mini_batches: number of mini-batches per step.
+        mini_batches: number of mini-batches per epoch.
         updates: optimizer steps per training step: mini-batches times epochs.
     """
 
@@ -49,20 +49,23 @@ def _learner(config: RunConfig, agents: Sequence[AgentPlacement], whole: bool = 
     first = agents[0]
     longest = max(a.config.rollout.response_length or config.data.max_response_length for a in agents)
     trained = config.critic if whole else first.config.actor
-    cuts = num_mini_batches(config, trained.ppo_mini_batch_size)
+    cuts = num_mini_batches(config, trained)
     return Learner(
         first.wg_id, None if whole else first.adapter, first.config.rollout.temperature, longest, cuts, cuts * trained.ppo_epochs
     )
 
 
-def num_mini_batches(config: RunConfig, tasks: int) -> int:
-    """Return the number of mini-batches per step, for mini-batches of `tasks` tasks (0: all)."""
+def num_mini_batches(config: RunConfig, trained: ActorConfig | CriticConfig) -> int:
+    """Return the number of mini-batches per epoch, as given or for mini-batches of `ppo_mini_batch_size` tasks (0: all)."""
+    if trained.use_adaptive_ppo_mini_batch_size:
+        return trained.ppo_mini_update_num
+    tasks = trained.ppo_mini_batch_size
     return max(config.data.train_batch_size // tasks, 1) if tasks > 0 else 1
 
 
-def is_on_policy(learners: Mapping[str, Learner]) -> bool:
-    """Return whether every policy has one update per step on fresh samples: the old log-probs are then the current ones."""
-    return all(learner.updates == 1 for learner in learners.values())
+def is_on_policy(config: RunConfig, learners: Mapping[str, Learner]) -> bool:
+    """Return whether every policy has one update per step on samples of its current weights: these are then the old log-probs' too."""
+    return config.async_training.mode == "sync" and all(learner.updates == 1 for learner in learners.values())
 
 
 def group_calls(learners: Mapping[str, Learner], present: Sequence[str], fn: Callable[[str], T]) -> dict[str, Callable[[], dict[str, T]]]:

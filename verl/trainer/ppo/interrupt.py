@@ -6,14 +6,16 @@ a scheduler can tell it from a finished run.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import signal
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
+
+from verl.utils.loop_thread import LoopThread, Running
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,15 +56,14 @@ def stopping_at_once() -> Iterator[None]:
 
 
 class StopRequest:
-    """Context manager that installs signal handlers and cancels the work of the event loop when a signal arrives.
+    """Context manager that installs signal handlers and cancels the work that `run` waits for when a signal arrives.
 
     `number` is the received signal, None before.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[Any] | None = None
+        self._running: Running[Any] | None = None
         self._previous: dict[int, Any] = {}
 
     @property
@@ -86,17 +87,17 @@ class StopRequest:
             raise StoppedAtOnce(number, "for the second time: stopped without saving a checkpoint")
         self.number = number
         logger.warning("%s: finishing what cannot be repeated, then checkpointing; repeat to stop at once", signal.Signals(number).name)
-        if self._loop is not None and self._task is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
+        if self._running is not None:
+            self._running.cancel()
 
-    def run(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on `loop`; raise `Interrupted` if a signal cancelled it."""
-        self._loop, self._task = loop, loop.create_task(work)
+    def run(self, loop: LoopThread, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on `loop` and wait for it; raise `Interrupted` if a signal cancelled it."""
+        self._running = running = loop.start(work)
         if self.requested:
-            self._task.cancel()
+            running.cancel()
         try:
-            return loop.run_until_complete(self._task)
-        except asyncio.CancelledError:
+            return running.result()
+        except CancelledError:
             raise Interrupted("stop requested") from None
         finally:
-            self._loop = self._task = None
+            self._running = None

@@ -1,12 +1,13 @@
 """The training loop: collect -> split -> log-prob -> combine -> credit -> split -> update -> sync.
 
+With `async_training.mode=one_step_off` the next step's episodes are collected during all of this but `sync` (`NextStep`).
+
 One controller process drives the worker groups of a team (`TeamWorkers`) and a collector of episodes. The loop is
 independent of the backend of workers (Ray actors or objects in this process) and of agents.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +23,9 @@ from verl.trainer.config.entry import save_config
 from verl.trainer.derived import steps_of_run
 from verl.trainer.placement.learners import is_on_policy
 from verl.trainer.placement.table import Placement
+from verl.trainer.ppo.collect.next_step import NextStep, load_samples, save_samples
 from verl.trainer.ppo.collect.protocol import Collector, Episode
-from verl.trainer.ppo.collect.step_samples import collect_step
+from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
@@ -39,6 +41,7 @@ from verl.utils.checkpoint import CheckpointError
 from verl.utils.dataset import RLHFDataset, TaskLoader
 from verl.utils.dataset.files import write_rows
 from verl.utils.disk import writing
+from verl.utils.loop_thread import LoopThread
 from verl.utils.timer import Timer
 from verl.utils.tracking import Tracking
 
@@ -106,7 +109,8 @@ class RayPPOTrainer:
         self.timer = Timer()
         self.stopped_by: int | None = None
         self.generated_tokens = 0
-        self._loop = asyncio.new_event_loop()
+        self._loop = LoopThread("collector")
+        self._next = NextStep(self._loop)
         self._saved_step = -1
 
     @property
@@ -140,16 +144,7 @@ class RayPPOTrainer:
                 self.stopped_by = stop.number
                 self._save_if_new()
             finally:
-                self._end_tasks()
-
-    def _end_tasks(self) -> None:
-        """Cancel remaining tasks and wait for them, so that no pending task is destroyed."""
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
-            task.cancel()
-        if left:
-            self._loop.run_until_complete(asyncio.wait(left, timeout=5.0))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+                self._loop.close()
 
     def _fit(self, stop: StopRequest) -> None:
         trainer = self.config.trainer
@@ -194,14 +189,19 @@ class RayPPOTrainer:
         step = self.global_step + 1
         with self.timer("step"):
             with self.timer("gen"):
-                result = stop.run(self._loop, collect_step(self.config, self.collector, loader, step))
-            self._write_trajectories(result.episodes, f"train_{step:06d}", self.config.trainer.log_trajectories)
+                result = self._next.take() or self._collected(stop.run(self._loop, collect_step(*self._collection(loader, step))), step)
             if result.batch is None:
                 self._log(result.metrics, step)
                 raise NoSamplesError(f"step {step}: {result.no_batch_reason}; the episodes are in trajectories/train_{step:06d}.jsonl")
+            if self._collects_ahead(result, step):
+                self._next.start(*self._collection(loader, step + 1))
             batch, metrics = self.credit.score(result.batch, self.timer, self.global_step)
-            self.team.free_caches()
+            if self.config.async_training.mode == "sync":
+                self.team.free_caches()
             metrics |= self._update(batch)
+            with self.timer("gen"):
+                if (following := self._next.wait()) is not None:
+                    self._collected(following, step + 1)
             with self.timer("sync_weights"):
                 sent = self.team.sync_weights(step)
         self.global_step = step
@@ -216,9 +216,26 @@ class RayPPOTrainer:
             team=self.team.take_generation_seconds() | sent,
             n_devices=self.team.n_devices,
         )
+        if following is not None:
+            metrics["trainer/idle_ratio"] = self.timer.seconds["gen"] / self.timer.seconds["step"]
+            metrics["rollouter/idle_ratio"] = max(1 - self._next.collecting_s / self.timer.seconds["step"], 0.0)
         metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["training/engine_restarts"] = float(self.team.engine_restarts)
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
+
+    def _collection(self, loader: TaskLoader, step: int) -> tuple[RunConfig, Collector, TaskLoader, int]:
+        return self.config, self.collector, loader, step
+
+    def _collected(self, samples: StepSamples, step: int) -> StepSamples:
+        """Write the episodes of a step and return its samples."""
+        self._write_trajectories(samples.episodes, f"train_{step:06d}", self.config.trainer.log_trajectories)
+        return samples
+
+    def _collects_ahead(self, samples: StepSamples, step: int) -> bool:
+        """Return whether the step after `step`, whose samples are given, is collected during the updates: not after the last step."""
+        budget = self.config.trainer.total_generated_tokens
+        last = step >= self.total_training_steps or 0 < budget <= self.generated_tokens + samples.generated_tokens
+        return self.config.async_training.mode == "one_step_off" and not last
 
     def _write_timeline(self) -> list[Span]:
         """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the current step."""
@@ -246,7 +263,7 @@ class RayPPOTrainer:
     @property
     def on_policy(self) -> bool:
         """See `is_on_policy`."""
-        return is_on_policy(self.team.learners)
+        return is_on_policy(self.config, self.team.learners)
 
     def _validate(self, stop: StopRequest, log: bool = True) -> ValidationResult | None:
         if self.val_dataset is None:
@@ -289,6 +306,8 @@ class RayPPOTrainer:
             save_config(self.config, folder / CONFIG_FILE)
             self.team.save_checkpoint(folder, self.config.trainer.save_hf_model)
             torch.save(loader_state, folder / "data.pt")
+            if self._next.samples is not None:
+                save_samples(self._next.samples, folder)
 
         state = {
             "global_step": self.global_step,
@@ -296,6 +315,7 @@ class RayPPOTrainer:
             "placement": self.placement.signature(),
             "bases": self._models,
             "critic": self._critics,
+            "async_training": self.config.async_training.mode,
             "credit": self.credit.state_dict(),
             "before": self.before.to_json() if self.before else None,
         }
@@ -316,6 +336,9 @@ class RayPPOTrainer:
         bases = {wg_id: fingerprint for wg_id, fingerprint in self._models.items() if wg_id in kept}
         state = read_state(folder, self.placement, None if val_only else self._critics, bases)
         self._models |= state.get("bases", {})  # fingerprints from the start of the run, also of models that are not needed now
+        if not val_only:
+            _check_mode(folder, state, self.config.async_training.mode)
+            self._next.samples = load_samples(folder)
         self.team.load_checkpoint(folder)
         if self.loader is not None:
             self.loader.load_state_dict(torch.load(folder / "data.pt", weights_only=True))
@@ -332,3 +355,12 @@ class RayPPOTrainer:
             logger.warning("evaluating %s (step %d)", folder, self.global_step)
         else:
             logger.warning("continuing from %s (step %d of %d)", folder, self.global_step, self.total_training_steps)
+
+
+def _check_mode(folder: Path, state: Mapping[str, Any], mode: str) -> None:
+    """Raise CheckpointError for a checkpoint of another `async_training.mode`."""
+    if (found := state.get("async_training", "sync")) != mode:
+        raise CheckpointError(
+            f"{folder} was written with async_training.mode={found}, this run has {mode}, whose next step would differ; set "
+            f"async_training.mode={found}, or start anew with trainer.resume_mode=disable"
+        )

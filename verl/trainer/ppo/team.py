@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +22,7 @@ from verl.protocol import DataProto, RolloutClient
 from verl.protocol.generate import EngineGoneError, EngineSetupError
 from verl.single_controller.worker_group import WorkerDiedError, WorkerGroup
 from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
-from verl.trainer.config import RunConfig
+from verl.trainer.config import ActorRolloutRefConfig, RunConfig
 from verl.trainer.derived import max_model_len
 from verl.trainer.placement.learners import Learner, group_calls, group_learners, policy_learners
 from verl.trainer.placement.pools import assign_devices, processes_per_device
@@ -48,6 +50,7 @@ from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.client import replica_client, start_engines
 from verl.workers.rollout.restart import RestartingClient
 from verl.workers.rollout.server import RolloutWorker
+from verl.workers.weight_transfer import chosen_transfer
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -102,7 +105,9 @@ class TeamWorkers:
         self.clients: dict[str, RestartingClient] = {}
         self._engines: dict[str, dict[str, Any]] = {}
         self._given = fingerprints(groups_with_fixed_models(placement))
-        self._version = 0
+        # Step of each group's weights, and a lock for calls to its workers: an engine may be restarted while its policies are updated.
+        self._versions = dict.fromkeys(self.specs, 0)
+        self._locks = {wg_id: threading.RLock() for wg_id in self.specs}
         self._sent: dict[str, int] = {}
         self._threads = ThreadPoolExecutor(
             max_workers=max(len(self.specs), 1) if controller.parallel else 1, thread_name_prefix="worker_group"
@@ -112,7 +117,7 @@ class TeamWorkers:
         """Start the processes of every group; models are loaded by `init_model`."""
         share = self.controller.threads_per_worker(processes_per_device(self.devices))
         for wg_id, spec in self.specs.items():
-            common = {"config": spec.config, "device": self.controller.device, "seed": self.config.data.seed}
+            common = {"config": self._with_transfer(spec.config), "device": self.controller.device, "seed": self.config.data.seed}
             policy: dict[str, Any] = {
                 "adapters": spec.adapters,
                 "use_reference": any(self.reference_of[policy] for policy in spec.policies),
@@ -133,6 +138,11 @@ class TeamWorkers:
                 critic = common | {"config": critic_config(self.config.critic, spec), "num_threads": policy["num_threads"]}
                 self.critics[wg_id] = self.controller.spawn(f"critic_{wg_id}", CriticWorker, self.devices[wg_id], critic)
             self.clients[wg_id] = RestartingClient(self._engine_client(wg_id), partial(self._restart_engine, wg_id), wg_id)
+
+    def _with_transfer(self, config: ActorRolloutRefConfig) -> ActorRolloutRefConfig:
+        """Return a config with a way of sending weights in place of `auto`."""
+        way = chosen_transfer(config.rollout.weight_transfer, self.controller.device)
+        return replace(config, rollout=replace(config.rollout, weight_transfer=way))
 
     def _spawn_engine(self, wg_id: str) -> None:
         self.rollouts[wg_id] = self.controller.spawn(
@@ -159,7 +169,8 @@ class TeamWorkers:
         self._spawn_engine(wg_id)
         self._start_engine(wg_id)
         if wg_id in self.policies:
-            self._send_weights(wg_id, self._version)
+            with self._locks[wg_id]:
+                self._send_weights(wg_id, self._versions[wg_id])
         return self._engine_client(wg_id)
 
     def init_model(self, steps: int, critic_steps: int = 1) -> None:
@@ -280,6 +291,8 @@ class TeamWorkers:
             }
             start = time.perf_counter()
             metrics = reduce_metrics(getattr(workers[learner.wg_id], method)(sub).meta_info["metrics"])
+            if workers is self.policies:
+                self._versions[learner.wg_id] = seed[-1]
             return metrics | shares | {f"timing_s/{method}": time.perf_counter() - start}
 
         return self._on_learners(method, learners, list(parts), update)
@@ -315,7 +328,7 @@ class TeamWorkers:
             self.clients[wg_id].replace(EngineGoneError(why))  # the new engine receives its weights when it starts
             return self._sent[wg_id]
 
-        self._version = version
+        self._versions = dict.fromkeys(self.specs, version)
         sent = self._on("sync_weights", self.trained, send)
         for client in self.clients.values():
             client.allow()
@@ -387,7 +400,7 @@ class TeamWorkers:
         """Run `fn` for several groups in parallel, recorded as `call` in the timeline; the first error is raised after all have ended."""
 
         def recorded(wg: str) -> T:
-            with self.timeline.span(wg, call):
+            with self._locks[wg], self.timeline.span(wg, call):
                 return fn(wg)
 
         futures = {wg: self._threads.submit(recorded, wg) for wg in wg_ids}

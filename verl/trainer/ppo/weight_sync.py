@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from verl.protocol.generate import EngineGoneError
 from verl.single_controller.worker_group import ArgumentLostError, WorkerDiedError, WorkerGroup
-from verl.workers.weight_transfer.base import WeightBucket
+from verl.workers.weight_transfer.base import WeightBucket, merged
 
 
 def send_weights(policy: WorkerGroup, engine: WorkerGroup, adapters: Collection[str], version: int) -> int:
@@ -52,11 +52,11 @@ def load_weights(engine: WorkerGroup, buckets: Iterator[WeightBucket], version: 
 
 def _gathered(policy: WorkerGroup, adapter: str | None) -> Iterator[WeightBucket]:
     """Yield the buckets of one policy's weights; the next one is gathered while a bucket is sent."""
-    bucket: WeightBucket | None = policy.next_weights(True, adapter)[0]
+    bucket: WeightBucket | None = merged(policy.next_weights(True, adapter))
     while bucket is not None:
         coming = policy.execute_all_async("next_weights", False, adapter)
         yield bucket
-        bucket = coming.get()[0]
+        bucket = merged(coming.get())
 
 
 @contextmanager

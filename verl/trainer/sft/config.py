@@ -18,6 +18,9 @@ class SFTModelConfig:
 class SFTDataConfig:
     train_files: list[str] = key([], "parquet or jsonl files with a column of chat messages")
     messages_key: str = key("messages", "column with the chat messages; the loss is on assistant messages")
+    tools_key: str = key(
+        "tools", "column with the tools of a conversation, for the chat template: JSON schemas, or their JSON text; may be absent"
+    )
     max_length: int = key(1024, "maximum length of a conversation, in tokens; longer ones are dropped and counted", ge=1)
     shuffle: bool = key(True, "shuffle in every epoch; false keeps the order of the files, for a curriculum")
     train_batch_size: int = key(32, "conversations per optimizer step", ge=1)

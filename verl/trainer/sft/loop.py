@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from verl.models.path import absolute_model_path
 from verl.trainer.config.spec import check_values
 from verl.trainer.sft.config import SFTConfig
-from verl.trainer.sft.data import IGNORED_LABEL, Conversation, batches, collate, encode, read_messages
+from verl.trainer.sft.data import IGNORED_LABEL, Chat, Conversation, batches, collate, encode, read_chats
 from verl.trainer.sft.optim import build_optimizers
 
 logger = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ def run_sft(config: SFTConfig) -> dict[str, float]:
     """
     check_values(config)
     out = _output_folder(config)
-    messages = read_messages(config.data.train_files, config.data.messages_key)
+    chats = read_chats(config.data.train_files, config.data.messages_key, config.data.tools_key)
     if config.trainer.num_threads > 0:
         torch.set_num_threads(config.trainer.num_threads)
     model, tokenizer = _load(config)
-    rows = _encode_all(messages, tokenizer, config.data.max_length)
+    rows = _encode_all(chats, tokenizer, config.data.max_length)
     aside = out.with_name(out.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -124,8 +124,8 @@ def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return model.to(device), tokenizer  # type: ignore[arg-type]  # a decorator of transformers hides the signature
 
 
-def _encode_all(messages: list[list[dict[str, str]]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[Conversation]:
-    rows = [encode(conversation, tokenizer) for conversation in messages]
+def _encode_all(chats: list[Chat], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[Conversation]:
+    rows = [encode(chat, tokenizer) for chat in chats]
     kept = [row for row in rows if len(row.input_ids) <= max_length]
     if len(kept) < len(rows):
         logger.warning("sft: dropped %d of %d conversations longer than data.max_length=%d", len(rows) - len(kept), len(rows), max_length)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ class StepPlan:
     """Arguments of the optimizer steps of one update.
 
     Attributes:
-        num_mini_batches: optimizer steps of one pass over the rows.
+        num_mini_batches: optimizer steps of one pass over the rows; fewer are taken if there are fewer rows.
         shuffle_seed: seed of the row order; epoch e uses `shuffle_seed + e`.
         loss_scale_factor: the constant of `seq-mean-token-sum-norm`.
         first_update: index of the first optimizer step in the run's schedule, which also counts steps without rows for this model.
@@ -80,22 +80,43 @@ def take_steps(
     check_rows(chosen)
     ranks = GroupRanks(engine.group, engine.device)
     totals = UpdateMetrics(ranks, f"{objective.prefix}/skipped_steps")
+    sizes = _sizes(len(real), plan.num_mini_batches, config.use_adaptive_ppo_mini_batch_size, ranks)
     with engine.training():
         for epoch in range(config.ppo_epochs):
-            for number, index in enumerate(_mini_batches(len(real), config.shuffle, plan, epoch)):
+            for number, index in enumerate(_order(len(real), config.shuffle, plan.shuffle_seed + epoch).split(sizes)):
                 if plan.first_update is not None:
                     engine.steps = plan.first_update + epoch * plan.num_mini_batches + number
                 mini = select(chosen, index.to(engine.device))
                 totals.add(_step(engine, mini, plan, rule, objective, config.grad_clip, ranks))
-    return totals.result(tokens=sum(engine.lengths(chosen)) * config.ppo_epochs)
+    taken = {f"{objective.prefix}/updates": float(totals.count)} if config.use_adaptive_ppo_mini_batch_size else {}
+    return totals.result(tokens=sum(engine.lengths(chosen)) * config.ppo_epochs) | taken
 
 
-def _mini_batches(count: int, shuffle: bool, plan: StepPlan, epoch: int) -> Iterator[torch.Tensor]:
-    """Yield the row indices of each mini-batch, of nearly equal size."""
-    order = torch.arange(count)
-    if shuffle:
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(plan.shuffle_seed + epoch))
-    yield from torch.tensor_split(order, plan.num_mini_batches)
+def _order(count: int, shuffle: bool, seed: int) -> torch.Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)) if shuffle else torch.arange(count)
+
+
+def _sizes(count: int, num_mini_batches: int, adaptive: bool, ranks: GroupRanks) -> list[int]:
+    """Return how many of this rank's `count` rows each mini-batch has: `even_sizes` if `adaptive`, else even on each rank alone."""
+    if adaptive:
+        return even_sizes(torch.cat(ranks.gather(torch.tensor([count]))).tolist(), ranks.rank, num_mini_batches)
+    return [len(part) for part in torch.tensor_split(torch.arange(count), num_mini_batches)]
+
+
+def even_sizes(counts: Sequence[int], rank: int, num_mini_batches: int) -> list[int]:
+    """Cut the rows of all ranks into mini-batches whose sizes, over all ranks, differ by one row at most.
+
+    Args:
+        counts: number of rows of each rank.
+        rank: index of this rank in `counts`.
+        num_mini_batches: wanted; with fewer rows there are as many as rows, but at least one.
+
+    Returns:
+        how many of this rank's rows each mini-batch has.
+    """
+    owners = torch.tensor([owner for row in range(max(counts)) for owner, count in enumerate(counts) if row < count])
+    parts = torch.tensor_split(owners, max(1, min(num_mini_batches, len(owners))))
+    return [int((part == rank).sum()) for part in parts]
 
 
 def _step(

@@ -33,14 +33,17 @@ class UpdateMetrics:
     Args:
         ranks: that share the mini-batches.
         counted: name of the metric that is summed over mini-batches; others are averaged, or the extreme for maxima and minima.
+
+    Attributes:
+        count: number of mini-batches with metrics.
     """
 
     def __init__(self, ranks: GroupRanks, counted: str) -> None:
-        self._ranks, self._counted, self._values, self._count = ranks, counted, dict[str, float](), 0
+        self._ranks, self._counted, self._values, self.count = ranks, counted, dict[str, float](), 0
 
     def add(self, mini_batch: Mapping[str, float]) -> None:
         """Add this rank's metrics of one mini-batch; their mean over ranks is the value."""
-        self._count += bool(mini_batch)
+        self.count += bool(mini_batch)
         fold(self._values, mini_batch, 1.0)
 
     def result(self, tokens: int) -> dict[str, float]:
@@ -51,7 +54,7 @@ class UpdateMetrics:
         *sums, all_tokens = self._ranks.sum(own).tolist()
         metrics = {}
         for name, value in zip(means, sums, strict=True):
-            metrics[name] = value / self._ranks.size / (1 if name == self._counted else max(1, self._count))
+            metrics[name] = value / self._ranks.size / (1 if name == self._counted else max(1, self.count))
         metrics |= self._extremes([name for name in names if _extreme(name) is not None])
         return metrics | {"perf/tokens": all_tokens}
 

@@ -3,15 +3,36 @@
 Imports no torch, so that a name can be checked before torch is imported.
 """
 
+import os
 from importlib import import_module
-from importlib.util import find_spec
+from pathlib import Path
+
+EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+def expandable_segments() -> bool:
+    """Return whether torch's allocator is set to expandable segments, whose memory CUDA IPC cannot share."""
+    settings = ",".join(os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
+    return "expandable_segments:true" in settings.lower().replace(" ", "")
+
+
+def chosen_transfer(name: str, device: str) -> str:
+    """Return the transfer that a name stands for: `auto` for `cuda_ipc` where it can be used, else `object_store`; others for themselves.
+
+    Args:
+        name: `rollout.weight_transfer`.
+        device: cpu or cuda, of policy and engine, which share their devices.
+    """
+    if name != "auto":
+        return name
+    return "cuda_ipc" if device == "cuda" and not expandable_segments() else "object_store"
 
 
 def transfer_exists(name: str) -> bool:
-    """Return whether `name` is a file here or `module.Class` of a module that can be imported."""
+    """Return whether `name` is `auto`, a file here or `module.Class` of a module that can be imported."""
     module, _, cls = name.rpartition(".")
     if not module:
-        return name.isidentifier() and name != "base" and find_spec(f"{__name__}.{name}") is not None
+        return name == "auto" or (name.isidentifier() and name != "base" and Path(__file__).with_name(f"{name}.py").is_file())
     try:
         return hasattr(import_module(module), cls)
     except ImportError:

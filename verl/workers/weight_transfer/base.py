@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any, ClassVar
@@ -22,10 +22,13 @@ class WeightTransfer(ABC):
     Attributes:
         direct: True if the processes of an engine (`vllm`) receive the weights of a model themselves; otherwise the rollout worker
             receives them and passes them on in shared memory. The tensors of an adapter are always received by the rollout worker.
+        every_rank: True if all ranks of the policy send, each with the whole bucket; handles are then mappings by place, and receivers get
+            their union. Otherwise rank 0 sends.
         on_device: True if `send` gets tensors on the trainer's device; otherwise they are in CPU memory.
     """
 
     direct: ClassVar[bool] = False
+    every_rank: ClassVar[bool] = False
     on_device: ClassVar[bool] = False
 
     @abstractmethod
@@ -59,6 +62,14 @@ def send_bucket(transfer: WeightTransfer, tensors: Mapping[str, torch.Tensor], r
     """Send tensors and return the bucket that describes them to the engine."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return WeightBucket(transfer.send(tensors, receivers), shapes, sum(tensor.nbytes for tensor in tensors.values()))
+
+
+def merged(buckets: Sequence[WeightBucket | None]) -> WeightBucket | None:
+    """Return the bucket that the ranks of a policy have sent, None if there is none."""
+    sent = [bucket for bucket in buckets if bucket is not None]
+    if len(sent) < 2:
+        return sent[0] if sent else None
+    return replace(sent[0], handle={place: part for bucket in sent for place, part in bucket.handle.items()})
 
 
 class ReceivedWeights(Mapping[str, torch.Tensor]):

@@ -30,13 +30,28 @@ def compact_text(room: Room, state: State) -> str:
         e # - - - -
     """
     (box,), (goal,) = state.boxes, room.goals
-    ahead = " ".join(f"{move} {_sign(room, state, state.player + room.step_of(move))}" for move in MOVES)
     row, column = divmod(box, room.width)
     reach = range(-RADIUS, RADIUS + 1)
-    lines = [f"box {way(room, state.player, box)} goal {way(room, box, goal)}", ahead]
+    lines = [f"box {way(room, state.player, box)} goal {way(room, box, goal)}", around(room, state, state.player)]
     for name, down in zip(_ROWS, reach, strict=True):
         lines.append(" ".join([name, *_row(room, state, row + down, [column + right for right in reach])]))
     return "\n".join(lines)
+
+
+def around(room: Room, state: State, cell: int) -> str:
+    """Return the signs of the four cells next to `cell`: `U $ D - L - R #`."""
+    return " ".join(f"{move} {_sign(room, state, cell + room.step_of(move))}" for move in MOVES)
+
+
+def last_line(made: str, stopped: str, max_moves: int) -> str:
+    """Return the line about the last turn's moves: `last - U stop R` for U and then R, which was illegal; as long in every state.
+
+    Args:
+        made: moves made in the last turn; empty at the start.
+        stopped: the illegal move after them, or empty.
+        max_moves: number of moves that are shown, `-` for missing ones.
+    """
+    return f"last {' '.join(made.rjust(max_moves, FLOOR))} stop {stopped or FLOOR}"
 
 
 def way(room: Room, start: int, end: int) -> str:

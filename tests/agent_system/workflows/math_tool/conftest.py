@@ -30,11 +30,11 @@ def tokenizer() -> Any:
 def play(tokenizer: Any) -> Callable[..., Any]:
     """Play episodes with scripted replies."""
 
-    async def run(reasoner: Any, tool: Any, *, k: int = 0, max_steps: int = 3, style: str = "full") -> Any:
+    async def run(reasoner: Any, tool: Any, *, k: int = 0, max_steps: int = 3, style: str = "full", max_rounds: int = 4) -> Any:
         team = scripted_team(
             "math_tool",
             {REASONER: reasoner, TOOL_USER: tool},
-            options={"prompt_style": style},
+            options={"prompt_style": style, "max_rounds": max_rounds},
             tokenizer=tokenizer,
             max_failure_rate=0.5,
             max_steps=max_steps,

@@ -35,7 +35,7 @@ def test_a_whole_episode_from_mistakes_to_the_solution_conforms() -> None:
 @given(plays([TOOL, EXECUTOR], st.text("UDLR", min_size=1, max_size=4)), st.sampled_from(ROOMS[:-1]))
 @settings(max_examples=10, deadline=None)
 def test_any_play_in_the_compact_view_with_every_penalty_conforms(play, room) -> None:
-    config = SokobanEnvOptions(view="compact", max_moves=3, shortfall_penalty=0.2, deadlock_ends=True)
+    config = SokobanEnvOptions(view="compact", show_last=True, max_moves=3, shortfall_penalty=0.2, deadlock_ends=True)
     check_env(lambda seed: Own(config, seed=seed), Task("t", room), play, team_range=(0.0, 1.0), local_range=(-0.95, 0.5))
 
 

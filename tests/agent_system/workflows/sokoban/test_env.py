@@ -161,6 +161,45 @@ def test_illegal_unreadable_and_surplus_moves_are_penalised_and_counted() -> Non
     assert (info["illegal"], info["unparsable"], info["cut"], info["moves"]) == (1, 1, 2, 4)
 
 
+def test_the_moves_of_the_last_turn_and_what_stopped_them_are_shown_and_are_no_part_of_the_state() -> None:
+    env = start(view="compact", show_last=True, max_moves=2)
+    plain = start(view="compact", max_moves=2)
+    seen = []
+    for action in ("LL", "RR", "RR", "what?", "L"):
+        env.act(TOOL, "RRR")
+        for world in (env, plain):
+            world.act(EXECUTOR, action)
+        outcome, other = env.step(action).observation, plain.step(action).observation
+        view, last = outcome.text.rsplit("\n", 1)
+        assert view == other.text and outcome.info == other.info
+        seen.append(last)
+    assert seen == ["last - L stop L", "last R R stop -", "last - R stop R", "last - - stop -", "last - L stop -"]
+    assert start(show_last=True, max_moves=2)._make_observation().text.endswith("######\nlast - - stop -")
+
+
+def test_forks_are_shown_their_own_last_turn() -> None:
+    env = start(show_last=True, max_moves=2)
+    fork = env.fork()
+    fork.act(EXECUTOR, "DD")
+    assert fork.step("DD").observation.text.endswith("last - D stop D")
+    assert env.step("R").observation.text.endswith("last - R stop -"), "step makes the moves of a turn without an Executor"
+
+
+def test_the_illegal_move_of_the_last_turn_costs_more_when_it_is_repeated() -> None:
+    env = start(repeat_penalty=0.2, illegal_penalty=0.05)
+    assert env.act(TOOL, "LL").local == pytest.approx(-0.05), "nothing has been made yet"
+    assert env.act(EXECUTOR, "LL").local == pytest.approx(-0.05)
+    env.step("")
+    for agent in (TOOL, EXECUTOR):
+        assert env.fork().act(agent, "LR").local == pytest.approx(-0.25)
+        assert env.fork().act(agent, "RL").local == 0.0
+    env.act(EXECUTOR, "RLL")
+    env.step("")
+    env.act(EXECUTOR, "R")
+    env.step("")
+    assert env.act(EXECUTOR, "L").local == 0.0, "made in between, it is legal again"
+
+
 def test_a_lost_box_is_reported_penalised_once_and_may_end_the_episode() -> None:
     text = "######\n#.---#\n#-$--#\n#-@--#\n######"
     env = start(text)
@@ -296,6 +335,7 @@ def test_a_fork_costs_less_than_50_microseconds() -> None:
         ({"shortfall_penalty": -1.0}, "shortfall_penalty"),
         ({"progress_weight": 1.5}, "progress_weight"),
         ({"illegal_penalty": -0.1}, "illegal_penalty"),
+        ({"repeat_penalty": -0.1}, "repeat_penalty"),
         ({"max_move": 3}, "did you mean 'max_moves'"),
     ],
 )
@@ -306,6 +346,6 @@ def test_bad_options_are_named(options: dict, words: str) -> None:
 
 @pytest.mark.parametrize("action", ["", "U", "XYZ"])
 def test_a_role_that_is_paid_nothing_for_itself_is_given_no_local_reward(action: str) -> None:
-    free = {"plan_weight": 0.0, "format_penalty": 0.0, "illegal_penalty": 0.0, "deadlock_penalty": 0.0}
+    free = {"plan_weight": 0.0, "format_penalty": 0.0, "illegal_penalty": 0.0, "repeat_penalty": 0.0, "deadlock_penalty": 0.0}
     assert all(start(**free).act(agent, action).local is None for agent in (TOOL, EXECUTOR))
     assert start(**free | {"deadlock_penalty": 0.1}).act(EXECUTOR, action).local is not None

@@ -39,6 +39,15 @@ async def test_the_next_turn_starts_from_the_committed_state(play) -> None:
     assert samples[2].anchor != samples[0].anchor and samples[1].anchor == samples[0].anchor
 
 
+async def test_both_roles_are_shown_what_stopped_the_last_turn_so_that_the_prompts_of_equal_states_differ(play) -> None:
+    replies = ["<moves>L L</moves>", "<moves>L R</moves>", "<moves>R U</moves>"]
+    result = await play(tool=["<moves>D</moves>"] * 3, executor=replies, env={"show_last": True, "max_moves": 2})
+    prompts = [sample.prompt_text for sample in result.episodes[0].samples]
+    seen = ["last - - stop -"] * 2 + ["last - L stop L"] * 2 + ["last - - stop L"] * 2
+    assert all(f"#----#\n######\n{line}\n" in prompt for prompt, line in zip(prompts, seen, strict=True))
+    assert result.episodes[0].samples[2].anchor == result.episodes[0].samples[4].anchor
+
+
 async def test_short_prompts_quote_moves_alone(play) -> None:
     result = await play(
         tool=["blah <moves>[u, l]</moves>", "???"],

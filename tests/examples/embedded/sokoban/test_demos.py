@@ -7,12 +7,25 @@ from agent_system import AgentSystemError
 from agent_system.workflows.sokoban import Difficulty, SokobanEnvOptions
 from agent_system.workflows.sokoban.team import read_moves
 from agent_system.workflows.sokoban.world.generate import generate, puzzle_key
-from agent_system.workflows.sokoban.world.rules import is_solved, parse_room, walk
+from agent_system.workflows.sokoban.world.rules import MOVES, is_solved, move, parse_room, walk
 from agent_system.workflows.sokoban.world.solver import solve
-from examples.embedded.sokoban.demos import CAREFUL, Demonstrators, Habits, SokobanCourse, careful, make_demos, pick_state, team_success
+from examples.embedded.sokoban.demos import (
+    CAREFUL,
+    Demonstrators,
+    Habits,
+    Place,
+    SokobanCourse,
+    careful,
+    generate_split,
+    make_demos,
+    pick_place,
+    stopped,
+    team_success,
+    walled,
+)
 from tests.agent_system.workflows.sokoban.conftest import UP
 
-ENV = SokobanEnvOptions(view="compact", max_moves=3)
+ENV = SokobanEnvOptions(view="compact", show_last=True, max_moves=2)
 MAP = SokobanEnvOptions(max_moves=3)
 CARE = SokobanCourse(rooms=30, habits_from=1.0, habits_before=0.0)
 
@@ -31,12 +44,16 @@ def test_careful_moves_are_the_solvers_up_to_where_the_box_turns() -> None:
         assert reply.startswith("box ")
 
 
-def test_care_says_what_is_pushed_and_from_where() -> None:
+def test_care_says_what_is_around_the_box_and_the_player_what_is_pushed_and_from_where() -> None:
     room, state = parse_room(UP)
-    assert careful(room, state, 3) == ("box U from U 0 R 0\n<moves>U</moves>", "U")
+    seen = "box U . D @ L - R - me U $ D - L - R -"
+    assert careful(room, state, 3) == (f"{seen}\npush U from U 0 R 0\n<moves>U</moves>", "U")
     turned = walk(room, state, "RU").states[-1]
     reply, moves = careful(room, turned, 9)
-    assert reply == f"box U from D 1 L 1\n<moves>{' '.join(moves)}</moves>" and is_solved(room, walk(room, turned, moves).states[-1])
+    seen = "box U . D - L - R @ me U - D - L $ R -"
+    assert reply == f"{seen}\npush U from D 1 L 1\n<moves>{' '.join(moves)}</moves>" and is_solved(
+        room, walk(room, turned, moves).states[-1]
+    )
     with pytest.raises(AgentSystemError, match="draw another"):
         careful(room, walk(room, state, "U").states[-1], 3)
 
@@ -63,7 +80,7 @@ def test_both_roles_are_shown_in_the_prompts_of_the_agents() -> None:
 
 def test_who_trusts_makes_the_plan() -> None:
     (puzzle,) = generate(1, 0, Difficulty())
-    reply = Demonstrators(ENV, random.Random(0)).executor_demo(puzzle.room, puzzle.start, "LR", Habits(check=0.0))[1]["content"]
+    reply = Demonstrators(ENV, random.Random(0)).executor_demo(Place(puzzle.room, puzzle.start), "LR", Habits(check=0.0))[1]["content"]
     assert reply == "<moves>L R</moves>"
 
 
@@ -72,10 +89,26 @@ def test_care_is_shown_off_the_good_way_too() -> None:
     off = 0
     for puzzle in generate(30, 1, Difficulty()):
         on = {puzzle.start, *walk(puzzle.room, puzzle.start, puzzle.solution.moves).states}
-        state = pick_state(rng, puzzle, wander=8)
+        state = pick_place(rng, puzzle, wander=8, max_moves=2).state
         assert not is_solved(puzzle.room, state) and solve(puzzle.room, state).solution is not None
         off += state not in on
     assert off > 8
+
+
+def test_the_line_about_the_last_turn_is_true_and_the_reply_does_not_run_into_the_same_wall() -> None:
+    rng = random.Random(0)
+    ends = []
+    for puzzle in generate(30, 2, Difficulty()):
+        before = pick_place(rng, puzzle, wander=8, max_moves=2)
+        place = stopped(rng, before)
+        if place == before:
+            assert all(move(place.room, place.state, letter) for letter in MOVES)
+            continue
+        assert move(place.room, place.state, place.stopped) is None and len(place.made) <= 1
+        prompt, reply = (m["content"] for m in Demonstrators(ENV, rng).tool_demo(place, CAREFUL))
+        ends.append(prompt.splitlines()[-1])
+        assert ends[-1].split()[-2:] == ["stop", place.stopped] and not read_moves(reply).action.startswith(place.stopped)
+    assert len({len(end.split()) for end in ends}) == 1 and len(set(ends)) > 8
 
 
 def test_excluded_rooms_are_not_shown_and_a_seed_repeats() -> None:
@@ -85,6 +118,15 @@ def test_excluded_rooms_are_not_shown_and_a_seed_repeats() -> None:
     again = make_demos(course, 0, exclude=excluded)
     assert not excluded & {puzzle_key(*parse_room(room_of(c[0]["content"]))) for c in again}
     assert again == make_demos(course, 0, exclude=excluded) != make_demos(course, 1, exclude=excluded)
+
+
+def test_half_of_the_training_rooms_have_more_walls_and_the_test_rooms_are_the_generators() -> None:
+    train, test = generate_split(60, 20, 3, Difficulty())
+    assert test == generate(20, 7, Difficulty()) and len(train) == 60
+    assert not {puzzle.key for puzzle in train} & {puzzle.key for puzzle in test}
+    usual, more = (sum(len(puzzle.room.walls) for puzzle in half) / 30 for half in (train[:30], train[30:]))
+    assert more > usual + 1
+    assert walled(Difficulty(wall_share=0.4)) == Difficulty(wall_share=0.4)
 
 
 def test_a_share_outside_0_to_1_is_named() -> None:

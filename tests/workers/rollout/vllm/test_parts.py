@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 
 from verl.models.lora import LoraSpec
-from verl.protocol.generate import RolloutError
+from verl.protocol.generate import EngineGoneError, RolloutError
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.vllm import arguments, engine, process
 from verl.workers.weight_transfer.base import ReceivedWeights, send_bucket, transfer_name
@@ -342,8 +342,9 @@ class Recorder:
         self.calls: list[Call] = []
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        async def call(*args: Any, **kwargs: Any) -> None:
+        async def call(*args: Any, **kwargs: Any) -> list[str]:
             self.calls.append((f"{name} {args[0]}" if name == "collective_rpc" else name, {k: v for k, v in kwargs.items() if k != "args"}))
+            return [""]
 
         return call
 
@@ -403,9 +404,11 @@ def test_weights_that_reach_the_processes_of_the_model_are_not_received_here(
 ) -> None:
     made, recorder = on_gpu()
     told: list[Any] = []
+    answers = [""]
 
-    async def collective_rpc(method: str, args: Any = ()) -> None:
+    async def collective_rpc(method: str, args: Any = ()) -> list[str]:
         told.extend(args)
+        return answers
 
     monkeypatch.setattr(recorder, "collective_rpc", collective_rpc, raising=False)
     sender, receiver, tensors = SharedMemory(), SharedMemory(), all_weights(wide_heads_model_dir)
@@ -413,6 +416,9 @@ def test_weights_that_reach_the_processes_of_the_model_are_not_received_here(
     monkeypatch.setattr(receiver, "receive", lambda handle: pytest.fail("the model is elsewhere"))
     made.update_weights(ReceivedWeights(receiver, bucket.handle, bucket.shapes), version=1)
     assert told[:2] == [transfer_name(sender), bucket.handle] and set(told[2]) == set(tensors) and Path(bucket.handle).exists()
+    answers.append("the sender is gone")
+    with pytest.raises(EngineGoneError, match="the sender is gone"):
+        made.update_weights(ReceivedWeights(receiver, bucket.handle, bucket.shapes), version=2)
     sender.release(bucket.handle)
     made.close()
 

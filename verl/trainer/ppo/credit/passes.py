@@ -32,4 +32,4 @@ def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
 
 def computes_old_log_probs(config: RunConfig, placement: Placement) -> bool:
     """Return whether any step of a run has a pass for old log-probs."""
-    return config.trainer.critic_warmup > 0 or needs_old_log_probs(config, is_on_policy(policy_learners(config, placement)))
+    return config.trainer.critic_warmup > 0 or needs_old_log_probs(config, is_on_policy(config, policy_learners(config, placement)))

@@ -230,7 +230,9 @@ class VLLMEngine:
             self._updating = True
         if names:
             with self._sent(tensors) as (transfer, handle):
-                self._control(self._llm.collective_rpc("verl_load_bucket", args=(transfer, handle, names)))
+                failures = self._control(self._llm.collective_rpc("verl_load_bucket", args=(transfer, handle, names)))
+            if lost := next(filter(None, failures), None):
+                raise EngineGoneError(lost)
         if not final:
             return
         self._weights.check_complete()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from verl.protocol.generate import EngineGoneError
 from verl.workers.rollout.vllm.process import end_with_parent, unlink_semaphores, unlink_shared_memory
 from verl.workers.weight_transfer.base import build_transfer
 
@@ -41,13 +42,20 @@ class EngineExtension:
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(self.model_runner.get_model())
 
-    def verl_load_bucket(self, transfer: str, handle: Any, names: Mapping[str, str]) -> None:
-        """Receive one bucket and load it under the model's names; vLLM fuses and shards the tensors like those of a checkpoint."""
+    def verl_load_bucket(self, transfer: str, handle: Any, names: Mapping[str, str]) -> str:
+        """Receive one bucket and load it under the model's names; vLLM fuses and shards the tensors like those of a checkpoint.
+
+        Return why it could not be received, so that the engine has to be restarted, or an empty string: vLLM does not pass on error types.
+        """
         from vllm.config import set_current_vllm_config
 
-        received = receiver(transfer).receive(handle)
+        try:
+            received = receiver(transfer).receive(handle)
+        except EngineGoneError as error:
+            return str(error)
         with set_current_vllm_config(self.vllm_config):
             self.model_runner.get_model().load_weights([(names[name], tensor) for name, tensor in received.items()])
+        return ""
 
     def verl_finish_update(self) -> None:
         """Activate the new weights, and drop the derived state of adapters, whose files are then read again."""

@@ -1,0 +1,62 @@
+"""The summary with which a call begins when the agent's `SummaryMemory` is due."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from agent_system.agent import BaseAgent
+from agent_system.memory import SummaryMemory
+from agent_system.record import Sample
+from agent_system.rollout.call import Call
+from agent_system.rollout.seeds import stable_seed
+
+
+class _Writer(BaseAgent):
+    """An agent as the author of its summary: its name, and the prompt of its memory."""
+
+    def __init__(self, agent_id: str, prompt: str) -> None:
+        super().__init__(agent_id)
+        self.prompt = prompt
+
+
+def is_due(agent: BaseAgent) -> bool:
+    """Return whether the agent's next call begins with a summary."""
+    return isinstance(agent.memory, SummaryMemory) and agent.memory.due
+
+
+async def summarize(call: Call, number: int, variables: Mapping[str, Any], limit: float) -> Call:
+    """Return the call with the agent after it wrote a summary.
+
+    Args:
+        call: a call whose agent has a memory that is due.
+        number: number of the summary in the turn.
+        variables: variables of the templates.
+        limit: time limit in seconds.
+
+    Raises:
+        RolloutError: no reply within the limit.
+        PromptTooLongError: the memory's template is too long without the memory.
+    """
+    agent = call.runtime.agent.fork()
+    assert isinstance(agent.memory, SummaryMemory)
+    memory = agent.memory.at(call.seen.text)
+    runtime = call.runtime.of(_Writer(call.agent_id, agent.memory.prompt))
+    prompt = runtime.prompts.build(variables, [], memory)
+    asked = replace(call, runtime=runtime, number=number, prompt=prompt, seed=stable_seed(call.seed, "summary"))
+    (generation,) = await asked.generate(1, limit)
+    assert generation is not None, "a single aborted reply is an error of generate"
+    reply = asked.read(generation)
+    agent.memory.rewrite(reply.projection.action)
+    return replace(call, runtime=call.runtime.of(agent), summary=(asked, reply))
+
+
+def summary_sample(call: Call, order: int) -> Sample | None:
+    """Return the sample of the summary with which a call began, without rewards; None for a call without one."""
+    if call.summary is None:
+        return None
+    asked, reply = call.summary
+    sample, memory = asked.sample(reply, order), call.before.memory
+    assert isinstance(memory, SummaryMemory)
+    return replace(sample, summary=True, trained=sample.trained and memory.trained)

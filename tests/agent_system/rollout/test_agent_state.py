@@ -1,0 +1,254 @@
+"""Agents with a state of their own: one object per episode, copied for candidates, changed in call order."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent_system import (
+    AgentSystemError,
+    BaseAgent,
+    BaseEnv,
+    BaseOrchestra,
+    Observation,
+    Outcome,
+    SearchMemory,
+    SimpleMemory,
+    SummaryMemory,
+    Task,
+    Turn,
+)
+from agent_system.projection import Projection
+from agent_system.rollout import Collector, CollectResult
+from verl.protocol.generate import GenerateRequest
+from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.run import TreeConfig
+
+TASKS = [Task("a", "go", ground_truth="secret"), Task("b", "run")]
+TREE = {"tree": TreeConfig(k=3, select="greedy"), "reward": RewardConfig(team_scope="call")}
+
+
+class Noter(BaseAgent):
+    """Notes the first word of every reply."""
+
+    prompt = "{env_prompt} notes: {notes}."
+
+    def start(self, task: Task) -> None:
+        assert task.ground_truth is None
+        self.notes = [task.prompt]
+
+    def project(self, text: str) -> Projection:
+        self.notes.append(text)
+        return Projection(text)
+
+    def messages(self, variables: Any) -> Any:
+        return super().messages({**variables, "notes": " ".join(self.notes)})
+
+
+class Plain(BaseAgent):
+    prompt = "{env_prompt} plain"
+
+
+class Digits(BaseEnv):
+    """Pays the digit that an agent says; the observation counts the turns."""
+
+    blocking = False
+
+    def reset(self, task: Task) -> Observation:
+        self.turn, self.said = 0, ""
+        return Observation("turn 0")
+
+    def act(self, agent_id: str, action: str) -> Outcome:
+        self.said += action
+        return Outcome(float(action) if action.isdigit() else 0.0)
+
+    def step(self, action: str) -> Outcome:
+        self.turn += 1
+        return Outcome(done=self.turn == 3, observation=Observation(f"turn {self.turn}"))
+
+    def fork(self) -> Digits:
+        return copy.copy(self)
+
+
+class InTurn(BaseOrchestra):
+    agents = ("A", "B")
+
+    async def run(self, turn: Turn) -> str:
+        await turn.act("A")
+        return (await turn.act("B")).action
+
+
+Play = Callable[..., CollectResult]
+
+
+@pytest.fixture
+def play(make_collector: Callable[..., Collector], scripted: Callable[..., Any]) -> Play:
+    def run(agents: dict[str, BaseAgent], script: Any, n: int = 1, validate: bool = False, delay: Any = None, **options: Any) -> Any:
+        settings = {"orchestra": InTurn(), "env": Digits, "max_steps": 3, "max_failure_rate": 1.0} | options
+        engine = script if hasattr(script, "generate") else scripted(script, delay=delay)
+        collector = make_collector(engine, agents=agents, **settings)
+        return asyncio.run(collector.collect(TASKS, n, step=1, validate=validate))
+
+    return run
+
+
+def team(kind: type[BaseAgent] = Noter) -> dict[str, BaseAgent]:
+    return {"A": kind("A"), "B": Plain("B")}
+
+
+def digits(_prompt: str, request: GenerateRequest) -> str:
+    """Reply with a digit that depends on the seed."""
+    return str(request.seed % 10)
+
+
+def notes_of(result: CollectResult, episode: int = 0) -> list[str]:
+    """Return the notes in the prompts of A."""
+    samples = result.episodes[episode].committed
+    return [s.prompt_text.partition("notes: ")[2].partition(".")[0] for s in samples if s.agent_id == "A"]
+
+
+@pytest.mark.parametrize("options", [{}, {"validate": True}, TREE], ids=["parallel", "validation", "tree"])
+def test_an_episode_has_an_agent_of_its_own_that_remembers_what_was_committed(play: Play, options: dict[str, Any]) -> None:
+    agents = team()
+    result = play(agents, digits, n=2, **options)
+    assert result.metrics["episode/count"] == 4
+    for number, episode in enumerate(result.episodes):
+        said = [s.action for s in episode.committed if s.agent_id == "A"]
+        first = TASKS[number // 2].prompt
+        assert notes_of(result, number) == [first, f"{first} {said[0]}", f"{first} {said[0]} {said[1]}"]
+    if options is TREE:
+        assert any(not s.committed for s in result.episodes[0].samples)
+    assert not hasattr(agents["A"], "notes"), "the run's agent has no state"
+
+
+class Late(BaseOrchestra):
+    """Two calls of one agent at the same time, then a third."""
+
+    agents = ("A",)
+
+    async def run(self, turn: Turn) -> str:
+        await asyncio.gather(turn.act("A"), turn.act("A"))
+        return (await turn.act("A")).action
+
+
+@pytest.mark.parametrize("options", [{}, TREE], ids=["parallel", "tree"])
+def test_simultaneous_calls_change_the_state_in_call_order_whichever_reply_is_first(play: Play, options: dict[str, Any]) -> None:
+    async def second_first(request: GenerateRequest) -> None:
+        await asyncio.sleep(0.05 if request.request_id.endswith(".0") else 0)
+
+    def said(_prompt: str, request: GenerateRequest) -> str:
+        return str(request.seed % 10)
+
+    usual, turned = (play({"A": Noter("A")}, said, orchestra=Late(), delay=d, **options) for d in (None, second_first))
+    assert [notes_of(usual, i) for i in (0, 1)] == [notes_of(turned, i) for i in (0, 1)]
+    first, second, third = [s.action for s in usual.episodes[0].committed][:3]
+    assert notes_of(usual)[:3] == ["go", "go", f"go {first} {second}"]
+    assert notes_of(usual)[3] == f"go {first} {second} {third}"
+
+
+class Locked(Noter):
+    def start(self, task: Task) -> None:
+        super().start(task)
+        if task.prompt == "run":
+            self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("options", [{}, TREE], ids=["parallel", "tree"])
+def test_a_state_that_cannot_be_copied_costs_its_episode(play: Play, options: dict[str, Any]) -> None:
+    result = play(team(Locked), digits, **options)
+    assert result.episodes[0].failure is None
+    assert "the state of agent 'A' cannot be copied: its attribute 'lock' of type lock" in str(result.episodes[1].failure)
+
+
+def test_a_state_that_cannot_be_copied_is_found_before_a_model_loads(make_collector: Any, scripted: Any) -> None:
+    class Early(Noter):
+        def __init__(self, agent_id: str) -> None:
+            super().__init__(agent_id)
+            self.lock = threading.Lock()
+
+    with pytest.raises(AgentSystemError, match="attribute 'lock' of type lock"):
+        make_collector(scripted(digits), orchestra=InTurn(), agents=team(Early), env=Digits)
+    collector = make_collector(scripted(digits), orchestra=InTurn(), agents=team(Locked), env=Digits)
+    assert collector.first_prompt_lengths("A", TASKS[:1])[0] > 5
+    with pytest.raises(AgentSystemError, match="attribute 'lock'"):
+        collector.first_prompt_lengths("A", TASKS)
+
+
+def test_an_agent_can_be_pickled_with_its_state() -> None:
+    agent = Noter("A")
+    agent.start(Task("a", "go"))
+    agent.project("1")
+    twin = pickle.loads(pickle.dumps(agent))
+    twin.project("2")
+    assert (agent.notes, twin.notes) == (["go", "1"], ["go", "1", "2"])
+
+
+class Windowed(BaseAgent):
+    prompt = "{env_prompt} memory: {memory}."
+    memory_class = SimpleMemory
+
+
+class Searching(BaseAgent):
+    prompt = "{env_prompt} memory: {memory}."
+    memory_class = SearchMemory
+
+
+def memories(result: CollectResult) -> list[str]:
+    return [s.prompt_text.partition("memory: ")[2].partition(".<")[0] for s in result.episodes[0].committed if s.agent_id == "A"]
+
+
+def test_the_memory_of_an_agent_holds_its_own_calls_beside_the_teams(play: Play) -> None:
+    result = play(team(Windowed), digits, history_length=1)
+    a = [s.action for s in result.episodes[0].committed if s.agent_id == "A"]
+    assert [m.rstrip(".") for m in memories(result)] == [
+        "", f"[Observation 1: 'turn 0', Action 1: '{a[0]}']", f"[Observation 2: 'turn 1', Action 2: '{a[1]}']",
+    ]  # fmt: skip
+    found = memories(play(team(Searching), digits))
+    assert f"<search>{a[0]}</search> <information>turn 1</information>" in found[1]
+
+
+class Summing(Windowed):
+    memory_class = SummaryMemory
+
+
+class Silent(SummaryMemory):
+    trained = False
+
+
+class Untrained(Windowed):
+    memory_class = Silent
+
+
+def summed(prompt: str, request: GenerateRequest) -> str:
+    return "all so far" if "replaces it" in prompt else str(request.seed % 10)
+
+
+@pytest.mark.parametrize("options", [{"reward": RewardConfig(team_scope="call")}, TREE], ids=["parallel", "tree"])
+@pytest.mark.parametrize("kind", [Summing, Untrained])
+def test_an_agent_writes_a_summary_that_is_credited_once(play: Play, options: dict[str, Any], kind: type[BaseAgent]) -> None:
+    result = play(team(kind), summed, history_length=1, **options)
+    episode = result.episodes[0]
+    mine = [s for s in episode.committed if s.agent_id == "A"]
+    assert [s.summary for s in mine] == [False, True, False, True, False]
+    assert [s.call for s in mine] == [0, 0, 1, 0, 1] and len({s.seed for s in mine}) == 5
+    assert all("Summary: all so far" in mine[i].prompt_text for i in (2, 3, 4)) and "Action 2" in mine[3].prompt_text
+    assert [s.trained for s in mine if s.summary] == [kind is Summing] * 2
+    assert all(mine[i].reward == mine[i + 1].reward for i in (1, 3))
+    if options is not TREE:
+        assert sum(s.step_reward for s in mine) <= episode.team_reward
+        assert sum(s.act_reward or 0.0 for s in episode.committed) == episode.team_reward
+    assert sum(not s.committed for s in episode.samples if s.summary) == 0
+
+
+def test_a_teams_memory_cannot_be_a_summary(make_collector: Any, scripted: Any) -> None:
+    class Whose(InTurn):
+        memory_class = SummaryMemory
+
+    with pytest.raises(AgentSystemError, match="memory_class of an agent"):
+        make_collector(scripted(digits), orchestra=Whose(), agents=team(), env=Digits)

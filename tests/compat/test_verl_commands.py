@@ -1,0 +1,104 @@
+"""Commands in the keys of verl and Dr. MAS: settings that mean the same are taken, those that would change the result are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra._internal.utils import get_args_parser
+
+from verl.compat.command import translate
+from verl.trainer.config.cross_checks import check_settings
+from verl.trainer.config.entry import compose_config, with_preset_note
+from verl.trainer.config.spec import ConfigError
+from verl.trainer.derived import resolve_defaults
+
+FACTS = json.loads((Path(__file__).parent / "upstream_commands.json").read_text(encoding="utf-8"))
+VERL = next(commands for source, commands in FACTS.items() if "verl-project" in source)
+DR_MAS = next(commands for source, commands in FACTS.items() if "DrMAS" in source)
+# One agent instead of the team that verl's commands do not have.
+ALONE = ["agent.orchestra_type=single", "agent.agent_ids=[Single Agent]", "env.env_name=math"]
+REFUSED = {
+    "grpo_trainer/run_qwen2-7b_math_megatron_fsdp.sh": "FSDP2 is the one training engine",
+    "grpo_trainer/run_mistral_nemo_12b_skyworkrm_fsdp.sh": "unknown key reward.reward_model.enable",
+    "gdpo_trainer/run_qwen3_8b_fsdp.sh": "algorithm.gdpo_reward_keys='accuracy_reward'",
+    "tuning/lora/run_qwen3_8b_from_adapter_fsdp.sh": "unknown key actor_rollout_ref.model.lora_adapter_path",
+}
+
+
+def test_the_facts_are_those_of_32_and_13_scripts() -> None:
+    assert [len(commands) for commands in FACTS.values()] == [32, 13]
+
+
+@pytest.mark.parametrize("script", VERL)
+def test_the_keys_of_an_example_of_verl_compose_with_one_agent_or_are_refused_by_one_line(script: str) -> None:
+    given = [*get_args_parser().parse_args(VERL[script]).overrides, *ALONE]
+    if script in REFUSED:
+        with pytest.raises(ConfigError) as refused:
+            compose_config(given)
+        assert REFUSED[script] in str(refused.value) and "\n" not in str(refused.value)
+        return
+    config = compose_config(given)
+    settings = dict(o.lstrip("+").split("=", 1) for o in given)
+    assert config.env.rollout.n == int(settings.get("actor_rollout_ref.rollout.n", 1))
+    assert config.algorithm.adv_estimator == settings["algorithm.adv_estimator"]
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == int(settings["actor_rollout_ref.actor.ppo_mini_batch_size"])
+
+
+@pytest.mark.parametrize("script", DR_MAS)
+def test_the_keys_of_an_example_of_dr_mas_pass_every_check(script: str) -> None:
+    given = DR_MAS[script]
+    config = compose_config(given)
+    resolve_defaults(config)
+    check_settings(config)
+    settings = dict(o.lstrip("+").split("=", 1) for o in given)
+    assert config.algorithm.adv_estimator == settings["algorithm.adv_estimator"]
+    grouped = settings["algorithm.adv_estimator"] != "gae"
+    assert not grouped or config.algorithm.group_by_agent_id == ("algorithm.group_by_agent_id" in settings)
+    assert config.env.params.get("url") == settings.get("env.search.search_url", "").strip("'") or "search" not in script
+    assert config.actor_rollout_ref.actor.entropy_coeff == float(settings.get("actor_rollout_ref.actor.entropy_coeff", 0.001))
+    assert (config.agent.specialization == "lora") == ("lora" in script)
+
+
+def test_keys_are_translated_and_defaults_are_verls() -> None:
+    config = compose_config(
+        ["actor_rollout_ref.rollout.n=5", "critic.model.fsdp_config.model_dtype=bf16", "trainer.logger=console", *ALONE]
+    )
+    assert (config.env.rollout.n, config.critic.fsdp.model_dtype, config.trainer.logger) == (5, "bf16", ["console"])
+    assert (config.algorithm.adv_estimator, config.trainer.total_epochs, config.data.train_batch_size) == ("gae", 30, 1024)
+
+
+def test_a_command_in_the_keys_of_this_package_stays_as_it_is() -> None:
+    given = ["trainer.logger=[console]", "env.rollout.n=4", "algorithm.gamma=0.9"]
+    assert (translate(given).overrides, translate(given).warning()) == (given, "")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("actor_rollout_ref.actor.strategy=megatron", "FSDP2 is the one training engine"),
+        ("trainer.logger=swanlab", "swanlab"),
+        ("actor_rollout_ref.rollout.ignore_eos=true", "a reply ends at the model's end token"),
+        ("algorithm.use_pf_ppo=true", "rows are not resampled"),
+    ],
+)
+def test_a_value_that_would_change_the_result_is_refused(override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        compose_config([override, "data.truncation=error", *ALONE])
+
+
+def test_a_command_without_a_team_is_refused_instead_of_training_the_default_team() -> None:
+    with pytest.raises(ConfigError, match=r"names no team: add .*agent.orchestra_type=single"):
+        compose_config(["actor_rollout_ref.rollout.n=5"])
+
+
+def test_messages_name_the_setting_as_typed() -> None:
+    given = ["actor_rollout_ref.rollout.n=many", *ALONE]
+    with pytest.raises(ConfigError) as refused:
+        compose_config(given)
+    assert "set by actor_rollout_ref.rollout.n=many" in with_preset_note(str(refused.value), given)
+
+
+def test_one_warning_lists_what_was_translated() -> None:
+    said = translate(["actor_rollout_ref.rollout.n=5", "data.truncation=left", "data.return_raw_chat=True", *ALONE]).warning()
+    assert "actor_rollout_ref.rollout.n=5: env.rollout.n=5" in said
+    assert "data.truncation=left" in said and "return_raw_chat" not in said

@@ -1,0 +1,147 @@
+"""`async_training.mode=one_step_off`: the next step's episodes are collected during the updates, and the run is still exact."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Run, read_metrics, weights
+from tests.e2e.teams import ADAPTER, policies
+from tests.e2e.test_training import without_clock
+from verl.trainer.ppo.collect.step_samples import collect_step
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.utils.checkpoint import CheckpointError
+from verl.utils.timer import Timer
+
+ONE_STEP_OFF = {"async_training.mode": "one_step_off", "algorithm.rollout_correction.rollout_is": "token"}
+FOUR = {"trainer.total_training_steps": 4, "trainer.save_freq": 1, "trainer.max_ckpt_to_keep": 0, "trainer.test_freq": 2}
+TREE = {
+    "rollout.sampling": "tree",
+    "env.env_name": "my_forkable_world",
+    "rollout.tree.k": 3,
+    "env.rollout.n": 1,
+    "reward.team_scope": "call",
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "parallel": {},
+    "tree, adapters": TREE | {"agent.specialization": "lora"} | ADAPTER,
+    "remax, one policy": {"algorithm.adv_estimator": "remax", "agent.model_sharing": True},
+    "dynamic sampling": {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "seq_reward"},
+}
+
+
+def by_hand(trainer: RayPPOTrainer, steps: int) -> None:
+    """The schedule without any concurrency: the samples of s+1 are collected before the update of s, which trains on those of s."""
+
+    def collect(step: int) -> Any:
+        return asyncio.run(collect_step(trainer.config, trainer.collector, trainer.loader, step))
+
+    trainer.team.init_model(steps, steps)
+    trainer.team.sync_weights(0)
+    samples = collect(1)
+    for step in range(1, steps + 1):
+        following = collect(step + 1) if step < steps else None
+        batch, _ = trainer.credit.score(samples.batch, Timer(), step - 1)
+        trainer._update(batch)
+        trainer.team.sync_weights(step)
+        trainer.global_step, samples = step, following
+    trainer._save_if_new()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_it_equals_the_schedule_written_by_hand_to_the_last_bit(
+    train: Run, tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ONE_STEP_OFF | VARIANTS[variant] | {"trainer.total_training_steps": 3, "trainer.val_before_train": False}
+    train(keys | {"trainer.default_local_dir": tmp_path / "ours"})
+    monkeypatch.setattr(RayPPOTrainer, "fit", lambda trainer: by_hand(trainer, 3))
+    train(keys | {"trainer.default_local_dir": tmp_path / "hand"})
+    assert policies(tmp_path / "ours", 3) and policies(tmp_path / "ours", 3) == policies(tmp_path / "hand", 3)
+    learning = [line for line in read_metrics(tmp_path / "ours") if "actor/lr" in line]
+    assert [line["agent/asker/staleness/max"] for line in learning] == [0, 1, 1]
+
+
+@pytest.fixture
+def whole(once: Callable[..., Path]) -> Path:
+    """The folder of an uninterrupted run of four steps."""
+    return once(ONE_STEP_OFF | FOUR)
+
+
+def comparable(run_dir: Path, after: int = 0) -> list[dict]:
+    """The metrics of a run without its clock."""
+    return [{k: v for k, v in line.items() if "idle" not in k} for line in without_clock(read_metrics(run_dir)) if line["step"] > after]
+
+
+def test_resuming_equals_an_uninterrupted_run_to_the_last_bit(train: Run, tmp_path: Path, whole: Path) -> None:
+    from_step_2 = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": whole / "checkpoints" / "global_step_2"}
+    train(ONE_STEP_OFF | FOUR | from_step_2)
+    assert weights(tmp_path / "run", 4) == weights(whole, 4)
+    assert comparable(tmp_path / "run") == comparable(whole, after=2)
+
+
+def test_a_signal_in_the_update_keeps_the_samples_that_are_in_flight(
+    train: Run, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = RayPPOTrainer._update
+
+    def signalled(trainer: RayPPOTrainer, *args: Any) -> Any:
+        if trainer.global_step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(trainer, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RayPPOTrainer, "_update", signalled)
+        stopped = train(ONE_STEP_OFF | FOUR)
+    assert (stopped.stopped_by, stopped.global_step) == (signal.SIGTERM, 2)
+    assert train(ONE_STEP_OFF | FOUR).global_step == 4
+    assert weights(tmp_path / "run", 4) == weights(whole, 4)
+
+
+def test_episodes_are_played_while_policies_are_updated(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every reset of step 2 waits for the end of the update of step 1."""
+    import my_flow_package
+
+    updated, begun = threading.Event(), threading.Event()
+    reset, update, sampled = my_flow_package.MyWorld.reset, RayPPOTrainer._update, []
+
+    def late(world: Any, task: Any) -> Any:
+        sampled.append(task)
+        if len(sampled) > 6:  # step 1 has two tasks of three episodes
+            begun.set()
+            assert updated.wait(60)
+        return reset(world, task)
+
+    def watched(trainer: RayPPOTrainer, *args: Any) -> Any:
+        metrics = update(trainer, *args)
+        assert begun.wait(60), "no episode of step 2 began during the update of step 1"
+        updated.set()
+        return metrics
+
+    monkeypatch.setattr(my_flow_package.MyWorld, "reset", late)
+    monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
+    monkeypatch.setattr(RayPPOTrainer, "_update", watched)
+    train(ONE_STEP_OFF | {"trainer.val_before_train": False, "trainer.total_training_steps": 2})
+
+
+@pytest.mark.ray
+def test_ray_equals_the_local_controller(train: Run, tmp_path: Path, whole: Path) -> None:
+    train(ONE_STEP_OFF | FOUR | {"trainer.controller": "ray"})
+    assert weights(tmp_path / "run", 4) == weights(whole, 4)
+    assert comparable(tmp_path / "run") == comparable(whole)
+
+
+def test_a_checkpoint_of_another_mode_is_refused(train: Run, whole: Path) -> None:
+    resume = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": whole / "checkpoints" / "global_step_2"}
+    with pytest.raises(CheckpointError, match=r"async_training\.mode=one_step_off, this run has sync"):
+        train(FOUR | resume)
+
+
+def test_it_needs_a_correction(refused: Callable[[dict[str, Any]], str]) -> None:
+    message = refused({"async_training.mode": "one_step_off"})
+    assert message.startswith("async_training.mode=one_step_off trains on samples of older weights")
+    assert "rollout_correction.rollout_is" in message

@@ -1,0 +1,96 @@
+"""A command line in the names of verl or Dr. MAS, translated to the keys of this package; one warning lists what was translated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from verl.compat.defaults import TEAM, upstream_defaults
+from verl.compat.keys import VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
+from verl.compat.values import Setting, Taken
+
+
+@dataclass
+class Command:
+    """A command line after translation.
+
+    Attributes:
+        overrides: the overrides here, in the order of the command line.
+        typed: key here -> the override in verl's names that set it.
+        listed: one text per setting that was translated or left out, for the warning.
+        translated: whether the command line has keys or values in verl's names.
+        defaults: keys that it leaves at verl's defaults, which differ here; only of a translated command line.
+    """
+
+    overrides: list[str] = field(default_factory=list)
+    typed: dict[str, str] = field(default_factory=dict)
+    listed: list[str] = field(default_factory=list)
+    translated: bool = False
+    defaults: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names_no_team(self) -> bool:
+        """Whether it is translated and has none of the keys `TEAM`."""
+        return self.translated and not any((split(o) or ("", ""))[0] in TEAM for o in self.overrides)
+
+    def leave_out(self, keys: Collection[str]) -> None:
+        """Remove settings that have no effect."""
+        gone = [o for o in self.overrides if (split(o) or ("", ""))[0] in keys]
+        self.overrides = [o for o in self.overrides if o not in gone]
+        self.listed += [f"{o.lstrip('+')}: no effect" for o in gone if (split(o) or ("", ""))[0] not in self.defaults]
+        self.defaults = {key: value for key, value in self.defaults.items() if key not in keys}
+
+    def warning(self) -> str:
+        """Return what was translated in one line; empty if nothing was."""
+        if not self.translated:
+            return ""
+        defaults = " ".join(f"{key}={value}" for key, value in self.defaults.items())
+        return f"keys of verl (docs/upstream_map.md): defaults: {defaults}; translated: {' | '.join(self.listed) or 'nothing else'}"
+
+
+def translate(given: Sequence[str]) -> Command:
+    """Return the command line with settings of verl and Dr. MAS translated; others, and values that are refused, stay as they are."""
+    settings = dict(pair for pair in map(split, given) if pair is not None)
+    found = {override: _take(override, _find(override), settings) for override in given}
+    command = Command(translated=any(taken is not None for taken in found.values()))
+    if not command.translated:
+        command.overrides = list(given)
+        return command
+    for override in given:
+        key = override.lstrip("+").partition("=")[0]
+        other = next((entry for entry in VERL_MEANINGS if entry.name == key), None)
+        taken = found[override] or _take(override, other, settings)
+        if taken is None:
+            command.overrides.append(override if override.startswith("-") else override.lstrip("+"))
+            continue
+        new = [f"{name}={value}" for name, value in taken.overrides.items()]
+        command.overrides += new
+        command.typed |= dict.fromkeys(taken.overrides, override)
+        if taken.listed:
+            command.listed.append(f"{override.lstrip('+')}: {'; '.join([*new, taken.note])}")
+    translated = dict(pair for pair in map(split, command.overrides) if pair is not None)
+    command.defaults = upstream_defaults(settings, translated)
+    return command
+
+
+def _find(override: str) -> VerlKey | None:
+    key = override.lstrip("+").partition("=")[0]
+    return next((entry for entry in VERL_VALUES if entry.name == key), None) or find_verl_key(key)
+
+
+def _take(override: str, entry: VerlKey | None, settings: Mapping[str, str]) -> Taken | None:
+    pair = split(override)
+    if pair is None or entry is None or entry.take is None:
+        return None
+    key, value = pair
+    whole = key if "*" in entry.name else entry.name
+    taken = entry.take(Setting(key, value, key[len(whole) :], entry.here, settings))
+    return None if taken is None else Taken(taken.overrides, taken.listed, taken.note or entry.note)
+
+
+def split(override: str) -> tuple[str, str] | None:
+    """Return key and value of an override; None for one that sets no value."""
+    if "=" not in override or override.startswith(("-", "~", "hydra")):
+        return None
+    key, _, value = override.lstrip("+").partition("=")
+    return key, value

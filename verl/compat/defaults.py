@@ -1,0 +1,75 @@
+"""verl's and Dr. MAS's defaults that differ from those here, for command lines in their names; and the keys that may be left out there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from verl.compat.values import plain
+
+ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{section}" for section in ("actor", "ref", "rollout", "model"))
+# A command line in the names of verl without any of these keys names no team.
+TEAM = ("agent.agent_ids", "agent.orchestra_type", "env.env_name")
+# Keys that only Dr. MAS has.
+DR_MAS = ("env.seed", "env.search.", "agent.multi_agent", "agent.use_agent_memory")
+# Defaults of both that change the result, the memory that is needed, or the number of devices.
+VERL_DEFAULTS = {
+    "data.train_batch_size": "1024",
+    "data.filter_overlong_prompts": "false",
+    f"{MODEL}.enable_gradient_checkpointing": "true",
+    f"{ACTOR}.ppo_mini_batch_size": "256",
+    f"{ACTOR}.use_dynamic_bsz": "false",
+    f"{ACTOR}.shuffle": "false",
+    f"{ROLLOUT}.val_kwargs.do_sample": "false",
+    "critic.model.enable_gradient_checkpointing": "true",
+    "algorithm.adv_estimator": "gae",
+    "env.rollout.n": "1",
+    "trainer.total_epochs": "30",
+    "trainer.n_gpus_per_node": "8",
+}
+DR_MAS_DEFAULTS = {
+    f"{ACTOR}.entropy_coeff": "0.001",
+    f"{ACTOR}.use_invalid_action_penalty": "true",
+    "algorithm.group_by_agent_id": "false",
+    "algorithm.gigpo.similarity_thresh": "1.0",
+    "env.max_steps": "50",
+    "env.history_length": "2",
+}
+# Keys whose default is the value of another key.
+FOLLOW = {
+    f"{REF}.log_prob_use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
+    f"{ROLLOUT}.log_prob_use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
+    "critic.use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
+    "critic.ppo_mini_batch_size": f"{ACTOR}.ppo_mini_batch_size",
+    "critic.ppo_epochs": f"{ACTOR}.ppo_epochs",
+    "critic.shuffle": f"{ACTOR}.shuffle",
+    "critic.loss_agg_mode": f"{ACTOR}.loss_agg_mode",
+}
+# Keys that are left out where they have no effect: verl reads them under the same conditions, or they change speed and memory alone.
+MAY_HAVE_NO_EFFECT = (
+    f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type", f"{ACTOR}.clip_ratio", f"{ACTOR}.ppo_max_token_len_per_gpu",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.fsdp_config.", f"{MODEL}.lora_alpha", f"{REF}.", f"{ROLLOUT}.log_prob_",
+    f"{ROLLOUT}.val_kwargs.", f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.enforce_eager",
+    f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.enable_chunked_prefill", "critic.", "algorithm.gamma", "algorithm.lam",
+    "algorithm.kl_ctrl.", "algorithm.kl_penalty", "algorithm.gigpo.", "algorithm.group_by_agent_id", "algorithm.rollout_correction.",
+    "trainer.critic_warmup", "trainer.resume_from_path",
+)  # fmt: skip
+
+
+def upstream_defaults(settings: Mapping[str, str], translated: Mapping[str, str]) -> dict[str, str]:
+    """Return the keys, key -> value, that a command line in verl's or Dr. MAS's names leaves at their defaults, which differ here.
+
+    Args:
+        settings: the command line as typed, key -> value.
+        translated: its settings here, key -> value.
+    """
+    defaults = dict(VERL_DEFAULTS)
+    if any(key.startswith(DR_MAS) for key in settings):
+        defaults |= DR_MAS_DEFAULTS
+    if plain(translated.get(f"{ACTOR}.use_adaptive_ppo_mini_batch_size", "false")) == "true":
+        del defaults[f"{ACTOR}.ppo_mini_batch_size"]
+    adapter = translated.get(f"{MODEL}.lora_rank"), translated.get(f"{MODEL}.lora_adapter_path")
+    if any(value is not None and plain(value) != "null" for value in adapter) and "agent.specialization" not in translated:
+        defaults |= {"agent.specialization": "lora", f"{MODEL}.lora_alpha": "16"}
+    values = {**defaults, **translated}
+    defaults |= {key: values[leader] for key, leader in FOLLOW.items() if leader in values}
+    return {key: value for key, value in defaults.items() if key not in translated}

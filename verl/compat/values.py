@@ -1,0 +1,137 @@
+"""How values of verl's keys are taken: carried to the equivalent key, or left out where they change nothing here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One `key=value` of a command line in verl's names.
+
+    Attributes:
+        key: the key as typed, without `+`.
+        value: the value as typed.
+        rest: the part of the key below the entry that matched it, such as `.param_offload`; empty if the entry is the key itself.
+        here: the equivalent keys of the entry.
+        command: all settings of the command line, key -> value as typed.
+    """
+
+    key: str
+    value: str
+    rest: str
+    here: tuple[str, ...]
+    command: Mapping[str, str]
+
+    @property
+    def plain(self) -> str:
+        """The value in lower case, without quotes."""
+        return plain(self.value)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a setting becomes.
+
+    Attributes:
+        overrides: key -> value here; empty if the setting is left out.
+        listed: the warning about the translation names it; False if the value says what is so anyway.
+        note: replaces the entry's note in that warning.
+    """
+
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    listed: bool = True
+    note: str = ""
+
+
+Take = Callable[[Setting], Taken | None]
+
+
+def plain(value: str) -> str:
+    """Return a value as typed in lower case, without quotes."""
+    return value.strip().strip("'\"").lower()
+
+
+def carried(setting: Setting) -> Taken:
+    """Set the equivalent key to the same value."""
+    return Taken({f"{setting.here[0]}{setting.rest}": setting.value})
+
+
+def mapped(**values: str) -> Take:
+    """Set the equivalent key to the counterpart of the value; other values are refused."""
+
+    def take(setting: Setting) -> Taken | None:
+        return Taken({setting.here[0]: values[setting.plain]}) if setting.plain in values else None
+
+    return take
+
+
+def nothing(*values: str) -> Take:
+    """Leave out these values, or all if none are named, in silence: they say what is so anyway."""
+    return lambda setting: Taken(listed=False) if not values or setting.plain in values else None
+
+
+def no_effect(*values: str, silent: tuple[str, ...] = ()) -> Take:
+    """Leave out these values, or all if none are named, and list them: they change speed or memory, not the result."""
+
+    def take(setting: Setting) -> Taken | None:
+        if setting.plain in silent:
+            return Taken(listed=False)
+        return Taken() if not values or setting.plain in values else None
+
+    return take
+
+
+def below(**takes: Take) -> Take:
+    """Take settings below the entry by the last part of their key; others are refused."""
+
+    def take(setting: Setting) -> Taken | None:
+        chosen = takes.get(setting.rest.rpartition(".")[2])
+        return chosen(setting) if chosen else None
+
+    return take
+
+
+def own_values(setting: Setting) -> Taken | None:
+    """Leave out `null` where the agents have values of their own, under `agent.agent_specific_parameters`."""
+    own = setting.key.replace("actor_rollout_ref", "agent.agent_specific_parameters", 1)
+    return Taken(listed=False) if setting.plain == "null" and own in setting.command else None
+
+
+DTYPES = {"bfloat16": "bf16", "float32": "fp32", "bf16": "bf16", "fp32": "fp32"}
+LOGGERS = {"file": "jsonl"}
+
+
+def into_dtype(setting: Setting) -> Taken | None:
+    """Set the equivalent key, the dtype of the forward pass, by its short name."""
+    return Taken({setting.here[0]: DTYPES[setting.plain]}) if setting.plain in DTYPES else None
+
+
+def equal_to_here(setting: Setting) -> Taken | None:
+    """Leave out a value that the equivalent key has as well."""
+    return Taken(listed=False) if plain(setting.command.get(setting.here[0], "")) == setting.plain else None
+
+
+def loggers(setting: Setting) -> Taken | None:
+    """Write one name as a list, and the names of verl's backends as ours."""
+    names = [plain(name) for name in setting.value.strip("[]").split(",")]
+    wanted = [LOGGERS.get(name, name) for name in names]
+    if wanted == names and setting.value.startswith("["):
+        return None
+    return Taken({setting.here[0]: f"[{','.join(wanted)}]"}, listed=wanted != names)
+
+
+def reward_manager(setting: Setting) -> Taken | None:
+    """Take verl's managers: with a function of the user all call `compute_score` with verl's arguments, which is `naive` here."""
+    function = any(key.endswith("custom_reward_function.path") and plain(value) != "null" for key, value in setting.command.items())
+    if function:
+        return Taken({setting.here[0]: "naive"}) if setting.plain in ("dapo", "gdpo", "batch", "prime") else None
+    return Taken(listed=setting.plain != "naive") if setting.plain in ("naive", "dapo", "prime") else None
+
+
+def within_a_node(setting: Setting) -> Taken | None:
+    """Use all devices of a node for an engine that would span several."""
+    node = setting.command.get("trainer.n_gpus_per_node", "8")
+    spans = setting.plain.isdigit() and node.isdigit() and int(setting.plain) > int(node)
+    return Taken({setting.key: node}) if spans else None
