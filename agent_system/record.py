@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
+from agent_system.agent import Message
 from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
 from agent_system.tools.agent import ToolUse
@@ -78,6 +79,7 @@ class Sample:
         reward_terms: named terms that reward functions reported for this call.
         token_rewards: the part of `local_reward` that belongs to single tokens, one number per token; empty if there is none.
         tools: tool calls of the reply of a `ToolAgent`, else None.
+        messages: chat messages of the prompt, for reward models; not in trajectory files.
         final_call: for an earlier generation of a call (a round of a `ToolAgent`, a summary), the number of the last one in the turn, which
             `act` followed; else None.
         summary: it is a summary that the agent wrote for its memory.
@@ -123,6 +125,7 @@ class Sample:
     tools: ToolUse | None = None
     final_call: int | None = None
     summary: bool = False
+    messages: tuple[Message, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -216,6 +219,21 @@ class EpisodeRecord:
     def committed(self) -> tuple[Sample, ...]:
         """The committed samples of the episode, one per call."""
         return tuple(s for s in self.samples if s.committed)
+
+    @property
+    def branched(self) -> bool:
+        """Whether it is an episode of tree sampling."""
+        return any(s.fork_reward is not None for s in self.samples)
+
+    def with_team_reward(self, team: float) -> EpisodeRecord:
+        """Return the episode with another team reward, which arrives at its end."""
+        samples = tuple(s if s.act_reward is None else replace(s, act_reward=0.0) for s in self.samples)
+        return replace(self, team_reward=team, turn_rewards=(*(0.0 for _ in self.turn_rewards[1:]), team), samples=samples)
+
+    def as_played(self) -> EpisodeRecord:
+        """Return the committed replies of a tree as an episode of parallel sampling."""
+        samples = [s if s.fork_reward is None else replace(s, fork_reward=None, local_reward=s.episode_local) for s in self.committed]
+        return replace(self, samples=tuple(samples))
 
     @property
     def failed(self) -> bool:

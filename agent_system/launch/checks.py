@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from agent_system.errors import AgentSystemError
-from agent_system.launch.collector import build_collector, check_endpoints, remote_bindings
+from agent_system.launch.collector import build_collector, check_endpoints
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
 from agent_system.rollout.collector import TooManyFailuresError
 from agent_system.rollout.tree import check_tree_env
@@ -28,7 +28,7 @@ from verl.trainer.config.cross_checks import check_settings, warn_of_warmup
 from verl.trainer.config.presets import describe_preset
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run
-from verl.trainer.model_checks import adapter_sizes, check_critic, check_vllm
+from verl.trainer.model_checks import adapter_sizes, check_critic, check_reward_model, check_vllm
 from verl.trainer.placement.role_policies import output_dir
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.controller import ControllerError, resolve_device
@@ -65,7 +65,7 @@ def check_team(config: RunConfig) -> None:
         )
     env = EnvRegistry.get(config.env.env_name)
     if config.rollout.sampling == "tree":
-        check_tree_env(env)
+        check_tree_env(env, config.reward)
     unknown = [k for k in config.agent.orchestra if k != config.agent.orchestra_type]
     if unknown:
         raise AgentSystemError(
@@ -148,6 +148,7 @@ def check_run(config: RunConfig) -> CheckedRun:
         read_state(checkpoint, placement, critics, bases)
         check_saved_models(checkpoint, config, placement)
     run_dir = output_dir(config, placement, trained_in, checkpoint)
+    check_reward_model(config)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
     sizes = adapter_sizes(placement)
     check_critic(config, placement, tokenizers)
@@ -158,6 +159,6 @@ def check_run(config: RunConfig) -> CheckedRun:
         warn_of_warmup(config.trainer, steps_of_run(config.trainer, len(loader)))
         if checkpoint is not None:
             loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))
-    check_endpoints(remote_bindings(config, placement).values())
+    check_endpoints(config, placement)
     name = config.trainer.experiment_name if run_dir == trained_in else f"{config.trainer.experiment_name}/{run_dir.name}"
     return CheckedRun(placement, sizes, tokenizers, train, val, run_dir, name)

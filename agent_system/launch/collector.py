@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from agent_system.env_workers import EnvWorkers
+from agent_system.reward.model import RewardModel
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult
 from agent_system.rollout.remote import RemoteBinding
+from agent_system.rollout.reward_models import QUESTION, Classifier, Judge
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.task import task_from_row
 from verl.models.loader import stop_token_ids
 from verl.protocol.generate import RolloutError, SamplingParams
 from verl.trainer.config import RolloutConfig, RunConfig
-from verl.trainer.config.cross_checks import api_key, candidates_of
+from verl.trainer.config.cross_checks import candidates_of
+from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.role_policies import policy_rows
-from verl.trainer.placement.table import Placement
+from verl.trainer.placement.table import AgentPlacement, Placement
+from verl.trainer.placement.untrained import api_key
 from verl.trainer.ppo.collect.greedy_baseline import needs_baselines
 from verl.trainer.ppo.critic import critic_agents
 from verl.trainer.ppo.per_agent import agent_config
 from verl.utils.dataset import PromptMeasure
+from verl.utils.names import slug
+
+if TYPE_CHECKING:
+    from agent_system.rollout.endpoint import Endpoint  # aiohttp, which runs without an API do not need
 
 logger = logging.getLogger(__name__)
+REWARD_MODEL = "the reward model"
 
 
 class TaskCollector:
@@ -88,25 +98,28 @@ def remote_bindings(config: RunConfig, placement: Placement) -> dict[str, Remote
 
     bindings = {}
     for row in placement.api:
-        endpoint = Endpoint(row.agent_id, row.api, api_key(row.agent_id, row.api))
+        endpoint = Endpoint(row.agent_id, row.api, api_key(f"agent.api.{slug(row.agent_id)}", row.api))
         train, val = (sampling_of(row.config.rollout, config, (), validate) for validate in (False, True))
         bindings[row.agent_id] = RemoteBinding(row.agent_id, row.policy_id, endpoint, train, val)
     return bindings
 
 
-def check_endpoints(bindings: Collection[RemoteBinding]) -> None:
-    """Request one reply from every server. Raise ConfigError if one gives none."""
-    if not bindings:
+def check_endpoints(config: RunConfig, placement: Placement) -> None:
+    """Request one reply from the server of every agent and of the reward model. Raise ConfigError if one gives none."""
+    servers = [("agent.api", binding.endpoint) for binding in remote_bindings(config, placement).values()]
+    if config.reward.model.kind == "api":
+        servers.append(("reward.model.api", _reward_endpoint(config)))
+    if not servers:
         return
 
     async def check_all() -> None:
-        for binding in bindings:
-            await binding.endpoint.check()
+        for where, endpoint in servers:
+            try:
+                await endpoint.check()
+            except RolloutError as error:
+                raise ConfigError(f"{error}; start the server, or correct {where}") from error
 
-    try:
-        asyncio.run(check_all())
-    except RolloutError as error:
-        raise ConfigError(f"{error}; start the server, or correct agent.api") from error
+    asyncio.run(check_all())
 
 
 def _greedy_baselines(config: RunConfig, placement: Placement) -> list[str]:
@@ -114,6 +127,54 @@ def _greedy_baselines(config: RunConfig, placement: Placement) -> list[str]:
     if config.rollout.sampling != "tree" or follows_committed(config):
         return []
     return [a.agent_id for a in placement.trained if needs_baselines(str(agent_config(config.algorithm, a.agent_id).adv_estimator))]
+
+
+def build_reward_model(
+    config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]
+) -> RewardModel | None:
+    """Return the model of `reward.model`, bound to its engine or its server; None without one.
+
+    Raises:
+        ConfigError: the environment variable of an API key is not set, or the template cannot be read.
+        AgentSystemError: the template cannot be filled, or a tokenizer has no chat template.
+    """
+    settings, row = config.reward.model, placement.reward_model
+    if settings.kind is None:
+        return None
+    if row is not None and settings.kind == CLASSIFIER:
+        return Classifier(clients[row.wg_id], tokenizers[row.wg_id], settings)
+    return Judge(_judge_binding(config, row, tokenizers, clients), settings, _question(settings.template), config.data.seed)
+
+
+def _judge_binding(
+    config: RunConfig, row: AgentPlacement | None, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]
+) -> AgentBinding | RemoteBinding:
+    settings = config.reward.model
+    sampling = SamplingParams(settings.response_length, settings.temperature)
+    if row is None:
+        return RemoteBinding(REWARD_MODEL, REWARD_MODEL, _reward_endpoint(config), sampling, sampling)
+    tokenizer = tokenizers[row.wg_id]
+    sampling = replace(sampling, stop_token_ids=stop_token_ids(str(row.config.model.path), tokenizer))
+    names = (REWARD_MODEL, row.policy_id, row.wg_id)
+    template_kwargs = config.data.apply_chat_template_kwargs
+    return AgentBinding(*names, clients[row.wg_id], tokenizer, sampling, sampling, settings.max_length, None, template_kwargs, False)
+
+
+def _reward_endpoint(config: RunConfig) -> Endpoint:
+    from agent_system.rollout.endpoint import Endpoint
+
+    api = config.reward.model.api
+    return Endpoint(REWARD_MODEL, api, api_key("reward.model.api", api))
+
+
+def _question(path: str | None) -> str:
+    """Return the template of the judge's question. Raise ConfigError if its file cannot be read."""
+    if path is None:
+        return QUESTION
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"reward.model.template={path}: {error}; expected a text file with {{reply}} in it") from error
 
 
 def build_collector(
@@ -170,5 +231,6 @@ def build_collector(
             orchestra_options=config.agent.orchestra.get(config.agent.orchestra_type),
             env_params=config.env.params,
             workers=workers,
+            reward_model=build_reward_model(config, placement, tokenizers, clients),
         )
     )

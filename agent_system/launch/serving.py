@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from agent_system.conversation import Conversation
 from agent_system.launch.checks import check_team, start_sandbox
-from agent_system.launch.collector import build_collector, check_endpoints, remote_bindings
+from agent_system.launch.collector import build_collector, check_endpoints
 from agent_system.registry import EnvRegistry
 from agent_system.sandbox import close_shared
 from verl.trainer.checkpoint.saved_run import SavedRun
@@ -33,7 +33,7 @@ def conversation(checkpoint: str, *, greedy: bool = False, device: str = "auto")
     tokenizers = {group.wg_id: load_group_tokenizer(group) for group in placement.groups}
     env = EnvRegistry.get(config.env.env_name)
     Conversation(build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers)).collector, env)
-    check_endpoints(remote_bindings(config, placement).values())
+    check_endpoints(config, placement)
     with ExitStack() as started:
         start_sandbox(config)
         started.callback(close_shared)

@@ -68,12 +68,8 @@ def _with_continuations(
 ) -> tuple[list[EpisodeRecord], dict[str, float]]:
     step = replace(settings, team_scope="call", shaping="default", propagation=PropagationConfig())
     alone, _ = assign_rewards(records, step, penalty)
-    episodes, metrics = assign_rewards([replace(r, samples=tuple(map(_as_played, r.committed))) for r in records], settings, penalty)
+    episodes, metrics = assign_rewards([r.as_played() for r in records], settings, penalty)
     return [a if a.failed else _joined(a, e) for a, e in zip(alone, episodes, strict=True)], metrics
-
-
-def _as_played(sample: Sample) -> Sample:
-    return sample if sample.fork_reward is None else replace(sample, fork_reward=None, local_reward=sample.episode_local)
 
 
 def _joined(alone: EpisodeRecord, episode: EpisodeRecord) -> EpisodeRecord:

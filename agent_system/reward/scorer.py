@@ -1,4 +1,4 @@
-"""Applies reward functions to finished episodes, before `assign_rewards`."""
+"""Applies a reward model and reward functions to finished episodes, before `assign_rewards`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,26 +16,46 @@ from agent_system.errors import AgentSystemError
 from agent_system.record import EpisodeRecord, Sample, finite
 from agent_system.reward.functions import build_manager, checked, load_function
 from agent_system.reward.manager import Reward
+from agent_system.reward.model import TERM, ReplyScorer, with_call_scores
 from agent_system.reward.tokens import Prefix, token_rewards
 from agent_system.threads import DaemonExecutor, run_plain
 from verl.trainer.config.reward import RewardConfig
 from verl.utils.names import slug
 
 
+@dataclass(frozen=True)
+class Rewarded:
+    """What reward functions gave a reward to: the episode, and calls by index."""
+
+    episode: bool
+    calls: Collection[int]
+
+
 class EpisodeScorer:
-    """The reward manager and the functions of agents of a run.
+    """The reward manager, the functions of agents and the reward model of a run.
 
     Args:
         settings: the keys under `reward`.
         agent_ids: the agents of the team.
         threads: maximum number of threads for plain functions, started on demand.
         prefix: decodes the beginning of a reply.
+        model: the reward model, or None.
+        tree_returns: `rollout.tree.returns`.
 
     Raises:
         AgentSystemError: a manager or function that does not exist or has a wrong signature, or a pattern that matches no agent.
     """
 
-    def __init__(self, settings: RewardConfig, agent_ids: Sequence[str], threads: int, prefix: Prefix) -> None:
+    def __init__(
+        self,
+        settings: RewardConfig,
+        agent_ids: Sequence[str],
+        threads: int,
+        prefix: Prefix,
+        model: ReplyScorer | None = None,
+        tree_returns: str = "step",
+    ) -> None:
+        self._model, self._tree_returns = model, tree_returns
         self._limit = settings.timeout_s
         self._prefix = prefix if settings.granularity == "token" else None
         self._manager = build_manager(settings)
@@ -54,16 +74,38 @@ class EpisodeScorer:
     @property
     def scores(self) -> bool:
         """Whether there is anything to call."""
-        return self._manager is not None or any(self._functions.values())
+        return self._model is not None or self._manager is not None or any(self._functions.values())
 
     async def score(self, record: EpisodeRecord) -> EpisodeRecord:
-        """Return the episode with the rewards of all functions.
+        """Return the episode with the rewards of the model and of all functions.
+
+        Of a tree with `rollout.tree.returns=committed` the committed replies are rewarded as an episode of parallel sampling. With `step`
+        nothing remains to be done: the model has scored every candidate when it was tried.
 
         Raises:
             AgentSystemError: a reward that is not a finite number, or belongs to no call.
-            TimeoutError: no result within `reward.timeout_s`.
-            Exception: whatever a function raises.
+            TimeoutError: no result within `reward.timeout_s`, or `reward.model.timeout_s`.
+            Exception: whatever a function or the model raises.
         """
+        if not record.samples or not self.scores or (record.branched and self._tree_returns == "step"):
+            return record
+        played = await self._rewarded(record.as_played())
+        return _with_committed(record, played) if record.branched else played
+
+    async def _rewarded(self, record: EpisodeRecord) -> EpisodeRecord:
+        model = self._model
+        if model is None:
+            return (await self._by_functions(record))[0]
+        if model.settings.scope == "episode":
+            score = await model.of_episode(record)
+            record, functions = await self._by_functions(replace(record, reward_terms={TERM: score}))
+            return model.with_team_score(record, score, functions.episode)
+        scores = await model.of_calls(record)
+        record, functions = await self._by_functions(with_call_scores(record, scores))
+        return model.with_local_scores(record, scores, functions.calls)
+
+    async def _by_functions(self, record: EpisodeRecord) -> tuple[EpisodeRecord, Rewarded]:
+        """Return the episode with the rewards of all functions, and what they rewarded."""
         waiting_for = "the reward manager"
         try:
             async with asyncio.timeout(self._limit) as clock:
@@ -77,7 +119,8 @@ class EpisodeScorer:
             if not clock.expired():
                 raise
             raise TimeoutError(f"no reward within reward.timeout_s={self._limit:g} s, waiting for {waiting_for}") from error
-        return _with_calls(_with_episode(record, reward), reward, calls, self._prefix)
+        record = _with_calls(_with_episode(record, reward), reward, calls, self._prefix)
+        return record, Rewarded(reward.value is not None, {i for i, found in calls.items() if any(r.value is not None for r in found)})
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Await an async function, run a plain one in a thread."""
@@ -114,12 +157,10 @@ def _terms(terms: Mapping[str, Any], where: str) -> dict[str, float]:
 
 def _with_episode(record: EpisodeRecord, reward: Reward) -> EpisodeRecord:
     """Return the record with the terms and the team reward, which arrives at the end of the episode."""
-    record = replace(record, reward_terms=_terms(reward.terms, "the reward manager"))
+    record = replace(record, reward_terms={**record.reward_terms, **_terms(reward.terms, "the reward manager")})
     if reward.value is None:
         return record
-    team = finite(reward.value, "the team reward", "the reward manager")
-    samples = tuple(s if s.act_reward is None else replace(s, act_reward=0.0) for s in record.samples)
-    return replace(record, team_reward=team, turn_rewards=(*(0.0 for _ in record.turn_rewards[1:]), team), samples=samples)
+    return record.with_team_reward(finite(reward.value, "the team reward", "the reward manager"))
 
 
 def _with_calls(record: EpisodeRecord, reward: Reward, calls: Mapping[int, list[Reward]], prefix: Prefix | None) -> EpisodeRecord:
@@ -162,4 +203,21 @@ def _with_local(sample: Sample, rewards: Sequence[Reward], prefix: Prefix | None
         sample = replace(sample, local_reward=sum(given), local_given=True)
     if by_token and sample.generation.token_ids:
         sample = replace(sample, token_rewards=tuple(map(sum, zip(*by_token, strict=True))))
-    return replace(sample, reward_terms=terms) if terms else sample
+    return replace(sample, reward_terms={**sample.reward_terms, **terms}) if terms else sample
+
+
+def _with_committed(tree: EpisodeRecord, played: EpisodeRecord) -> EpisodeRecord:
+    """Return a tree with the rewards of its committed replies as an episode; the rewards on their own forks stay."""
+    committed = {id(s): p for s, p in zip(tree.committed, played.samples, strict=True)}
+    return replace(played, samples=tuple(_with_played(s, committed[id(s)]) if s.committed else s for s in tree.samples))
+
+
+def _with_played(sample: Sample, played: Sample) -> Sample:
+    return replace(
+        sample,
+        episode_local=played.local_reward,
+        local_given=played.local_given,
+        act_reward=played.act_reward,
+        reward_terms=played.reward_terms,
+        token_rewards=played.token_rewards,
+    )

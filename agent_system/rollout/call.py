@@ -161,6 +161,7 @@ class Call:
             prior_replies=self.prior_replies,
             order=order,
             trained=binding.trained,
+            messages=self.prompt.messages,
         )
 
     async def greedy_reply(self, limit: float) -> Generation | None:

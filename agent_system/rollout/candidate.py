@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -22,7 +22,8 @@ class Candidate:
         reply: the reply.
         env: the fork, after `act`.
         outcome: outcome of `act`.
-        team, local: summed rewards of `act` and `score`.
+        team, local: summed rewards of `act` and `score`; `local` with that of a reward model.
+        terms: scores of a reward model.
     """
 
     number: int
@@ -31,6 +32,7 @@ class Candidate:
     outcome: Outcome
     team: float
     local: float
+    terms: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from agent_system.orchestra import BaseOrchestra
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
 from agent_system.reward import assign_rewards
+from agent_system.reward.model import COUNTS, ReplyScorer, RewardModel
 from agent_system.reward.scorer import EpisodeScorer
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
@@ -93,15 +94,18 @@ class Collector:
         bindings: Mapping[str, AgentBinding | RemoteBinding],
         settings: CollectorSettings,
         workers: EnvWorkers | None = None,
+        reward_model: RewardModel | None = None,
     ) -> None:
-        """Bind the agents to their policies and the environment to its options; episodes' environments run in `workers`, if given.
+        """Bind the agents to their policies and the environment to its options.
+
+        Episodes' environments run in `workers`, if given; `reward_model` is the model of `settings.reward.model`.
 
         Raises:
             AgentSystemError: an agent of the orchestra has no binding, the environment does not support tree sampling, the orchestra
                 rejects the team, or a reward function cannot be loaded or called.
         """
         if settings.tree is not None:
-            check_tree_env(env.cls)
+            check_tree_env(env.cls, settings.reward)
         missing = [a for a in orchestra.agents if a not in bindings]
         if missing:
             raise AgentSystemError(
@@ -125,7 +129,10 @@ class Collector:
         for runtime in self.runtimes.values():
             runtime.agent.fork()  # a state that cannot be copied is an error before a model loads
         self._shared = {name: own_data(r.agent) for name, r in self.runtimes.items() if not r.agent.stateful}
-        self._scorer = EpisodeScorer(settings.reward, list(self.runtimes), settings.env_threads, self._beginning)
+        self._model = None if reward_model is None else ReplyScorer(settings.reward.model, reward_model, list(self.runtimes))
+        self._scorer = EpisodeScorer(
+            settings.reward, list(self.runtimes), settings.env_threads, self._beginning, self._model, settings.tree_returns
+        )
 
     @classmethod
     def from_names(
@@ -138,6 +145,7 @@ class Collector:
         orchestra_options: Mapping[str, Any] | None = None,
         env_params: Mapping[str, Any] | None = None,
         workers: EnvWorkers | None = None,
+        reward_model: RewardModel | None = None,
     ) -> Collector:
         """Build a collector from registered names: the team is `bindings`, its agents looked up in the orchestra's scope first.
 
@@ -148,7 +156,7 @@ class Collector:
         agents = {name: AgentRegistry.get(name, orchestra=orchestra_type, env=env_name)(name, orchestra.config) for name in bindings}
         env_cls = EnvRegistry.get(env_name)
         env = EnvFactory(env_cls, build_options(env_cls.config_class, env_params, "env.params"))
-        return cls(orchestra, agents, env, bindings, settings, workers)
+        return cls(orchestra, agents, env, bindings, settings, workers, reward_model)
 
     def first_prompt_lengths(self, agent_id: str, tasks: Sequence[Task]) -> list[int]:
         """Return for every task the tokens of an agent's first prompt: its templates with the task, without team context or memory."""
@@ -200,16 +208,22 @@ class Collector:
         with _rare_garbage_collection():
             played = await self._play(_specs(tasks, n, step, validate, greedy, attempt))
             self._warn_of_shared_state()
+            result = self._result(played, self.settings.for_validation() if validate else self.settings)
+            if self._model is not None:
+                result = replace(result, metrics=result.metrics | self._model.take_counts())
             if validate:
-                return self._result(played, self.settings.for_validation())
-            result = self._result(played, self.settings)
+                return result
             if self.settings.tree_returns == "step":  # otherwise agents learn from the rewards of `step`, and from ties
                 self._tied_candidates.update(result.episodes)
             return result
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
         """Return several training collections as one: rows and episodes in their order, rewards and metrics computed over all."""
-        return self._result([e for result in results for e in result.episodes], self.settings)
+        joined = self._result([e for result in results for e in result.episodes], self.settings)
+        counts = Counter[str]()
+        for result in results:
+            counts.update({name: value for name, value in result.metrics.items() if name.startswith(COUNTS)})
+        return replace(joined, metrics=joined.metrics | counts)
 
     def _result(self, played: Sequence[EpisodeRecord], settings: CollectorSettings) -> CollectResult:
         records, metrics = assign_rewards(played, settings.reward, settings.invalid_action_penalty, settings.tree_returns)
@@ -253,7 +267,7 @@ class Collector:
                 while waiting or running:
                     while waiting and len(running) < self.settings.max_concurrent_episodes:
                         index, spec = waiting.popleft()
-                        episode = EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), self.settings)
+                        episode = EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), self.settings, self._model)
                         task = asyncio.create_task(self._episode(episode), name=spec.traj_uid)
                         running[task] = (index, episode)
                         task.add_done_callback(finished.put_nowait)
@@ -275,6 +289,8 @@ class Collector:
                             raise TooManyFailuresError(_grouped(causes, len(specs), "episodes", self.settings.max_failure_rate))
             finally:
                 await _cancel(running)
+                if self._model is not None:
+                    await self._model.close()
                 for runtime in self.runtimes.values():
                     if isinstance(runtime.binding, RemoteBinding):
                         await runtime.binding.endpoint.close()
@@ -295,7 +311,7 @@ class Collector:
         """Play an episode and call the reward functions; an error of these costs the episode as any other."""
         await episode.run()
         record = episode.record()
-        return await self._scorer.score(record) if self._scorer.scores and record.samples else record
+        return await self._scorer.score(record)
 
     def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:
         seed = stable_seed(self.settings.seed, spec.step, spec.validate, spec.env_uid)

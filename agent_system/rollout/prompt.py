@@ -31,13 +31,27 @@ class Prompt:
         text: text after the chat template.
         ids: its token ids.
         dropped: number of entries of team context or memory left out, or cut.
-        messages: chat messages, sent to an API server instead of ids.
+        messages: chat messages, sent to an API server instead of ids, and read by a reward model.
     """
 
     text: str
     ids: tuple[int, ...]
     dropped: int = 0
     messages: tuple[Message, ...] = ()
+
+
+class SpecialTokens:
+    """The special tokens of a tokenizer, as text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        special = sorted((t for t in tokenizer.all_special_tokens if t), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, special))) if special else None
+
+    def removed(self, messages: list[Message]) -> list[Message]:
+        """Return the messages without special tokens in their contents: a reply with "<|im_end|>" must not end another's message."""
+        if self._pattern is None:
+            return messages
+        return [{**m, "content": self._pattern.sub("", m["content"])} for m in messages]
 
 
 class _BlankWhenMissing(dict[str, Any]):
@@ -87,8 +101,7 @@ class PromptBuilder:
         self.tokenizer = tokenizer
         self.max_prompt_length = max_prompt_length
         self.template_kwargs = dict(template_kwargs or {})
-        special = sorted((t for t in tokenizer.all_special_tokens if t), key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, special))) if special else None
+        self._special = SpecialTokens(tokenizer)
         self._encoder = encoder or Encoder(tokenizer)
         self._cache: OrderedDict[tuple[tuple[str, str], ...], Prompt] = OrderedDict()
 
@@ -144,7 +157,7 @@ class PromptBuilder:
             # Templates may need values that only the orchestra or environment has; their length is then checked when they are used.
             logger.warning("prompts of %r cannot be measured before they are used: %r", self.agent.agent_id, error)
             return [0] * len(variables)
-        texts = [self._template(self._without_special_tokens(m)) for m in messages]
+        texts = [self._template(self._special.removed(m)) for m in messages]
         return [len(ids) for ids in encode_all(self.tokenizer, texts)]
 
     def _cut(self, variables: Mapping[str, Any], entry: Entry, memory: Memory) -> tuple[Prompt | None, int]:
@@ -170,22 +183,16 @@ class PromptBuilder:
         return self._tokenize(self.agent.messages(filled))
 
     def _tokenize(self, messages: list[Message]) -> Prompt:
-        messages = self._without_special_tokens(messages)
+        messages = self._special.removed(messages)
         key = tuple((m["role"], m["content"]) for m in messages)
         prompt = self._cache.get(key)
         if prompt is None:
             text = self._template(messages)
-            prompt = Prompt(text, self._encoder.encode(text))
+            prompt = Prompt(text, self._encoder.encode(text), messages=tuple(messages))
             self._cache[key] = prompt
             if len(self._cache) > CACHED_PROMPTS:
                 self._cache.popitem(last=False)
         return prompt
-
-    def _without_special_tokens(self, messages: list[Message]) -> list[Message]:
-        """Remove special tokens from the contents: a reply with "<|im_end|>" must not end another agent's message."""
-        if self._special is None:
-            return messages
-        return [{**m, "content": self._special.sub("", m["content"])} for m in messages]
 
     def _template(self, messages: list[Message]) -> str:
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.template_kwargs))

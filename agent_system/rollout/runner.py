@@ -17,6 +17,7 @@ from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.reward.mixing import mix
+from agent_system.reward.model import ReplyScorer
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
 from agent_system.rollout.candidate import Candidate, CandidateSet
 from agent_system.rollout.episode_agents import EpisodeAgents
@@ -39,7 +40,13 @@ class EpisodeRunner:
     """A running episode. `run` plays it; `record` returns its record, also after a failure."""
 
     def __init__(
-        self, spec: EpisodeSpec, orchestra: BaseOrchestra, runtimes: Mapping[str, AgentRuntime], env: EnvHandle, settings: CollectorSettings
+        self,
+        spec: EpisodeSpec,
+        orchestra: BaseOrchestra,
+        runtimes: Mapping[str, AgentRuntime],
+        env: EnvHandle,
+        settings: CollectorSettings,
+        model: ReplyScorer | None = None,
     ) -> None:
         self.spec = spec
         self.waiting_for = "the environment's reset"
@@ -59,7 +66,7 @@ class EpisodeRunner:
         self._forks = Forks()
         self._tree: Tree | None = None
         if settings.tree is not None and not (spec.validate or spec.greedy):
-            self._tree = Tree(settings.tree, settings.reward.alpha, self._forks)
+            self._tree = Tree(settings.tree, settings.reward.alpha, self._forks, model)
 
     async def run(self) -> None:
         """Play until the environment is done or `max_steps` turns are over.
@@ -217,7 +224,8 @@ class EpisodeRunner:
         call, chosen = candidate_set.call, candidate_set.winner
         greedy = candidate_set.greedy
         for c in (*candidate_set.candidates, *([] if greedy is None else [greedy])):
-            kept = replace(self._rewarded(call.sample(c.reply, self._replies, c.number), c), committed=c is chosen)
+            rewarded = self._rewarded(call.sample(c.reply, self._replies, c.number), c)
+            kept = replace(rewarded, committed=c is chosen, reward_terms=c.terms)
             self._samples.append(replace(kept, greedy=True, trained=False) if c is greedy else kept)
         if (summary := summary_sample(call, self._replies)) is not None:
             self._add_summary(call, self._rewarded(summary, chosen))

@@ -52,7 +52,7 @@ class ToolPromptBuilder(PromptBuilder):
         would show the reply without a part of it (such as its thinking), the whole conversation is rendered anew. It is None when it is
         longer than `max_prompt_length`.
         """
-        messages = self._without_special_tokens([*prompt.messages, {"role": "assistant", "content": reply.text}, *results])
+        messages = self._special.removed([*prompt.messages, {"role": "assistant", "content": reply.text}, *results])
         whole = self._template(messages)
         at = len(prompt.messages)
         around = self._template([*messages[:at], {"role": "assistant", "content": _REPLY}, *messages[at + 1 :]])
@@ -70,10 +70,6 @@ class ToolPromptBuilder(PromptBuilder):
 
     def _is_special(self, token_id: int) -> bool:
         return not decode(self.tokenizer, [token_id])
-
-    def _tokenize(self, messages: list[Message]) -> Prompt:
-        prompt = super()._tokenize(messages)
-        return replace(prompt, messages=tuple(self._without_special_tokens(messages)))
 
     def _template(self, messages: list[Message]) -> str:
         if not self._native:

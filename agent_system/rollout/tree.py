@@ -2,7 +2,8 @@
 
 K may differ by agent; it is 1 for agents that are not trained, unless `rollout.tree.k_per_agent` says otherwise.
 
-A candidate's reward is `alpha * team + local`, from the rewards of `act` on its own fork, and of `score` if the environment has it. With
+A candidate's reward is `alpha * team + local`, from the rewards of `act` on its own fork, of `score` if the environment has it, and of a
+reward model (`reward.model.scope=call`), which scores every candidate in its context before one is chosen. With
 `rollout.tree.returns=committed` the committed candidate has the rewards of the episode instead, and this one for the comparison only.
 Concurrent calls form one `SimultaneousCalls`: the candidates of all of them are tried on forks of the state before any of them, and none
 continues before all choices are made. A single call commits its fork; of several calls, the chosen actions are applied to the environment
@@ -22,13 +23,15 @@ from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.record import finite
 from agent_system.reward.mixing import mix
+from agent_system.reward.model import TERM, ReplyScorer
 from agent_system.rollout.call import Call
 from agent_system.rollout.candidate import Candidate, CandidateSet, choose
 from agent_system.rollout.forks import Forks
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.simultaneous import SimultaneousCalls
 from agent_system.turn import Turn
-from verl.protocol.generate import Generation
+from verl.protocol.generate import EngineGoneError, Generation
+from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
 
 logger = logging.getLogger(__name__)
@@ -42,11 +45,12 @@ class Tree:
         left_out: number of candidates that could not be sampled or scored, by cause.
     """
 
-    def __init__(self, settings: TreeConfig, alpha: float, forks: Forks) -> None:
+    def __init__(self, settings: TreeConfig, alpha: float, forks: Forks, model: ReplyScorer | None = None) -> None:
         self.settings = settings
         self.left_out: Counter[str] = Counter()
         self._alpha = alpha
         self._forks = forks
+        self._model = model
         self._open: SimultaneousCalls | None = None
 
     async def ready(self) -> None:
@@ -69,14 +73,15 @@ class Tree:
     ) -> CandidateSet:
         """Try every reply, and a greedy one, on a fork of `origin`, concurrently, and choose one of `replies`.
 
-        Raises AgentSystemError with the first cause when no candidate could be scored, EnvWorkerError when the environment's worker died.
+        Raises AgentSystemError with the first cause when no candidate could be scored, EnvWorkerError or EngineGoneError when the
+        environment's worker, or the reward model's engine, died.
         """
         numbered = [(number, reply) for number, reply in enumerate(replies) if reply is not None]
         self.left_out[f"a reply of {call.agent_id} was aborted"] += len(replies) - len(numbered)
         numbered += [] if greedy is None else [(len(replies), greedy)]
         results = await asyncio.gather(*(self._try(call, n, reply, origin) for n, reply in numbered), return_exceptions=True)
-        if lost := next((result for result in results if isinstance(result, EnvWorkerError)), None):
-            raise lost  # so is the state that the episode would continue from
+        if lost := next((result for result in results if isinstance(result, (EnvWorkerError, EngineGoneError))), None):
+            raise lost  # the state that the episode would continue from, or all later scores
         candidates, causes = [], []
         for (number, _), result in zip(numbered, results, strict=True):
             if isinstance(result, BaseException):
@@ -114,20 +119,24 @@ class Tree:
         where = f"{env.name}, candidate {number} of call {call.number} of {call.agent_id} in turn {call.turn},"
         team = finite(outcome.team, "team", where) + finite(more.team, "team", where)
         local = sum(_local(o, call, where) for o in (outcome, more))
-        return Candidate(number, reply, env, outcome, team, local)
+        if self._model is None or not self._model.takes(call.agent_id):
+            return Candidate(number, reply, env, outcome, team, local, {})
+        score = await self._model.of_reply(call.prompt.messages, reply.text, call.spec.task)
+        return Candidate(number, reply, env, outcome, team, self._model.combined(local, score), {TERM: score})
 
 
-def check_tree_env(env: type[BaseEnv]) -> None:
-    """Raise AgentSystemError for an environment in which candidates cannot be tried or compared."""
+def check_tree_env(env: type[BaseEnv], reward: RewardConfig | None = None) -> None:
+    """Raise AgentSystemError for an environment in which candidates cannot be tried, or compared by its rewards or a reward model's."""
     if not env.overrides("fork"):
         raise AgentSystemError(
             f"rollout.sampling=tree tries candidates on forks, but {env.__name__} has no fork(); "
             "define it, or use rollout.sampling=parallel"
         )
-    if not (env.overrides("act") or env.overrides("score")):
+    by_model = reward is not None and reward.model.kind is not None
+    if not (by_model or env.overrides("act") or env.overrides("score")):
         raise AgentSystemError(
             f"rollout.sampling=tree compares candidates by the rewards of act() or score(), but {env.__name__} has neither (rewards of "
-            "step() come too late); define one of them, or use rollout.sampling=parallel"
+            "step() come too late); define one of them, set reward.model, or use rollout.sampling=parallel"
         )
 
 

@@ -71,6 +71,7 @@ _PER_DEVICE = "rows per device, not over all devices"
 _ONE_SEED = "one seed for all random numbers"
 _ALL_TOKENS = "the maximum length of the agent's replies"
 _REWARDS = "the environment computes the reward (docs/workflows.md)"
+_REWARD_MODEL = "kind=sequence_classification with path; verl's team reward is scope=episode, combine=replace"
 _TOOLS = "an orchestra defines the order of calls and the tools (docs/workflows.md)"
 _ENGINE = "engines run on the devices of their worker group, each on tensor_model_parallel_size of them"
 _TEXT = "text only: no images, video or audio"
@@ -230,8 +231,8 @@ VERL_KEYS: tuple[VerlKey, ...] = (
         for name in ("source", "module")
     ),
     _renamed("reward.reward_kwargs", "env.params", note=_REWARDS),
-    _renamed("reward.reward_model", "agent.frozen", "agent.api", note="a judge is an agent that is not trained"),
-    _renamed("reward_model", "agent.frozen", "agent.api", note="a judge is an agent that is not trained"),
+    _renamed("reward.reward_model", "reward.model", note=_REWARD_MODEL),
+    _renamed("reward_model", "reward.model", note=_REWARD_MODEL),
     _renamed("reward.num_workers", "env.env_name", note=_REWARDS, take=no_effect()),
     _renamed("*sandbox_fusion.url", "sandbox.backend", "sandbox.url", note="with sandbox.backend=http"),
     _renamed("*sandbox_fusion.max_concurrent", "sandbox.workers"),

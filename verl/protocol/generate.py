@@ -72,6 +72,13 @@ class Generation:
     version: int = 0
 
 
+@dataclass(frozen=True)
+class ScoredPrompt(Generation):
+    """The reply of a reward model: no tokens, but the score of the prompt, which is a whole conversation."""
+
+    score: float = 0.0
+
+
 @runtime_checkable
 class RolloutClient(Protocol):
     """A generator of replies: an engine, a handle to a remote engine, or a scripted engine in a test."""

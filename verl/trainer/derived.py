@@ -34,7 +34,8 @@ def resolve_defaults(config: RunConfig) -> None:
     config.rollout.max_concurrent_episodes = config.rollout.max_concurrent_episodes or max(
         1, EPISODES_PER_SLOT * rollout.max_num_seqs * ranks
     )
-    agent = config.agent
+    agent, reward_model = config.agent, config.reward.model
+    reward_model.path = _folder(reward_model.path)
     for model in (config.actor_rollout_ref.model, config.critic.model):
         model.path, model.tokenizer_path = _folder(model.path), _folder(model.tokenizer_path)
     agent.model_ids = [_folder(model) for model in agent.model_ids]
@@ -49,13 +50,14 @@ def _folder(path: Any) -> Any:
 
 
 def max_model_len(config: RunConfig, placement: Placement, group: WorkerGroupSpec) -> int:
-    """Return the maximum length of prompt plus reply, in tokens, over the agents of a worker group."""
+    """Return the maximum length of prompt plus reply, in tokens, over the agents of a worker group and the reward model in it."""
 
     def longest(r: RolloutConfig) -> int:
         trained = r.response_length or config.data.max_response_length
         return (r.prompt_length or config.data.max_prompt_length) + max(trained, r.val_kwargs.response_length or 0)
 
-    return max(longest(agent.config.rollout) for agent in placement.agents if agent.wg_id == group.wg_id)
+    rows = [*placement.agents, *([] if placement.reward_model is None else [placement.reward_model])]
+    return max(longest(row.config.rollout) for row in rows if row.wg_id == group.wg_id)
 
 
 def load_group_tokenizer(group: WorkerGroupSpec) -> Any:

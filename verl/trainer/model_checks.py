@@ -13,9 +13,11 @@ import torch
 from patches import PatchError, is_installed, require
 from verl.models.loader import ModelPathError, build_causal_lm, check_model_path, load_tokenizer, reading_model
 from verl.models.lora import LoraTargetError, lora_size, lora_spec
+from verl.models.reward_model import check_sequence_classifier
 from verl.models.value_model import check_value_model
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import RunConfig
+from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.table import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents, critic_config
@@ -91,6 +93,16 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
                 name, _, rest = str(error).partition("=")
                 raise ConfigError(f"adapter '{policy}' on {spec.model_path!r}: {row.key(f'model.{name}')}={rest}") from error
     return sizes
+
+
+def check_reward_model(config: RunConfig) -> None:
+    """Raise ConfigError if the model of `reward.model.kind=sequence_classification` gives no scores."""
+    model = config.reward.model
+    if model.kind == CLASSIFIER:
+        try:
+            check_sequence_classifier(str(model.path), model.max_length, trust_remote_code=model.trust_remote_code)
+        except ModelPathError as error:
+            raise ConfigError(f"reward.model.path: {error}") from error
 
 
 def check_critic(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any]) -> None:

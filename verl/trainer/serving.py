@@ -8,6 +8,7 @@ from dataclasses import replace
 from verl.models.loader import resolve_dtype
 from verl.trainer.checkpoint.saved_run import SavedRun
 from verl.trainer.config import RunConfig
+from verl.trainer.config.reward_model import RewardModelConfig
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.team import TeamWorkers
@@ -25,6 +26,7 @@ def for_serving(config: RunConfig, device: str) -> RunConfig:
     own = copy.deepcopy(config)
     own.trainer.controller, own.trainer.device, own.trainer.nnodes, own.trainer.n_gpus_per_node = "local", device, 1, 1
     own.trainer.resource_pool, own.trainer.pool_sizes = "shared", {}
+    own.reward.model = RewardModelConfig()
     own.trainer.val_only, own.rollout.max_failure_rate, own.agent.role_policies = True, 1.0, {}
     return own
 

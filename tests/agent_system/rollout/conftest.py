@@ -69,6 +69,7 @@ def make_collector(tokenizer: Any) -> Callable[..., Collector]:
         remote: Mapping[str, RemoteBinding] | None = None,
         frozen: Collection[str] = (),
         workers: EnvWorkers | None = None,
+        reward_model: Any = None,
         **settings: Any,
     ) -> Collector:
         agents = agents or {"Solver": Solver("Solver"), "Verifier": Verifier("Verifier")}
@@ -80,7 +81,7 @@ def make_collector(tokenizer: Any) -> Callable[..., Collector]:
             for name in agents
         }
         team = bindings | dict(remote or {})
-        return Collector(orchestra or Pair(), agents, EnvFactory(env), team, CollectorSettings(**settings), workers)
+        return Collector(orchestra or Pair(), agents, EnvFactory(env), team, CollectorSettings(**settings), workers, reward_model)
 
     return make
 

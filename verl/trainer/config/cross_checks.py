@@ -6,21 +6,21 @@ Checks of a single key are part of its declaration (`verl.trainer.config.spec`);
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from verl.trainer.config import ApiConfig, RunConfig, TrainedModelConfig, TrainerConfig
+from verl.trainer.config import RunConfig, TrainedModelConfig, TrainerConfig
 from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.effect import check_effect
 from verl.trainer.config.reward import check_tree_rewards
 from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, check_values, keys
 from verl.trainer.placement.pools import assign_devices, check_engine_spans
+from verl.trainer.placement.reward_model import with_reward_model
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
-from verl.trainer.placement.untrained import by_agent, trained_agents
+from verl.trainer.placement.untrained import api_key, by_agent, trained_agents
 from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
 from verl.trainer.ppo.critic import critic_agents, needs_values, reads_values
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields, own_keys
@@ -52,7 +52,7 @@ def check_settings(config: RunConfig) -> Placement:
     Raises ConfigError for the first error.
     """
     check_values(config)
-    placement = build_placement(config.agent, config.actor_rollout_ref)
+    placement = with_reward_model(build_placement(config.agent, config.actor_rollout_ref), config)
     assign_devices(config.trainer, placement)
     check_untrained(config, placement)
     _check_per_agent(config, placement)
@@ -124,23 +124,7 @@ def check_untrained(config: RunConfig, placement: Placement) -> None:
             _check_own_keys(config, agent, "frozen", read, but)
     for remote in placement.api:
         _check_own_keys(config, remote, "behind an API", ASKED, NOT_ASKED)
-        api_key(remote.agent_id, remote.api)
-
-
-def api_key(agent_id: str, api: ApiConfig, environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the API key from the environment variable `api_key_env`; None if `api_key_env` is null.
-
-    Raises ConfigError if the variable is not set.
-    """
-    if api.api_key_env is None:
-        return None
-    key = (os.environ if environment is None else environment).get(api.api_key_env, "").strip()
-    if not key:
-        raise ConfigError(
-            f"agent.api.{slug(agent_id)}.api_key_env={api.api_key_env}: this environment variable is not set; export it, or set "
-            f"agent.api.{slug(agent_id)}.api_key_env=null for a server without a key"
-        )
-    return key
+        api_key(f"agent.api.{slug(remote.agent_id)}", remote.api)
 
 
 def _check_own_keys(config: RunConfig, agent: AgentPlacement | ApiPlacement, what: str, read: Sequence[str], but: Sequence[str]) -> None:
@@ -206,6 +190,8 @@ def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorith
 def check_reward(config: RunConfig, placement: Placement) -> None:
     """Check keys under `reward` for contradictions with each other or with an agent's length limit."""
     reward, buffer = config.reward, config.reward.overlong_buffer
+    if reward.model.kind == "api":
+        api_key("reward.model.api", reward.model.api)
     if reward.propagation.mode != "none" and reward.team_scope != "episode":
         raise ConfigError(
             f"reward.team_scope={reward.team_scope} contradicts reward.propagation.mode={reward.propagation.mode}, which propagates the "

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from verl.trainer.config.reward_model import RewardModelConfig
 from verl.trainer.config.spec import LONGEST_S, ConfigError, key, section
 
 TEAM_SCOPES = ("episode", "turn", "call")
@@ -115,6 +116,7 @@ class RewardConfig:
         "pattern of agent names or slugs -> file_or_module:function, which gives the local reward of each call of these agents",
         check=_patterns,
     )
+    model: RewardModelConfig = section(RewardModelConfig)
     granularity: str = key(
         "reply",
         "what reward functions may reward in a reply: reply (the whole) | token (also single tokens or spans of characters)",
@@ -146,11 +148,17 @@ def check_tree_rewards(reward: RewardConfig, returns: str) -> None:
     Args:
         returns: `rollout.tree.returns`.
     """
-    if has_functions(reward):
+    if returns == "step" and has_functions(reward):
         raise ConfigError(
             "rollout.sampling=tree compares the candidates of a call before the episode goes on, but reward functions "
             "(reward.custom_reward_function, reward.reward_manager, reward.agent_functions) score finished episodes; let the "
-            "environment's act() or score() reward the candidates, or set rollout.sampling=parallel"
+            "environment's act() or score(), or reward.model, reward the candidates, or set rollout.tree.returns=committed or "
+            "rollout.sampling=parallel"
+        )
+    if returns == "step" and reward.model.kind is not None and reward.model.scope == "episode":
+        raise ConfigError(
+            "reward.model.scope=episode scores the answer of an episode, which the candidates of a call in rollout.sampling=tree have not "
+            "led to; set reward.model.scope=call or rollout.tree.returns=committed"
         )
     scope, mode = reward.team_scope, reward.propagation.mode
     if returns == "step" and (scope != "call" or mode != "none"):

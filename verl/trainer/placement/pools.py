@@ -66,7 +66,8 @@ def check_engine_spans(trainer: TrainerConfig, placement: Placement) -> None:
         tp, own = spec.config.rollout.tensor_model_parallel_size, devices[spec.wg_id]
         if tp == 1:
             continue
-        key = f"{placement.agent(spec.agent_ids[0]).key('rollout.tensor_model_parallel_size')}={tp}"
+        name = "rollout.tensor_model_parallel_size"
+        key = f"{placement.agent(spec.agent_ids[0]).key(name) if spec.agent_ids else f'actor_rollout_ref.{name}'}={tp}"
         if trainer.controller == "local":
             raise PlacementError(f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} devices needs {tp}")
         if own.ranks % tp:

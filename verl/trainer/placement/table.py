@@ -93,11 +93,15 @@ class WorkerGroupSpec:
 
 @dataclass(frozen=True)
 class Placement:
-    """The whole table, in the order of `agent.agent_ids`: agents with a policy, their worker groups, and API agents."""
+    """The whole table, in the order of `agent.agent_ids`: agents with a policy, their worker groups, and API agents.
+
+    `reward_model` is the row of `reward.model`, which is no agent; the last worker group may be its own.
+    """
 
     agents: tuple[AgentPlacement, ...]
     groups: tuple[WorkerGroupSpec, ...]
     api: tuple[ApiPlacement, ...] = ()
+    reward_model: AgentPlacement | None = None
 
     def agent(self, agent_id: str) -> AgentPlacement:
         """Return the row of one agent."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verl.trainer.config import AgentConfig, ApiConfig
-from verl.trainer.config.spec import with_values
+from verl.trainer.config.spec import ConfigError, with_values
 from verl.trainer.placement.agent_overrides import PlacementError
 from verl.utils.names import did_you_mean, slug
 
@@ -49,6 +50,22 @@ def by_agent(key: str, given: Iterable[str], agent_ids: Iterable[str]) -> dict[s
             raise PlacementError(f"{key} names agent '{names[name]}' twice; keep one")
         found[names[name]] = name
     return found
+
+
+def api_key(where: str, api: ApiConfig, environment: Mapping[str, str] | None = None) -> str | None:
+    """Return the API key from the environment variable `api_key_env` of the section `where`; None if `api_key_env` is null.
+
+    Raises ConfigError if the variable is not set.
+    """
+    if api.api_key_env is None:
+        return None
+    key = (os.environ if environment is None else environment).get(api.api_key_env, "").strip()
+    if not key:
+        raise ConfigError(
+            f"{where}.api_key_env={api.api_key_env}: this environment variable is not set; export it, or set "
+            f"{where}.api_key_env=null for a server without a key"
+        )
+    return key
 
 
 def _api_config(where: str, given: Any) -> ApiConfig:

@@ -180,10 +180,11 @@ class RayController:
 
         if self.pool is None:
             trainer = self.config.trainer
+            groups = len(self.config.agent.agent_ids) + (self.config.reward.model.path is not None)
             self.pool = RayResourcePool(
                 process_on_nodes=[trainer.n_gpus_per_node] * trainer.nnodes,
                 use_gpu=self.device == "cuda",
-                max_colocate_count=WORKERS_PER_GROUP * (1 if trainer.resource_pool == "dedicated" else len(self.config.agent.agent_ids)),
+                max_colocate_count=WORKERS_PER_GROUP * (1 if trainer.resource_pool == "dedicated" else groups),
                 cpus_per_process=BUNDLE_CPUS,
             )
         if devices.first + devices.ranks > self.pool.world_size:

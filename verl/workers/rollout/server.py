@@ -18,6 +18,7 @@ from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation,
 from verl.single_controller.dispatch import Dispatch, register
 from verl.single_controller.worker import Worker
 from verl.trainer.config import ActorRolloutRefConfig
+from verl.trainer.config.reward_model import CLASSIFIER
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.weight_transfer.base import ReceivedWeights, build_transfer
 
@@ -66,6 +67,13 @@ def build_engine(
         return VLLMEngine(
             config, max_model_len=max_model_len, device=device, num_threads=num_threads, seed=seed, adapters=specs, gpus=gpus, log=log
         )
+    if rollout.name == CLASSIFIER:
+        from verl.models.reward_model import load_sequence_classifier
+        from verl.workers.rollout.classifier import ClassifierEngine
+
+        dtype = resolve_dtype(rollout.dtype, device)
+        classifier = load_sequence_classifier(str(config.model.path), dtype=dtype, trust_remote_code=config.model.trust_remote_code)
+        return ClassifierEngine(classifier.to(device), micro_batch_size=rollout.max_num_seqs, max_model_len=max_model_len)
     if rollout.name != "hf":
         raise ValueError(f"actor_rollout_ref.rollout.name={rollout.name!r}: expected hf or vllm")
     with torch.random.fork_rng(devices=[]):

@@ -1,0 +1,211 @@
+"""A model that scores replies (`reward.model`): which replies it gets, the cache of its scores, and their place among the rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Protocol
+
+from agent_system.agent import Message
+from agent_system.environment import Task
+from agent_system.errors import AgentSystemError
+from agent_system.projection import strip_thinking
+from agent_system.record import EpisodeRecord, Sample, finite
+from verl.trainer.config.reward_model import RewardModelConfig
+from verl.utils.names import slug
+
+# Name of the score among the terms of a call or an episode, and of counts among the metrics.
+TERM, COUNTS = "model_score", "reward/model/"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a model scores.
+
+    Attributes:
+        messages: the chat before the reply.
+        reply: the reply without its thinking.
+        task: the task.
+    """
+
+    messages: tuple[Message, ...]
+    reply: str
+    task: Task
+
+    @property
+    def digest(self) -> str:
+        """Hash of the content; equal conversations have equal scores."""
+        content = [self.messages, self.reply, self.task.prompt, self.task.ground_truth]
+        return blake2b(json.dumps(content, default=str).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+class RewardModel(Protocol):
+    """A model that scores one conversation at a time; its engine batches concurrent ones."""
+
+    async def score(self, conversation: Conversation, counts: Counter[str]) -> float:
+        """Return the score, which depends on the conversation alone; `counts` takes named counts for the metrics.
+
+        Raises RolloutError or AgentSystemError when there is none.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close connections, which belong to the event loop of a collection."""
+        ...
+
+
+class ReplyScorer:
+    """The reward model of a run with the keys under `reward.model`.
+
+    Args:
+        settings: the keys.
+        model: the model.
+        agent_ids: agents of the team.
+
+    Raises:
+        AgentSystemError: `reward.model.agents` matches no agent.
+    """
+
+    def __init__(self, settings: RewardModelConfig, model: RewardModel, agent_ids: Sequence[str]) -> None:
+        self.settings, self._model = settings, model
+        self._agents = {a for a in agent_ids if re.fullmatch(settings.agents, a) or re.fullmatch(settings.agents, slug(a))}
+        if settings.scope == "call" and not self._agents:
+            raise AgentSystemError(f"reward.model.agents={settings.agents} matches no agent; agents: {', '.join(agent_ids)}")
+        self._known: OrderedDict[str, float] = OrderedDict()
+        self._running: dict[str, asyncio.Task[float]] = {}
+        self._counts: Counter[str] = Counter()
+
+    def takes(self, agent_id: str) -> bool:
+        """Return whether the calls of an agent are scored."""
+        return self.settings.scope == "call" and agent_id in self._agents
+
+    async def of_reply(self, messages: Sequence[Message], text: str, task: Task) -> float:
+        """Return the score of a reply to chat messages.
+
+        Raises:
+            TimeoutError: no score within `reward.model.timeout_s`.
+            AgentSystemError: a score that is not a finite number.
+            Exception: whatever the model raises.
+        """
+        return await self._score(Conversation(tuple(map(_readable, messages)), strip_thinking(text), task))
+
+    async def of_calls(self, record: EpisodeRecord) -> dict[int, float]:
+        """Return the scores of an episode's calls, by index. The rounds of a `ToolAgent`'s call have the score of the last one."""
+        assert record.task is not None, "the collector sets the task"
+        scored = [i for i, s in enumerate(record.samples) if self.takes(s.agent_id) and s.final_call is None]
+        asked = [self._of_sample(record.samples[i], record.task) for i in scored]
+        scores = dict(zip(scored, await _all(asked), strict=True))
+        last = {(record.samples[i].turn, record.samples[i].call): score for i, score in scores.items()}
+        rounds = {i: (s.turn, s.final_call) for i, s in enumerate(record.samples) if s.final_call is not None}
+        return scores | {i: last[place] for i, place in rounds.items() if place in last}
+
+    async def of_episode(self, record: EpisodeRecord) -> float:
+        """Return the score of an episode's answer to its task, or of its last reply if it ended before the orchestra answered."""
+        assert record.task is not None, "the collector sets the task"
+        text = record.answer or record.samples[-1].text
+        return await self.of_reply([{"role": "user", "content": record.task.prompt}], text, record.task)
+
+    def combined(self, reward: float, score: float, by_function: bool = False) -> float:
+        """Return a reward with the model's, `weight * score`: added, or with `reward.model.combine=replace` in place of the environment's.
+
+        The reward of a function (`by_function`), which has replaced the environment's itself, is added to.
+        """
+        own = self.settings.weight * score
+        if not self.settings.weight:
+            return reward
+        return own if self.settings.combine == "replace" and not by_function else reward + own
+
+    def with_local_scores(self, record: EpisodeRecord, scores: Mapping[int, float], by_function: Collection[int]) -> EpisodeRecord:
+        """Return the episode with the model's part of the local rewards; `by_function` are the calls that functions have rewarded."""
+        if not self.settings.weight:
+            return record
+        samples = [
+            replace(s, local_reward=self.combined(s.local_reward, scores[i], i in by_function), local_given=True) if i in scores else s
+            for i, s in enumerate(record.samples)
+        ]
+        return replace(record, samples=tuple(samples))
+
+    def with_team_score(self, record: EpisodeRecord, score: float, by_function: bool) -> EpisodeRecord:
+        """Return the episode with the model's part of the team reward, which arrives at the end of the last turn."""
+        team = self.combined(record.team_reward, score, by_function)
+        if self.settings.combine == "replace" and self.settings.weight:
+            return record.with_team_reward(team)
+        *earlier, last = record.turn_rewards
+        return replace(record, team_reward=team, turn_rewards=(*earlier, self.combined(last, score)))
+
+    def take_counts(self) -> dict[str, float]:
+        """Return counts since the last call: `requests`, `cache_hits`, and those of the model."""
+        counts, self._counts = self._counts, Counter()
+        return {f"{COUNTS}{name}": float(counts[name]) for name in {"requests", "cache_hits", *counts}}
+
+    async def close(self) -> None:
+        """End the scores that no episode waits for any more, and close connections."""
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await self._model.close()
+
+    async def _of_sample(self, sample: Sample, task: Task) -> float:
+        known = sample.reward_terms.get(TERM)  # a committed candidate of a tree
+        return await self.of_reply(sample.messages, sample.text, task) if known is None else known
+
+    async def _score(self, conversation: Conversation) -> float:
+        digest = conversation.digest
+        self._counts["requests"] += 1
+        if digest in self._known:
+            self._counts["cache_hits"] += 1
+            self._known.move_to_end(digest)
+            return self._known[digest]
+        task = self._running.get(digest)
+        if task is None:
+            task = self._running[digest] = asyncio.create_task(self._asked(conversation), name=f"score {digest}")
+            task.add_done_callback(lambda done: self._finished(digest, done))
+        else:
+            self._counts["cache_hits"] += 1
+        return await asyncio.shield(task)  # other episodes may wait for the same score
+
+    async def _asked(self, conversation: Conversation) -> float:
+        limit = self.settings.timeout_s
+        try:
+            async with asyncio.timeout(limit) as clock:
+                return finite(await self._model.score(conversation, self._counts), "a score", f"reward.model.kind={self.settings.kind}")
+        except TimeoutError as error:
+            if not clock.expired():
+                raise
+            raise TimeoutError(f"no score within reward.model.timeout_s={limit:g} s from the {self.settings.kind}") from error
+
+    def _finished(self, digest: str, task: asyncio.Task[float]) -> None:
+        del self._running[digest]
+        if task.cancelled() or task.exception() is not None or not self.settings.cache_size:
+            return
+        self._known[digest] = task.result()
+        if len(self._known) > self.settings.cache_size:
+            self._known.popitem(last=False)
+
+
+def with_call_scores(record: EpisodeRecord, scores: Mapping[int, float]) -> EpisodeRecord:
+    """Return the episode with scores of calls, by index, among their terms; a `ToolAgent`'s call counts once."""
+    samples = [
+        replace(s, reward_terms={**s.reward_terms, TERM: scores[i]}) if i in scores and s.final_call is None else s
+        for i, s in enumerate(record.samples)
+    ]
+    return replace(record, samples=tuple(samples))
+
+
+def _readable(message: Message) -> Message:
+    """Return a message with a role that every chat template knows: results of tools are shown as the user's."""
+    return {"role": "user", "content": message["content"]} if message["role"] == "tool" else message
+
+
+async def _all(scores: Sequence[object]) -> list[float]:
+    """Await all scores; raise the error of the first, in their order, that has one."""
+    found = await asyncio.gather(*scores, return_exceptions=True)  # type: ignore[call-overload]
+    for result in found:
+        if isinstance(result, BaseException):
+            raise result
+    return list(found)

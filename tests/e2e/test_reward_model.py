@@ -1,0 +1,166 @@
+"""Models that score replies (`reward.model`) in training, through the keys of the command line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chat_server import ChatServer, completion
+from tests.conftest import save_tokenizer
+from tests.docs.pages import blocks
+from tests.e2e.conftest import Run, read_metrics, weights
+
+
+@pytest.fixture(scope="session")
+def classifier_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random sequence classifier with one output, made from a configuration."""
+    return save_classifier(tmp_path_factory.mktemp("classifier"))
+
+
+def save_classifier(folder: Path, num_labels: int = 1) -> Path:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+    vocab_size = save_tokenizer(folder)
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=1024,
+        num_labels=num_labels,
+        pad_token_id=vocab_size - 3,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Qwen3ForSequenceClassification(config)
+        torch.nn.init.normal_(model.score.weight)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def judge_server() -> Iterator[ChatServer]:
+    """Grades a reply by the length of the question."""
+    server = ChatServer(lambda body: completion(f"Because.\nScore: {len(body['messages'][0]['content']) % 11}"))
+    yield server
+    server.stop()
+
+
+def calls(folder: Path) -> list[dict[str, Any]]:
+    """Every call of training."""
+    files = sorted((folder / "trajectories").glob("*.jsonl"))
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [c for e in lines if e["traj_uid"].startswith("step") for c in e["calls"]]
+
+
+def classifier(path: Path) -> dict[str, Any]:
+    return {"reward.model.kind": "sequence_classification", "reward.model.path": path, "reward.model.max_length": 512}
+
+
+def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit(train: Run, tmp_path: Path, classifier_dir: Path) -> None:
+    [command] = [b.text for b in blocks("bash") if "reward.model.kind=sequence_classification" in b.text]
+    page = dict(word.split("=", 1) for word in shlex.split(command.replace("\\\n", " ")) if "=" in word)
+    changes = page | {"reward.model.path": classifier_dir, "reward.model.agents": "ask.*", "trainer.save_freq": 1}
+    train(changes)
+    for line in read_metrics(tmp_path / "run"):
+        if "agent/asker/reward/model_score/mean" in line:
+            assert line["agent/asker/reward/model_score/std"] > 0
+            assert line["reward/model/requests"] == 6
+            assert "agent/verifier_agent/reward/model_score/mean" not in line
+    for call in calls(tmp_path / "run"):
+        if call["agent_id"] == "Asker":
+            own = call["local_reward"] - 0.5 * call["reward_terms"]["model_score"]
+            assert 0 <= own < 1 and own * 100 == pytest.approx(round(own * 100))
+        else:
+            assert "reward_terms" not in call
+    again = tmp_path / "again"
+    train(changes | {"trainer.default_local_dir": again, "trainer.total_training_steps": 1})
+    train(changes | {"trainer.default_local_dir": again, "reward.model.cache_size": 0})
+    assert weights(again, 2) == weights(tmp_path / "run", 2)
+
+
+@pytest.mark.parametrize("returns", ["step", "committed"])
+def test_candidates_of_a_tree_are_scored_and_the_best_is_committed(train: Run, tmp_path: Path, classifier_dir: Path, returns: str) -> None:
+    tree = {"rollout.sampling": "tree", "rollout.tree.k": 3, "rollout.tree.returns": returns, "env.env_name": "my_forkable_world"}
+    groups = "[traj_uid,agent_id,turn,call]" if returns == "step" else "[uid,agent_id]"
+    keys = {"algorithm.group_by": groups, "reward.team_scope": "call", "reward.model.combine": "replace", "trainer.total_training_steps": 1}
+    train(classifier(classifier_dir) | tree | keys)
+    by_call: dict[Any, list[dict[str, Any]]] = {}
+    for call in calls(tmp_path / "run"):
+        assert call["candidate_reward"] == pytest.approx(call["reward_terms"]["model_score"])
+        by_call.setdefault((call["prompt"], call["agent_id"], call["seed"]), []).append(call)
+    assert len(by_call) == 12
+    for candidates in by_call.values():
+        best = max(candidates, key=lambda c: c["candidate_reward"])
+        assert [c["candidate_reward"] for c in candidates if c["committed"]] == [best["candidate_reward"]]
+        assert all(c["local_reward"] == pytest.approx(c["reward_terms"]["model_score"]) for c in candidates)
+
+
+def test_an_api_judges_whole_episodes(train: Run, tmp_path: Path, judge_server: ChatServer) -> None:
+    changes = {"reward.model.kind": "api", "reward.model.api.base_url": judge_server.url, "reward.model.api.model": "big"}
+    train(changes | {"reward.model.scope": "episode", "reward.model.combine": "replace", "trainer.total_training_steps": 1})
+    files = sorted((tmp_path / "run" / "trajectories").glob("*.jsonl"))
+    episodes = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert episodes
+    assert all(e["team_reward"] == pytest.approx(e["reward_terms"]["model_score"]) for e in episodes)
+    asked = [body for body in judge_server.bodies if "Score: <number>" in body["messages"][0]["content"]]
+    assert asked and all(body["temperature"] == 0 and body["max_tokens"] == 512 for body in asked)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own model", "frozen agent"])
+def test_a_judge_of_the_run_without_verdicts_gives_the_score_for_them(train: Run, tmp_path: Path, tiny_model_dir: Path, own: bool) -> None:
+    where = {"reward.model.path": tiny_model_dir} if own else {"reward.model.agent": "verifier_agent"}
+    frozen = {"agent.frozen": "[Verifier Agent]", "agent.specialization": "full"}
+    keys = {
+        "reward.model.max_length": 900,
+        "reward.model.response_length": 8,
+        "reward.model.unparsable_score": 0.25,
+        "trainer.total_training_steps": 1,
+    }
+    train({"reward.model.kind": "judge", "reward.model.truncate": True} | where | frozen | keys)
+    found = calls(tmp_path / "run")
+    assert found and {c["reward_terms"]["model_score"] for c in found} == {0.25}
+    unparsable = [m["reward/model/unparsable"] for m in read_metrics(tmp_path / "run") if "reward/model/unparsable" in m]
+    assert unparsable
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward.model.kind": "sequence_classification"}, "needs reward.model.path"),
+        ({"reward.model.kind": "judge"}, "needs either reward.model.path or reward.model.agent"),
+        ({"reward.model.kind": "judge", "reward.model.agent": "asker"}, "is trained, so its scores would change"),
+        ({"reward.model.kind": "judge", "reward.model.agent": "askr"}, "no agent 'askr'; did you mean"),
+        ({"reward.model.kind": "api"}, "needs reward.model.api.base_url and reward.model.api.model"),
+        ({"reward.model.weight": 2.0}, "has no effect; it needs reward.model.kind"),
+        ({"reward.model.kind": "jugde"}, "did you mean"),
+    ],
+)
+def test_keys_that_are_missing_or_contradict_each_other_are_refused(
+    refused: Callable[[dict[str, Any]], str], changes: dict[str, Any], message: str
+) -> None:
+    from verl.trainer.config.spec import ConfigError
+
+    try:
+        found = refused(changes)
+    except ConfigError as error:  # found when the command line is composed
+        found = str(error)
+    assert message in found
+
+
+def test_a_model_that_gives_no_scores_is_refused(
+    refused: Callable[[dict[str, Any]], str], tiny_model_dir: Path, classifier_dir: Path, tmp_path: Path
+) -> None:
+    assert "no head for scores" in refused(classifier(tiny_model_dir))
+    assert "has 3 outputs" in refused(classifier(save_classifier(tmp_path / "three", 3)))
+    assert "reads at most 1024 tokens" in refused(classifier(classifier_dir) | {"reward.model.max_length": 2000})
+    assert "matches no agent" in refused(classifier(classifier_dir) | {"reward.model.agents": "nobody"})

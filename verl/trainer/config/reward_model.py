@@ -1,0 +1,104 @@
+"""Keys under `reward.model`: a model that scores replies, beside the rewards of the environment and of reward functions."""
+
+import re
+from dataclasses import dataclass
+from typing import Optional
+
+from verl.trainer.config.api import ApiConfig
+from verl.trainer.config.names import DTYPE_NAMES
+from verl.trainer.config.spec import LONGEST_S, ConfigError, key, section
+
+KINDS = ("sequence_classification", "judge", "api")
+# Also the value of `rollout.name` by which a worker group gets the engine of a reward model.
+CLASSIFIER = "sequence_classification"
+HERE = "reward.model.kind=sequence_classification,judge"
+ASKED = "reward.model.kind=judge,api"
+ANY = "reward.model.kind=sequence_classification,judge,api"
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"it is not a regular expression: {error}") from error
+    return value
+
+
+def _range(value: list[float]) -> list[float]:
+    if len(value) != 2 or not value[0] < value[1]:
+        raise ValueError("expected two numbers, the lowest score and the highest")
+    return value
+
+
+@dataclass
+class RewardModelConfig:
+    kind: Optional[str] = key(
+        None,
+        "what scores replies: sequence_classification (a Hugging Face reward model) | judge (a model of this run, not trained, asked "
+        "for a score) | api (the same question to an OpenAI-compatible server) | null: nothing",
+        choices=KINDS,
+    )
+    path: Optional[str] = key(None, "model folder or hub id of the reward model, or of a judge with an engine of its own", effect=HERE)
+    agent: Optional[str] = key(
+        None, "judge: the frozen agent whose model judges (agent.frozen), instead of path", effect="reward.model.kind=judge"
+    )
+    trust_remote_code: bool = key(False, "run Python code of the model folder when loading the model", effect="reward.model.path")
+    dtype: str = key(
+        "auto", "dtype of the weights; auto: bf16 on GPU, fp32 on CPU", choices=("auto", *DTYPE_NAMES), effect="reward.model.path"
+    )
+    api: ApiConfig = section(ApiConfig, effect="reward.model.kind=api")
+    scope: str = key(
+        "call",
+        "call (the reply of each call, given its prompt: a local reward) | episode (the episode's answer, given the task: a team reward)",
+        choices=("call", "episode"),
+        effect=ANY,
+    )
+    agents: str = key(
+        ".*",
+        "pattern of the names or slugs of the agents whose calls are scored",
+        check=_pattern,
+        effect=(ANY, "reward.model.scope=call"),
+    )
+    combine: str = key(
+        "add",
+        "add (to the other rewards) | replace (the environment's reward in the same place: local of a call, team of an episode)",
+        choices=("add", "replace"),
+        effect=ANY,
+    )
+    weight: float = key(1.0, "the reward is weight * score; with 0 scores are only reported, and available to reward functions", effect=ANY)
+    max_length: int = key(
+        4096, "maximum length of the input in tokens: sequence_classification prompt and reply, judge the question", ge=1, effect=HERE
+    )
+    truncate: bool = key(
+        False,
+        "cut a longer input: sequence_classification its beginning, judge the oldest part of the conversation; false: it costs the episode",
+        effect=HERE,
+    )
+    micro_batch_size: int = key(
+        8, "rows of one forward pass; shorter batches are padded to it", ge=1, effect=f"reward.model.kind={CLASSIFIER}"
+    )
+    template: Optional[str] = key(
+        None, "file with the question to the judge, with {conversation}, {reply}, {task}, {ground_truth}, {mark}; see docs", effect=ASKED
+    )
+    score_range: list[float] = key([0.0, 10.0], "lowest and highest score of a verdict, scaled to [0, 1]", check=_range, effect=ASKED)
+    response_length: int = key(512, "maximum number of tokens of a verdict", ge=1, effect=ASKED)
+    temperature: float = key(0.0, "sampling temperature of the judge; 0: greedy", ge=0, effect=ASKED)
+    retries: int = key(
+        1, "further questions after a verdict without a score, sampled at temperature 1 if greedy before", ge=0, effect=ASKED
+    )
+    unparsable_score: Optional[float] = key(
+        None, "scaled score of a reply without a verdict after all retries; null: it costs the episode", effect=ASKED
+    )
+    cache_size: int = key(100_000, "scores kept by content of prompt and reply; 0 keeps none", ge=0, effect=ANY)
+    timeout_s: float = key(300.0, "time limit of one score, waiting for other scores included", gt=0, le=LONGEST_S, effect=ANY)
+
+
+def check_reward_model(model: RewardModelConfig) -> None:
+    """Raise ConfigError unless `kind` has what it needs."""
+    if model.kind == "sequence_classification" and not model.path:
+        raise ConfigError("reward.model.kind=sequence_classification needs reward.model.path, a Hugging Face reward model")
+    if model.kind == "judge" and bool(model.path) == bool(model.agent):
+        found = f"path={model.path} and agent={model.agent}"
+        raise ConfigError(f"reward.model.kind=judge needs either reward.model.path or reward.model.agent, found {found}")
+    if model.kind == "api" and not (model.api.base_url and model.api.model):
+        raise ConfigError("reward.model.kind=api needs reward.model.api.base_url and reward.model.api.model")
