@@ -59,9 +59,7 @@ def test_the_keys_of_an_example_of_dr_mas_pass_every_check(script: str) -> None:
 
 
 def test_keys_are_translated_and_defaults_are_verls() -> None:
-    config = compose_config(
-        ["actor_rollout_ref.rollout.n=5", "critic.model.fsdp_config.model_dtype=bf16", "trainer.logger=console"]
-    )
+    config = compose_config(["actor_rollout_ref.rollout.n=5", "critic.model.fsdp_config.model_dtype=bf16", "trainer.logger=console"])
     assert (config.env.rollout.n, config.critic.fsdp.model_dtype, config.trainer.logger) == (5, "bf16", ["console"])
     assert (config.algorithm.adv_estimator, config.trainer.total_epochs, config.data.train_batch_size) == ("gae", 30, 1024)
 
