@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ class Task:
         ground_truth: reference for the grader; None when the environment computes rewards without one.
         extra: further data for the environment.
         judged: False for a question without a ground truth; its rewards are not used.
+        messages: the row's chat messages (`role`, `content`), unchanged; empty for a task without a row.
     """
 
     task_id: str
@@ -29,6 +30,7 @@ class Task:
     ground_truth: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     judged: bool = True
+    messages: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,9 @@ class BaseEnv(ABC):
         rewards.
         """
         raise NotImplementedError
+
+    def check_source(self, data_source: str) -> None:  # noqa: B027 - most environments take any
+        """Raise AgentSystemError if tasks of this `data_source` cannot be graded; called for each one of the data before training."""
 
     def fork(self) -> BaseEnv:
         """Return a cheap independent copy of the state (needed by tree sampling only); the task object is shared.

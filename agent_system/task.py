@@ -15,7 +15,7 @@ def task_from_row(row: Mapping[str, Any], prompt_key: str = "prompt") -> Task:
     Args:
         row: `data_source`, `prompt` (chat messages or text), `reward_model.ground_truth` (optional here), `extra_info`; `task_id`
             if the dataset gave one.
-        prompt_key: column with the messages. Only the user messages are used: agents have their own system prompts.
+        prompt_key: column with the messages. `Task.prompt` is made of the user messages: agents have their own system prompts.
 
     Raises:
         AgentSystemError: no user message.
@@ -27,4 +27,5 @@ def task_from_row(row: Mapping[str, Any], prompt_key: str = "prompt") -> Task:
     if not prompt:
         raise AgentSystemError(f"task {task_id!r}: column {prompt_key!r} has no user message, found {messages!r:.120}")
     truth = (row.get("reward_model") or {}).get("ground_truth")
-    return Task(task_id, prompt, str(row.get("data_source") or ""), truth, dict(row.get("extra_info") or {}))
+    chat = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(m) for m in messages]
+    return Task(task_id, prompt, str(row.get("data_source") or ""), truth, dict(row.get("extra_info") or {}), messages=chat)

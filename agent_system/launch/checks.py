@@ -13,6 +13,7 @@ import torch
 
 from agent_system.errors import AgentSystemError
 from agent_system.launch.collector import build_collector, check_endpoints
+from agent_system.options import build_options
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
 from agent_system.rollout.collector import TooManyFailuresError
 from agent_system.rollout.tree import check_tree_env
@@ -102,7 +103,16 @@ def build_datasets(
     val = RLHFDataset(data.val_files, tokenizer, data, data.val_max_samples, measures, judged) if data.val_files else None
     if val is None and config.trainer.val_only:
         raise DatasetError("trainer.val_only=true needs data.val_files")
+    _check_sources(config, [row["data_source"] for dataset in (train, val) if dataset is not None for row in dataset.rows])
     return train, val
+
+
+def _check_sources(config: RunConfig, sources: Sequence[str]) -> None:
+    env = EnvRegistry.get(config.env.env_name)
+    if env.overrides("check_source"):
+        made = env(build_options(env.config_class, config.env.params, "env.params"))
+        for source in dict.fromkeys(sources):
+            made.check_source(source)
 
 
 @dataclass(frozen=True)

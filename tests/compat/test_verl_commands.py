@@ -15,8 +15,6 @@ from verl.trainer.derived import resolve_defaults
 FACTS = json.loads((Path(__file__).parent / "upstream_commands.json").read_text(encoding="utf-8"))
 VERL = next(commands for source, commands in FACTS.items() if "verl-project" in source)
 DR_MAS = next(commands for source, commands in FACTS.items() if "DrMAS" in source)
-# One agent instead of the team that verl's commands do not have.
-ALONE = ["agent.orchestra_type=single", "agent.agent_ids=[Single Agent]", "env.env_name=math"]
 REFUSED = {
     "grpo_trainer/run_qwen2-7b_math_megatron_fsdp.sh": "FSDP2 is the one training engine",
     "grpo_trainer/run_mistral_nemo_12b_skyworkrm_fsdp.sh": "unknown key reward.reward_model.enable",
@@ -30,8 +28,8 @@ def test_the_facts_are_those_of_32_and_13_scripts() -> None:
 
 
 @pytest.mark.parametrize("script", VERL)
-def test_the_keys_of_an_example_of_verl_compose_with_one_agent_or_are_refused_by_one_line(script: str) -> None:
-    given = [*get_args_parser().parse_args(VERL[script]).overrides, *ALONE]
+def test_the_keys_of_an_example_of_verl_compose_or_are_refused_by_one_line(script: str) -> None:
+    given = get_args_parser().parse_args(VERL[script]).overrides
     if script in REFUSED:
         with pytest.raises(ConfigError) as refused:
             compose_config(given)
@@ -39,6 +37,7 @@ def test_the_keys_of_an_example_of_verl_compose_with_one_agent_or_are_refused_by
         return
     config = compose_config(given)
     settings = dict(o.lstrip("+").split("=", 1) for o in given)
+    assert (config.agent.orchestra_type, config.agent.agent_ids, config.env.env_name) == ("single", ["Single Agent"], "data_source")
     assert config.env.rollout.n == int(settings.get("actor_rollout_ref.rollout.n", 1))
     assert config.algorithm.adv_estimator == settings["algorithm.adv_estimator"]
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == int(settings["actor_rollout_ref.actor.ppo_mini_batch_size"])
@@ -60,9 +59,7 @@ def test_the_keys_of_an_example_of_dr_mas_pass_every_check(script: str) -> None:
 
 
 def test_keys_are_translated_and_defaults_are_verls() -> None:
-    config = compose_config(
-        ["actor_rollout_ref.rollout.n=5", "critic.model.fsdp_config.model_dtype=bf16", "trainer.logger=console", *ALONE]
-    )
+    config = compose_config(["actor_rollout_ref.rollout.n=5", "critic.model.fsdp_config.model_dtype=bf16", "trainer.logger=console"])
     assert (config.env.rollout.n, config.critic.fsdp.model_dtype, config.trainer.logger) == (5, "bf16", ["console"])
     assert (config.algorithm.adv_estimator, config.trainer.total_epochs, config.data.train_batch_size) == ("gae", 30, 1024)
 
@@ -83,22 +80,27 @@ def test_a_command_in_the_keys_of_this_package_stays_as_it_is() -> None:
 )
 def test_a_value_that_would_change_the_result_is_refused(override: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        compose_config([override, "data.truncation=error", *ALONE])
+        compose_config([override, "data.truncation=error"])
 
 
-def test_a_command_without_a_team_is_refused_instead_of_training_the_default_team() -> None:
-    with pytest.raises(ConfigError, match=r"names no team: add .*agent.orchestra_type=single"):
-        compose_config(["actor_rollout_ref.rollout.n=5"])
+@pytest.mark.parametrize(("function", "params"), [("null", {}), ("reward.py", {"graded": False})])
+def test_a_reward_function_replaces_the_reward_by_data_source(function: str, params: dict[str, bool]) -> None:
+    config = compose_config(["actor_rollout_ref.rollout.n=5", f"custom_reward_function.path={function}"])
+    assert (config.env.env_name, config.env.params) == ("data_source", params)
+
+
+def test_a_team_that_is_named_keeps_its_environment() -> None:
+    assert compose_config(["actor_rollout_ref.rollout.n=5", "env.env_name=math"]).env.env_name == "math"
 
 
 def test_messages_name_the_setting_as_typed() -> None:
-    given = ["actor_rollout_ref.rollout.n=many", *ALONE]
+    given = ["actor_rollout_ref.rollout.n=many"]
     with pytest.raises(ConfigError) as refused:
         compose_config(given)
     assert "set by actor_rollout_ref.rollout.n=many" in with_preset_note(str(refused.value), given)
 
 
 def test_one_warning_lists_what_was_translated() -> None:
-    said = translate(["actor_rollout_ref.rollout.n=5", "data.truncation=left", "data.return_raw_chat=True", *ALONE]).warning()
+    said = translate(["actor_rollout_ref.rollout.n=5", "data.truncation=left", "data.return_raw_chat=True"]).warning()
     assert "actor_rollout_ref.rollout.n=5: env.rollout.n=5" in said
     assert "data.truncation=left" in said and "return_raw_chat" not in said

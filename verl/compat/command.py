@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from verl.compat.defaults import TEAM, upstream_defaults
+from verl.compat.defaults import upstream_defaults
 from verl.compat.keys import VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
 from verl.compat.values import Setting, Taken
 
@@ -27,11 +27,6 @@ class Command:
     listed: list[str] = field(default_factory=list)
     translated: bool = False
     defaults: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def names_no_team(self) -> bool:
-        """Whether it is translated and has none of the keys `TEAM`."""
-        return self.translated and not any((split(o) or ("", ""))[0] in TEAM for o in self.overrides)
 
     def leave_out(self, keys: Collection[str]) -> None:
         """Remove settings that have no effect."""

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from verl.compat.values import plain
 
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{section}" for section in ("actor", "ref", "rollout", "model"))
-# A command line in the names of verl without any of these keys names no team.
+# A command line in the names of verl without any of these keys names no team (`ALONE`).
 TEAM = ("agent.agent_ids", "agent.orchestra_type", "env.env_name")
+# It trains one agent on the messages of a row, rewarded by its data_source, as verl does.
+ALONE = {"agent.orchestra_type": "single", "agent.agent_ids": "[Single Agent]", "env.env_name": "data_source"}
+FUNCTION = "reward.custom_reward_function.path"
 # Keys that only Dr. MAS has.
 DR_MAS = ("env.seed", "env.search.", "agent.multi_agent", "agent.use_agent_memory")
 # Defaults of both that change the result, the memory that is needed, or the number of devices.
@@ -70,6 +73,10 @@ def upstream_defaults(settings: Mapping[str, str], translated: Mapping[str, str]
     adapter = translated.get(f"{MODEL}.lora_rank"), translated.get(f"{MODEL}.lora_adapter_path")
     if any(value is not None and plain(value) != "null" for value in adapter) and "agent.specialization" not in translated:
         defaults |= {"agent.specialization": "lora", f"{MODEL}.lora_alpha": "16"}
+    if not any(key in translated for key in TEAM):
+        defaults |= ALONE
+        if plain(translated.get(FUNCTION, "null")) != "null":
+            defaults["env.params.graded"] = "false"
     values = {**defaults, **translated}
     defaults |= {key: values[leader] for key, leader in FOLLOW.items() if leader in values}
     return {key: value for key, value in defaults.items() if key not in translated}

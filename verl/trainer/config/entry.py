@@ -101,11 +101,6 @@ def prepare(given: Sequence[str]) -> Command:
     command = translate(given)
     for override in command.overrides:
         check_override(override)
-    if command.names_no_team:
-        raise ConfigError(
-            "the command has keys of verl and names no team: add agent.orchestra_type, agent.agent_ids and env.env_name, for one agent "
-            "agent.orchestra_type=single agent.agent_ids=[Single Agent] env.env_name=math (the answer is the last \\boxed{})"
-        )
     overrides = [*(f"{key}={value}" for key, value in command.defaults.items()), *expand_presets(command.overrides)]
     command.overrides = [f"++{o.lstrip('+')}" if o.lstrip("+").replace("=", ".", 1).startswith(FREE_FORM) else o for o in overrides]
     if command.translated:
