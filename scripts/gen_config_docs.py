@@ -1,4 +1,4 @@
-"""Write docs/config.md from the typed configuration, and the table of verl's keys into docs/upstream_map.md.
+"""Write docs/config.md from the typed configuration, and the tables of upstream keys into docs/upstream_map.md.
 
 `python scripts/gen_config_docs.py [--check]`
 """
@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from verl.compat.keys import VERL_KEYS, VerlKey  # noqa: E402
+from verl.compat.defaults import DR_MAS_DEFAULTS, FOLLOW, VERL_DEFAULTS  # noqa: E402
+from verl.compat.keys import VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey  # noqa: E402
+from verl.compat.pettingllms import PETTINGLLMS_KEYS  # noqa: E402
 from verl.trainer.config import RunConfig  # noqa: E402
 from verl.trainer.config.effect import condition_text  # noqa: E402
 from verl.trainer.config.spec import Key, keys, type_text  # noqa: E402
 
 DOC = ROOT / "docs" / "config.md"
 MAP = ROOT / "docs" / "upstream_map.md"
-VERL_KEYS_HEADER = "| verl 0.9 | here | |\n|---|---|---|\n"
+# Headers of the tables that are written into the map.
+KEYS_HEADER = "| verl 0.9 | here | a command's value | |\n|---|---|---|---|\n"
+VALUES_HEADER = "| key | a command's value | |\n|---|---|---|\n"
+DEFAULTS_HEADER = "| default | of a command in the names of |\n|---|---|\n"
+PETTINGLLMS_HEADER = "| PettingLLMs | here | |\n|---|---|---|\n"
 HEADER = """# Configuration keys
 
 Written by `python scripts/gen_config_docs.py` from `verl/trainer/config`; change the declaration there, not this file.
@@ -59,25 +65,70 @@ def effect(key: Key) -> str:
     return "; ".join(f"`{text}`" if re.fullmatch(r"[\w.]+=\w+", text) else text for text in found)
 
 
+def upstream_names(entries: Iterable[VerlKey]) -> str:
+    """Return the names of entries, without code spans: those are our keys."""
+    return ", ".join(f"<code>{entry.name}</code>".replace("*", "\\*") for entry in entries)
+
+
+def our_keys(here: Sequence[str]) -> str:
+    """Return keys as code, or `none`."""
+    return ", ".join(f"`{key}`" for key in here) or "none"
+
+
 def render_verl_keys(entries: Sequence[VerlKey]) -> str:
-    """Return the Markdown table of verl's keys that do not exist here; entries with the same text share a row."""
+    """Return the table of verl's keys that do not exist here; entries with the same text share a row."""
     rows = []
-    for (here, note), members in groupby(entries, key=lambda entry: (entry.here, entry.note)):
-        names = ", ".join(f"<code>{entry.name}</code>".replace("*", "\\*") for entry in members)  # no code spans: those are our keys
-        rows.append(f"| {names} | {', '.join(f'`{key}`' for key in here) or 'none'} | {note} |\n")
-    return VERL_KEYS_HEADER + "".join(rows)
+    for (here, taken, note), members in groupby(entries, key=lambda entry: (entry.here, entry.taken(), entry.note)):
+        rows.append(f"| {upstream_names(members)} | {our_keys(here)} | {taken} | {note} |\n")
+    return KEYS_HEADER + "".join(rows)
+
+
+def render_verl_values(entries: Sequence[VerlKey]) -> str:
+    """Return the table of keys with the same name here and other values."""
+    rows = []
+    for (taken, note), members in groupby(entries, key=lambda entry: (entry.taken(), entry.note)):
+        rows.append(f"| {our_keys([entry.name for entry in members])} | {taken} | {note} |\n")
+    return VALUES_HEADER + "".join(rows)
+
+
+def render_defaults(tables: Mapping[str, Mapping[str, str]], follow: Mapping[str, str]) -> str:
+    """Return the table of the defaults that a translated command gets: those of each upstream, and those that follow another key."""
+    rows = [f"| `{key}={value}` | {upstream} |\n" for upstream, defaults in tables.items() for key, value in defaults.items()]
+    rows += [f"| `{key}` as `{leader}` | both |\n" for key, leader in follow.items()]
+    return DEFAULTS_HEADER + "".join(rows)
+
+
+def render_pettingllms(entries: Sequence[VerlKey]) -> str:
+    """Return the table of PettingLLMs' keys."""
+    rows = [f"| {upstream_names([entry])} | {our_keys(entry.here)} | {entry.note} |\n" for entry in entries]
+    return PETTINGLLMS_HEADER + "".join(rows)
+
+
+def upstream_tables() -> dict[str, str]:
+    """Return header -> whole table, of every table that is written into the map."""
+    return {
+        KEYS_HEADER: render_verl_keys(VERL_KEYS),
+        VALUES_HEADER: render_verl_values([*VERL_VALUES, *VERL_MEANINGS]),
+        DEFAULTS_HEADER: render_defaults({"verl or Dr. MAS": VERL_DEFAULTS, "Dr. MAS": DR_MAS_DEFAULTS}, FOLLOW),
+        PETTINGLLMS_HEADER: render_pettingllms(PETTINGLLMS_KEYS),
+    }
+
+
+def with_tables(page: str) -> str:
+    """Return a page with its generated tables written anew. Raises ValueError for a table whose header is not on the page once."""
+    for header, table in upstream_tables().items():
+        if page.count(header) != 1:
+            raise ValueError(f"{MAP.relative_to(ROOT)} must have this table once:\n{header}")
+        page = re.sub(re.escape(header) + r"(\|.*\n)*", lambda _, table=table: table, page)  # type: ignore[misc]
+    return page
 
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or with `--check` compare only; return the exit status (1: a page is out of date)."""
     old = {path: path.read_text(encoding="utf-8") if path.is_file() else "" for path in (DOC, MAP)}
-    table = render_verl_keys(VERL_KEYS)
-    new = {
-        DOC: render(keys(RunConfig).values()),
-        MAP: re.sub(re.escape(VERL_KEYS_HEADER) + r"(\|.*\n)*", lambda _: table, old[MAP]),
-    }
+    new = {DOC: render(keys(RunConfig).values()), MAP: with_tables(old[MAP])}
     if "--check" in arguments:
-        stale = [path for path in new if new[path] != old[path] or (path == MAP and table not in new[MAP])]
+        stale = [path for path in new if new[path] != old[path]]
         sys.stderr.write("".join(f"{path.relative_to(ROOT)} is out of date; run: python scripts/gen_config_docs.py\n" for path in stale))
         return int(bool(stale))
     for path, text in new.items():

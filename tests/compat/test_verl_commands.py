@@ -1,20 +1,24 @@
 """Commands in the keys of verl and Dr. MAS: settings that mean the same are taken, those that would change the result are refused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from hydra._internal.utils import get_args_parser
 
 from verl.compat.command import translate
+from verl.compat.keys import VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey
+from verl.compat.pettingllms import PETTINGLLMS_KEYS
 from verl.trainer.config.cross_checks import check_settings
-from verl.trainer.config.entry import compose_config, with_preset_note
+from verl.trainer.config.entry import KEYS, SECTIONS, compose_config, with_preset_note
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.derived import resolve_defaults
 
 FACTS = json.loads((Path(__file__).parent / "upstream_commands.json").read_text(encoding="utf-8"))
 VERL = next(commands for source, commands in FACTS.items() if "verl-project" in source)
 DR_MAS = next(commands for source, commands in FACTS.items() if "DrMAS" in source)
+ALONE = ["agent.orchestra_type=single", "agent.agent_ids=[Single Agent]", "env.env_name=math"]
 REFUSED = {
     "grpo_trainer/run_qwen2-7b_math_megatron_fsdp.sh": "FSDP2 is the one training engine",
     "grpo_trainer/run_mistral_nemo_12b_skyworkrm_fsdp.sh": "unknown key reward.reward_model.enable",
@@ -104,3 +108,44 @@ def test_one_warning_lists_what_was_translated() -> None:
     said = translate(["actor_rollout_ref.rollout.n=5", "data.truncation=left", "data.return_raw_chat=True"]).warning()
     assert "actor_rollout_ref.rollout.n=5: env.rollout.n=5" in said
     assert "data.truncation=left" in said and "return_raw_chat" not in said
+
+
+def test_a_note_is_about_one_key() -> None:
+    given = ["actor_rollout_ref.rollout.n=5", *ALONE]
+    message = "algorithm.adv_estimator=gae with env.rollout.n=5 and trainer.total_epochs=30: too much"
+    assert with_preset_note(message, given) == f"{message} (algorithm.adv_estimator=gae is a default of verl)"
+    assert with_preset_note("env.rollout.n_more is not env.rollout", given) == "env.rollout.n_more is not env.rollout"
+
+
+@pytest.mark.parametrize(("marker", "upstream"), [("data.truncation=error", "verl"), ("env.seed=3", "Dr. MAS")])
+def test_the_warning_names_the_project_of_the_keys(marker: str, upstream: str) -> None:
+    assert translate([marker, *ALONE]).warning().startswith(f"keys of {upstream} (")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_setting_that_contradicts_its_translation_is_an_error_that_names_both(first: int) -> None:
+    pair = ["actor_rollout_ref.rollout.n=5", "env.rollout.n=8"]
+    with pytest.raises(ConfigError) as refused:
+        compose_config([pair[first], *ALONE, f"+{pair[1 - first]}"])
+    assert all(setting in str(refused.value) for setting in pair) and "leave out one" in str(refused.value)
+
+
+def test_a_setting_may_say_the_same_as_its_translation() -> None:
+    assert compose_config(["actor_rollout_ref.rollout.n=5", "env.rollout.n=5", *ALONE]).env.rollout.n == 5
+
+
+@pytest.mark.parametrize("entry", PETTINGLLMS_KEYS, ids=lambda entry: entry.name)
+def test_a_key_of_pettingllms_names_keys_that_exist_or_says_why_there_are_none(entry: VerlKey) -> None:
+    assert [key for key in entry.here if key not in KEYS and key not in SECTIONS] == []
+    assert entry.here or entry.note not in ("", "the same")
+
+
+def test_a_key_of_pettingllms_is_listed_once() -> None:
+    names = [entry.name for entry in PETTINGLLMS_KEYS]
+    assert len(names) == len(set(names)) > 50
+
+
+@pytest.mark.parametrize("entry", [*VERL_KEYS, *VERL_VALUES, *VERL_MEANINGS], ids=lambda entry: entry.name)
+def test_an_entry_says_what_becomes_of_a_value(entry: VerlKey) -> None:
+    assert (entry.taken() == "refused") == (entry.take is None)
+    assert re.match(r"refused$|translated|left out|taken: ", entry.taken())

@@ -48,6 +48,7 @@ TEAMS = {
     "search": ["Verifier Agent", "Search Agent", "Answer Agent"],
 }
 GSM8K = "python examples/data_preprocess/gsm8k.py"
+PPO = "python -m verl.trainer.main_ppo"
 SFT = "python -m verl.trainer.sft_trainer"
 ALL_LEVELS = "bash scripts/test.sh tests/e2e/test_levels.py"
 # Stands for the Python of `.venv`: prepares nothing, trains nothing, writes down what it was asked to train.
@@ -63,7 +64,7 @@ def having(text: str) -> list[str]:
 
 
 def test_every_command_is_run_by_some_test() -> None:
-    cheap = [*having(SCRIPT), *having(GSM8K), *having(SFT), *having(ALL_LEVELS)]
+    cheap = [*having(SCRIPT), *having(GSM8K), *having(SFT), *having(PPO), *having(ALL_LEVELS)]
     homeless = [(page, command) for page, command in commands() if command not in cheap and command not in ELSEWHERE]
     assert homeless == [], "run it in this file, or say in ELSEWHERE what does"
     assert [place for place in ELSEWHERE.values() if not (ROOT / place).is_file()] == []
@@ -138,6 +139,22 @@ def test_overrides_in_prose_are_taken_from_the_command_line() -> None:
 def test_commands_stand_in_bash_blocks_where_they_are_run() -> None:
     shown = [block for language in ("", "text", "console", "sh", "shell") for block in blocks(language)]
     assert [(block.page, block.text) for block in shown if KEY.search(block.text) or "python -m" in block.text] == []
+
+
+@pytest.mark.parametrize("command", having(PPO))
+def test_a_command_of_verl_asks_for_one_agent_that_trains(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.trainer.config.entry import compose_config
+
+    monkeypatch.chdir(tmp_path)
+    Path("data/gsm8k").mkdir(parents=True)
+    for split in ("train", "test"):
+        Path(f"data/gsm8k/{split}.parquet").touch()
+    config = compose_config(shlex.split(command.removeprefix(PPO)))
+    resolve_defaults(config)
+    check_team(config)
+    check_settings(config)
+    assert (config.agent.orchestra_type, config.agent.agent_ids) == ("single", ["Single Agent"])
+    assert (config.env.rollout.n, config.algorithm.adv_estimator, config.trainer.logger) == (5, "grpo", ["console"])
 
 
 @pytest.mark.parametrize("command", having(GSM8K))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from verl.compat.defaults import upstream_defaults
+from verl.compat.defaults import DR_MAS, TEAM, upstream_defaults
 from verl.compat.keys import VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
-from verl.compat.values import Setting, Taken
+from verl.compat.values import Setting, Taken, plain
 
 
 @dataclass
@@ -19,6 +19,8 @@ class Command:
         typed: key here -> the override in verl's names that set it.
         listed: one text per setting that was translated or left out, for the warning.
         translated: whether the command line has keys or values in verl's names.
+        upstream: the project whose names it has, verl or Dr. MAS; empty if it is not translated.
+        contradictions: pairs of settings of the command line that set a key to different values.
         defaults: keys that it leaves at verl's defaults, which differ here; only of a translated command line.
     """
 
@@ -26,6 +28,8 @@ class Command:
     typed: dict[str, str] = field(default_factory=dict)
     listed: list[str] = field(default_factory=list)
     translated: bool = False
+    upstream: str = ""
+    contradictions: list[tuple[str, str]] = field(default_factory=list)
     defaults: dict[str, str] = field(default_factory=dict)
 
     def leave_out(self, keys: Collection[str]) -> None:
@@ -40,7 +44,9 @@ class Command:
         if not self.translated:
             return ""
         defaults = " ".join(f"{key}={value}" for key, value in self.defaults.items())
-        return f"keys of verl (docs/upstream_map.md): defaults: {defaults}; translated: {' | '.join(self.listed) or 'nothing else'}"
+        return (
+            f"keys of {self.upstream} (docs/upstream_map.md): defaults: {defaults}; translated: {' | '.join(self.listed) or 'nothing else'}"
+        )
 
 
 def translate(given: Sequence[str]) -> Command:
@@ -51,10 +57,17 @@ def translate(given: Sequence[str]) -> Command:
     if not command.translated:
         command.overrides = list(given)
         return command
+    command.upstream = "Dr. MAS" if any(key.startswith(DR_MAS) for key in settings) else "verl"
+    values: dict[str, tuple[str, str]] = {}  # key here -> its value, and the setting that gave it
     for override in given:
-        key = override.lstrip("+").partition("=")[0]
+        key = key_of(override)
         other = next((entry for entry in VERL_MEANINGS if entry.name == key), None)
         taken = found[override] or _take(override, other, settings)
+        pair = split(override)
+        for name, value in taken.overrides.items() if taken else [pair] if pair else []:
+            before, setter = values.setdefault(name, (value, override))
+            if plain(before) != plain(value) and key_of(setter) != key:
+                command.contradictions.append((setter.lstrip("+"), override.lstrip("+")))
         if taken is None:
             command.overrides.append(override if override.startswith("-") else override.lstrip("+"))
             continue
@@ -69,7 +82,7 @@ def translate(given: Sequence[str]) -> Command:
 
 
 def _find(override: str) -> VerlKey | None:
-    key = override.lstrip("+").partition("=")[0]
+    key = key_of(override)
     return next((entry for entry in VERL_VALUES if entry.name == key), None) or find_verl_key(key)
 
 
@@ -81,6 +94,11 @@ def _take(override: str, entry: VerlKey | None, settings: Mapping[str, str]) -> 
     whole = key if "*" in entry.name else entry.name
     taken = entry.take(Setting(key, value, key[len(whole) :], entry.here, settings))
     return None if taken is None else Taken(taken.overrides, taken.listed, taken.note or entry.note)
+
+
+def key_of(override: str) -> str:
+    """Return the key of an override."""
+    return override.lstrip("+~").partition("=")[0]
 
 
 def split(override: str) -> tuple[str, str] | None:

@@ -48,6 +48,11 @@ class VerlKey:
         """Return whether `key` is this key, or below it."""
         return fnmatchcase(key, self.name) or fnmatchcase(key, f"{self.name}.*")
 
+    def taken(self) -> str:
+        """Return what becomes of a value on a command line, in words."""
+        words = (self.take.__doc__ or "").partition("\n")[0] if self.take else "Refused."
+        return (words[:1].lower() + words[1:]).rstrip(".")
+
     def hint(self) -> str:
         """Return what to use instead, for a one-line error."""
         return f"verl's key, here {', '.join(self.here)}: {self.note}" if self.here else f"verl's key, no equivalent here: {self.note}"

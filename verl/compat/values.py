@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -45,6 +45,7 @@ class Taken:
     note: str = ""
 
 
+# The first line of its docstring says in docs/upstream_map.md what becomes of a value.
 Take = Callable[[Setting], Taken | None]
 
 
@@ -54,22 +55,28 @@ def plain(value: str) -> str:
 
 
 def carried(setting: Setting) -> Taken:
-    """Set the equivalent key to the same value."""
+    """Translated."""
     return Taken({f"{setting.here[0]}{setting.rest}": setting.value})
 
 
 def mapped(**values: str) -> Take:
-    """Set the equivalent key to the counterpart of the value; other values are refused."""
+    """Set the equivalent key to the counterpart of the value; other values are not taken."""
 
     def take(setting: Setting) -> Taken | None:
         return Taken({setting.here[0]: values[setting.plain]}) if setting.plain in values else None
 
+    take.__doc__ = f"Translated: {', '.join(f'{old} to {new}' for old, new in values.items())}."
     return take
 
 
 def nothing(*values: str) -> Take:
     """Leave out these values, or all if none are named, in silence: they say what is so anyway."""
-    return lambda setting: Taken(listed=False) if not values or setting.plain in values else None
+
+    def take(setting: Setting) -> Taken | None:
+        return Taken(listed=False) if not values or setting.plain in values else None
+
+    take.__doc__ = f"Left out{_only(values)}."
+    return take
 
 
 def no_effect(*values: str, silent: tuple[str, ...] = ()) -> Take:
@@ -80,7 +87,12 @@ def no_effect(*values: str, silent: tuple[str, ...] = ()) -> Take:
             return Taken(listed=False)
         return Taken() if not values or setting.plain in values else None
 
+    take.__doc__ = f"Left out{_only((*silent, *values) if values else ())}."
     return take
+
+
+def _only(values: Sequence[str]) -> str:
+    return f" if {' or '.join(values)}, else refused" if values else ""
 
 
 def below(**takes: Take) -> Take:
@@ -90,11 +102,12 @@ def below(**takes: Take) -> Take:
         chosen = takes.get(setting.rest.rpartition(".")[2])
         return chosen(setting) if chosen else None
 
+    take.__doc__ = f"Taken: {', '.join(takes)}."
     return take
 
 
 def own_values(setting: Setting) -> Taken | None:
-    """Leave out `null` where the agents have values of their own, under `agent.agent_specific_parameters`."""
+    """Left out if null and the agents have values of their own, under agent.agent_specific_parameters."""
     own = setting.key.replace("actor_rollout_ref", "agent.agent_specific_parameters", 1)
     return Taken(listed=False) if setting.plain == "null" and own in setting.command else None
 
@@ -104,17 +117,17 @@ LOGGERS = {"file": "jsonl"}
 
 
 def into_dtype(setting: Setting) -> Taken | None:
-    """Set the equivalent key, the dtype of the forward pass, by its short name."""
+    """Translated to the short name of the dtype."""
     return Taken({setting.here[0]: DTYPES[setting.plain]}) if setting.plain in DTYPES else None
 
 
 def equal_to_here(setting: Setting) -> Taken | None:
-    """Leave out a value that the equivalent key has as well."""
+    """Left out if equal to the key here, else refused."""
     return Taken(listed=False) if plain(setting.command.get(setting.here[0], "")) == setting.plain else None
 
 
 def loggers(setting: Setting) -> Taken | None:
-    """Write one name as a list, and the names of verl's backends as ours."""
+    """Translated: one name to a list, file to jsonl."""
     names = [plain(name) for name in setting.value.strip("[]").split(",")]
     wanted = [LOGGERS.get(name, name) for name in names]
     if wanted == names and setting.value.startswith("["):
@@ -123,7 +136,10 @@ def loggers(setting: Setting) -> Taken | None:
 
 
 def reward_manager(setting: Setting) -> Taken | None:
-    """Take verl's managers: with a function of the user all call `compute_score` with verl's arguments, which is `naive` here."""
+    """Translated: naive, dapo and prime, with a function of the user also gdpo and batch.
+
+    With such a function all of them call `compute_score` with verl's arguments, which is `naive` here.
+    """
     function = any(key.endswith("custom_reward_function.path") and plain(value) != "null" for key, value in setting.command.items())
     if function:
         return Taken({setting.here[0]: "naive"}) if setting.plain in ("dapo", "gdpo", "batch", "prime") else None
@@ -131,7 +147,7 @@ def reward_manager(setting: Setting) -> Taken | None:
 
 
 def within_a_node(setting: Setting) -> Taken | None:
-    """Use all devices of a node for an engine that would span several."""
+    """Translated to all devices of a node if the engine would span several nodes."""
     node = setting.command.get("trainer.n_gpus_per_node", "8")
     spans = setting.plain.isdigit() and node.isdigit() and int(setting.plain) > int(node)
     return Taken({setting.key: node}) if spans else None

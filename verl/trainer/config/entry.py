@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from verl.compat.command import Command, translate
+from verl.compat.command import Command, key_of, translate
 from verl.compat.defaults import MAY_HAVE_NO_EFFECT
 from verl.compat.keys import find_verl_key
 from verl.trainer.config.presets import PRESETS, expand_presets
@@ -67,23 +67,20 @@ def report_config_errors(given: Sequence[str]) -> Iterator[None]:
 
 
 def with_preset_note(message: str, given: Sequence[str]) -> str:
-    """Return a message about `key=value`, with a note if a preset, a setting in verl's names or a default of verl's set that key."""
+    """Return a message about `key=value`, with a note if a preset, a setting in verl's names or a default of verl's set that key.
+
+    In a message about several keys the first of them that has such a setting or default gets the note.
+    """
     command = translate(given)
-    for key, typed in command.typed.items():
-        if key in message and key not in typed:
-            message = f"{message} (set by {typed.lstrip('+')})"
-    for key, value in command.defaults.items():
-        if key in message:
-            message = f"{message} ({key}={value} is the default of the command's keys)"
+    for key in re.findall(r"[a-z_]\w*(?:\.\w+)+", message):
+        if key in command.typed and key not in command.typed[key]:
+            return f"{message} (set by {command.typed[key].lstrip('+')})"
+        if key in command.defaults:
+            return f"{message} ({key}={command.defaults[key]} is a default of {command.upstream})"
     name = next((o.partition("=")[2].strip("'\"") for o in given if key_of(o) == "algorithm.preset"), "")
     key = message.partition("=")[0]
     by_preset = key in PRESETS.get(name, {}) and key not in map(key_of, given)
     return f"{message} (set by algorithm.preset={name})" if by_preset else message
-
-
-def key_of(override: str) -> str:
-    """Return the key of an override."""
-    return override.lstrip("+~").partition("=")[0]
 
 
 def prepare_overrides(given: Sequence[str]) -> list[str]:
@@ -99,6 +96,8 @@ def prepare(given: Sequence[str]) -> Command:
     Raises ConfigError naming the first override with an invalid key or value; syntax errors are left to Hydra.
     """
     command = translate(given)
+    for first, second in command.contradictions:
+        raise ConfigError(f"{first} and {second} set the same key to different values: leave out one (docs/upstream_map.md)")
     for override in command.overrides:
         check_override(override)
     overrides = [*(f"{key}={value}" for key, value in command.defaults.items()), *expand_presets(command.overrides)]
