@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from verl.compat.defaults import DR_MAS, TEAM, upstream_defaults
+from verl.compat.defaults import DR_MAS, upstream_defaults
 from verl.compat.keys import VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
 from verl.compat.values import Setting, Taken, plain
 
