@@ -6,10 +6,11 @@ r"""One question, one reply, graded by the `data_source` of its row as in verl's
 |---|---|---|
 | `openai/gsm8k` | the last number after `####`, equal as text | 1 or 0 |
 | `lighteval/MATH`, `DigitalLearningGmbH/MATH-lighteval`, `HuggingFaceH4/MATH-500`, `numina_*` | the last `\boxed{}` | 1 or 0 |
-| `math_dapo`, `math`, `math_dapo_reasoning`, `aime*` | the last line `Answer: ...`, at the end of the reply | 1 or -1 |
+| `math_dapo`, `math`, `math_dapo_reasoning`, `aime*` | the last line `Answer: ...`, without one the last `\boxed{}` | 1 or -1 |
 
-Answers of the last two rows are compared by the grader of the environment `math`. verl reads the last 300 characters for `####` and
-`Answer:`; so does this environment.
+Answers of the last two rows are compared by the grader of the environment `math`. As in verl, `####` and `Answer:` are read in the
+last 300 characters of a reply, and the box instead of `Answer:` in the last 100. verl compares normalised texts where the grader compares
+values.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ GSM8K = ("openai/gsm8k",)
 BOXED = ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500")
 LINE = ("math_dapo", "math", "math_dapo_reasoning")
 BOXED_PREFIX, LINE_PREFIX = "numina_", "aime"
-TAIL_CHARS = 300
-_HASHES = re.compile(r"####\s*\$?(-?[0-9.,]+)")
+TAIL_CHARS, BOX_TAIL_CHARS = 300, 100
+_HASHES = re.compile(r"#### (-?[0-9.,]+)")  # exactly one space, as in verl
 _ANSWER = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
 
@@ -120,7 +121,7 @@ def _hashes_answer(reply: str) -> str:
 
 def _line_answer(reply: str) -> str:
     found = _ANSWER.findall(reply[-TAIL_CHARS:])
-    return found[-1].strip() if found else ""
+    return found[-1].strip() if found else last_boxed(reply[-BOX_TAIL_CHARS:])
 
 
 def _reader(data_source: str) -> Callable[[str], str] | None:
