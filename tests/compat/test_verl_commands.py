@@ -21,7 +21,6 @@ DR_MAS = next(commands for source, commands in FACTS.items() if "DrMAS" in sourc
 ALONE = ["agent.orchestra_type=single", "agent.agent_ids=[Single Agent]", "env.env_name=math"]
 REFUSED = {
     "grpo_trainer/run_qwen2-7b_math_megatron_fsdp.sh": "FSDP2 is the one training engine",
-    "grpo_trainer/run_mistral_nemo_12b_skyworkrm_fsdp.sh": "unknown key reward.reward_model.enable",
     "gdpo_trainer/run_qwen3_8b_fsdp.sh": "algorithm.gdpo_reward_keys='accuracy_reward'",
     "tuning/lora/run_qwen3_8b_from_adapter_fsdp.sh": "unknown key actor_rollout_ref.model.lora_adapter_path",
 }
@@ -149,3 +148,12 @@ def test_a_key_of_pettingllms_is_listed_once() -> None:
 def test_an_entry_says_what_becomes_of_a_value(entry: VerlKey) -> None:
     assert (entry.taken() == "refused") == (entry.take is None)
     assert re.match(r"refused$|translated|left out|taken: ", entry.taken())
+
+
+def test_a_reward_model_gives_the_reward_of_the_team() -> None:
+    config = compose_config(VERL["grpo_trainer/run_mistral_nemo_12b_skyworkrm_fsdp.sh"])
+    model = config.reward.model
+    assert (model.kind, model.path) == ("sequence_classification", "Skywork/Skywork-Reward-Llama-3.1-8B")
+    assert (model.scope, model.combine, model.max_length, config.env.params) == ("episode", "replace", 8192 + 4096, {"graded": False})
+    with pytest.raises(ConfigError, match=r"reward\.reward_model\.enable"):
+        compose_config(["reward.reward_model.enable=true", "reward.custom_reward_function.path=f.py", "data.truncation=error"])

@@ -56,7 +56,7 @@ def test_every_entry_is_reached() -> None:
         ),
         ("+actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "FSDP2 is the one training engine"),
         ("actor_rollout_ref.actor.checkpoint.save_contents=[model]", "here trainer.save_hf_model:"),
-        ("reward.reward_model.enable=true", "here reward.model:"),
+        ("reward_model.enable=true", "here reward.model:"),
         ("actor_rollout_ref.actor.profiler.enable=true", "no profiler is started"),
     ],
 )

@@ -75,7 +75,7 @@ def upstream_defaults(settings: Mapping[str, str], translated: Mapping[str, str]
         defaults |= {"agent.specialization": "lora", f"{MODEL}.lora_alpha": "16"}
     if not any(key in translated for key in TEAM):
         defaults |= ALONE
-        if plain(translated.get(FUNCTION, "null")) != "null":
+        if any(plain(translated.get(key, "null")) != "null" for key in (FUNCTION, "reward.model.kind")):
             defaults["env.params.graded"] = "false"
     values = {**defaults, **translated}
     defaults |= {key: values[leader] for key, leader in FOLLOW.items() if leader in values}

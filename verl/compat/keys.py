@@ -17,11 +17,13 @@ from verl.compat.values import (
     equal_to_here,
     into_dtype,
     loggers,
+    longest_input,
     mapped,
     no_effect,
     nothing,
     own_values,
     reward_manager,
+    scored_by_model,
     within_a_node,
 )
 
@@ -236,6 +238,11 @@ VERL_KEYS: tuple[VerlKey, ...] = (
         for name in ("source", "module")
     ),
     _renamed("reward.reward_kwargs", "env.params", note=_REWARDS),
+    _renamed("reward.reward_model.enable", "reward.model", note=_REWARD_MODEL, take=scored_by_model),
+    _renamed("reward.reward_model.model_path", "reward.model.path", take=carried),
+    _renamed("reward.reward_model.rollout", "reward.model.max_length", note="the model is a classifier with an engine of its own",
+             take=below(prompt_length=longest_input, response_length=longest_input, name=no_effect(), gpu_memory_utilization=no_effect(),
+                        tensor_model_parallel_size=no_effect())),
     _renamed("reward.reward_model", "reward.model", note=_REWARD_MODEL),
     _renamed("reward_model", "reward.model", note=_REWARD_MODEL),
     _renamed("reward.num_workers", "env.env_name", note=_REWARDS, take=no_effect()),

@@ -146,6 +146,24 @@ def reward_manager(setting: Setting) -> Taken | None:
     return Taken(listed=setting.plain != "naive") if setting.plain in ("naive", "dapo", "prime") else None
 
 
+def scored_by_model(setting: Setting) -> Taken | None:
+    """Translated: true to a reward model whose score of the answer is the team's reward, unless a function of the user asks the model."""
+    if setting.plain == "false":
+        return Taken(listed=False)
+    function = any(key.endswith("custom_reward_function.path") and plain(value) != "null" for key, value in setting.command.items())
+    if setting.plain != "true" or function:
+        return None
+    section = setting.here[0]
+    return Taken({f"{section}.kind": "sequence_classification", f"{section}.scope": "episode", f"{section}.combine": "replace"})
+
+
+def longest_input(setting: Setting) -> Taken | None:
+    """Translated: prompt_length and response_length to their sum, the longest input of the reward model."""
+    section = setting.key.rpartition(".")[0]
+    lengths = [plain(setting.command.get(f"{section}.{name}", "2048")) for name in ("prompt_length", "response_length")]
+    return Taken({setting.here[0]: str(sum(map(int, lengths)))}) if all(length.isdigit() for length in lengths) else None
+
+
 def within_a_node(setting: Setting) -> Taken | None:
     """Translated to all devices of a node if the engine would span several nodes."""
     node = setting.command.get("trainer.n_gpus_per_node", "8")
