@@ -100,7 +100,7 @@ def write(path: Path, rows: list[dict]) -> str:
         ({f"{MODEL}.actor.fsdp_config.model_dtype": "half"}, ["model_dtype='half'", "fp32"]),
         ({f"{MODEL}.actor.fsdp_config.dtype": "bfloat16"}, ["fsdp_config.dtype='bfloat16'", "bf16"]),
         ({"critic.fsdp.dtype": "half", "algorithm.adv_estimator": "gae"}, ["critic.fsdp.dtype='half'", "auto, fp32, bf16"]),
-        ({f"{MODEL}.rollout.n": 5}, [f"unknown key {MODEL}.rollout.n; verl's key, here env.rollout.n:"]),
+        ({f"{MODEL}.rollout.n": 5}, [f"{MODEL}.rollout.n=5", "env.rollout.n=3", "set the same key to different values: leave out one"]),
         ({f"{MODEL}.rollout.temperature": 0}, ["rollout.temperature=0", "above 0"]),
         ({f"{MODEL}.rollout.top_k": 0}, ["rollout.top_k=0", "-1"]),
         ({f"{MODEL}.actor.ppo_mini_batch_size": 3}, ["ppo_mini_batch_size=3", "data.train_batch_size=2"]),

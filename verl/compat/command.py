@@ -18,7 +18,7 @@ class Command:
         overrides: the overrides here, in the order of the command line.
         typed: key here -> the override in verl's names that set it.
         listed: one text per setting that was translated or left out, for the warning.
-        translated: whether the command line has keys or values in verl's names.
+        translated: whether the command line has keys in verl's names.
         upstream: the project whose names it has, verl or Dr. MAS; empty if it is not translated.
         contradictions: pairs of settings of the command line that set a key to different values.
         defaults: keys that it leaves at verl's defaults, which differ here; only of a translated command line.
@@ -53,7 +53,9 @@ def translate(given: Sequence[str]) -> Command:
     """Return the command line with settings of verl and Dr. MAS translated; others, and values that are refused, stay as they are."""
     settings = dict(pair for pair in map(split, given) if pair is not None)
     found = {override: _take(override, _find(override), settings) for override in given}
-    command = Command(translated=any(taken is not None for taken in found.values()))
+    # Values alone, such as `trainer.logger=console`, do not make it a command of verl, with verl's defaults.
+    own = {entry.name for entry in VERL_VALUES}
+    command = Command(translated=any(taken is not None and key_of(override) not in own for override, taken in found.items()))
     if not command.translated:
         command.overrides = list(given)
         return command
