@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from verl.compat.defaults import DR_MAS, upstream_defaults
+from verl.compat.defaults import DR_MAS, TEAM, upstream_defaults
 from verl.compat.keys import VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
 from verl.compat.values import Setting, Taken, plain
 
@@ -19,9 +19,10 @@ class Command:
         typed: key here -> the override in verl's names that set it.
         listed: one text per setting that was translated or left out, for the warning.
         translated: whether the command line has keys in verl's names.
-        upstream: the project whose names it has, verl or Dr. MAS; empty if it is not translated.
+        upstream: the project whose command it is, verl or Dr. MAS; empty for a command of this package, which names a team, even if single
+            keys of it are translated.
         contradictions: pairs of settings of the command line that set a key to different values.
-        defaults: keys that it leaves at verl's defaults, which differ here; only of a translated command line.
+        defaults: keys that it leaves at the defaults of `upstream`, which differ here.
     """
 
     overrides: list[str] = field(default_factory=list)
@@ -44,9 +45,8 @@ class Command:
         if not self.translated:
             return ""
         defaults = " ".join(f"{key}={value}" for key, value in self.defaults.items())
-        return (
-            f"keys of {self.upstream} (docs/upstream_map.md): defaults: {defaults}; translated: {' | '.join(self.listed) or 'nothing else'}"
-        )
+        listed = f"translated: {' | '.join(self.listed) or 'nothing else'}"
+        return f"keys of {self.upstream or 'verl'} (docs/upstream_map.md): {f'defaults: {defaults}; ' if defaults else ''}{listed}"
 
 
 def translate(given: Sequence[str]) -> Command:
@@ -59,11 +59,11 @@ def translate(given: Sequence[str]) -> Command:
     if not command.translated:
         command.overrides = list(given)
         return command
-    command.upstream = "Dr. MAS" if any(key.startswith(DR_MAS) for key in settings) else "verl"
+    command.upstream = "Dr. MAS" if any(key.startswith(DR_MAS) for key in settings) else "" if set(TEAM) & set(settings) else "verl"
     values: dict[str, tuple[str, str]] = {}  # key here -> its value, and the setting that gave it
     for override in given:
         key = key_of(override)
-        other = next((entry for entry in VERL_MEANINGS if entry.name == key), None)
+        other = next((entry for entry in VERL_MEANINGS if command.upstream and entry.name == key), None)
         taken = found[override] or _take(override, other, settings)
         pair = split(override)
         for name, value in taken.overrides.items() if taken else [pair] if pair else []:
@@ -78,8 +78,9 @@ def translate(given: Sequence[str]) -> Command:
         command.typed |= dict.fromkeys(taken.overrides, override)
         if taken.listed:
             command.listed.append(f"{override.lstrip('+')}: {'; '.join([*new, taken.note])}")
-    translated = dict(pair for pair in map(split, command.overrides) if pair is not None)
-    command.defaults = upstream_defaults(settings, translated)
+    if command.upstream:
+        translated = dict(pair for pair in map(split, command.overrides) if pair is not None)
+        command.defaults = upstream_defaults(settings, translated)
     return command
 
 

@@ -102,7 +102,7 @@ def prepare(given: Sequence[str]) -> Command:
         check_override(override)
     overrides = [*(f"{key}={value}" for key, value in command.defaults.items()), *expand_presets(command.overrides)]
     command.overrides = [f"++{o.lstrip('+')}" if o.lstrip("+").replace("=", ".", 1).startswith(FREE_FORM) else o for o in overrides]
-    if command.translated:
+    if command.upstream:
         command.leave_out([key for key in _without_effect(command.overrides) if key.startswith(MAY_HAVE_NO_EFFECT)])
     return command
 
