@@ -256,26 +256,31 @@ def wide_heads_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny_qwen3"), head_dim=32)
 
 
+def tiny_config(vocab_size: int, **changes: Any) -> Any:
+    """The configuration of a Qwen3 of two layers."""
+    from transformers import Qwen3Config
+
+    settings: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 1024,
+        "bos_token_id": None,
+        "eos_token_id": vocab_size - 1,
+        "pad_token_id": vocab_size - len(SPECIAL_TOKENS),
+    }
+    return Qwen3Config(vocab_size=vocab_size, **(settings | changes))
+
+
 def save_tiny_model(folder: Path, head_dim: int = 8) -> Path:
     """Write the model and the tokenizer; returns the folder."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
-    vocab_size = save_tokenizer(folder)
-    config = Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=head_dim,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=vocab_size - 1,
-        pad_token_id=vocab_size - len(SPECIAL_TOKENS),
-    )
+    config = tiny_config(save_tokenizer(folder), head_dim=head_dim, tie_word_embeddings=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen3ForCausalLM(config)

@@ -135,10 +135,11 @@ def test_episodes_are_played_while_policies_are_updated(train: Run, monkeypatch:
 
 def test_a_run_whose_next_step_has_no_samples_can_be_resumed(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(*args: Any) -> StepSamples:
-        return replace(await collect_step(*args), batch=None)
+        samples = await collect_step(*args)
+        return samples if args[-1] == 1 else replace(samples, batch=None)
 
     with monkeypatch.context() as patch:
-        patch.setattr("verl.trainer.ppo.collect.next_step.collect_step", nothing)
+        patch.setattr("verl.trainer.ppo.ray_trainer.collect_step", nothing)
         with pytest.raises(NoSamplesError, match="step 2: no episode has a sample to train on"):
             train(ONE_STEP_OFF | FOUR)
     assert train(ONE_STEP_OFF | FOUR).global_step == 4

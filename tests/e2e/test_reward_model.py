@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.chat_server import ChatServer, completion
-from tests.conftest import save_tokenizer
+from tests.conftest import save_tokenizer, tiny_config
 from tests.docs.pages import blocks
 from tests.e2e.conftest import Run, read_metrics, weights
 
@@ -24,21 +24,9 @@ def classifier_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def save_classifier(folder: Path, num_labels: int = 1) -> Path:
     import torch
-    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+    from transformers import Qwen3ForSequenceClassification
 
-    vocab_size = save_tokenizer(folder)
-    config = Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=1024,
-        num_labels=num_labels,
-        pad_token_id=vocab_size - 3,
-    )
+    config = tiny_config(save_tokenizer(folder), num_labels=num_labels)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen3ForSequenceClassification(config)

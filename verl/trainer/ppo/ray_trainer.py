@@ -9,7 +9,7 @@ independent of the backend of workers (Ray actors or objects in this process) an
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,12 +189,12 @@ class RayPPOTrainer:
         step = self.global_step + 1
         with self.timer("step"):
             with self.timer("gen"):
-                result = self._next.take() or self._collected(stop.run(self._loop, collect_step(*self._collection(loader, step))), step)
+                result = self._next.take() or self._collected(stop.run(self._loop, self._collection(loader, step)), step)
             if result.batch is None:
                 self._log(result.metrics, step)
                 raise NoSamplesError(f"step {step}: {result.no_batch_reason}; the episodes are in trajectories/train_{step:06d}.jsonl")
             if self._collects_ahead(result, step):
-                self._next.start(*self._collection(loader, step + 1))
+                self._next.start(self._collection(loader, step + 1))
             batch, metrics = self.credit.score(result.batch, self.timer, self.global_step)
             if self.config.async_training.mode == "sync":
                 self.team.free_caches()
@@ -223,8 +223,8 @@ class RayPPOTrainer:
         metrics["training/engine_restarts"] = float(self.team.engine_restarts)
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
 
-    def _collection(self, loader: TaskLoader, step: int) -> tuple[RunConfig, Collector, TaskLoader, int]:
-        return self.config, self.collector, loader, step
+    def _collection(self, loader: TaskLoader, step: int) -> Coroutine[Any, Any, StepSamples]:
+        return collect_step(self.config, self.collector, loader, step)
 
     def _collected(self, samples: StepSamples, step: int) -> StepSamples:
         """Write the episodes of a step and return its samples."""

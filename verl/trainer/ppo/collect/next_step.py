@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,7 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from verl.protocol import DataProto
-from verl.trainer.config import RunConfig
-from verl.trainer.ppo.collect.protocol import Collector
-from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
-from verl.utils.dataset import TaskLoader
+from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.utils.loop_thread import LoopThread, Running
 
 TENSORS, VALUES = "next_step.safetensors", "next_step.json"
@@ -45,10 +42,10 @@ class NextStep:
     _running: Running[StepSamples] | None = field(default=None, init=False)
     _since: float = field(default=0.0, init=False)
 
-    def start(self, config: RunConfig, collector: Collector, loader: TaskLoader, step: int) -> None:
-        """Start to collect; arguments as for `collect_step`."""
+    def start(self, collection: Coroutine[Any, Any, StepSamples]) -> None:
+        """Start to collect."""
         self._since = time.perf_counter()
-        self._running = self.loop.start(collect_step(config, collector, loader, step))
+        self._running = self.loop.start(collection)
         self._running.when_done(self._ended)
 
     def wait(self) -> StepSamples | None:
