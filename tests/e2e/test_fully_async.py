@@ -1,6 +1,10 @@
 """`async_training.mode=fully_async`: episodes are collected all the time; without staleness it is synchronous training to the last bit."""
 
 import json
+import os
+import random
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,9 @@ import pytest
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import ADAPTER, policies
 from tests.e2e.test_one_step_off import FOUR, TREE, comparable
+from tests.house.source import ROOT
 
+KILLS = int(os.environ.get("KILLS", "6"))
 ASYNC = {"async_training.mode": "fully_async", "algorithm.rollout_correction.rollout_is": "token"}
 FRESH = ASYNC | {"async_training.staleness_threshold": 0}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -115,4 +121,28 @@ def test_what_cannot_be_is_said_before_a_worker_starts(refused: Callable[[dict[s
 def test_ray_trains_the_same_groups(train: Run, tmp_path: Path) -> None:
     train(STALE | {"trainer.controller": "ray", "trainer.save_freq": 6})
     check_ledger(tmp_path / "run", 6)
+    assert max(staleness(tmp_path / "run")) == 1
+
+
+def test_no_episode_is_lost_or_trained_twice_when_runs_are_killed_at_random_moments(
+    overrides: Callable[..., list[str]], forked_python: str, user_package: Path, tmp_path: Path
+) -> None:
+    """A run that SIGTERM and SIGKILL end at moments that no test chooses, and that goes on from its last checkpoint."""
+    steps = 2 * KILLS
+    changes = STALE | {"trainer.total_training_steps": steps, "trainer.max_ckpt_to_keep": 1, "trainer.save_hf_model": False}
+    changes |= {"trainer.val_before_train": False, "trainer.test_freq": 0}
+    command = [forked_python, "-m", "verl.trainer.main_ppo", *overrides(changes)]
+    environment = os.environ | {"PYTHONPATH": f"{user_package}:{ROOT}"}
+    moments, killed = random.Random(0), 0
+    while True:
+        with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+            try:
+                _, said = run.communicate(timeout=moments.uniform(0.5, 3.0) if killed < KILLS else 120)
+                break
+            except subprocess.TimeoutExpired:
+                run.send_signal(signal.SIGKILL if killed % 2 else signal.SIGTERM)
+                killed += 1
+    assert run.returncode == 0, said
+    assert killed >= KILLS // 2, f"{killed} kills: the run is over too soon"
+    check_ledger(tmp_path / "run", steps)
     assert max(staleness(tmp_path / "run")) == 1
