@@ -41,7 +41,7 @@ from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.core_algos.rollout_correction import aggregate_policies
 from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
-from verl.trainer.ppo.timeline import Timeline
+from verl.trainer.ppo.timeline import GENERATION, Timeline
 from verl.trainer.ppo.weight_sync import engine_errors, send_weights
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.names import slug
@@ -137,7 +137,9 @@ class TeamWorkers:
             if wg_id in self.critic_agents:
                 critic = common | {"config": critic_config(self.config.critic, spec), "num_threads": policy["num_threads"]}
                 self.critics[wg_id] = self.controller.spawn(f"critic_{wg_id}", CriticWorker, self.devices[wg_id], critic)
-            self.clients[wg_id] = RestartingClient(self._engine_client(wg_id), partial(self._restart_engine, wg_id), wg_id)
+            self.clients[wg_id] = RestartingClient(
+                self._engine_client(wg_id), partial(self._restart_engine, wg_id), wg_id, partial(self.timeline.add, wg_id, GENERATION)
+            )
 
     def _with_transfer(self, config: ActorRolloutRefConfig) -> ActorRolloutRefConfig:
         """Return a config with a way of sending weights in place of `auto`."""
