@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ class RestartingClient:
     ) -> None:
         self._client, self._restart, self._name, self._on_busy = client, restart, name, on_busy
         self._allowed = True
+        self._lock = threading.Lock()
         self._restarting: asyncio.Task[None] | None = None
         self.restarts = 0
         self._requests, self._since, self._busy_s = 0, 0.0, 0.0
@@ -92,27 +94,32 @@ class RestartingClient:
                 await self._wait_for_restart(client, error)
             return await self._client.generate(request)
 
-    def replace(self, cause: EngineGoneError) -> None:
-        """Replace an engine that was found dead while no request was in flight; blocks.
+    @property
+    def serving(self) -> RolloutClient:
+        """Client of the current engine."""
+        return self._client
 
-        Raises `EngineGoneError` when it died for the second time in a step, or could not be restarted.
+    def replace(self, client: RolloutClient, cause: RolloutError) -> None:
+        """Replace the engine behind `client`, which was found dead, unless that has been done; blocks, also while another thread does it.
+
+        Raises `EngineGoneError` when an engine died for the second time in a step, or could not be restarted.
         """
-        self._use_restart(cause)
-        self._client = self._started()
-        self.restarts += 1
+        with self._lock:
+            if self._client is client:
+                self._use_restart(cause)
+                self._client = self._started()
+                self.restarts += 1
 
     async def _wait_for_restart(self, client: RolloutClient, cause: RolloutError) -> None:
         """Return when the engine behind `client` is replaced; the first caller starts the replacement, the others wait."""
         if self._client is client and self._restarting is None:
-            self._use_restart(cause)
-            self._restarting = asyncio.create_task(self._replace())
+            self._restarting = asyncio.create_task(self._replace(client, cause))
         if self._restarting is not None:
             await asyncio.shield(self._restarting)
 
-    async def _replace(self) -> None:
+    async def _replace(self, client: RolloutClient, cause: RolloutError) -> None:
         try:
-            self._client = await asyncio.to_thread(self._started)
-            self.restarts += 1
+            await asyncio.to_thread(self.replace, client, cause)
         finally:
             self._restarting = None
 
