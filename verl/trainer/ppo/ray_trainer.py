@@ -142,6 +142,8 @@ class RayPPOTrainer:
         self._resume()
         self.tracking.start(self.total_training_steps)
         self.team.sync_weights(self.global_step)
+        if self._source is not None:
+            self._source.published(self.global_step, self._paces)
         with StopRequest() as stop:
             try:
                 self._fit(stop)
@@ -360,11 +362,11 @@ class RayPPOTrainer:
         self._models |= state.get("bases", {})  # fingerprints from the start of the run, also of models that are not needed now
         if not val_only:
             _check_mode(folder, state, self.config.async_training.mode)
-            if self._source is not None:
-                self._source.load(folder)
         self.team.load_checkpoint(folder)
         if self.loader is not None:
             self.loader.load_state_dict(torch.load(folder / "data.pt", weights_only=True))
+        if self._source is not None and not val_only:
+            self._source.load(folder)
         self.global_step = self._saved_step = int(state["global_step"])
         self.generated_tokens = int(state["generated_tokens"])
         self.credit.load_state_dict(state["credit"])

@@ -43,8 +43,10 @@ class Waiting(RuleBasedStateMachine):
             (self.queue.fail if how == "fails" else self.queue.reject)(group)
 
     @precondition(lambda self: self.step <= 9)
-    @rule()
-    def take(self) -> None:
+    @rule(interrupted=st.booleans())
+    def take(self, interrupted: bool) -> None:
+        if interrupted and (groups := self.queue.take(self.step)) is not None:
+            self.queue.put_back(groups)
         taken = self.queue.take(self.step)
         if taken is None:
             assert self.queue.running or self.queue.capacity, "nothing would ever end this wait"

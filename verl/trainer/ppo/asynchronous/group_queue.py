@@ -24,7 +24,7 @@ smaller K needs `max_off_policy_strategy=drop`, which leaves such groups out: th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -139,6 +139,11 @@ class GroupQueue(Generic[T]):
             return None
         self.trained += len(chosen)
         return [self.complete.pop(index) for index in sorted(chosen)]
+
+    def put_back(self, groups: Sequence[tuple[Group, T]]) -> None:
+        """Undo `take`."""
+        self.trained -= len(groups)
+        self.complete |= {group.index: (group, content) for group, content in groups}
 
     def _rest_fits(self, step: int, chosen: set[int]) -> bool:
         """Return whether the steps after `step` can train on all other groups before their deadlines."""
