@@ -234,7 +234,7 @@ class Collector:
             prompts = joint_prompts(records, tokenizers, settings.joint_prompt_length)
         metrics = collect_metrics(records, list(self.runtimes), self._branching(), self._sandbox_failures) | metrics
         token_rewards, greedy_baselines = settings.reward.granularity == "token", bool(settings.greedy_baselines)
-        batch = build_batch(records, prompts, greedy_baselines=greedy_baselines, token_rewards=token_rewards)
+        batch = build_batch(records, prompts, greedy_baselines=greedy_baselines, token_rewards=token_rewards, reward_terms=settings.reward_terms)
         return CollectResult(batch, records, metrics)
 
     def _warn_of_shared_state(self) -> None:
@@ -310,8 +310,22 @@ class Collector:
     async def _episode(self, episode: EpisodeRunner) -> EpisodeRecord:
         """Play an episode and call the reward functions; an error of these costs the episode as any other."""
         await episode.run()
-        record = episode.record()
-        return await self._scorer.score(record)
+        record = await self._scorer.score(episode.record())
+        if not (episode.spec.validate or episode.spec.greedy):
+            self._check_terms(record)
+        return record
+
+    def _check_terms(self, record: EpisodeRecord) -> None:
+        """Raise AgentSystemError for a trained call without a term from which its agent learns."""
+        learning = [s for s in record.samples if s.trained and (s.committed or self.settings.tree_returns == "step")]
+        for sample in learning:
+            for name in self.settings.reward_terms.get(sample.agent_id, ()):
+                if record.term(sample, name) is None:
+                    came = sorted({*sample.reward_terms, *record.reward_terms})
+                    raise AgentSystemError(
+                        f"algorithm.gdpo_reward_keys names {name!r}, which is no field of a sample, and no reward function gave "
+                        f"{sample.agent_id} a term of that name in turn {sample.turn}; terms that came: {', '.join(came) or 'none'}"
+                    )
 
     def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:
         seed = stable_seed(self.settings.seed, spec.step, spec.validate, spec.env_uid)

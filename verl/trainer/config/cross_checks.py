@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from verl.trainer.config import RunConfig, TrainedModelConfig, TrainerConfig
-from verl.trainer.config.algorithm import TASK_FIELDS
+from verl.trainer.config.algorithm import REWARD_FIELDS, SAMPLE_FIELDS, TASK_FIELDS
 from verl.trainer.config.effect import check_effect
-from verl.trainer.config.reward import check_tree_rewards
+from verl.trainer.config.reward import check_tree_rewards, known_terms
 from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, check_values, keys
 from verl.trainer.placement.pools import assign_devices, check_engine_spans
@@ -153,7 +153,9 @@ def _check_per_agent(config: RunConfig, placement: Placement) -> None:
         seen[names[name]] = name
     for agent_id in agents:
         own = own_keys(config.algorithm, agent_id)
-        check_estimator(agent_config(config.algorithm, agent_id), agents, f"algorithm.per_agent.{slug(agent_id)}" if own else "algorithm")
+        settings, where = agent_config(config.algorithm, agent_id), f"algorithm.per_agent.{slug(agent_id)}" if own else "algorithm"
+        check_estimator(settings, agents, where)
+        _check_gdpo_rewards(config, settings, where)
 
 
 def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorithm") -> None:
@@ -185,6 +187,18 @@ def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorith
         )
     if estimator == "m_grpo" and settings.m_grpo.main_agent not in agents:
         raise ConfigError(f"{where}.m_grpo.main_agent={settings.m_grpo.main_agent!r}: expected one of {list(agents)}")
+
+
+def _check_gdpo_rewards(config: RunConfig, settings: Any, where: str) -> None:
+    """Raise ConfigError for a reward that no sample can have; names that reward functions return are known after the first episodes."""
+    terms = known_terms(config.reward)
+    for name in settings.gdpo_reward_keys or ():
+        if name not in REWARD_FIELDS and (name in SAMPLE_FIELDS or (terms is not None and name not in terms)):
+            known = [*REWARD_FIELDS, *(terms or ())]
+            functions = ", or a term that a reward function returns (reward.custom_reward_function.path)" if terms is not None else ""
+            raise ConfigError(
+                f"{where}.gdpo_reward_keys={name!r}: expected one of {', '.join(known)}{did_you_mean(name, known)}{functions}"
+            )
 
 
 def check_reward(config: RunConfig, placement: Placement) -> None:

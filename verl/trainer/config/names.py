@@ -16,3 +16,5 @@ RS_MODES = (
 )  # fmt: skip
 # Values of algorithm.filter_groups.metric, with the column of each.
 FILTER_METRICS = {"seq_reward": "reward", "mixed_reward": "mixed_reward", "team_reward": "team_reward", "local_reward": "local_reward"}
+# Shape of a new LoRA adapter, by the keys of `actor_rollout_ref.model` that a PEFT adapter to start from determines.
+LORA_DEFAULTS = {"lora_rank": 32, "lora_alpha": 32, "target_modules": "all-linear", "exclude_modules": None}
