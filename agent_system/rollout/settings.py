@@ -67,4 +67,4 @@ class CollectorSettings:
     def for_validation(self) -> CollectorSettings:
         """Return the settings without penalties and critics' prompts: penalties apply in training only, not in scores."""
         reward = replace(self.reward, overlong_buffer=OverlongBufferConfig())
-        return replace(self, reward=reward, invalid_action_penalty={}, joint_prompt_length=0)
+        return replace(self, reward=reward, invalid_action_penalty={}, joint_prompt_length=0, reward_terms={})

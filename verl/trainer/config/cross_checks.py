@@ -387,7 +387,7 @@ def _check_tree_estimator(settings: Any, own: str) -> None:
 def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
     """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of bias that no correction removes."""
     correction, mode = config.algorithm.rollout_correction, config.async_training.mode
-    if mode != "sync" and not (correction.bypass_mode or correction.corrects_batch):
+    if not config.async_training.fresh and not (correction.bypass_mode or correction.corrects_batch):
         raise ConfigError(
             f"async_training.mode={mode} trains on samples of older weights, which needs an off-policy correction: set "
             "algorithm.rollout_correction.rollout_is, .rollout_rs or .m2po_tau, or .bypass_mode=true"

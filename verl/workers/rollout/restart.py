@@ -28,23 +28,39 @@ class RestartingClient:
         self._restarting: asyncio.Task[None] | None = None
         self.restarts = 0
         self._requests, self._since, self._busy_s = 0, 0.0, 0.0
+        self._open, self._idle = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._idle.set()
 
     def take_busy_seconds(self) -> float:
-        """Return the seconds since the last call with at least one request in flight; requests still in flight count in the next call."""
-        seconds, self._busy_s = self._busy_s, 0.0
+        """Return the seconds since the last call with at least one request in flight."""
+        now = time.perf_counter()
+        seconds = self._busy_s + (now - self._since if self._requests else 0.0)
+        self._busy_s, self._since = 0.0, now
         return seconds
+
+    async def drain(self) -> None:
+        """Let new requests wait until `release`, and return when none is in flight."""
+        self._open.clear()
+        await self._idle.wait()
+
+    def release(self) -> None:
+        """Serve requests again after `drain`; call it on the event loop."""
+        self._open.set()
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
         if not self._requests:
             self._since = time.perf_counter()
         self._requests += 1
+        self._idle.clear()
         try:
             yield
         finally:
             self._requests -= 1
             if not self._requests:
                 self._busy_s += time.perf_counter() - self._since
+                self._idle.set()
 
     def allow(self) -> None:
         """Allow one restart in the step that begins."""
@@ -52,6 +68,7 @@ class RestartingClient:
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies; raises as the engine does, and `EngineGoneError` when it died for the second time in a step."""
+        await self._open.wait()
         client = self._client
         with self._busy():
             try:

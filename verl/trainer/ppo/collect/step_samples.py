@@ -46,11 +46,22 @@ async def collect_step(config: RunConfig, collector: Collector, loader: TaskLoad
         return StepSamples(drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.no_batch_reason)
     rows = [loader.source[place] for place in loader.take(config.data.train_batch_size)]
     result = await collector.collect(rows, config.env.rollout.n, step=step)
+    if result.batch is None or not needs_greedy_episodes(config):
+        return samples_of(config, result)
+    return samples_of(config, result, await collector.collect(rows, 1, step=step, greedy=True))
+
+
+def needs_greedy_episodes(config: RunConfig) -> bool:
+    """Return whether every task has a greedy episode, whose reward is the baseline of the others."""
     used = estimators_in_use(config.algorithm, trained_agents(config.agent))
     single_steps = config.rollout.sampling == "tree" and not follows_committed(config)  # whose baselines the collector has sampled
-    if result.batch is None or single_steps or not any(map(needs_baselines, used)):
+    return not single_steps and any(map(needs_baselines, used))
+
+
+def samples_of(config: RunConfig, result: CollectResult, greedy: CollectResult | None = None) -> StepSamples:
+    """Return the samples of one collection, with the baselines of its greedy episodes."""
+    if result.batch is None or greedy is None:
         return StepSamples(result.batch, result.episodes, dict(result.metrics), _tokens(result))
-    greedy = await collector.collect(rows, 1, step=step, greedy=True)
     baselines, metrics = reward_baselines(result.batch, greedy, config.reward.alpha)
     result.batch.non_tensor_batch["reward_baselines"] = baselines
     episodes = [*result.episodes, *greedy.episodes]
