@@ -28,7 +28,7 @@ def build_batch(
     [bsz, P + R], `response_mask` [bsz, R], `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
     Objects: the sample fields of `_columns`. With `critic_prompts` (see `joint_prompts`) also `critic_prompts` [bsz, Pc] left-padded
     and `critic_prompt_mask` [bsz, Pc]; with `token_rewards` also `token_rewards` [bsz, R] float64, 0 where a token has none. With
-    `reward_terms` (agent -> names) each of these terms of rewards is a column, NaN where a call has none or its agent does not learn from it.
+    `reward_terms` (agent -> names) each of these terms is a column, NaN where a call has none or its agent does not learn from it.
     With `greedy_baselines` the column `reward_baselines` has the reward of the greedy reply to the row's call; of a call without one, the
     mean reward of its candidates.
     """

@@ -167,7 +167,10 @@ def test_a_folder_without_a_plain_lora_is_refused(tmp_path: Path, changes: dict[
 
 def test_weights_that_do_not_fit_are_refused(model: Any, tiny_model_dir: Path, tmp_path: Path) -> None:
     folder = save_peft_adapter(tiny_model_dir, tmp_path / "given")
-    for changes, message in (({"lora_rank": 2}, r"has the shape \(3, 64\) there, expected \(2, 64\)"), ({"target_modules": ["q_proj"]}, "no such")):
+    for changes, message in (
+        ({"lora_rank": 2}, r"has the shape \(3, 64\) there, expected \(2, 64\)"),
+        ({"target_modules": ["q_proj"]}, "no such"),
+    ):
         with pytest.raises(LoraTargetError, match=message):
             add_adapters(model, {"a": from_folder(folder, **changes)}, "base", seed=0)
     (folder / "adapter_model.safetensors").write_bytes(b"torn")

@@ -139,8 +139,8 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
 
     Raises:
         PlacementError: no or repeated agents, names that are equal in metrics, lists of different length, a model that is not named or
-            does not exist, an unknown override, an adapter to start from that does not exist or contradicts the keys of its shape, agents on
-            one policy or one base with different training keys, or a frozen agent that shares a policy with a trained one.
+            does not exist, an unknown override, a folder of an adapter that cannot be used or contradicts the keys of its shape, agents
+            on one policy or one base with different training keys, or a frozen agent that shares a policy with a trained one.
     """
     names = list(agent.agent_ids)
     if not names:
@@ -184,7 +184,7 @@ def _group(wg_id: str, members: Sequence[AgentPlacement]) -> WorkerGroupSpec:
 
 
 def _with_adapter_shape(row: AgentPlacement) -> AgentPlacement:
-    """Return the row of an agent with the shape of its adapter in its config: that of the adapter it starts from, the keys, the defaults."""
+    """Return a row with the shape of its adapter in its config: that of the folder it starts from, else the keys or their defaults."""
     model = row.config.model
     if row.adapter is None:
         return row
