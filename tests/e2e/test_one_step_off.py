@@ -66,7 +66,7 @@ def by_hand(trainer: RayPPOTrainer, steps: int) -> None:
 def test_it_equals_the_schedule_written_by_hand_to_the_last_bit(
     train: Run, tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = ONE_STEP_OFF | VARIANTS[variant] | {"trainer.total_training_steps": 3, "trainer.val_before_train": False}
+    keys = ONE_STEP_OFF | VARIANTS[variant] | {"trainer.total_training_steps": 3, "data.val_files": "null"}
     train(keys | {"trainer.default_local_dir": tmp_path / "ours"})
     monkeypatch.setattr(RayPPOTrainer, "fit", lambda trainer: by_hand(trainer, 3))
     train(keys | {"trainer.default_local_dir": tmp_path / "hand"})
@@ -86,14 +86,7 @@ def comparable(run_dir: Path, after: int = 0) -> list[dict]:
     return [{k: v for k, v in line.items() if "idle" not in k} for line in without_clock(read_metrics(run_dir)) if line["step"] > after]
 
 
-def test_resuming_equals_an_uninterrupted_run_to_the_last_bit(train: Run, tmp_path: Path, whole: Path) -> None:
-    from_step_1 = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": whole / "checkpoints" / "global_step_1"}
-    train(THREE | from_step_1)
-    assert weights(tmp_path / "run", 3) == weights(whole, 3)
-    assert comparable(tmp_path / "run") == comparable(whole, after=1)
-
-
-def test_a_signal_in_the_update_keeps_the_samples_that_are_in_flight(
+def test_a_signal_in_the_update_keeps_the_samples_in_flight_and_the_resumed_run_equals_a_whole_one_to_the_last_bit(
     train: Run, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     update = RayPPOTrainer._update
@@ -109,6 +102,7 @@ def test_a_signal_in_the_update_keeps_the_samples_that_are_in_flight(
     assert (stopped.stopped_by, stopped.global_step) == (signal.SIGTERM, 2)
     assert train(THREE).global_step == 3
     assert weights(tmp_path / "run", 3) == weights(whole, 3)
+    assert comparable(tmp_path / "run", after=2) == comparable(whole, after=2)
 
 
 def test_episodes_are_played_while_policies_are_updated(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +128,7 @@ def test_episodes_are_played_while_policies_are_updated(train: Run, monkeypatch:
     monkeypatch.setattr(my_flow_package.MyWorld, "reset", late)
     monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
     monkeypatch.setattr(RayPPOTrainer, "_update", watched)
-    train(ONE_STEP_OFF | {"trainer.val_before_train": False, "trainer.total_training_steps": 2})
+    train(ONE_STEP_OFF | {"data.val_files": "null", "trainer.total_training_steps": 2, "trainer.save_hf_model": False})
 
 
 def test_a_run_whose_next_step_has_no_samples_can_be_resumed(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
