@@ -22,6 +22,7 @@ from tests.e2e.teams import load_exported
 from tests.house.source import ROOT
 from tests.workers.engine.builders import save_value_model
 from verl.protocol import DataProto
+from verl.trainer.checkpoint.export import export
 from verl.trainer.config.entry import compose_config
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.workers.critic_worker import CriticWorker
@@ -200,6 +201,10 @@ def test_a_command_with_an_adapter_to_start_from_samples_from_it_and_a_resumed_o
         assert np.abs(sampled(batch, "rollout_log_probs") - sampled(batch, "ref_log_prob")).max() > 0.1
     assert all(keys and all(".lora_" in key for key in keys) for keys in moved["update_actor"])
     assert json.loads((exported / "adapter_config.json").read_text())["lora_alpha"] == 12
+    shutil.rmtree(given)
+    export(tmp_path / "run", tmp_path / "out")  # needs the shape in the checkpoint alone
+    saved = tmp_path / "run/checkpoints/global_step_2/actor/tiny_qwen30_lora/huggingface/single_agent/adapter_model.safetensors"
+    assert (tmp_path / "out/single_agent/adapter_model.safetensors").read_bytes() == saved.read_bytes()
 
 
 def test_a_command_with_named_rewards_learns_from_them(
