@@ -25,7 +25,7 @@ from verl.models.loader import stop_token_ids
 from verl.protocol.generate import RolloutError, SamplingParams
 from verl.trainer.config import RolloutConfig, RunConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS
-from verl.trainer.config.cross_checks import candidates_of
+from verl.trainer.config.group_checks import candidates_of
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError
