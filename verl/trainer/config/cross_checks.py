@@ -21,6 +21,7 @@ from verl.trainer.placement.reward_model import with_reward_model
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
 from verl.trainer.placement.untrained import api_key
+from verl.trainer.ppo.asynchronous.group_queue import least_bound
 from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
 from verl.trainer.ppo.critic import needs_values, reads_values
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, own_keys
@@ -58,6 +59,7 @@ def check_settings(config: RunConfig) -> Placement:
     check_filter_groups(config)
     check_sampling(config, placement)
     check_rollout_correction(config, placement)
+    _check_async_training(config)
     check_critic_keys(config, placement)
     check_effect(config, placement)
     check_signal(config, placement)
@@ -275,6 +277,26 @@ def check_skipping(config: RunConfig, agent: AgentPlacement | ApiPlacement) -> N
         raise ConfigError(
             f"{skipping}: rows with advantage 0 have a gradient with {', '.join(name for name, holds in gradients.items() if holds)}; "
             "turn one of them off"
+        )
+
+
+def _check_async_training(config: RunConfig) -> None:
+    """Raise ConfigError for keys of `async_training.mode=fully_async` that contradict each other, or that it does not support."""
+    settings = config.async_training
+    if settings.mode != "fully_async":
+        return
+    least = least_bound(settings.staleness_threshold, settings.trigger_parameter_sync_step)
+    if settings.max_off_policy_strategy == "wait" and settings.max_off_policy_threshold < least:
+        raise ConfigError(
+            f"async_training.max_off_policy_threshold={settings.max_off_policy_threshold} is too low for "
+            f"async_training.staleness_threshold={settings.staleness_threshold:g} and "
+            f"trigger_parameter_sync_step={settings.trigger_parameter_sync_step}: episodes would be too old whatever a step waits for; "
+            f"set it to {least} or more, lower the others, or set async_training.max_off_policy_strategy=drop"
+        )
+    if config.algorithm.filter_groups.enable:
+        raise ConfigError(
+            "async_training.mode=fully_async does not support algorithm.filter_groups.enable; use async_training.mode=one_step_off, or "
+            "turn it off"
         )
 
 

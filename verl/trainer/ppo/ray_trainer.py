@@ -146,6 +146,8 @@ class RayPPOTrainer:
             except Interrupted:
                 logger.warning("stopped by a signal after step %d of %d", self.global_step, self.total_training_steps)
                 self.stopped_by = stop.number
+                if self.config.async_training.mode == "fully_async":  # groups have been completed since the last checkpoint
+                    self._saved_step = -1
                 self._save_if_new()
             finally:
                 self._loop.close()
