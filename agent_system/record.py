@@ -227,8 +227,8 @@ class EpisodeRecord:
 
     def term(self, sample: Sample, name: str) -> float | None:
         """Return a named term of a reward: that of the sample, of its final call, or of the episode; None if none of these has it."""
-        final = (s for s in self.samples if sample.final_call is not None and (s.turn, s.call) == (sample.turn, sample.final_call))
-        return next((of.reward_terms[name] for of in (sample, *final, self) if name in of.reward_terms), None)
+        final = [s.reward_terms for s in self.samples if (s.turn, s.call) == (sample.turn, sample.final_call)]
+        return next((terms[name] for terms in (sample.reward_terms, *final, self.reward_terms) if name in terms), None)
 
     def with_team_reward(self, team: float) -> EpisodeRecord:
         """Return the episode with another team reward, which arrives at its end."""

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from verl.trainer.config.names import LORA_DEFAULTS
+
 ADAPTER_CONFIG = "adapter_config.json"
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 # Parts of PEFT's LoRA that adapters here lack; a value that turns none of them on is accepted.
@@ -19,6 +21,11 @@ CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 
 class AdapterFolderError(ValueError):
     """A folder without an adapter that can be trained; the message says what was found and what is expected."""
+
+
+def adapter_shape(model: Any) -> dict[str, Any]:
+    """Return the values of the keys in `LORA_DEFAULTS` of a `ModelConfig`, or their defaults."""
+    return {name: default if getattr(model, name) is None else getattr(model, name) for name, default in LORA_DEFAULTS.items()}
 
 
 def read_adapter_shape(path: str) -> dict[str, Any]:

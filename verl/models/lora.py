@@ -16,7 +16,7 @@ from zlib import crc32
 
 import torch
 
-from verl.trainer.config.names import LORA_DEFAULTS
+from verl.models.adapter_folder import adapter_shape
 
 ALL_LINEAR = "all-linear"
 PARTS = ("lora_A", "lora_B")
@@ -55,7 +55,7 @@ class LoraSpec:
 
 def lora_spec(model: Any) -> LoraSpec:
     """Return the adapter that the keys of a `ModelConfig` describe."""
-    shape = {name: default if getattr(model, name) is None else getattr(model, name) for name, default in LORA_DEFAULTS.items()}
+    shape = adapter_shape(model)
     return LoraSpec(shape["lora_rank"], shape["lora_alpha"], shape["target_modules"], shape["exclude_modules"], model.lora_adapter_path)
 
 

@@ -41,9 +41,10 @@ def resolve_defaults(config: RunConfig) -> None:
     config.actor_rollout_ref.model.lora_adapter_path = _folder(config.actor_rollout_ref.model.lora_adapter_path)
     agent.model_ids = [_folder(model) for model in agent.model_ids]
     own = agent.agent_specific_parameters.get("model")
-    for name in ("tokenizer_path", "lora_adapter_path") if isinstance(own, dict) else ():
-        if isinstance(own.get(name), list):
-            own[name] = [_folder(path) for path in own[name]]
+    if isinstance(own, dict):
+        for name in ("tokenizer_path", "lora_adapter_path"):
+            if isinstance(own.get(name), list):
+                own[name] = [_folder(path) for path in own[name]]
 
 
 def _folder(path: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from verl.models.adapter_folder import AdapterFolderError, read_adapter_shape
+from verl.models.adapter_folder import AdapterFolderError, adapter_shape, read_adapter_shape
 from verl.models.path import absolute_model_path
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ApiConfig
 from verl.trainer.config.names import LORA_DEFAULTS
@@ -188,7 +188,7 @@ def _with_adapter_shape(row: AgentPlacement) -> AgentPlacement:
     model = row.config.model
     if row.adapter is None:
         return row
-    shape = {name: default if getattr(model, name) is None else getattr(model, name) for name, default in LORA_DEFAULTS.items()}
+    shape = adapter_shape(model)
     if model.lora_adapter_path is not None:
         shown = f"{row.key('model.lora_adapter_path')}={model.lora_adapter_path}"
         try:
