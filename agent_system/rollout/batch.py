@@ -59,7 +59,8 @@ def build_batch(
         tensors["critic_prompts"], critic_mask = _pack(critic_prompts, np.int64, pad, left=True)
         tensors["critic_prompt_mask"] = critic_mask.astype(np.int64)
     columns = _columns(rows)
-    columns |= {name: _term(rows, name, reward_terms or {}) for name in {n: None for names in (reward_terms or {}).values() for n in names}}
+    named = dict.fromkeys(name for names in (reward_terms or {}).values() for name in names)
+    columns = {name: _term(rows, name, reward_terms or {}) for name in named} | columns
     if greedy_baselines:
         by_episode = {e.traj_uid: _baselines(e) for e in episodes}
         columns["reward_baselines"] = _objects([by_episode[e.traj_uid][s.turn, s.call] for e, s in rows])

@@ -73,7 +73,7 @@ def _check_supported(config: dict[str, Any]) -> None:
 
 def _positive(config: dict[str, Any], name: str) -> int:
     value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 1 or value != int(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 1 or value % 1 != 0:
         raise AdapterFolderError(f"whose {ADAPTER_CONFIG} has {name}={value!r}; expected a positive integer")
     return int(value)
 
