@@ -139,8 +139,8 @@ def test_a_run_whose_next_step_has_no_samples_can_be_resumed(train: Run, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr("verl.trainer.ppo.collect.next_step.collect_step", nothing)
         with pytest.raises(NoSamplesError, match="step 2: no episode has a sample to train on"):
-            train(THREE)
-    assert train(THREE | {"trainer.total_training_steps": 2}).global_step == 2
+            train(THREE | {"trainer.save_hf_model": False})
+    assert train(THREE | {"trainer.save_hf_model": False, "trainer.total_training_steps": 2}).global_step == 2
 
 
 @pytest.mark.ray
@@ -193,7 +193,8 @@ def test_an_engine_that_dies_during_an_update_is_replaced_by_one_with_the_update
     monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
     monkeypatch.setattr(RolloutWorker, "submit", submitted)
     monkeypatch.setattr(PolicyWorker, "update_actor", updated)
-    train(THREE | {"agent.model_sharing": False, "trainer.save_freq": -1, "trainer.test_freq": 0} | LEVELS["L0"].changes)
+    changes = {"agent.model_sharing": False, "trainer.save_freq": -1, "trainer.save_hf_model": False, "data.val_files": "null"}
+    train(THREE | changes | {"trainer.test_freq": 0} | LEVELS["L0"].changes)
     lines = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
     assert [line["training/engine_restarts"] for line in lines] == [1, 1, 1]
     assert [line["agent/asker/staleness/max"] for line in lines] == [0, 0, 1]
