@@ -22,6 +22,7 @@ from agent_system.rollout.reward_models import QUESTION, Classifier, Judge
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.task import task_from_row
 from verl.models.loader import stop_token_ids
+from verl.protocol import DataProto
 from verl.protocol.generate import RolloutError, SamplingParams
 from verl.trainer.config import RolloutConfig, RunConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS
@@ -52,9 +53,15 @@ class TaskGroupPlayer:
 
     player: GroupPlayer
 
-    async def play(self, row: Mapping[str, Any], n: int, *, step: int, number: int = 0, greedy: bool = False) -> list[EpisodeRecord]:
+    async def play(
+        self, row: Mapping[str, Any], n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False
+    ) -> list[EpisodeRecord]:
         """Convert a row to a task and play its group; see `GroupPlayer.play`."""
-        return await self.player.play(task_from_row(row), n, step=step, number=number, greedy=greedy)
+        return await self.player.play(task_from_row(row), n, step=step, attempt=attempt, number=number, greedy=greedy)
+
+    def rows(self, episodes: Sequence[EpisodeRecord]) -> DataProto | None:
+        """See `GroupPlayer.rows`."""
+        return self.player.rows(episodes)
 
     async def result(self, episodes: Sequence[EpisodeRecord]) -> CollectResult:
         """See `GroupPlayer.result`."""

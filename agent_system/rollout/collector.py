@@ -85,12 +85,16 @@ class GroupPlayer:
     _collector: Collector
     _player: EpisodePlayer
 
-    async def play(self, task: Task, n: int, *, step: int, number: int = 0, greedy: bool = False) -> list[EpisodeRecord]:
-        """Play `n` episodes of a task: those that `Collector.collect` plays in `step` for the `number`-th appearance of the task.
+    async def play(self, task: Task, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False) -> list[EpisodeRecord]:
+        """Play `n` episodes of a task: those that `Collector.collect` plays for the `number`-th appearance of the task.
 
         Raises as `EpisodePlayer.play` does.
         """
-        return await self._player.play(_group(task, n, f"step{step}", number, step, validate=False, greedy=greedy))
+        return await self._player.play(_group(task, n, _prefix(step, attempt), number, step, validate=False, greedy=greedy))
+
+    def rows(self, episodes: Sequence[EpisodeRecord]) -> DataProto | None:
+        """Return the batch of `result`, as far as it can be known without the other groups of the step."""
+        return self._collector._result(episodes, self._collector.settings).batch
 
     async def result(self, episodes: Sequence[EpisodeRecord]) -> CollectResult:
         """Return the result of whole groups, which is that of `Collector.collect` for the same episodes."""
@@ -366,12 +370,16 @@ def _specs(tasks: Sequence[Task], n: int, step: int, validate: bool, greedy: boo
     if n < 1:
         raise AgentSystemError(f"the number of episodes per task must be at least 1, found {n}")
     seen: Counter[str] = Counter()
-    prefix = f"{'val' if validate else 'step'}{step}{f'.{attempt}' if attempt else ''}"
+    prefix = _prefix(step, attempt, validate)
     specs = []
     for task in tasks:
         specs += _group(task, n, prefix, seen[task.task_id], step, validate, greedy)
         seen[task.task_id] += 1
     return specs
+
+
+def _prefix(step: int, attempt: int, validate: bool = False) -> str:
+    return f"{'val' if validate else 'step'}{step}{f'.{attempt}' if attempt else ''}"
 
 
 def _group(task: Task, n: int, prefix: str, number: int, step: int, validate: bool, greedy: bool) -> list[EpisodeSpec]:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from agent_system.environment import Outcome
 from tests.e2e.conftest import Run, read_metrics, weights
-from tests.e2e.teams import ADAPTER, policies
+from tests.e2e.teams import ADAPTER, LEVELS, policies
 from tests.e2e.test_one_step_off import FOUR, TREE, comparable
 from tests.house.source import ROOT
 
@@ -29,7 +30,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def without_ledger(run_dir: Path) -> list[dict]:
     """The metrics of a run without its clock and without those that only this mode has."""
-    return [{name: value for name, value in line.items() if "fully_async/" not in name} for line in comparable(run_dir)]
+    own = ("fully_async/", "trainer/")
+    return [{name: value for name, value in line.items() if not name.startswith(own)} for line in comparable(run_dir)]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -40,6 +42,24 @@ def test_without_staleness_it_equals_synchronous_training_to_the_last_bit(train:
     train(sync | {"trainer.default_local_dir": tmp_path / "sync"})
     assert policies(tmp_path / "async", 3) and policies(tmp_path / "async", 3) == policies(tmp_path / "sync", 3)
     assert without_ledger(tmp_path / "async") == without_ledger(tmp_path / "sync")
+
+
+def test_dynamic_sampling_without_staleness_trains_on_the_tasks_of_synchronous_training(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reward of 0 or 1 for each of two samples: many tasks have no signal, and others are sampled in their place."""
+    import my_flow_package
+
+    act = my_flow_package.MyWorld.act
+    monkeypatch.setattr(my_flow_package.MyWorld, "act", lambda *args: Outcome(local=float(act(*args).local > 0.7)))
+    keys = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "seq_reward", "trainer.total_training_steps": 3}
+    keys |= {"env.rollout.n": 2, "trainer.val_before_train": False} | LEVELS["L0"].changes
+    train(FRESH | keys | {"trainer.default_local_dir": tmp_path / "async"})
+    train(keys | {"algorithm.rollout_correction.rollout_is": "token", "trainer.default_local_dir": tmp_path / "sync"})
+    assert policies(tmp_path / "async", 3) and policies(tmp_path / "async", 3) == policies(tmp_path / "sync", 3)
+    drawn = [line["train/filter_groups/tasks_drawn"] for line in steps_of(tmp_path / "async")]
+    assert max(drawn) > 2
+    assert sum(line["fully_async/count/rejected"] > 0 for line in steps_of(tmp_path / "async")) > 0
 
 
 STALE = ASYNC | FOUR | {"async_training.staleness_threshold": 1.0, "trainer.total_training_steps": 6}
@@ -65,7 +85,7 @@ def check_ledger(run_dir: Path, steps: int) -> None:
     trained = trained_episodes(run_dir)
     assert len(trained) == len(set(trained)) == steps * 2 * 3
     for line in steps_of(run_dir):
-        counts = {name: line[f"fully_async/count/{name}"] for name in ("trained", "failed", "dropped", "running", "complete")}
+        counts = {name: line[f"fully_async/count/{name}"] for name in ("trained", "failed", "rejected", "dropped", "running", "complete")}
         assert line["fully_async/count/dispatched"] == sum(counts.values())
         assert counts["trained"] == 2 * line["step"]
 
@@ -113,7 +133,6 @@ def test_what_cannot_be_is_said_before_a_worker_starts(refused: Callable[[dict[s
     assert "needs an off-policy correction" in refused({"async_training.mode": "fully_async"})
     too_low = refused(ASYNC | {"async_training.staleness_threshold": 2.5, "async_training.max_off_policy_threshold": 2})
     assert "set it to 3 or more" in too_low
-    assert "filter_groups" in refused(ASYNC | {"algorithm.filter_groups.enable": True})
     assert "async_training.mode=fully_async" in refused({"async_training.staleness_threshold": 0.5})
 
 

@@ -78,6 +78,16 @@ class Generation:
         """(version, number of tokens) of all weights that sampled it, oldest first."""
         return (*self.earlier, (self.version, len(self.token_ids) - sum(count for _, count in self.earlier)))
 
+    @property
+    def oldest_version(self) -> int:
+        """Version of the weights that sampled its first token."""
+        return self.spans[0][0]
+
+    @property
+    def mean_version(self) -> float:
+        """Version of the weights, averaged over tokens."""
+        return sum(version * count for version, count in self.spans) / len(self.token_ids) if self.earlier else float(self.version)
+
     def first(self, count: int) -> Self:
         """Return the reply cut after `count` tokens."""
         kept: list[tuple[int, int]] = []

@@ -293,11 +293,6 @@ def _check_async_training(config: RunConfig) -> None:
             f"trigger_parameter_sync_step={settings.trigger_parameter_sync_step}: episodes would be too old whatever a step waits for; "
             f"set it to {least} or more, lower the others, or set async_training.max_off_policy_strategy=drop"
         )
-    if config.algorithm.filter_groups.enable:
-        raise ConfigError(
-            "async_training.mode=fully_async does not support algorithm.filter_groups.enable; use async_training.mode=one_step_off, or "
-            "turn it off"
-        )
 
 
 def check_rollout_correction(config: RunConfig, placement: Placement) -> None:

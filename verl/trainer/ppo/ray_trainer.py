@@ -216,6 +216,7 @@ class RayPPOTrainer:
         if self.config.async_training.mode != "sync":
             metrics["trainer/idle_ratio"] = self.timer.seconds["gen"] / self.timer.seconds["step"]
             metrics |= source.metrics(self.timer.seconds["step"])
+            metrics["trainer/staleness"] = max(value for name, value in metrics.items() if name.endswith("/staleness/max"))
         metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["training/engine_restarts"] = float(self.team.engine_restarts)
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
@@ -239,9 +240,7 @@ class RayPPOTrainer:
         """Return whether the engines get the weights of a step: every so many steps, and for a validation."""
         settings, test_freq = self.config.async_training, self.config.trainer.test_freq
         tested = test_freq > 0 and step % test_freq == 0
-        return (
-            settings.mode != "fully_async" or step % settings.trigger_parameter_sync_step == 0 or tested
-        )
+        return settings.mode != "fully_async" or step % settings.trigger_parameter_sync_step == 0 or tested
 
     def _publish(self, source: SampleSource, step: int) -> dict[str, float]:
         with self.timer("gen"):

@@ -14,7 +14,9 @@ from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue, least_b
 class Waiting(RuleBasedStateMachine):
     """A run with `max_off_policy_strategy=wait` and the lowest bound that is allowed."""
 
-    @initialize(batch=st.integers(1, 4), staleness=st.sampled_from([0.0, 0.3, 1.0, 2.5]), trigger=st.integers(1, 3), spare=st.integers(0, 2))
+    @initialize(
+        batch=st.integers(1, 4), staleness=st.sampled_from([0.0, 0.3, 1.0, 2.5]), trigger=st.integers(1, 3), spare=st.integers(0, 2)
+    )
     def begin(self, batch: int, staleness: float, trigger: int, spare: int) -> None:
         self.queue: GroupQueue[int] = GroupQueue(batch, staleness, trigger, least_bound(staleness, trigger) + spare, total=9 * batch)
         self.step, self.ended, self.trained = 1, set[int](), set[int]()
@@ -22,15 +24,19 @@ class Waiting(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6))
     def dispatch(self, count: int) -> None:
         for _ in range(min(count, self.queue.capacity)):
-            self.queue.dispatch(place=7, number=0)
+            self.queue.dispatch(place=7, attempt=0, number=0)
 
     @precondition(lambda self: self.queue.running)
-    @rule(data=st.data(), fails=st.booleans())
-    def end(self, data: st.DataObject, fails: bool) -> None:
+    @rule(data=st.data(), how=st.sampled_from(["ends", "ends", "fails", "is rejected"]))
+    def end(self, data: st.DataObject, how: str) -> None:
         index = data.draw(st.sampled_from(sorted(self.queue.running)))
         assert index not in self.ended
         self.ended.add(index)
-        self.queue.end(self.queue.running[index], None if fails else index)
+        group = self.queue.running[index]
+        if how == "ends":
+            self.queue.end(group, index)
+        else:
+            (self.queue.fail if how == "fails" else self.queue.reject)(group)
 
     @precondition(lambda self: self.step <= 9)
     @rule()
@@ -73,12 +79,12 @@ test_waiting = Waiting.TestCase
 
 def test_a_step_waits_for_a_slow_group_whose_deadline_is_near() -> None:
     queue: GroupQueue[str] = GroupQueue(batch=1, staleness=1.0, bound=1)
-    slow, fast = queue.dispatch(0, 0), queue.dispatch(1, 0)
+    slow, fast = queue.dispatch(0, 0, 0), queue.dispatch(1, 0, 0)
     assert queue.capacity == 0
     queue.end(fast, "fast")
     assert queue.take(1) == [(fast, "fast")]  # step 2 can still train on the slow one
     queue.version = 1
-    later = queue.dispatch(2, 0)
+    later = queue.dispatch(2, 0, 0)
     queue.end(later, "later")
     assert queue.take(2) is None
     queue.end(slow, "slow")
@@ -87,7 +93,7 @@ def test_a_step_waits_for_a_slow_group_whose_deadline_is_near() -> None:
 
 def test_with_drop_a_step_goes_on_and_leaves_out_what_is_too_old() -> None:
     queue: GroupQueue[str] = GroupQueue(batch=1, staleness=1.0, bound=0, drops=True)
-    slow, fast = queue.dispatch(0, 0), queue.dispatch(1, 0)
+    slow, fast = queue.dispatch(0, 0, 0), queue.dispatch(1, 0, 0)
     queue.end(fast, "fast")
     assert queue.take(1) == [(fast, "fast")]
     queue.version = 1
@@ -102,4 +108,8 @@ def test_the_least_bound(staleness: float, trigger: int, least: int) -> None:
 
 def test_a_batch_of_groups_has_the_seeds_of_one_step() -> None:
     queue: GroupQueue[None] = GroupQueue(batch=2, staleness=1.0)
-    assert [queue.dispatch(place, 0) for place in (5, 6, 7)] == [Group(0, 1, 5, 0, 0), Group(1, 1, 6, 0, 0), Group(2, 2, 7, 0, 0)]
+    assert [queue.dispatch(place, 0, 0) for place in (5, 6, 7)] == [
+        Group(0, 1, 0, 5, 0, 0),
+        Group(1, 1, 0, 6, 0, 0),
+        Group(2, 2, 0, 7, 0, 0),
+    ]

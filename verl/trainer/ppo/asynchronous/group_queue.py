@@ -1,9 +1,10 @@
 """Admission of task groups to sampling, and their choice for training steps: numbers only, without clocks or threads.
 
-A group is all episodes of one task. It is *dispatched* when it begins, at the weight version `v` published then, and ends as *complete*
-or *failed* (no episode of it succeeded). Versions are numbers of training steps: step `s` begins with version `s - 1`.
+A group is all episodes of one task. It is *dispatched* when it begins, at the weight version `v` published then, and ends as *complete*,
+*failed* (no episode of it succeeded) or *rejected* (dynamic sampling: it has no signal). Versions are numbers of training steps: step `s`
+begins with version `s - 1`.
 
-    capacity = floor((1 + tau) * M * B) + v * B - (dispatched - failed - dropped)
+    capacity = floor((1 + tau) * M * B) + v * B - (dispatched - failed - dropped - rejected)
 
     tau = async_training.staleness_threshold, M = async_training.trigger_parameter_sync_step, B = data.train_batch_size
 
@@ -27,6 +28,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+COUNTS = ("dispatched", "trained", "failed", "rejected", "dropped")
 
 
 def least_bound(staleness: float, trigger: int) -> int:
@@ -41,13 +43,15 @@ class Group:
     Attributes:
         index: its place in the order of dispatch, from 0.
         step: step of its seeds and ids: the step that trains on it if no group fails and none waits.
+        attempt: number of batches of tasks that were drawn for this step before its own.
         place: position of its task in the data set.
-        number: number of groups of the same task and step before it.
+        number: number of groups of the same task in its batch of tasks before it.
         version: published version when it was dispatched.
     """
 
     index: int
     step: int
+    attempt: int
     place: int
     number: int
     version: int
@@ -63,7 +67,7 @@ class GroupQueue(Generic[T]):
         drops: leave out groups that miss their deadline (`max_off_policy_strategy=drop`).
         total: groups that the rest of the run needs, trained ones included; None without a limit.
         version: the published version.
-        dispatched, trained, failed, dropped: numbers of groups so far.
+        dispatched, trained, failed, rejected, dropped: numbers of groups so far.
         running: groups that are being sampled, by index.
         complete: groups that no step has taken, with their content, by index.
     """
@@ -78,36 +82,47 @@ class GroupQueue(Generic[T]):
     dispatched: int = 0
     trained: int = 0
     failed: int = 0
+    rejected: int = 0
     dropped: int = 0
     running: dict[int, Group] = field(default_factory=dict)
     complete: dict[int, tuple[Group, T]] = field(default_factory=dict)
 
     @property
+    def _used(self) -> int:
+        return self.dispatched - self.failed - self.rejected - self.dropped
+
+    @property
     def capacity(self) -> int:
         """Number of groups that may be dispatched now."""
-        used = self.dispatched - self.failed - self.dropped
-        room = math.floor((1 + self.staleness) * self.trigger * self.batch) + self.version * self.batch - used
-        return max(room if self.total is None else min(room, self.total - used), 0)
+        room = math.floor((1 + self.staleness) * self.trigger * self.batch) + self.version * self.batch - self._used
+        return max(room if self.total is None else min(room, self.total - self._used), 0)
 
-    def dispatch(self, place: int, number: int) -> Group:
-        """Begin a group."""
-        group = Group(self.dispatched, self.next_step, place, number, self.version)
+    @property
+    def next_step(self) -> int:
+        """`Group.step` of the next group: a group takes the place of one that failed or was rejected."""
+        return self._used // self.batch + 1
+
+    def dispatch(self, place: int, attempt: int, number: int) -> Group:
+        """Begin a group of `next_step`."""
+        group = Group(self.dispatched, self.next_step, attempt, place, number, self.version)
         self.running[group.index] = group
         self.dispatched += 1
         return group
 
-    @property
-    def next_step(self) -> int:
-        """`Group.step` of the next group."""
-        return self.dispatched // self.batch + 1
-
-    def end(self, group: Group, content: T | None) -> None:
-        """End a group; without content it has failed."""
+    def end(self, group: Group, content: T) -> None:
+        """End a group that steps can train on."""
         del self.running[group.index]
-        if content is None:
-            self.failed += 1
-        else:
-            self.complete[group.index] = (group, content)
+        self.complete[group.index] = (group, content)
+
+    def fail(self, group: Group) -> None:
+        """End a group without a successful episode."""
+        del self.running[group.index]
+        self.failed += 1
+
+    def reject(self, group: Group) -> None:
+        """End a group without a signal."""
+        del self.running[group.index]
+        self.rejected += 1
 
     def deadline(self, group: Group) -> int:
         """Return the last step that may train on a group."""
@@ -133,25 +148,18 @@ class GroupQueue(Generic[T]):
         return all(count <= (deadline - step) * self.batch for count, deadline in enumerate(deadlines, start=1))
 
     def counts(self) -> dict[str, int]:
-        """Return the ledger: dispatched = trained + failed + dropped + running + complete."""
-        return {
-            "dispatched": self.dispatched,
-            "trained": self.trained,
-            "failed": self.failed,
-            "dropped": self.dropped,
-            "running": len(self.running),
-            "complete": len(self.complete),
-        }
+        """Return the ledger: dispatched = trained + failed + rejected + dropped + running + complete."""
+        return {name: getattr(self, name) for name in COUNTS} | {"running": len(self.running), "complete": len(self.complete)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the content of complete groups, in JSON types; a group that is running will run again."""
-        counts = {name: getattr(self, name) for name in ("version", "dispatched", "trained", "failed", "dropped")}
+        counts = {name: getattr(self, name) for name in COUNTS}
         running = [asdict(group) for group in self.running.values()]
-        return {**counts, "running": running, "complete": [asdict(group) for group, _ in self.complete.values()]}
+        return {**counts, "version": self.version, "running": running, "complete": [asdict(group) for group, _ in self.complete.values()]}
 
     def load_state_dict(self, state: Mapping[str, Any], contents: list[T]) -> None:
         """Restore `state_dict`, with the content of its complete groups in their order."""
-        for name in ("version", "dispatched", "trained", "failed", "dropped"):
+        for name in ("version", *COUNTS):
             setattr(self, name, int(state[name]))
         self.running = {group["index"]: Group(**group) for group in state["running"]}
         complete = [Group(**group) for group in state["complete"]]

@@ -13,15 +13,18 @@ import json
 import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
+from verl.trainer.ppo.collect.dynamic_sampling import keep_signal, signal_rows
 from verl.trainer.ppo.collect.protocol import Collector, Episode, GroupPlayer
 from verl.trainer.ppo.collect.source import OnCollected
-from verl.trainer.ppo.collect.step_samples import StepSamples, needs_greedy_episodes, samples_of
+from verl.trainer.ppo.collect.step_samples import StepSamples, filtered_samples, needs_greedy_episodes, samples_of
 from verl.trainer.ppo.interrupt import StopRequest
 from verl.utils.dataset import TaskLoader
 from verl.utils.loop_thread import LoopThread, Running
@@ -48,6 +51,26 @@ class Played:
 
     sampled: Sequence[Episode]
     greedy: Sequence[Episode] = ()
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """All episodes."""
+        return [*self.sampled, *self.greedy]
+
+
+@dataclass
+class Draw:
+    """Tasks that were drawn for one step.
+
+    Attributes:
+        batches: number of batches of tasks.
+        places: all of them, in the data set.
+        left: those of the last batch that are not dispatched yet, as (place, number of equal tasks before it).
+    """
+
+    batches: int = 0
+    places: list[int] = field(default_factory=list)
+    left: list[tuple[int, int]] = field(default_factory=list)
 
 
 class GroupStream:
@@ -85,8 +108,9 @@ class GroupStream:
             settings.max_off_policy_strategy == "drop",
             steps * config.data.train_batch_size,
         )
-        self._greedy = needs_greedy_episodes(config)
-        self._drawn: list[tuple[int, int]] = []  # tasks of `queue.next_step` that are not dispatched yet, as (place, number)
+        self._greedy = needs_greedy_episodes(config) and not config.algorithm.filter_groups.enable
+        self._draws: dict[int, Draw] = {}  # by step
+        self._rejected: list[tuple[Group, Played]] = []  # since the last step
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._validating = False
@@ -149,13 +173,18 @@ class GroupStream:
         """Write complete groups with their episodes, and which groups are in progress: they will be played again."""
 
         async def snapshot() -> tuple[dict[str, Any], list[Played]]:
-            return {"queue": self.queue.state_dict(), "drawn": self._drawn}, [played for _, played in self.queue.complete.values()]
+            state: dict[str, Any] = {
+                "queue": self.queue.state_dict(),
+                "draws": [[step, asdict(draw)] for step, draw in self._draws.items()],
+            }
+            state["rejected"] = [asdict(group) for group, _ in self._rejected]
+            return state, [played for _, played in (*self.queue.complete.values(), *self._rejected)]
 
-        state, complete = self._on_loop(snapshot())
+        state, groups = self._on_loop(snapshot())
         (folder / FOLDER).mkdir()
-        state["episodes"] = [[len(played.sampled), len(played.greedy)] for played in complete]
+        state["episodes"] = [[len(played.sampled), len(played.greedy)] for played in groups]
         (folder / FOLDER / STATE).write_text(json.dumps(state))
-        self.collector.save_episodes([e for played in complete for e in (*played.sampled, *played.greedy)], folder / FOLDER)
+        self.collector.save_episodes([e for played in groups for e in played.episodes], folder / FOLDER)
 
     def load(self, folder: Path) -> None:
         """Restore `save`."""
@@ -164,8 +193,11 @@ class GroupStream:
         state = json.loads((folder / FOLDER / STATE).read_text())
         episodes = iter(self.collector.load_episodes(folder / FOLDER))
         contents = [Played([next(episodes) for _ in range(n)], [next(episodes) for _ in range(greedy)]) for n, greedy in state["episodes"]]
-        self.queue.load_state_dict(state["queue"], contents)
-        self._drawn = [(place, number) for place, number in state["drawn"]]
+        rejected = [Group(**group) for group in state["rejected"]]
+        complete = len(contents) - len(rejected)
+        self.queue.load_state_dict(state["queue"], contents[:complete])
+        self._rejected = list(zip(rejected, contents[complete:], strict=True))
+        self._draws = {step: Draw(**draw) for step, draw in state["draws"]}
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.start(work).result()
@@ -207,13 +239,21 @@ class GroupStream:
         self._notify()
 
     def _dispatch(self) -> Group:
-        if not self._drawn:
-            seen: Counter[str] = Counter()
-            for place in self.loader.take(self.queue.batch):
+        step = self.queue.next_step
+        draw = self._draws.setdefault(step, Draw())
+        if not draw.left:
+            places, seen = self.loader.take(self.queue.batch, draw.places), Counter[str]()
+            if not places:
+                raise RuntimeError(
+                    f"all {len(draw.places)} tasks were sampled for step {step}, and fewer than {self.queue.batch} can be trained on"
+                )
+            for place in places:
                 task = self.collector.task_id(self.loader.source[place])
-                self._drawn.append((place, seen[task]))
+                draw.left.append((place, seen[task]))
                 seen[task] += 1
-        return self.queue.dispatch(*self._drawn.pop(0))
+            draw.batches, draw.places = draw.batches + 1, draw.places + places
+        place, number = draw.left.pop(0)
+        return self.queue.dispatch(place, draw.batches - 1, number)
 
     def _start(self, group: Group, player: GroupPlayer) -> None:
         self._count_busy()
@@ -230,18 +270,36 @@ class GroupStream:
 
     async def _play(self, group: Group, player: GroupPlayer) -> None:
         row, n = self.loader.source[group.place], self.config.env.rollout.n
-        plays = [player.play(row, n, step=group.step, number=group.number)]
-        if self._greedy:
-            plays.append(player.play(row, 1, step=group.step, number=group.number, greedy=True))
-        episodes = await asyncio.gather(*plays)
-        failed = all(episode.failure is not None for episode in episodes[0])
-        self.queue.end(group, None if failed else Played(*episodes))
+        play = partial(player.play, row, step=group.step, attempt=group.attempt, number=group.number)
+        played = Played(*await asyncio.gather(play(n), *([play(1, greedy=True)] if self._greedy else ())))
+        if all(episode.failure is not None for episode in played.sampled):
+            self.queue.fail(group)
+        elif self._filters(group) and not self._has_signal(player.rows(played.sampled)):
+            self.queue.reject(group)
+            self._rejected.append((group, played))
+        else:
+            self.queue.end(group, played)
+
+    def _filters(self, group: Group) -> bool:
+        """Return whether another task may be sampled in place of this group: not in the last batch of tasks of its step."""
+        rule = self.config.algorithm.filter_groups
+        return rule.enable and (rule.max_num_gen_batches == 0 or group.attempt + 1 < rule.max_num_gen_batches)
+
+    def _has_signal(self, rows: DataProto | None) -> bool:
+        return rows is not None and bool(signal_rows(rows, self.config.algorithm).any())
 
     async def _take(self, step: int) -> StepSamples:
         while (groups := self._next_groups(step)) is None:
             await self._wait(step)
         self._notify()
         assert self._player is not None
+        self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.trained // self.queue.batch}
+        if self.config.algorithm.filter_groups.enable:
+            rejected, self._rejected = self._rejected, []
+            sampled = sorted([*groups, *rejected], key=lambda ended: ended[0].index)
+            whole = await self._player.result([e for _, played in sampled for e in played.sampled])
+            drawn = max(group.attempt + 1 for group, _ in sampled)
+            return filtered_samples(keep_signal(self.config, whole, drawn, len(sampled), step))
         result = await self._player.result([e for _, played in groups for e in played.sampled])
         if result.batch is None or not self._greedy:
             return samples_of(self.config, result)

@@ -75,8 +75,12 @@ class CollectResult(Protocol):
 class GroupPlayer(Protocol):
     """Plays groups one by one; a group is all episodes of one task."""
 
-    async def play(self, row: Any, n: int, *, step: int, number: int = 0, greedy: bool = False) -> Sequence[Any]:
-        """Return the `n` episodes of a task that `Collector.collect` plays in `step` for the `number`-th appearance of the task."""
+    async def play(self, row: Any, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False) -> Sequence[Any]:
+        """Return the `n` episodes of a task that `Collector.collect` plays for the `number`-th appearance of the task."""
+        ...
+
+    def rows(self, episodes: Sequence[Any]) -> DataProto | None:
+        """Return the batch of `result`, as far as it can be known without the other groups of the step."""
         ...
 
     async def result(self, episodes: Sequence[Any]) -> CollectResult:

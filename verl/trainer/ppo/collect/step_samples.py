@@ -9,7 +9,7 @@ from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.config.run import follows_committed
 from verl.trainer.placement.untrained import trained_agents
-from verl.trainer.ppo.collect.dynamic_sampling import draw_until_full
+from verl.trainer.ppo.collect.dynamic_sampling import FilteredSamples, draw_until_full
 from verl.trainer.ppo.collect.greedy_baseline import needs_baselines, reward_baselines
 from verl.trainer.ppo.collect.protocol import Collector, CollectResult, Episode
 from verl.trainer.ppo.per_agent import estimators_in_use
@@ -41,14 +41,18 @@ async def collect_step(config: RunConfig, collector: Collector, loader: TaskLoad
     Errors of the collector are raised.
     """
     if config.algorithm.filter_groups.enable:
-        drawn = await draw_until_full(config, collector, loader, step)
-        metrics = dict(drawn.result.metrics) | drawn.metrics
-        return StepSamples(drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.no_batch_reason)
+        return filtered_samples(await draw_until_full(config, collector, loader, step))
     rows = [loader.source[place] for place in loader.take(config.data.train_batch_size)]
     result = await collector.collect(rows, config.env.rollout.n, step=step)
     if result.batch is None or not needs_greedy_episodes(config):
         return samples_of(config, result)
     return samples_of(config, result, await collector.collect(rows, 1, step=step, greedy=True))
+
+
+def filtered_samples(drawn: FilteredSamples) -> StepSamples:
+    """Return the samples of dynamic sampling."""
+    metrics = dict(drawn.result.metrics) | drawn.metrics
+    return StepSamples(drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.no_batch_reason)
 
 
 def needs_greedy_episodes(config: RunConfig) -> bool:
