@@ -225,6 +225,11 @@ class EpisodeRecord:
         """Whether it is an episode of tree sampling."""
         return any(s.fork_reward is not None for s in self.samples)
 
+    def term(self, sample: Sample, name: str) -> float | None:
+        """Return a named term of a reward: that of the sample, of its final call, or of the episode; None if none of these has it."""
+        final = [s.reward_terms for s in self.samples if (s.turn, s.call) == (sample.turn, sample.final_call)]
+        return next((terms[name] for terms in (sample.reward_terms, *final, self.reward_terms) if name in terms), None)
+
     def with_team_reward(self, team: float) -> EpisodeRecord:
         """Return the episode with another team reward, which arrives at its end."""
         samples = tuple(s if s.act_reward is None else replace(s, act_reward=0.0) for s in self.samples)

@@ -275,6 +275,19 @@ def tiny_config(vocab_size: int, **changes: Any) -> Any:
     return Qwen3Config(vocab_size=vocab_size, **(settings | changes))
 
 
+def save_peft_adapter(model: Path, folder: Path, **changes: Any) -> Path:
+    """Write a LoRA adapter with random weights, made by plain PEFT, on the model in a folder; `changes` are fields of `LoraConfig`."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    config = LoraConfig(**({"r": 3, "lora_alpha": 12, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False} | changes))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), config).save_pretrained(folder)
+    return folder
+
+
 def save_tiny_model(folder: Path, head_dim: int = 8) -> Path:
     """Write the model and the tokenizer; returns the folder."""
     import torch

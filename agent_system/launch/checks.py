@@ -25,7 +25,8 @@ from verl.single_controller.worker_group import WorkerDiedError
 from verl.trainer.checkpoint.given_models import check_saved_models, fingerprints, groups_with_fixed_models
 from verl.trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_state
 from verl.trainer.config import RunConfig, SandboxConfig
-from verl.trainer.config.cross_checks import check_settings, warn_of_warmup
+from verl.trainer.config.cross_checks import check_settings
+from verl.trainer.config.group_checks import warn_of_warmup
 from verl.trainer.config.presets import describe_preset
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run

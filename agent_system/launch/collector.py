@@ -25,7 +25,8 @@ from verl.models.loader import stop_token_ids
 from verl.protocol import DataProto
 from verl.protocol.generate import RolloutError, SamplingParams
 from verl.trainer.config import RolloutConfig, RunConfig
-from verl.trainer.config.cross_checks import candidates_of
+from verl.trainer.config.algorithm import REWARD_FIELDS
+from verl.trainer.config.group_checks import candidates_of
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError
@@ -35,6 +36,7 @@ from verl.trainer.placement.untrained import api_key
 from verl.trainer.ppo.collect.greedy_baseline import needs_baselines
 from verl.trainer.ppo.critic import critic_agents
 from verl.trainer.ppo.per_agent import agent_config
+from verl.trainer.ppo.registry import ESTIMATORS
 from verl.utils.dataset import PromptMeasure
 from verl.utils.names import slug
 
@@ -172,6 +174,16 @@ def _greedy_baselines(config: RunConfig, placement: Placement) -> list[str]:
     return [a.agent_id for a in placement.trained if needs_baselines(str(agent_config(config.algorithm, a.agent_id).adv_estimator))]
 
 
+def _reward_terms(config: RunConfig, placement: Placement) -> dict[str, list[str]]:
+    """Return the rewards in `algorithm.gdpo_reward_keys` of each agent that are no fields of a sample."""
+    found = {}
+    for agent in placement.trained:
+        settings = agent_config(config.algorithm, agent.agent_id)
+        if ESTIMATORS.reads(str(settings.adv_estimator), "gdpo_reward_keys"):
+            found[agent.agent_id] = [name for name in settings.gdpo_reward_keys or () if name not in REWARD_FIELDS]
+    return found
+
+
 def build_reward_model(
     config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]
 ) -> RewardModel | None:
@@ -261,6 +273,7 @@ def build_collector(
         episode_timeout_s=config.rollout.episode_timeout_s,
         call_timeout_s=config.rollout.call_timeout_s,
         tree=tree if config.rollout.sampling == "tree" else None,
+        reward_terms=_reward_terms(config, placement),
         greedy_baselines=_greedy_baselines(config, placement),
         env_threads=config.rollout.env_threads,
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,

@@ -16,11 +16,11 @@ from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
 from agent_system.projection import strip_thinking
 from agent_system.record import EpisodeRecord, Sample, finite
-from verl.trainer.config.reward_model import RewardModelConfig
+from verl.trainer.config.reward_model import TERM, RewardModelConfig
 from verl.utils.names import slug
 
-# Name of the score among the terms of a call or an episode, and of counts among the metrics.
-TERM, COUNTS = "model_score", "reward/model/"
+# Prefix of counts among the metrics.
+COUNTS = "reward/model/"
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from agent_system.errors import AgentSystemError
 from agent_system.record import EpisodeRecord, Sample, finite
 from agent_system.reward.functions import build_manager, checked, load_function
 from agent_system.reward.manager import Reward
-from agent_system.reward.model import TERM, ReplyScorer, with_call_scores
+from agent_system.reward.model import ReplyScorer, with_call_scores
 from agent_system.reward.tokens import Prefix, token_rewards
 from agent_system.threads import DaemonExecutor, run_plain
 from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.reward_model import TERM
 from verl.utils.names import slug
 
 

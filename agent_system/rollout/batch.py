@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -19,6 +20,7 @@ def build_batch(
     *,
     greedy_baselines: bool = False,
     token_rewards: bool = False,
+    reward_terms: Mapping[str, Collection[str]] | None = None,
 ) -> DataProto | None:
     """Return one row per trained sample of the episodes that did not fail, in their order; None when there is no such sample.
 
@@ -26,7 +28,8 @@ def build_batch(
     [bsz, P + R], `response_mask` [bsz, R], `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
     Objects: the sample fields of `_columns`. With `critic_prompts` (see `joint_prompts`) also `critic_prompts` [bsz, Pc] left-padded
     and `critic_prompt_mask` [bsz, Pc]; with `token_rewards` also `token_rewards` [bsz, R] float64, 0 where a token has none. With
-    `greedy_baselines` the column `reward_baselines` has the reward of the greedy reply to the row's call; of a call without one, the
+    `reward_terms` (agent -> names) each of these terms is a column, NaN where a call has none or its agent does not learn from it.
+    With `greedy_baselines` the column `reward_baselines` has the reward of the greedy reply to the row's call; of a call without one, the
     mean reward of its candidates.
     """
     rows = [(e, s) for e in episodes if not e.failed for s in e.samples if s.trained]
@@ -56,6 +59,8 @@ def build_batch(
         tensors["critic_prompts"], critic_mask = _pack(critic_prompts, np.int64, pad, left=True)
         tensors["critic_prompt_mask"] = critic_mask.astype(np.int64)
     columns = _columns(rows)
+    named = dict.fromkeys(name for names in (reward_terms or {}).values() for name in names)
+    columns = {name: _term(rows, name, reward_terms or {}) for name in named} | columns
     if greedy_baselines:
         by_episode = {e.traj_uid: _baselines(e) for e in episodes}
         columns["reward_baselines"] = _objects([by_episode[e.traj_uid][s.turn, s.call] for e, s in rows])
@@ -87,6 +92,11 @@ def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]
     columns["response_clipped"] = [s.generation.stop_reason == "length" for _, s in rows]
     columns["prompt_clipped"] = [s.dropped_context > 0 for _, s in rows]
     return {name: _objects(values) for name, values in columns.items()}
+
+
+def _term(rows: Sequence[tuple[EpisodeRecord, Any]], name: str, wanted: Mapping[str, Collection[str]]) -> np.ndarray:
+    found = [e.term(s, name) if name in wanted.get(s.agent_id, ()) else None for e, s in rows]
+    return np.array([math.nan if value is None else value for value in found], dtype=np.float64)
 
 
 def _baselines(episode: EpisodeRecord) -> dict[tuple[int, int], float]:

@@ -254,7 +254,7 @@ class Collector:
                 return EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), settings, self._model)
 
             try:
-                yield EpisodePlayer(start, self._scorer.score, slots, settings.max_failure_rate, window)
+                yield EpisodePlayer(start, self._score, slots, settings.max_failure_rate, window)
             finally:
                 self._players -= 1
                 if not self._players:
@@ -297,8 +297,13 @@ class Collector:
             tokenizers = {binding.wg_id: binding.tokenizer for binding in local}
             prompts = joint_prompts(records, tokenizers, settings.joint_prompt_length)
         metrics = collect_metrics(records, list(self.runtimes), self._branching(), self._sandbox_failures) | metrics
-        token_rewards, greedy_baselines = settings.reward.granularity == "token", bool(settings.greedy_baselines)
-        batch = build_batch(records, prompts, greedy_baselines=greedy_baselines, token_rewards=token_rewards)
+        batch = build_batch(
+            records,
+            prompts,
+            greedy_baselines=bool(settings.greedy_baselines),
+            token_rewards=settings.reward.granularity == "token",
+            reward_terms=settings.reward_terms,
+        )
         return CollectResult(batch, records, metrics)
 
     def _warn_of_shared_state(self) -> None:
@@ -320,6 +325,25 @@ class Collector:
     def _beginning(self, sample: Sample, count: int) -> str:
         """Return the text of the first `count` tokens of a reply."""
         return self.runtimes[sample.agent_id].binding.text_of(sample.generation.first(count))
+
+    async def _score(self, record: EpisodeRecord, spec: EpisodeSpec) -> EpisodeRecord:
+        """Call the reward functions on the record of a finished episode."""
+        record = await self._scorer.score(record)
+        if not (spec.validate or spec.greedy):
+            self._check_terms(record)
+        return record
+
+    def _check_terms(self, record: EpisodeRecord) -> None:
+        """Raise AgentSystemError for a trained call without a term from which its agent learns."""
+        learning = [s for s in record.samples if s.trained and (s.committed or self.settings.tree_returns == "step")]
+        for sample in learning:
+            for name in self.settings.reward_terms.get(sample.agent_id, ()):
+                if record.term(sample, name) is None:
+                    came = sorted({*sample.reward_terms, *record.reward_terms})
+                    raise AgentSystemError(
+                        f"algorithm.gdpo_reward_keys names {name!r}, which is no field of a sample, and no reward function gave "
+                        f"{sample.agent_id} a term of that name in turn {sample.turn}; terms that came: {', '.join(came) or 'none'}"
+                    )
 
     def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:
         seed = stable_seed(self.settings.seed, spec.step, spec.validate, spec.env_uid)

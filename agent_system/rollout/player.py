@@ -38,7 +38,7 @@ class EpisodePlayer:
     """
 
     start: Callable[[EpisodeSpec], EpisodeRunner]
-    score: Callable[[EpisodeRecord], Awaitable[EpisodeRecord]]
+    score: Callable[[EpisodeRecord, EpisodeSpec], Awaitable[EpisodeRecord]]
     slots: asyncio.Semaphore
     rate: float
     window: int
@@ -100,7 +100,7 @@ class EpisodePlayer:
     async def _scored(self, episode: EpisodeRunner) -> EpisodeRecord:
         """Play an episode and call the reward functions; an error of these costs the episode as any other."""
         await episode.run()
-        return await self.score(episode.record())
+        return await self.score(episode.record(), episode.spec)
 
     def _count(self, cause: str | None) -> None:
         self._ended.append(cause)

@@ -28,6 +28,7 @@ class CollectorSettings:
         env_threads: `rollout.env_threads`, maximum number of threads for blocking environments, started on demand; 1 or more.
         joint_prompt_length: `critic.joint_prompt_length` with `critic.view=joint`; 0 builds no prompts for critics.
         tree: settings of tree sampling (`rollout.sampling=tree`); None plays parallel episodes.
+        reward_terms: agent -> named terms of rewards from which it learns (`algorithm.gdpo_reward_keys`); columns of the batch.
         greedy_baselines: agents whose calls in a tree get a greedy reply too, whose reward is the baseline of the candidates.
     """
 
@@ -43,6 +44,7 @@ class CollectorSettings:
     env_threads: int = 1024
     joint_prompt_length: int = 0
     tree: TreeConfig | None = None
+    reward_terms: Mapping[str, Collection[str]] = field(default_factory=dict)
     greedy_baselines: Collection[str] = ()
 
     def __post_init__(self) -> None:
@@ -65,4 +67,4 @@ class CollectorSettings:
     def for_validation(self) -> CollectorSettings:
         """Return the settings without penalties and critics' prompts: penalties apply in training only, not in scores."""
         reward = replace(self.reward, overlong_buffer=OverlongBufferConfig())
-        return replace(self, reward=reward, invalid_action_penalty={}, joint_prompt_length=0)
+        return replace(self, reward=reward, invalid_action_penalty={}, joint_prompt_length=0, reward_terms={})

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load
 
+from tests.conftest import save_peft_adapter
 from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.teams import ADAPTER, KL, LEVELS, asked_at_the_end, changes_of, load_exported, log_probs, policies
 from tests.e2e.test_training import without_clock
@@ -169,8 +170,11 @@ def test_a_run_of_adapters_resumes_to_the_last_bit(train: Run, tmp_path: Path) -
 
 
 @pytest.mark.ray
-def test_adapters_on_ray_are_those_of_the_local_controller(train: Run, tmp_path: Path) -> None:
-    level = {"agent.specialization": "lora"} | ADAPTER | KL
+def test_adapters_on_ray_are_those_of_the_local_controller(train: Run, tmp_path: Path, tiny_model_dir: Path) -> None:
+    """One of them starts from PEFT's folder."""
+    given = save_peft_adapter(tiny_model_dir, tmp_path / "given", r=4)
+    own = {"agent.agent_specific_parameters.model.lora_adapter_path": f"[{given},null]"}
+    level = {"agent.specialization": "lora"} | ADAPTER | KL | own
     train(level)
     train(level | {"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "ray"})
     assert policies(tmp_path / "ray", 2) == policies(tmp_path / "run", 2)
@@ -194,6 +198,27 @@ def test_teams_of_adapters_that_cannot_be_are_one_line_before_anything_expensive
     assert "model.lora_rank=8 has no effect for agent 'Verifier Agent'" in said
     assert "model.lora_rank=0" in refused(lora | {"actor_rollout_ref.model.lora_rank": 0})
     assert "target_modules=3" in refused(lora | {"actor_rollout_ref.model.target_modules": 3})
+
+
+def test_an_adapter_to_start_from_that_cannot_be_is_one_line(
+    refused: Callable[[dict[str, Any]], str], tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    lora, key = {"agent.specialization": "lora"}, "actor_rollout_ref.model.lora_adapter_path"
+    own = "agent.agent_specific_parameters.model.lora_adapter_path"
+    given = save_peft_adapter(tiny_model_dir, tmp_path / "given")
+    said = refused(lora | {key: tmp_path / "nowhere"})
+    assert f"{key}={tmp_path}/nowhere (agent 'Asker'), which is no folder; expected one with adapter_config.json" in said
+    said = refused(lora | {own: f"[null,{given}]", "actor_rollout_ref.model.lora_rank": 8})
+    assert f"model.lora_rank=8 (agent 'Verifier Agent') contradicts the adapter of {own}={given}, whose lora_rank is 3" in said
+    assert "needs an agent with agent.specialization=lora" in refused({key: given})
+    config = given / "adapter_config.json"
+    for layers, words in (
+        (["q_proj", "k_proj"], "does not fit the model: base_model.model."),
+        (["c_attn"], "the model has no layer 'c_attn'"),
+    ):
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"target_modules": layers}))
+        said = refused(lora | {key: given})
+        assert f"adapter 'asker' on {str(tiny_model_dir)!r}: {key}={given}: " in said and words in said
 
 
 def test_a_checkpoint_of_other_adapters_or_on_another_base_is_refused(

@@ -54,10 +54,15 @@ def classifier(path: Path) -> dict[str, Any]:
     return {"reward.model.kind": "sequence_classification", "reward.model.path": path, "reward.model.max_length": 512}
 
 
+# One step, without a validation.
+ONE_STEP = {"trainer.total_training_steps": 1, "data.val_files": "null", "trainer.save_freq": -1, "trainer.save_hf_model": False}
+
+
 def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit(train: Run, tmp_path: Path, classifier_dir: Path) -> None:
     [command] = [b.text for b in blocks("bash") if "reward.model.kind=sequence_classification" in b.text]
     page = dict(word.split("=", 1) for word in shlex.split(command.replace("\\\n", " ")) if "=" in word)
     changes = page | {"reward.model.path": classifier_dir, "reward.model.agents": "ask.*", "trainer.save_freq": 1}
+    changes |= {"trainer.val_before_train": False, "trainer.max_ckpt_to_keep": 0}
     train(changes)
     for line in read_metrics(tmp_path / "run"):
         if "agent/asker/reward/model_score/mean" in line:
@@ -71,8 +76,8 @@ def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit
         else:
             assert "reward_terms" not in call
     again = tmp_path / "again"
-    train(changes | {"trainer.default_local_dir": again, "trainer.total_training_steps": 1})
-    train(changes | {"trainer.default_local_dir": again, "reward.model.cache_size": 0})
+    first = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1"}
+    train(changes | first | {"trainer.default_local_dir": again, "reward.model.cache_size": 0})
     assert weights(again, 2) == weights(tmp_path / "run", 2)
 
 
@@ -80,8 +85,8 @@ def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit
 def test_candidates_of_a_tree_are_scored_and_the_best_is_committed(train: Run, tmp_path: Path, classifier_dir: Path, returns: str) -> None:
     tree = {"rollout.sampling": "tree", "rollout.tree.k": 3, "rollout.tree.returns": returns, "env.env_name": "my_forkable_world"}
     groups = "[traj_uid,agent_id,turn,call]" if returns == "step" else "[uid,agent_id]"
-    keys = {"algorithm.group_by": groups, "reward.team_scope": "call", "reward.model.combine": "replace", "trainer.total_training_steps": 1}
-    train(classifier(classifier_dir) | tree | keys)
+    keys = {"algorithm.group_by": groups, "reward.team_scope": "call", "reward.model.combine": "replace"}
+    train(classifier(classifier_dir) | tree | keys | ONE_STEP)
     by_call: dict[Any, list[dict[str, Any]]] = {}
     for call in calls(tmp_path / "run"):
         assert call["candidate_reward"] == pytest.approx(call["reward_terms"]["model_score"])
@@ -95,7 +100,8 @@ def test_candidates_of_a_tree_are_scored_and_the_best_is_committed(train: Run, t
 
 def test_an_api_judges_whole_episodes(train: Run, tmp_path: Path, judge_server: ChatServer) -> None:
     changes = {"reward.model.kind": "api", "reward.model.api.base_url": judge_server.url, "reward.model.api.model": "big"}
-    train(changes | {"reward.model.scope": "episode", "reward.model.combine": "replace", "trainer.total_training_steps": 1})
+    changes |= {"reward.model.scope": "episode", "reward.model.combine": "replace"}
+    train(changes | {"trainer.total_training_steps": 1, "trainer.val_before_train": False, "trainer.save_freq": -1})
     files = sorted((tmp_path / "run" / "trajectories").glob("*.jsonl"))
     episodes = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert episodes
@@ -112,9 +118,8 @@ def test_a_judge_of_the_run_without_verdicts_gives_the_score_for_them(train: Run
         "reward.model.max_length": 900,
         "reward.model.response_length": 8,
         "reward.model.unparsable_score": 0.25,
-        "trainer.total_training_steps": 1,
     }
-    train({"reward.model.kind": "judge", "reward.model.truncate": True} | where | frozen | keys)
+    train({"reward.model.kind": "judge", "reward.model.truncate": True} | where | frozen | keys | ONE_STEP)
     found = calls(tmp_path / "run")
     assert found and {c["reward_terms"]["model_score"] for c in found} == {0.25}
     unparsable = [m["reward/model/unparsable"] for m in read_metrics(tmp_path / "run") if "reward/model/unparsable" in m]

@@ -1,15 +1,32 @@
 """Recorded commands of verl train a tiny model; only paths, sizes and the device are changed."""
 
+import functools
 import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hydra._internal.utils import get_args_parser
 
 from agent_system.errors import AgentSystemError
 from agent_system.launch.train import run
+from tests.conftest import save_peft_adapter
 from tests.e2e.conftest import read_metrics
+from tests.e2e.teams import load_exported
+from tests.house.source import ROOT
+from tests.workers.engine.builders import save_value_model
+from verl.protocol import DataProto
+from verl.trainer.checkpoint.export import export
 from verl.trainer.config.entry import compose_config
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.workers.critic_worker import CriticWorker
+from verl.workers.policy_worker import PolicyWorker
 
 FACTS = json.loads((Path(__file__).parents[1] / "compat/upstream_commands.json").read_text(encoding="utf-8"))
 VERL = next(commands for source, commands in FACTS.items() if "verl-project" in source)
@@ -29,6 +46,18 @@ ADDED = {
     "trainer.controller": "local", "trainer.device": "cpu", "trainer.logger": "[jsonl]", "trainer.total_training_steps": "2",
     "trainer.num_threads": "1", "trainer.save_freq": "-1", "trainer.val_before_train": "False", "trainer.test_freq": "-1",
 }  # fmt: skip
+FUNCTION = "reward.custom_reward_function.path"
+SCORES = '''
+import zlib
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    """Two rewards of different scale that differ between replies."""
+    digest = zlib.crc32(solution_str.encode())
+    accuracy, layout = digest % 7, digest // 7 % 5 / 100
+    return {"score": accuracy + layout, "accuracy_reward": accuracy, "format_reward": layout}
+'''
+Command = Callable[..., list[str]]
 
 
 def rows(path: Path, source: str) -> str:
@@ -37,32 +66,169 @@ def rows(path: Path, source: str) -> str:
     return str(path)
 
 
-def command(script: str, tmp_path: Path, model: Path, source: str = "openai/gsm8k") -> list[str]:
-    """The settings of a script with paths, sizes and device of the test."""
-    settings = dict(o.lstrip("+").split("=", 1) for o in get_args_parser().parse_args(VERL[script]).overrides)
-    settings |= {key: value for key, value in SIZES.items() if key in settings}
-    settings |= {key: str(model) for key in ("actor_rollout_ref.model.path", "critic.model.path") if key in settings}
-    data = rows(tmp_path / "rows.jsonl", source)
-    settings |= ADDED | {"data.train_files": data, "data.val_files": data, "trainer.default_local_dir": str(tmp_path / "run")}
-    return [f"{key}={value}" for key, value in settings.items()]
+@pytest.fixture
+def command(tmp_path: Path, tiny_model_dir: Path) -> Command:
+    """Return the overrides of a script as typed, with other paths, sizes and device, and `changes`."""
+
+    def build(script: str, source: str = "openai/gsm8k", **changes: Any) -> list[str]:
+        data = rows(tmp_path / "rows.jsonl", source)
+        paths = {key: tiny_model_dir for key in ("actor_rollout_ref.model.path", "critic.model.path")}
+        added = ADDED | {"data.train_files": data, "data.val_files": data, "trainer.default_local_dir": tmp_path / "run"} | changes
+        values = SIZES | paths | added
+        typed = [(o.partition("=")[0], o.partition("=")[2]) for o in get_args_parser().parse_args(VERL[script]).overrides]
+        names = {name.lstrip("+") for name, _ in typed}
+        new = [f"{name}={values.get(name.lstrip('+'), value)}" for name, value in typed]
+        return new + [f"{name}={value}" for name, value in added.items() if name not in names]
+
+    return build
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "grpo_trainer/run_qwen3_4b_fsdp.sh",
-        "rloo_trainer/run_qwen3_8b_fsdp.sh",
-        "ppo_trainer/run_qwen3_8b_fsdp.sh",
-        "tuning/lora/run_qwen3_8b_fsdp.sh",
-    ],
-)
-def test_a_recorded_command_of_verl_trains_two_steps(script: str, tmp_path: Path, tiny_model_dir: Path) -> None:
-    run(compose_config(command(script, tmp_path, tiny_model_dir)))
-    lines = read_metrics(tmp_path / "run")
-    assert [line["training/global_step"] for line in lines if "training/global_step" in line] == [1, 2]
+@pytest.fixture
+def function(tmp_path: Path) -> dict[str, Path]:
+    """The path of a reward function with two named rewards."""
+    (tmp_path / "scores.py").write_text(SCORES)
+    return {FUNCTION: tmp_path / "scores.py"}
 
 
-def test_an_unknown_data_source_is_an_error_before_training(tmp_path: Path, tiny_model_dir: Path) -> None:
-    given = command("grpo_trainer/run_qwen3_4b_fsdp.sh", tmp_path, tiny_model_dir, source="my/set")
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[set[str]]]:
+    """The names of the parameters that each update changed, of actors and of critics."""
+    found: dict[str, list[set[str]]] = {"update_actor": [], "update_critic": []}
+
+    def watch(cls: type, name: str) -> None:
+        update = getattr(cls, name)
+
+        @functools.wraps(update)
+        def watched(worker: Any, data: DataProto) -> DataProto:
+            before = {key: value.clone() for key, value in worker.engine.weights()}
+            result = update(worker, data)
+            found[name].append({key for key, value in worker.engine.weights() if not torch.equal(value, before[key])})
+            return result
+
+        monkeypatch.setattr(cls, name, watched)
+
+    watch(PolicyWorker, "update_actor")
+    watch(CriticWorker, "update_critic")
+    return found
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[DataProto]:
+    """The batch of each step, before its update."""
+    seen: list[DataProto] = []
+    update = RayPPOTrainer._update
+
+    def watched(trainer: RayPPOTrainer, batch: DataProto, *args: Any) -> Any:
+        seen.append(batch)
+        return update(trainer, batch, *args)
+
+    monkeypatch.setattr(RayPPOTrainer, "_update", watched)
+    return seen
+
+
+def steps(folder: Path) -> list[int]:
+    return [line["training/global_step"] for line in read_metrics(folder) if "training/global_step" in line]
+
+
+def test_a_recorded_command_trains_two_steps_as_typed(command: Command, tmp_path: Path, forked_python: str) -> None:
+    given = command("grpo_trainer/run_qwen3_4b_fsdp.sh")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    typed = [forked_python, "-m", "verl.trainer.main_ppo", *given]
+    done = subprocess.run(typed, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert steps(tmp_path / "run") == [1, 2]
+    assert "keys of verl (docs/upstream_map.md)" in done.stderr and "actor_rollout_ref.rollout.n=2: env.rollout.n=2" in done.stderr
+
+
+def test_a_command_with_another_estimator_trains_two_steps(command: Command, tmp_path: Path) -> None:
+    run(compose_config(command("rloo_trainer/run_qwen3_8b_fsdp.sh")))
+    assert steps(tmp_path / "run") == [1, 2]
+
+
+def test_a_command_with_a_critic_trains_it(
+    command: Command, tmp_path: Path, tiny_model_dir: Path, moved: dict[str, list[set[str]]]
+) -> None:
+    """Rewards are 0, so a critic whose head is not learns."""
+    shutil.copytree(tiny_model_dir, tmp_path / "critic")
+    changes = {"critic.model.path": save_value_model(tiny_model_dir, tmp_path / "critic")}
+    run(compose_config(command("ppo_trainer/run_qwen3_8b_fsdp.sh", **changes)))
+    losses = [line["critic/vf_loss"] for line in read_metrics(tmp_path / "run") if "critic/vf_loss" in line]
+    assert len(losses) == 2 and all(loss > 0 for loss in losses)
+    assert [any("score" in key for key in keys) and any("layers" in key for key in keys) for keys in moved["update_critic"]] == [True] * 2
+
+
+def test_a_command_with_an_adapter_trains_it_and_not_its_base(
+    command: Command, tmp_path: Path, function: dict[str, Path], moved: dict[str, list[set[str]]]
+) -> None:
+    run(compose_config(command("tuning/lora/run_qwen3_8b_fsdp.sh", **function)))
+    assert steps(tmp_path / "run") == [1, 2]
+    assert len(moved["update_actor"]) == 2
+    for keys in moved["update_actor"]:
+        assert keys and all(".lora_" in key for key in keys)
+
+
+def sampled(batch: DataProto, name: str) -> np.ndarray:
+    """A tensor of a batch at the tokens of its replies."""
+    return batch.batch[name][batch.batch["response_mask"].bool()].numpy()
+
+
+@torch.no_grad()
+def scored(model: Any, batch: DataProto) -> np.ndarray:
+    """The log-probs that a plain model gives to the tokens of the replies in a batch."""
+    tensors = batch.batch
+    logits = model(tensors["input_ids"], attention_mask=tensors["attention_mask"], position_ids=tensors["position_ids"]).logits
+    replies = tensors["responses"]
+    found = logits[:, -replies.shape[1] - 1 : -1].log_softmax(-1).gather(-1, replies[..., None])[..., 0]
+    return found[tensors["response_mask"].bool()].numpy()
+
+
+def test_a_command_with_an_adapter_to_start_from_samples_from_it_and_a_resumed_one_from_the_checkpoint(
+    command: Command, tmp_path: Path, tiny_model_dir: Path, batches: list[DataProto], moved: dict[str, list[set[str]]]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    given = save_peft_adapter(tiny_model_dir, tmp_path / "given")
+    path = {"actor_rollout_ref.model.lora_adapter_path": given, "trainer.save_freq": "1"}
+    for total in (1, 2):
+        changes = path | {"trainer.total_training_steps": total}
+        run(compose_config(command("tuning/lora/run_qwen3_8b_from_adapter_fsdp.sh", **changes)))
+    assert steps(tmp_path / "run") == [1, 2]
+    exported = tmp_path / "run/checkpoints/global_step_1/actor/tiny_qwen30_lora/huggingface/single_agent"
+    for batch, folder in zip(batches, (given, exported), strict=True):
+        assert sampled(batch, "rollout_log_probs") == pytest.approx(scored(load_exported(folder), batch), abs=1e-5)
+        base = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+        assert sampled(batch, "ref_log_prob") == pytest.approx(scored(base, batch), abs=1e-5)
+        assert np.abs(sampled(batch, "rollout_log_probs") - sampled(batch, "ref_log_prob")).max() > 0.1
+    assert all(keys and all(".lora_" in key for key in keys) for keys in moved["update_actor"])
+    assert json.loads((exported / "adapter_config.json").read_text())["lora_alpha"] == 12
+    shutil.rmtree(given)
+    export(tmp_path / "run", tmp_path / "out")  # needs the shape in the checkpoint alone
+    saved = tmp_path / "run/checkpoints/global_step_2/actor/tiny_qwen30_lora/huggingface/single_agent/adapter_model.safetensors"
+    assert (tmp_path / "out/single_agent/adapter_model.safetensors").read_bytes() == saved.read_bytes()
+
+
+def test_a_command_with_named_rewards_learns_from_them(
+    command: Command, tmp_path: Path, function: dict[str, Path], batches: list[DataProto]
+) -> None:
+    changes = {"trainer.total_training_steps": 1, "actor_rollout_ref.rollout.n": 4, **function}
+    run(compose_config(command("gdpo_trainer/run_qwen3_8b_fsdp.sh", **changes)))
+    [batch] = batches
+    columns, tasks = batch.non_tensor_batch, batch.non_tensor_batch["uid"]
+    total = np.zeros(len(tasks))
+    for name in ("accuracy_reward", "format_reward"):
+        rewards = columns[name].astype(float)
+        for task in set(tasks):
+            own = rewards[tasks == task]
+            total[tasks == task] += (own - own.mean()) / (own.std(ddof=1) + 1e-6)
+    mask = batch.batch["response_mask"].bool().numpy()
+    tokens = np.broadcast_to(total[:, None], mask.shape)[mask]
+    expected = (tokens - tokens.mean()) / tokens.std(ddof=1)
+    assert len(set(expected.round(3))) > 4 and sampled(batch, "advantages") == pytest.approx(expected, abs=1e-5)
+    metrics = read_metrics(tmp_path / "run")[-1]
+    assert metrics["reward/accuracy_reward/mean"] == pytest.approx(columns["accuracy_reward"].mean())
+
+
+def test_an_unknown_data_source_is_an_error_before_training(command: Command) -> None:
+    given = command("grpo_trainer/run_qwen3_4b_fsdp.sh", source="my/set")
     with pytest.raises(AgentSystemError, match=r"data_source='my/set'; known: openai/gsm8k.*reward.custom_reward_function.path"):
         run(compose_config(given))

@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.conftest import save_peft_adapter
+from verl.models.adapter_folder import AdapterFolderError, read_adapter_shape
 from verl.models.lora import (
     LoraSpec,
     LoraTargetError,
@@ -111,3 +113,66 @@ def test_plain_peft_reads_what_was_saved(model: Any, tiny_model_dir: Path, tmp_p
             assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (spec.rank, spec.alpha, str(tiny_model_dir))
         select_adapter(model, None)
         assert torch.equal(model(ids).logits, base)
+
+
+def from_folder(folder: Path, **changes: Any) -> LoraSpec:
+    shape = read_adapter_shape(str(folder)) | changes
+    return LoraSpec(shape["lora_rank"], shape["lora_alpha"], shape["target_modules"], shape["exclude_modules"], str(folder))
+
+
+def test_an_adapter_starts_from_that_of_a_folder_beside_new_ones(model: Any, tiny_model_dir: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    folder = save_peft_adapter(tiny_model_dir, tmp_path / "given", lora_dropout=0.5)
+    ids = torch.arange(7)[None]
+    add_adapters(model, {"new": LoraSpec(2, 8), "given": from_folder(folder)}, str(tiny_model_dir), seed=0)
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32), folder)
+    with torch.no_grad():
+        base = model(ids).logits
+        select_adapter(model, "given")
+        assert (model(ids).logits - plain(ids).logits).abs().max() < 1e-6
+        assert (model(ids).logits - base).abs().max() > 1e-2
+        select_adapter(model, "new")
+        assert torch.equal(model(ids).logits, base)
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in adapter_parameters(model, "given").values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_dora": True}, "use_dora=True, which adapters here do not support"),
+        ({"use_rslora": True}, "use_rslora=True"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"bias": "all"}, "bias='all'"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights='olora'"),
+        ({"peft_type": "IA3"}, "peft_type='IA3'; expected 'LORA'"),
+        ({"r": 0}, "r=0; expected a positive integer"),
+        ({"lora_alpha": None}, "lora_alpha=None"),
+        ({"target_modules": None}, "target_modules=None; expected layer names"),
+        (None, "cannot be read"),
+        ("adapter_config.json", "has no adapter_config.json"),
+        ("adapter_model.safetensors", "neither adapter_model.safetensors nor adapter_model.bin"),
+    ],
+)
+def test_a_folder_without_a_plain_lora_is_refused(tmp_path: Path, changes: dict[str, Any] | str | None, message: str) -> None:
+    good = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["v_proj", "q_proj"], "bias": "none", "use_dora": False}
+    text = json.dumps(good | (changes if isinstance(changes, dict) else {})) if changes is not None else "{"
+    (tmp_path / "adapter_config.json").write_text(text)
+    (tmp_path / "adapter_model.safetensors").touch()
+    if isinstance(changes, str):
+        (tmp_path / changes).unlink()
+    with pytest.raises(AdapterFolderError, match=message):
+        read_adapter_shape(str(tmp_path))
+
+
+def test_weights_that_do_not_fit_are_refused(model: Any, tiny_model_dir: Path, tmp_path: Path) -> None:
+    folder = save_peft_adapter(tiny_model_dir, tmp_path / "given")
+    for changes, message in (
+        ({"lora_rank": 2}, r"has the shape \(3, 64\) there, expected \(2, 64\)"),
+        ({"target_modules": ["q_proj"]}, "no such"),
+    ):
+        with pytest.raises(LoraTargetError, match=message):
+            add_adapters(model, {"a": from_folder(folder, **changes)}, "base", seed=0)
+    (folder / "adapter_model.safetensors").write_bytes(b"torn")
+    with pytest.raises(LoraTargetError, match="weights cannot be read"):
+        add_adapters(model, {"a": from_folder(folder)}, "base", seed=0)

@@ -9,8 +9,9 @@ import pytest
 from agent_system import AgentSystemError, BaseEnv, EnvRegistry
 from agent_system.launch.checks import check_team
 from verl.trainer.config import RunConfig, apply_preset
-from verl.trainer.config.cross_checks import candidates_of, check_settings
+from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.config.entry import compose_config
+from verl.trainer.config.group_checks import candidates_of
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
 from verl.trainer.derived import resolve_defaults
 

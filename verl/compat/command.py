@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from verl.compat.defaults import DR_MAS, TEAM, upstream_defaults
 from verl.compat.keys import VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
-from verl.compat.values import Setting, Taken, plain
+from verl.compat.values import Setting, Taken, same
 
 
 @dataclass
@@ -68,7 +68,7 @@ def translate(given: Sequence[str]) -> Command:
         pair = split(override)
         for name, value in taken.overrides.items() if taken else [pair] if pair else []:
             before, setter = values.setdefault(name, (value, override))
-            if plain(before) != plain(value) and key_of(setter) != key:
+            if key_of(setter) != key and not same(before, value):
                 command.contradictions.append((setter.lstrip("+"), override.lstrip("+")))
         if taken is None:
             command.overrides.append(override if override.startswith("-") else override.lstrip("+"))

@@ -70,9 +70,11 @@ def upstream_defaults(settings: Mapping[str, str], translated: Mapping[str, str]
         defaults |= DR_MAS_DEFAULTS
     if plain(translated.get(f"{ACTOR}.use_adaptive_ppo_mini_batch_size", "false")) == "true":
         del defaults[f"{ACTOR}.ppo_mini_batch_size"]
-    adapter = translated.get(f"{MODEL}.lora_rank"), translated.get(f"{MODEL}.lora_adapter_path")
-    if any(value is not None and plain(value) != "null" for value in adapter) and "agent.specialization" not in translated:
-        defaults |= {"agent.specialization": "lora", f"{MODEL}.lora_alpha": "16"}
+    rank, path = (plain(translated.get(f"{MODEL}.{name}", "null")) for name in ("lora_rank", "lora_adapter_path"))
+    if (rank, path) != ("null", "null") and "agent.specialization" not in translated:
+        defaults["agent.specialization"] = "lora"
+        if path == "null":
+            defaults[f"{MODEL}.lora_alpha"] = "16"
     if not any(key in translated for key in TEAM):
         defaults |= ALONE
         if any(plain(translated.get(key, "null")) != "null" for key in (FUNCTION, "reward.model.kind")):

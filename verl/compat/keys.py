@@ -157,7 +157,6 @@ VERL_KEYS: tuple[VerlKey, ...] = (
              take=no_effect(silent=("false",))),
     _renamed("critic.model.enable_activation_offload", "critic.model.enable_gradient_checkpointing",
              note="activations are recomputed, not moved", take=no_effect(silent=("false",))),
-    _renamed(f"{MODEL}.lora_adapter_path", "trainer.resume_from_path", note="adapters start from scratch or from a checkpoint"),
     _renamed(f"{MODEL}.lora.merge", f"{ROLLOUT}.weight_transfer", note="only the adapter is sent; engines apply it to their base model",
              take=no_effect()),
     _renamed(f"{MODEL}.lora", f"{MODEL}.lora_rank", "agent.specialization",

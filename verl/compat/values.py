@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,21 @@ Take = Callable[[Setting], Taken | None]
 def plain(value: str) -> str:
     """Return a value as typed in lower case, without quotes."""
     return value.strip().strip("'\"").lower()
+
+
+def same(one: str, other: str) -> bool:
+    """Return whether two values as typed are equal once Hydra has read them, as 5 and 5.0 are."""
+    return plain(one) == plain(other) or _read(one) == _read(other)
+
+
+def _read(value: str) -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_overrides([f"key={value}"])[0].value()
+    except HydraException:  # reported when the command line is composed
+        return value
 
 
 def carried(setting: Setting) -> Taken:

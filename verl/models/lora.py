@@ -16,6 +16,8 @@ from zlib import crc32
 
 import torch
 
+from verl.models.adapter_folder import adapter_shape
+
 ALL_LINEAR = "all-linear"
 PARTS = ("lora_A", "lora_B")
 PEFT_PREFIX = "base_model.model."
@@ -36,12 +38,14 @@ class LoraSpec:
         alpha: the adapter's output is scaled by `alpha / rank`.
         target_modules: `all-linear`, a regex over whole layer names, or layer names or suffixes of them.
         exclude_modules: target layers to leave out; a regex or names.
+        path: folder of a PEFT adapter of this shape with the initial weights; None for new ones.
     """
 
     rank: int
     alpha: int
     target_modules: str | Sequence[str] = ALL_LINEAR
     exclude_modules: str | Sequence[str] | None = None
+    path: str | None = None
 
     @property
     def scaling(self) -> float:
@@ -50,8 +54,9 @@ class LoraSpec:
 
 
 def lora_spec(model: Any) -> LoraSpec:
-    """Return the adapter shape that the keys of a `ModelConfig` describe."""
-    return LoraSpec(model.lora_rank, model.lora_alpha, model.target_modules, model.exclude_modules)
+    """Return the adapter that the keys of a `ModelConfig` describe."""
+    shape = adapter_shape(model)
+    return LoraSpec(shape["lora_rank"], shape["lora_alpha"], shape["target_modules"], shape["exclude_modules"], model.lora_adapter_path)
 
 
 def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.Linear]:
@@ -104,6 +109,50 @@ def lora_size(model: torch.nn.Module, spec: LoraSpec) -> int:
     return sum(spec.rank * (layer.in_features + layer.out_features) for layer in lora_targets(model, spec).values())
 
 
+def adapter_shapes(targets: Mapping[str, torch.nn.Linear], rank: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of an adapter on these layers, by their names in PEFT's files."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, linear in targets.items():
+        shapes[tensor_name(layer, "lora_A")] = (rank, linear.in_features)
+        shapes[tensor_name(layer, "lora_B")] = (linear.out_features, rank)
+    return shapes
+
+
+def tensor_name(layer: str, part: str) -> str:
+    """Return the name of a part of `PARTS` of a layer in PEFT's files."""
+    return f"{PEFT_PREFIX}{layer}.{part}.weight"
+
+
+def initial_weights(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.Tensor]:
+    """Return the tensors of the adapter in `spec.path`, on the CPU, by their names in PEFT's files; {} without a path.
+
+    Args:
+        model: without adapters; it may be on the meta device.
+        spec: the adapter.
+
+    Raises:
+        LoraTargetError: files that cannot be read, or an adapter of another model: tensors that are missing, of another shape, or of
+            layers without an adapter.
+    """
+    if spec.path is None:
+        return {}
+    from peft import load_peft_weights
+
+    try:
+        found: dict[str, torch.Tensor] = load_peft_weights(spec.path, device="cpu")
+    except Exception as error:  # a damaged file raises errors of several libraries
+        raise LoraTargetError(f"lora_adapter_path={spec.path}: its weights cannot be read: {error}") from error
+    expected = adapter_shapes(lora_targets(model, spec), spec.rank)
+    for name in sorted(expected.keys() | found.keys()):
+        here, there = expected.get(name), tuple(found[name].shape) if name in found else None
+        if here != there:
+            raise LoraTargetError(
+                f"lora_adapter_path={spec.path}: the adapter does not fit the model: {name} has the shape {there or 'of no tensor'} there, "
+                f"expected {here or 'no such tensor'}"
+            )
+    return found
+
+
 def peft_config(model: torch.nn.Module, spec: LoraSpec, base: str | None) -> Any:
     """Return the `LoraConfig` of an adapter on a model without one, with its layers listed, by name suffixes if these are unambiguous."""
     from peft import LoraConfig
@@ -123,7 +172,9 @@ def peft_config(model: torch.nn.Module, spec: LoraSpec, base: str | None) -> Any
 
 
 def add_adapters(model: Any, specs: Mapping[str, LoraSpec], base: str | None, seed: int) -> Any:
-    """Freeze a model, add adapters in fp32 that initially do not change its output, and return it; all are trainable, none is active.
+    """Freeze a model, add adapters in fp32, and return it; all are trainable, none is active.
+
+    New adapters do not change the model's output; others start from the weights in the folder `LoraSpec.path`.
 
     Args:
         model: without adapters, not yet sharded; it is changed in place.
@@ -138,12 +189,17 @@ def add_adapters(model: Any, specs: Mapping[str, LoraSpec], base: str | None, se
 
     model.requires_grad_(False)
     configs = {name: peft_config(model, spec, base) for name, spec in specs.items()}
+    weights = {name: initial_weights(model, spec) for name, spec in specs.items()}
     for name, config in configs.items():
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
             torch.manual_seed(crc32(repr((seed, name)).encode()))
             inject_adapter_in_model(config, model, adapter_name=KEY_PREFIX + name)
         cast_adapter_dtype(model, KEY_PREFIX + name)
+        parameters = adapter_parameters(model, name)
+        with torch.no_grad():
+            for key, value in weights[name].items():
+                parameters[key].copy_(value)
     model.peft_config = {KEY_PREFIX + name: config for name, config in configs.items()}
     select_adapter(model, None)
     return model

@@ -38,10 +38,13 @@ def resolve_defaults(config: RunConfig) -> None:
     reward_model.path = _folder(reward_model.path)
     for model in (config.actor_rollout_ref.model, config.critic.model):
         model.path, model.tokenizer_path = _folder(model.path), _folder(model.tokenizer_path)
+    config.actor_rollout_ref.model.lora_adapter_path = _folder(config.actor_rollout_ref.model.lora_adapter_path)
     agent.model_ids = [_folder(model) for model in agent.model_ids]
     own = agent.agent_specific_parameters.get("model")
-    if isinstance(own, dict) and isinstance(own.get("tokenizer_path"), list):
-        own["tokenizer_path"] = [_folder(path) for path in own["tokenizer_path"]]
+    if isinstance(own, dict):
+        for name in ("tokenizer_path", "lora_adapter_path"):
+            if isinstance(own.get(name), list):
+                own[name] = [_folder(path) for path in own[name]]
 
 
 def _folder(path: Any) -> Any:
@@ -81,6 +84,8 @@ def table_row(agent_id: str, row: AgentPlacement, adapter_sizes: Mapping[str, in
     model = str(row.config.model.path)
     if row.adapter is not None:
         model += f", adapter of rank {row.config.model.lora_rank} with {adapter_sizes[row.adapter]:,} parameters"
+        if row.config.model.lora_adapter_path is not None:
+            model += f" from {row.config.model.lora_adapter_path}"
     if row.frozen:
         model += ", frozen"
     return f"agent {agent_id} -> policy {row.policy_id} -> worker group {row.wg_id} ({model})"

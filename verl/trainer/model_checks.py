@@ -12,7 +12,7 @@ import torch
 
 from patches import PatchError, is_installed, require
 from verl.models.loader import ModelPathError, build_causal_lm, check_model_path, load_tokenizer, reading_model
-from verl.models.lora import LoraTargetError, lora_size, lora_spec
+from verl.models.lora import LoraTargetError, initial_weights, lora_size, lora_spec
 from verl.models.reward_model import check_sequence_classifier
 from verl.models.value_model import check_value_model
 from verl.protocol.generate import RolloutError
@@ -72,7 +72,7 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
 
     Raises:
         ModelPathError: the configuration of a base model cannot be read.
-        ConfigError: an adapter does not fit its base model.
+        ConfigError: an adapter, or the one that it starts from, does not fit its base model.
     """
     sizes: dict[str, int] = {}
     for spec in placement.groups:
@@ -88,9 +88,12 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
         for policy, config in spec.adapters.items():
             try:
                 sizes[policy] = lora_size(base, lora_spec(config.model))
+                initial_weights(base, lora_spec(config.model))
             except LoraTargetError as error:
                 row = next(row for row in placement.agents if row.adapter == policy)
                 name, _, rest = str(error).partition("=")
+                if config.model.lora_adapter_path is not None and name != "lora_adapter_path":
+                    name, rest = "lora_adapter_path", f"{config.model.lora_adapter_path}: its {error}"
                 raise ConfigError(f"adapter '{policy}' on {spec.model_path!r}: {row.key(f'model.{name}')}={rest}") from error
     return sizes
 

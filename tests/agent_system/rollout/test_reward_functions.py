@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agent_system import AgentSystemError, RewardManager, RewardManagerRegistry, Task
@@ -155,6 +156,23 @@ def test_functions_of_agents_add_to_the_local_rewards_of_the_episodes_function(p
     assert result.metrics["reward/boxed/mean"] == result.metrics["agent/solver/reward/boxed/mean"] == 1.0
     assert result.metrics["agent/solver/reward/short/std"] == 0.0
     assert not any(name.startswith("agent/verifier/reward/") and name.count("/") > 3 for name in result.metrics)
+
+
+def test_terms_from_which_agents_learn_are_columns_of_their_calls(play, functions) -> None:
+    reward = custom(functions, "compute_score")
+    reward.agent_functions = {"solver": f"{functions}:boxed"}
+    result = play(reward, reward_terms={"Solver": ["right", "short"], "Verifier": ["right"]})
+    columns = result.batch.non_tensor_batch
+    assert columns["right"].tolist() == [1.0, 1.0], "a term of the episode counts for every call"
+    assert columns["short"][0] == 0.5 and np.isnan(columns["short"][1])
+    assert not {"boxed", "right"} & play(custom(functions, "by_call")).batch.non_tensor_batch.keys()
+
+
+def test_a_term_that_no_function_gave_fails_training_episodes_and_names_those_that_came(play, functions) -> None:
+    learning = {"reward_terms": {"Verifier": ["rigth"]}}
+    with pytest.raises(TooManyFailuresError, match=r"'rigth'.* no reward function gave Verifier .* in turn 1; terms that came: right"):
+        play(custom(functions, "compute_score"), **learning)
+    assert not play(custom(functions, "compute_score"), validate=True, **learning).episodes[0].failed
 
 
 def test_a_manager_of_a_plug_in_needs_no_function(play) -> None:

@@ -182,7 +182,7 @@ def test_adapters_that_cannot_be_placed_are_refused(changes: dict, own: dict, me
 
 
 def test_a_rank_that_is_no_number_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"lora_rank=many \(agent 'A'\): expected int, at least 1"):
+    with pytest.raises(ConfigError, match=r"lora_rank=many \(agent 'A'\): expected int or null, at least 1"):
         own = {"model": {"lora_rank": ["many", 1, 1, 1]}}
         build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())
 

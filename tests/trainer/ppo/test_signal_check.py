@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import RunConfig
-from verl.trainer.config.cross_checks import check_signal, warn_of_warmup
+from verl.trainer.config.group_checks import check_signal, warn_of_warmup
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.table import build_placement
 

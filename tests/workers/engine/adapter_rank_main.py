@@ -14,7 +14,7 @@ from verl.workers.engine.state import save_engine
 def main(folder: Path, model: Path) -> None:
     """Train each adapter on this rank's rows of it; rank 0 writes weights, metrics and the log-probs of its rows."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    engine = make_adapter_engine(model, rank=rank, ranks=ranks)
+    engine = make_adapter_engine(model, rank=rank, ranks=ranks, start=folder / "start")
     rows = torch.load(folder / f"rows_{rank}.pt", weights_only=True)
     reference = engine.score_all(rows["solver"], 0.8, ONE_PIECE).log_probs
     metrics = {name: train_adapter(engine, name, rows[name]) for name in ADAPTERS}

@@ -164,12 +164,15 @@ def make_adapter_engine(
     rank: int = 0,
     ranks: int = 1,
     fsdp: FSDPConfig | None = None,
+    start: Path | None = None,
     **options: object,
 ) -> FSDPEngine:
-    """As `make_engine`, with some of `ADAPTERS` on the model."""
+    """As `make_engine`, with some of `ADAPTERS` on the model; the solver starts from the adapter in the folder `start`, if given."""
     torch.set_num_threads(1)
     config = ModelConfig(path=str(model), **options)  # type: ignore[arg-type]
     plans = {name: ADAPTERS[name] for name in names}
+    if start is not None:
+        plans["solver"] = replace(plans["solver"], spec=replace(plans["solver"].spec, path=str(start)))
     engine = FSDPEngine(config, fsdp or FSDPConfig(), None, init_mesh("cpu", rank, ranks), adapters=plans)
     engine.set_total_steps(20)
     return engine

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
+from tests.conftest import save_peft_adapter
 from tests.workers.engine.builders import ADAPTERS, ONE_PIECE, make_adapter_engine, make_engine, make_rows, train_adapter
 from verl.models.loader import load_tokenizer
 from verl.single_controller.worker import find_free_port
@@ -149,7 +150,8 @@ def test_only_adapters_that_exist_can_be_used_and_only_they_are_trained(tiny_mod
 
 
 def test_two_gloo_ranks_with_uneven_rows_of_each_adapter_equal_one(tiny_model_dir: Path, tmp_path: Path, forked_python: str) -> None:
-    """Rank 1 has five rows of the solver and rank 0 one; of the verifier rank 1 has none at all."""
+    """Rank 1 has five rows of the solver and rank 0 one; of the verifier rank 1 has none at all. The solver starts from PEFT's folder."""
+    start = save_peft_adapter(tiny_model_dir, tmp_path / "start", r=4, lora_alpha=8, target_modules="all-linear")
     rows = {"solver": make_rows(7), "verifier": make_rows(4, seed=3)}
     nothing = {name: value[:0] for name, value in rows["solver"].items()}
     parts = [
@@ -166,7 +168,7 @@ def test_two_gloo_ranks_with_uneven_rows_of_each_adapter_equal_one(tiny_model_di
     finally:
         for process in ranks:
             process.kill()
-    one, found = make_adapter_engine(tiny_model_dir), torch.load(tmp_path / "found.pt", weights_only=True)
+    one, found = make_adapter_engine(tiny_model_dir, start=start), torch.load(tmp_path / "found.pt", weights_only=True)
     reference = one.score_all(rows["solver"], 0.8, ONE_PIECE).log_probs
     assert (found["reference"] - reference[:1]).abs().max() < 1e-6
     for name in ADAPTERS:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,6 +16,7 @@ from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed
 from verl.trainer.checkpoint.store import CONFIG_FILE, POINTER, STATE_FILE, CheckpointStore, read_state
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import load_config
+from verl.trainer.config.names import LORA_DEFAULTS
 from verl.trainer.placement.table import Placement, WorkerGroupSpec, build_placement
 from verl.utils.checkpoint import CheckpointError, stored_tensors
 from verl.utils.tracking.jsonl import read_steps
@@ -54,6 +58,7 @@ class SavedRun:
             config = load_config(file)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
+        config = _without_initial_adapters(config, json.loads((folder / STATE_FILE).read_text())["placement"])
         placement = build_placement(config.agent, config.actor_rollout_ref)
         state = read_state(folder, placement, None, fingerprints(groups_with_fixed_models(placement)))
         return cls(folder, int(state["global_step"]), config, placement, run_dir)
@@ -82,6 +87,25 @@ class SavedRun:
             raise CheckpointError(str(error)) from error
         found = {name: value for line in lines if line["step"] == self.step for name, value in line.items() if name != "step"}
         return {name: value for name, value in found.items() if value is not None}  # null stands for a non-finite value
+
+
+def _without_initial_adapters(config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> RunConfig:
+    """Return the configuration of a run with the shapes of its adapters instead of the folders from which they started.
+
+    Args:
+        config: is not changed.
+        rows: `Placement.signature` of the run.
+    """
+    config = copy.deepcopy(config)
+    model, own = config.actor_rollout_ref.model, config.agent.agent_specific_parameters.get("model", {})
+    if model.lora_adapter_path is None and "lora_adapter_path" not in own:
+        return config
+    model.lora_adapter_path = None
+    own.pop("lora_adapter_path", None)
+    shapes = {row["agent_id"]: row.get("lora", {}) for row in rows}
+    own |= {name: [shapes.get(agent, {}).get(name) for agent in config.agent.agent_ids] for name in LORA_DEFAULTS}
+    config.agent.agent_specific_parameters["model"] = own
+    return config
 
 
 def find_saved(path: Path) -> Path:

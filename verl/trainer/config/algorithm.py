@@ -6,7 +6,7 @@ from typing import Any, Optional, Union
 
 from verl.trainer.config.names import FILTER_METRICS, GAE_LEVELS, GIGPO_MODES, KL_ESTIMATORS, RAE_ORDERS
 from verl.trainer.config.rollout_correction import RolloutCorrectionConfig
-from verl.trainer.config.spec import key, section
+from verl.trainer.config.spec import key, section, texts
 from verl.trainer.ppo.registry import ESTIMATORS
 
 # Columns that identify a sample.
@@ -14,7 +14,7 @@ SAMPLE_FIELDS = ("uid", "traj_uid", "task_id", "agent_id", "policy_id", "wg_id",
 # Those that separate tasks, and those that without any of them mean a baseline over the whole batch.
 TASK_FIELDS = ("uid", "traj_uid", "task_id")
 BATCH_FIELDS = ("policy_id", "wg_id", "agent_id")
-# Numeric columns of a sample.
+# Numeric columns of a sample, which GDPO may learn from; named terms of reward functions are others.
 REWARD_FIELDS = (
     "team_reward", "local_reward", "step_reward", "mixed_reward", "candidate_reward", "invalid_penalty", "overlong_penalty", "reward",
     "valid", "turn", "call", "candidate", "committed", "version", "oldest_version", "mean_version", "response_clipped", "prompt_clipped",
@@ -113,7 +113,11 @@ class AlgorithmConfig:
     lam: float = key(1.0, "GAE's lambda", ge=0, le=1, effect=READ)
     norm_adv_by_std_in_grpo: bool = key(True, "divide by the group's standard deviation (off: Dr. GRPO)", effect=READ)
     gdpo_reward_keys: Optional[list[str]] = key(
-        None, "sample fields that GDPO normalizes separately, such as [team_reward, local_reward]", choices=REWARD_FIELDS, effect=READ
+        None,
+        "rewards that GDPO normalizes separately: sample fields, such as [team_reward, local_reward], or named terms that reward functions "
+        "return",
+        check=texts,
+        effect=READ,
     )
     gdpo_reward_weights: Optional[list[float]] = key(None, "weights of gdpo_reward_keys; null: 1 each", effect=READ)
     group_by_agent_id: bool = key(

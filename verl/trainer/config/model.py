@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Optional, Union
 
 from verl.trainer.config.names import ATTENTION_NAMES, DTYPE_NAMES, KL_ESTIMATORS, LOSS_AGG_MODES, SCHEDULES
-from verl.trainer.config.spec import key, section
+from verl.trainer.config.spec import key, section, texts
 from verl.trainer.ppo.registry import POLICY_LOSSES
 
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
@@ -67,12 +67,22 @@ class TrainedModelConfig:
 
 @dataclass
 class ModelConfig(TrainedModelConfig):
-    lora_rank: int = key(32, "rank of the agent's adapter", ge=1, effect=ADAPTER)
-    lora_alpha: int = key(32, "the adapter's output is scaled by lora_alpha / lora_rank", ge=1, effect=ADAPTER)
+    lora_adapter_path: Optional[str] = key(
+        None,
+        "folder of a PEFT adapter from which the agent's adapter starts; its adapter_config.json determines lora_rank, lora_alpha, "
+        "target_modules and exclude_modules; a checkpoint that is resumed replaces its weights",
+        check=texts,
+        effect=ADAPTER,
+    )
+    lora_rank: Optional[int] = key(None, "rank of the agent's adapter; default: 32, or that of lora_adapter_path", ge=1, effect=ADAPTER)
+    lora_alpha: Optional[int] = key(
+        None, "the adapter's output is scaled by lora_alpha / lora_rank; default: 32, or that of lora_adapter_path", ge=1, effect=ADAPTER
+    )
     target_modules: Any = key(
-        "all-linear",
-        "layers with an adapter: all-linear (all linear layers but the head) | a list of layer names or suffixes | a regex",
-        type=Union[str, list[str]],
+        None,
+        "layers with an adapter: all-linear (all linear layers but the head) | a list of layer names or suffixes | a regex; default: "
+        "all-linear, or those of lora_adapter_path",
+        type=Optional[Union[str, list[str]]],
         check=_layers,
         effect=ADAPTER,
     )

@@ -1,5 +1,8 @@
 """Allowed values of keys that are used in several modules. Imports no torch, so that values are checked before it is imported."""
 
+from collections.abc import Mapping
+from typing import Any
+
 ATTENTION_NAMES = ("auto", "sdpa", "eager", "flash_attention_2")
 DTYPE_NAMES = ("fp32", "bf16")
 SCHEDULES = ("constant", "linear", "cosine")
@@ -16,3 +19,5 @@ RS_MODES = (
 )  # fmt: skip
 # Values of algorithm.filter_groups.metric, with the column of each.
 FILTER_METRICS = {"seq_reward": "reward", "mixed_reward": "mixed_reward", "team_reward": "team_reward", "local_reward": "local_reward"}
+# Shape of a new LoRA adapter, by the keys of `actor_rollout_ref.model` that a PEFT adapter to start from determines.
+LORA_DEFAULTS: Mapping[str, Any] = {"lora_rank": 32, "lora_alpha": 32, "target_modules": "all-linear", "exclude_modules": None}

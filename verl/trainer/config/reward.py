@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from verl.trainer.config.reward_model import RewardModelConfig
+from verl.trainer.config.reward_model import TERM, RewardModelConfig
 from verl.trainer.config.spec import LONGEST_S, ConfigError, key, section
 
 TEAM_SCOPES = ("episode", "turn", "call")
@@ -140,6 +140,11 @@ class RewardConfig:
 def has_functions(reward: RewardConfig) -> bool:
     """Return whether reward functions, or a reward manager, score the episodes beside the environment."""
     return reward.custom_reward_function.path is not None or reward.reward_manager.name != AUTO or bool(reward.agent_functions)
+
+
+def known_terms(reward: RewardConfig) -> tuple[str, ...] | None:
+    """Return the named terms that samples may have beside their fields; None if functions choose the names."""
+    return None if has_functions(reward) else () if reward.model.kind is None else (TERM,)
 
 
 def check_tree_rewards(reward: RewardConfig, returns: str) -> None:

@@ -8,6 +8,8 @@ from verl.trainer.config.api import ApiConfig
 from verl.trainer.config.names import DTYPE_NAMES
 from verl.trainer.config.spec import LONGEST_S, ConfigError, key, section
 
+# Name of its score among the named terms of rewards.
+TERM = "model_score"
 KINDS = ("sequence_classification", "judge", "api")
 # Also the value of `rollout.name` by which a worker group gets the engine of a reward model.
 CLASSIFIER = "sequence_classification"

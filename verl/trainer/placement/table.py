@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from verl.models.adapter_folder import AdapterFolderError, adapter_shape, read_adapter_shape
 from verl.models.path import absolute_model_path
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ApiConfig
+from verl.trainer.config.names import LORA_DEFAULTS
 from verl.trainer.placement.agent_overrides import WHERE, PlacementError, config_of
 from verl.trainer.placement.untrained import api_agents, frozen_agents
 from verl.utils.names import did_you_mean, slug, value_at
@@ -17,7 +19,6 @@ LEVELS = ("prompt", "lora", "full")
 # Keys of `actor_rollout_ref.rollout` that are set per request, so that agents on one policy may differ in them.
 PER_REQUEST = ("top_p", "top_k", "response_length", "prompt_length", "stop", "val_kwargs")
 REQUEST_KEYS = {("rollout", name) for name in PER_REQUEST}
-LORA_KEYS = ("lora_rank", "lora_alpha", "target_modules", "exclude_modules")
 # Keys that must be equal for all adapters of one base: they are trained in one model and sampled by one engine.
 BASE_KEYS = (
     "model.path", "model.tokenizer_path", "model.trust_remote_code", "model.enable_gradient_checkpointing", "model.use_remove_padding",
@@ -127,7 +128,7 @@ class Placement:
         rows: list[dict[str, Any]] = [{"agent_id": a.agent_id, "policy_id": a.policy_id, "wg_id": a.wg_id} for a in self.agents]
         for row, agent in zip(rows, self.agents, strict=True):
             if agent.adapter is not None:
-                row["lora"] = {name: getattr(agent.config.model, name) for name in LORA_KEYS}
+                row["lora"] = {name: getattr(agent.config.model, name) for name in LORA_DEFAULTS}
             if agent.frozen:
                 row["frozen"] = True
         return rows + [{"agent_id": a.agent_id, "policy_id": "api", "wg_id": "api"} for a in self.api]
@@ -138,8 +139,8 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
 
     Raises:
         PlacementError: no or repeated agents, names that are equal in metrics, lists of different length, a model that is not named or
-            does not exist, an unknown override, agents on one policy or one base with different training keys, or a frozen agent that
-            shares a policy with a trained one.
+            does not exist, an unknown override, a folder of an adapter that cannot be used or contradicts the keys of its shape, agents
+            on one policy or one base with different training keys, or a frozen agent that shares a policy with a trained one.
     """
     names = list(agent.agent_ids)
     if not names:
@@ -155,7 +156,7 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     keys = _group_keys([(names[i], models[i], levels[i]) for i in here], frozen)
     wg_ids = _worker_group_ids(keys, {a for a in adapters if a is not None})
     rows = tuple(
-        AgentPlacement(names[i], adapters[i] or wg, wg, own[i][0], adapters[i], names[i] in frozen, own[i][1])
+        _with_adapter_shape(AgentPlacement(names[i], adapters[i] or wg, wg, own[i][0], adapters[i], names[i] in frozen, own[i][1]))
         for i, wg in zip(here, wg_ids, strict=True)
     )
     groups = tuple(_group(wg_id, [r for r in rows if r.wg_id == wg_id]) for wg_id in dict.fromkeys(wg_ids))
@@ -180,6 +181,28 @@ def _group(wg_id: str, members: Sequence[AgentPlacement]) -> WorkerGroupSpec:
     adapters = {policy: rows[0].config for policy, rows in by_policy.items() if rows[0].adapter is not None}
     trained = not all(member.frozen for member in members)
     return WorkerGroupSpec(wg_id, first.config.model.path or "", tuple(m.agent_id for m in members), first.config, adapters, trained)
+
+
+def _with_adapter_shape(row: AgentPlacement) -> AgentPlacement:
+    """Return a row with the shape of its adapter in its config: that of the folder it starts from, else the keys or their defaults."""
+    model = row.config.model
+    if row.adapter is None:
+        return row
+    shape = adapter_shape(model)
+    if model.lora_adapter_path is not None:
+        shown = f"{row.key('model.lora_adapter_path')}={model.lora_adapter_path}"
+        try:
+            shape = read_adapter_shape(model.lora_adapter_path)
+        except AdapterFolderError as error:
+            raise PlacementError(f"{shown} (agent '{row.agent_id}'), {error}") from error
+        for name, value in shape.items():
+            given = getattr(model, name)
+            if given is not None and (sorted(given) if isinstance(given, list) else given) != value:
+                raise PlacementError(
+                    f"{row.key(f'model.{name}')}={given} (agent '{row.agent_id}') contradicts the adapter of {shown}, whose {name} is "
+                    f"{value}; leave {name} out"
+                )
+    return replace(row, config=replace(row.config, model=replace(model, **shape)))
 
 
 def _check_slugs(names: Sequence[str]) -> None:

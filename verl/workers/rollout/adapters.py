@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from verl.models.lora import PEFT_PREFIX, LoraSpec, lora_targets
+from verl.models.lora import LoraSpec, adapter_shapes, lora_targets, tensor_name
 from verl.workers.rollout.weights import AdapterInbox
 
 
@@ -79,8 +79,8 @@ class RowAdapters:
         adapter = self._adapters[name]
         with torch.no_grad():
             for layer in adapter.layers:
-                self._down[layer][adapter.columns] = received[_tensor_name(layer, "lora_A")]
-                self._up[layer][:, adapter.columns] = received[_tensor_name(layer, "lora_B")]
+                self._down[layer][adapter.columns] = received[tensor_name(layer, "lora_A")]
+                self._up[layer][:, adapter.columns] = received[tensor_name(layer, "lora_B")]
         self._inbox.set_version(name, version)
 
     def assign(self, slots: Sequence[int], names: Sequence[str | None]) -> None:
@@ -119,16 +119,3 @@ class RowAdapters:
             return output + F.linear(F.linear(args[0], down) * self._rows[:, None], up)
 
         return add
-
-
-def adapter_shapes(targets: Mapping[str, torch.nn.Linear], rank: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of an adapter on these layers, by their names in PEFT's files."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer, linear in targets.items():
-        shapes[_tensor_name(layer, "lora_A")] = (rank, linear.in_features)
-        shapes[_tensor_name(layer, "lora_B")] = (linear.out_features, rank)
-    return shapes
-
-
-def _tensor_name(layer: str, part: str) -> str:
-    return f"{PEFT_PREFIX}{layer}.{part}.weight"

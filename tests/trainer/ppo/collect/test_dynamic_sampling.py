@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.algorithm import MGRPOConfig
-from verl.trainer.config.cross_checks import check_filter_groups
+from verl.trainer.config.group_checks import check_filter_groups
 from verl.trainer.config.spec import ConfigError, check_values
 from verl.trainer.ppo.collect.dynamic_sampling import _dropped_shares, draw_until_full, signal_rows
 from verl.trainer.ppo.collect.greedy_baseline import reward_baselines

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from verl.models.lora import LoraSpec, lora_targets
-from verl.workers.rollout.adapters import adapter_shapes
+from verl.models.lora import LoraSpec, adapter_shapes, lora_targets
 from verl.workers.rollout.weights import AdapterInbox
 from verl.workers.weight_transfer.shared_memory import Spool
 

@@ -37,8 +37,8 @@ def compute_gdpo_outcome_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `sum_k w_k (r_k - mean_g r_k) / (std_g r_k + epsilon)`, whitened over the tokens of each policy (arXiv 2601.05242).
 
-    The rewards `r_k` are columns of the samples (`team_reward`, `local_reward`, ...). In a group of equal rewards `r_k` the
-    term of that reward is 0; rows whose terms are all 0 for this reason remain exactly 0 after the whitening.
+    The rewards `r_k` are columns of the samples: `team_reward`, `local_reward`, ..., or named terms of reward functions. In a group of
+    equal rewards `r_k` the term of that reward is 0; rows whose terms are all 0 for this reason remain exactly 0 after the whitening.
 
     Keys: `algorithm.gdpo_reward_keys`, `gdpo_reward_weights`, `norm_adv_by_std_in_grpo`, `group_by`, `group_by_agent_id`,
         `statistics_over`, `call_weighting`, `singleton`.
