@@ -219,6 +219,7 @@ def build_collector(
         call_timeout_s=config.rollout.call_timeout_s,
         tree=tree if config.rollout.sampling == "tree" else None,
         greedy_baselines=_greedy_baselines(config, placement),
+        tool_sequences=[a.agent_id for a in placement.agents if a.config.rollout.tool_samples == "sequence"],
         env_threads=config.rollout.env_threads,
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
     )

@@ -29,6 +29,7 @@ class CollectorSettings:
         joint_prompt_length: `critic.joint_prompt_length` with `critic.view=joint`; 0 builds no prompts for critics.
         tree: settings of tree sampling (`rollout.sampling=tree`); None plays parallel episodes.
         greedy_baselines: agents whose calls in a tree get a greedy reply too, whose reward is the baseline of the candidates.
+        tool_sequences: agents whose generations with tools between them are one sample (`tool_samples=sequence`).
     """
 
     seed: int = 0
@@ -44,6 +45,7 @@ class CollectorSettings:
     joint_prompt_length: int = 0
     tree: TreeConfig | None = None
     greedy_baselines: Collection[str] = ()
+    tool_sequences: Collection[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("max_concurrent_episodes", "env_threads"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -130,9 +130,16 @@ async def play_rounds(
     return call, reply, tuple(earlier)
 
 
-def check_tool_agents(agents: Mapping[str, BaseAgent], bindings: Mapping[str, object], *, branches: bool) -> None:
-    """Raise AgentSystemError for a `ToolAgent` behind an API, or with tree sampling (`branches`)."""
-    for name in (n for n, agent in agents.items() if isinstance(agent, ToolAgent)):
+def check_tool_agents(
+    agents: Mapping[str, BaseAgent], bindings: Mapping[str, object], *, branches: bool, sequences: Collection[str] = ()
+) -> None:
+    """Raise AgentSystemError for a `ToolAgent` behind an API or with tree sampling (`branches`), and if `sequences` name none."""
+    with_tools = [n for n, agent in agents.items() if isinstance(agent, ToolAgent)]
+    if sequences and not set(sequences) & set(with_tools):
+        raise AgentSystemError(
+            f"actor_rollout_ref.rollout.tool_samples=sequence has no effect: none of {', '.join(sequences)} is a ToolAgent; use generation"
+        )
+    for name in with_tools:
         if branches:
             raise AgentSystemError(
                 f"{name!r} is a ToolAgent, whose call has several generations; rollout.sampling=tree compares candidates of one "

@@ -248,3 +248,25 @@ def test_tools_are_refused_where_they_cannot_work(make_collector: Any, scripted:
             scripted(), orchestra=Alone(), agents={"Solver": Solver("Solver")}, env=Forkable,
             tree=TreeConfig(), reward=RewardConfig(team_scope="call"),
         )  # fmt: skip
+
+
+ROUNDS = [f"look {called('lookup', key='k')}", f"and {called('calculator', expression='2+2')}", "so \\boxed{4}"]
+
+
+def test_the_generations_of_a_call_are_one_masked_sequence(play: Any) -> None:
+    apart, engine = play(ROUNDS, reward=RewardConfig(team_scope="call"))
+    joined, again = play(ROUNDS, reward=RewardConfig(team_scope="call"), tool_sequences=["Solver"])
+    assert [r.prompt_ids for r in engine.requests] == [r.prompt_ids for r in again.requests], "the replies are the same"
+    first, _, last = rounds = apart.episodes[0].samples
+    (sample,) = joined.episodes[0].samples
+    assert (sample.call, sample.prompt_ids, sample.action, sample.reward) == (0, first.prompt_ids, "4", last.reward)
+    assert sample.prompt_ids + sample.generation.token_ids == last.prompt_ids + last.generation.token_ids
+    batch = joined.batch.batch
+    mask = batch["response_mask"][0].bool()
+    assert batch["responses"][0][mask].tolist() == [t for s in rounds for t in s.generation.token_ids]
+    assert batch["rollout_log_probs"][0][mask].tolist() == pytest.approx([p for s in rounds for p in s.generation.log_probs])
+    assert not mask.all() and not batch["rollout_log_probs"][0][~mask].any() and batch["attention_mask"][0].all()
+    assert sample.response_tokens == sum(s.response_tokens for s in rounds) == joined.episodes[0].reply_tokens
+    assert joined.metrics["agent/solver/calls"] == 1 and joined.metrics["agent/solver/tools/rounds/mean"] == 3
+    for name in ("calls_per_episode", "malformed", "restarted", "cut"):
+        assert joined.metrics[f"agent/solver/tools/{name}"] == apart.metrics[f"agent/solver/tools/{name}"]
