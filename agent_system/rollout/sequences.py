@@ -12,9 +12,7 @@ from agent_system.tools.agent import ToolUse
 from verl.protocol.generate import Generation
 
 
-def join_generations(
-    samples: Sequence[Sample], agents: Collection[str], text_of: Callable[[str, Generation], str]
-) -> list[Sample]:
+def join_generations(samples: Sequence[Sample], agents: Collection[str], text_of: Callable[[str, Generation], str]) -> list[Sample]:
     """Return samples of one episode, ordered by turn and call, in which those of each call of the `agents` are joined.
 
     The joined sample has the first prompt; its response is all generations with the tokens between them, which `Sample.response_mask`

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from agent_system import AgentSystemError, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer
+from agent_system.reward.tokens import token_rewards
 from agent_system.rollout import Collector
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.tool_loop import check_tool_agents
@@ -18,6 +20,8 @@ from agent_system.tools import ToolAgent, calculator, make_tool
 from verl.protocol.generate import SamplingParams
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.trainer.ppo.core_algos.policy_losses.common import LossConfig
 
 TASK = [Task("a", "2+2?", "sums", "4")]
 
@@ -270,3 +274,69 @@ def test_the_generations_of_a_call_are_one_masked_sequence(play: Any) -> None:
     assert joined.metrics["agent/solver/calls"] == 1 and joined.metrics["agent/solver/tools/rounds/mean"] == 3
     for name in ("calls_per_episode", "malformed", "restarted", "cut"):
         assert joined.metrics[f"agent/solver/tools/{name}"] == apart.metrics[f"agent/solver/tools/{name}"]
+
+
+class Brief(Solver):
+    def describe_tools(self) -> str:
+        return "tools"
+
+
+def test_the_gradient_of_a_sequence_is_the_sum_of_its_generations(play: Any, tokenizer: Any) -> None:
+    torch.manual_seed(0)
+    words, places, head = torch.nn.Embedding(len(tokenizer), 8), torch.nn.Embedding(1024, 8), torch.nn.Linear(8, len(tokenizer))
+    block = torch.nn.TransformerEncoderLayer(8, 1, 16, dropout=0.0, batch_first=True)
+    model = torch.nn.ModuleList([words, places, block, head]).double()
+
+    def gradients(sequences: list[str], mode: str) -> list[torch.Tensor]:
+        tensors = play(ROUNDS, Brief, tool_sequences=sequences)[0].batch.batch
+        width = tensors["responses"].shape[1]
+        seen = tensors["attention_mask"][:, None, :].bool() & torch.ones((tensors["input_ids"].shape[1],) * 2, dtype=torch.bool).tril()
+        hidden = block(words(tensors["input_ids"]) + places(tensors["position_ids"]), torch.where(seen, 0.0, -1e9).double())
+        scores = head(hidden)[:, -width - 1 : -1].log_softmax(dim=-1)
+        log_prob = scores.gather(-1, tensors["responses"][..., None])[..., 0]
+        old = log_prob.detach() + tensors["rollout_log_probs"].double() / 10
+        mask, advantages = tensors["response_mask"], torch.full_like(log_prob, 0.7)
+        loss, _ = get_policy_loss_fn("vanilla")(old, log_prob, advantages, mask, loss_agg_mode=mode, config=LossConfig())
+        return list(torch.autograd.grad(loss * (len(mask) if mode == "seq-mean-token-sum" else 1), list(model.parameters())))
+
+    for mode in ("token-sum", "seq-mean-token-sum"):
+        apart, joined = gradients([], mode), gradients(["Solver"], mode)
+        assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-14) and a.any() for a, b in zip(apart, joined, strict=True))
+
+
+def test_a_sequence_ends_where_the_template_drops_a_part(play: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = "{{ message['content'].split('</think>')[-1] }}"
+    monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template.replace("{{ message['content'] }}", content))
+    replies = [ROUNDS[0], f"<think>much</think>{called('nothing')}", ROUNDS[1], ROUNDS[2]]
+    settings = {"reward": RewardConfig(team_scope="call"), "tool_sequences": ["Solver"], "invalid_action_penalty": {"Solver": 0.5}}
+    result, engine = play(replies, **settings)
+    first, last = result.episodes[0].samples
+    assert [len(s.rounds) for s in (first, last)] == [2, 2] and (first.call, first.final_call, last.call) == (0, 2, 2)
+    assert last.prompt_ids == engine.requests[2].prompt_ids and "much" in first.text and "much" not in last.prompt_text
+    assert [(s.local_reward, s.team_reward, s.act_reward) for s in (first, last)] == [(0.25, 1.5, None), (0.25, 1.5, 1.0)]
+    assert [s.invalid_penalty for s in (first, last)] == [0.5, 0.0] and sum(s.step_reward for s in (first, last)) == 1.75 - 0.5
+    assert result.metrics["agent/solver/tools/restarted"] == 1 and result.metrics["agent/solver/tools/rounds/mean"] == 4
+
+
+def test_a_sequence_is_as_long_as_a_prompt_and_a_reply(play: Any) -> None:
+    calls = [called("lookup", key="k"), called("lookup", key="k"), "\\boxed{4}"]
+    whole = play(calls, tool_sequences=["Solver"])[0].episodes[0].samples[0]
+    limit = len(whole.prompt_ids) + len(whole.generation.token_ids) - len(whole.rounds[-1].generation.token_ids)
+    kept = play(calls, tool_sequences=["Solver"], max_prompt_length=limit)[0]
+    cut = play(calls, tool_sequences=["Solver"], max_prompt_length=limit - 1)[0]
+    assert [len(r.episodes[0].samples[0].rounds) for r in (kept, cut)] == [3, 2] and cut.metrics["agent/solver/tools/cut"] == 1
+
+
+def test_rewards_of_a_sequence_are_on_sampled_tokens(play: Any, tokenizer: Any) -> None:
+    (sample,) = play(ROUNDS, tool_sequences=["Solver"])[0].episodes[0].samples
+    message = sample.text.index("value of k")
+
+    def decode(sample: Any, count: int) -> str:
+        return tokenizer.decode(sample.generation.token_ids[:count], skip_special_tokens=True)
+
+    found = token_rewards([(message, message + 5, 1.0), (len(sample.text) - 3, len(sample.text), 2.0)], sample, decode, "here")
+    (first, _), (last, _) = places = [(i, value) for i, value in enumerate(found) if value]
+    assert [value for _, value in places] == [1.0, 2.0] and sample.response_mask[first] and not sample.response_mask[first + 1]
+    assert last >= len(found) - 2
+    with pytest.raises(AgentSystemError, match="not sampled"):
+        token_rewards([1.0] * len(found), sample, decode, "here")
