@@ -213,6 +213,22 @@ def test_the_memory_of_an_agent_holds_its_own_calls_beside_the_teams(play: Play)
     assert f"<search>{a[0]}</search> <information>turn 1</information>" in found[1]
 
 
+@pytest.mark.parametrize("options", [{}, TREE], ids=["parallel", "tree"])
+def test_the_result_of_simultaneous_calls_is_the_next_observation(play: Play, options: dict[str, Any]) -> None:
+    class Twice(BaseOrchestra):
+        agents = ("A",)
+
+        async def run(self, turn: Turn) -> str:
+            first, _ = await asyncio.gather(turn.act("A"), turn.act("A"))
+            return first.action
+
+    result = play({"A": Searching("A")}, digits, orchestra=Twice(), **options)
+    a, b = (f"<search>{s.action}</search> <information>turn 1</information>" for s in result.episodes[0].committed[:2])
+    shown = [text.splitlines() for text in memories(result)]
+    assert not "".join(shown[0] + shown[1]).strip(".")
+    assert [line.partition(": ")[2].rstrip(".") for line in shown[2]] == [a, b] and shown[2] == shown[3]
+
+
 class Summing(Windowed):
     memory_class = SummaryMemory
 

@@ -254,6 +254,40 @@ def test_tools_are_refused_where_they_cannot_work(make_collector: Any, scripted:
         )  # fmt: skip
 
 
+class Learner(Solver):
+    """Shows one tool more for each letter of its task, and after `add`."""
+
+    tools = (lookup, "add")
+
+    def start(self, task: Task) -> None:
+        self.known = list(task.prompt)
+
+    def add(self, word: str) -> str:
+        """Learn a word.
+
+        Args:
+            word: the word.
+        """
+        self.known.append(word)
+        return "learned"
+
+    def messages(self, variables: Any) -> Any:
+        return [{"role": "user", "content": "the same for all"}]
+
+    def describe_tools(self) -> str:
+        return f"known: {' '.join(self.known)}"
+
+
+def test_tools_that_depend_on_the_state_are_shown_as_they_are(make_collector: Any, scripted: Any) -> None:
+    tasks = [Task("a", "xy"), Task("b", "z")]
+    engine = scripted(lambda prompt, _request: "\\boxed{4}" if "learned" in prompt else called("add", word="new"))
+    collector = make_collector(engine, orchestra=Alone(), agents={"Solver": Learner("Solver")}, env=Acting, tool_sequences=["Solver"])
+    result = asyncio.run(collector.collect(tasks, 1, step=1))
+    texts = [[s.prompt_text.partition("known: ")[2].partition("<")[0] for s in e.samples] for e in result.episodes]
+    assert texts == [["x y", "x y new"], ["z", "z new"]], "a prompt that shows other tools begins a sample of its own"
+    assert result.metrics["agent/solver/tools/restarted"] == 2 and collector.runtimes["Solver"].agent.__dict__.get("known") is None
+
+
 ROUNDS = [f"look {called('lookup', key='k')}", f"and {called('calculator', expression='2+2')}", "so \\boxed{4}"]
 
 
