@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,13 @@ def classifier(path: Path) -> dict[str, Any]:
     return {"reward.model.kind": "sequence_classification", "reward.model.path": path, "reward.model.max_length": 512}
 
 
-def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit(train: Run, tmp_path: Path, classifier_dir: Path) -> None:
+def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit(
+    train: Run, tmp_path: Path, classifier_dir: Path, refused: Callable[[dict[str, Any]], str]
+) -> None:
     [command] = [b.text for b in blocks("bash") if "reward.model.kind=sequence_classification" in b.text]
     page = dict(word.split("=", 1) for word in shlex.split(command.replace("\\\n", " ")) if "=" in word)
-    changes = page | {"reward.model.path": classifier_dir, "reward.model.agents": "ask.*", "trainer.save_freq": 1}
+    model = shutil.copytree(classifier_dir, tmp_path / "classifier")
+    changes = page | {"reward.model.path": model, "reward.model.agents": "ask.*", "trainer.save_freq": 1}
     train(changes)
     for line in read_metrics(tmp_path / "run"):
         if "agent/asker/reward/model_score/mean" in line:
@@ -74,6 +78,9 @@ def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit
     train(changes | {"trainer.default_local_dir": again, "trainer.total_training_steps": 1})
     train(changes | {"trainer.default_local_dir": again, "reward.model.cache_size": 0})
     assert weights(again, 2) == weights(tmp_path / "run", 2)
+    (model / "config.json").write_text((model / "config.json").read_text() + "\n")
+    said = refused(changes | {"trainer.total_training_steps": 3})
+    assert "rewards of an earlier version of the model" in said and str(model) in said and "resume_mode=disable" in said
 
 
 @pytest.mark.parametrize("returns", ["step", "committed"])

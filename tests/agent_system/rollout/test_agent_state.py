@@ -280,10 +280,7 @@ def test_an_agent_behind_an_api_has_a_state_and_writes_summaries(play: Play) -> 
         server.stop()
     for task, episode in zip(TASKS, result.episodes, strict=True):
         mine = [s for s in episode.samples if s.agent_id == "A"]
-        assert [(s.summary, s.text) for s in mine] == [(False, "3"), (True, "all so far"), (False, "3")] + [
-            (True, "all so far"),
-            (False, "3"),
-        ]
+        assert [(s.summary, s.text) for s in mine] == [(False, "3"), *[(True, "all so far"), (False, "3")] * 2]
         assert f"notes: {task.prompt} 3 3. memory: Summary: all so far." in mine[-1].prompt_text and not any(s.trained for s in mine)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent_system import AgentSystemError, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer
+from agent_system import AgentSystemError, BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer
 from agent_system.reward.tokens import token_rewards
 from agent_system.rollout import Collector
 from agent_system.rollout.remote import RemoteBinding
@@ -247,6 +247,10 @@ def test_tools_are_refused_where_they_cannot_work(make_collector: Any, scripted:
     remote = RemoteBinding("Solver", "api", None, params, params)  # type: ignore[arg-type]
     with pytest.raises(AgentSystemError, match="behind an API"):
         check_tool_agents({"Solver": Solver("Solver")}, {"Solver": remote}, branches=False)
+    plain = {"Solver": BaseAgent("Solver"), "Other": Solver("Other")}
+    with pytest.raises(AgentSystemError, match=r"tool_samples=sequence has no effect: none of Solver is a ToolAgent"):
+        check_tool_agents(plain, {"Solver": remote, "Other": None}, branches=False, sequences=["Solver"])
+    check_tool_agents(plain, {"Solver": remote, "Other": None}, branches=False, sequences=["Solver", "Other"])
     with pytest.raises(AgentSystemError, match=r"rollout\.sampling=parallel"):
         make_collector(
             scripted(), orchestra=Alone(), agents={"Solver": Solver("Solver")}, env=Forkable,

@@ -407,8 +407,8 @@ def _check_loss(config: RunConfig, agent: AgentPlacement) -> None:
     loss = agent.config.actor.policy_loss.loss_mode
     if estimator == "optimal_token_baseline" and agent.config.rollout.tool_samples == "sequence":
         raise ConfigError(
-            f"{agent.key('rollout.tool_samples')}=sequence (agent '{agent.agent_id}'): algorithm.adv_estimator=optimal_token_baseline compares "
-            "the tokens in one column, but tool messages of any length stand between them; use tir_optimal_token_baseline"
+            f"{_shown(agent, 'rollout.tool_samples')}: algorithm.adv_estimator=optimal_token_baseline compares the tokens in one column, "
+            "but tool messages of any length stand between them; use tir_optimal_token_baseline"
         )
     if loss == "bypass_mode" and not bypass:
         raise ConfigError(
