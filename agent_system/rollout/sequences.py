@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from agent_system.record import Sample
 from agent_system.tools.agent import ToolUse
@@ -17,8 +17,9 @@ def join_generations(samples: Sequence[Sample], agents: Collection[str], text_of
 
     The joined sample has the first prompt; its response is all generations with the tokens between them, which `Sample.response_mask`
     leaves out. A generation whose prompt does not continue the tokens of the last prompt and reply begins a sample of its own, with the
-    rewards of an earlier generation of the call. A sample has the call number of its first generation. Prompts have at most
-    `max_prompt_length` tokens, so that prompt and response together have at most that many and those of one reply.
+    rewards of an earlier generation of the call. A sample has the call number of its first generation; the tokens of tool messages
+    belong to the version of the weights that sampled those before. Prompts have at most `max_prompt_length` tokens, so that prompt and
+    response together have at most that many and those of one reply.
 
     Args:
         samples: with the rewards of `Ledger.credit`.
@@ -59,17 +60,20 @@ def _joined(rounds: Sequence[Sample], text_of: Callable[[str, Generation], str])
     if first is last:
         return first
     tokens = last.prompt_ids[len(first.prompt_ids) :] + last.generation.token_ids
-    mask, log_probs = [0] * len(tokens), [0.0] * len(tokens)
-    for sample in rounds:
-        at, reply = len(sample.prompt_ids) - len(first.prompt_ids), sample.generation
-        mask[at : at + len(reply.token_ids)] = [1] * len(reply.token_ids)
-        log_probs[at : at + len(reply.token_ids)] = reply.log_probs
+    mask, log_probs, spans = list[int](), list[float](), list[tuple[int, int]]()
+    for sample, following in zip_longest(rounds, rounds[1:]):
+        reply = sample.generation
+        message = 0 if following is None else len(following.prompt_ids) - len(sample.prompt_ids) - len(reply.token_ids)
+        mask += [1] * len(reply.token_ids) + [0] * message
+        log_probs += (*reply.log_probs, *(0.0,) * message)
+        *earlier, (version, count) = reply.spans
+        spans += [*earlier, (version, count + message)]
     whole = replace(
         last.generation,
         token_ids=tokens,
         log_probs=tuple(log_probs),
         stop_reason="length" if any(s.generation.stop_reason == "length" for s in rounds) else last.generation.stop_reason,
-        version=min(s.generation.version for s in rounds),
+        earlier=tuple(spans[:-1]),
     )
     return replace(
         last,

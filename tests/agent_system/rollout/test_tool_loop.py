@@ -6,6 +6,8 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ import torch
 from agent_system import AgentSystemError, BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer
 from agent_system.reward.tokens import token_rewards
 from agent_system.rollout import Collector
+from agent_system.rollout.episode_store import load_episodes, save_episodes
 from agent_system.rollout.remote import RemoteBinding
+from agent_system.rollout.sequences import join_generations
 from agent_system.rollout.tool_loop import check_tool_agents
 from agent_system.tools import ToolAgent, calculator, make_tool
 from verl.protocol.generate import SamplingParams
@@ -295,7 +299,7 @@ def test_tools_that_depend_on_the_state_are_shown_as_they_are(make_collector: An
 ROUNDS = [f"look {called('lookup', key='k')}", f"and {called('calculator', expression='2+2')}", "so \\boxed{4}"]
 
 
-def test_the_generations_of_a_call_are_one_masked_sequence(play: Any) -> None:
+def test_the_generations_of_a_call_are_one_masked_sequence(play: Any, tmp_path: Path) -> None:
     apart, engine = play(ROUNDS, reward=RewardConfig(team_scope="call"))
     joined, again = play(ROUNDS, reward=RewardConfig(team_scope="call"), tool_sequences=["Solver"])
     assert [r.prompt_ids for r in engine.requests] == [r.prompt_ids for r in again.requests], "the replies are the same"
@@ -310,6 +314,8 @@ def test_the_generations_of_a_call_are_one_masked_sequence(play: Any) -> None:
     assert not mask.all() and not batch["rollout_log_probs"][0][~mask].any() and batch["attention_mask"][0].all()
     assert sample.response_tokens == sum(s.response_tokens for s in rounds) == joined.episodes[0].reply_tokens
     assert joined.metrics["agent/solver/calls"] == 1 and joined.metrics["agent/solver/tools/rounds/mean"] == 3
+    save_episodes(joined.episodes, tmp_path)
+    assert load_episodes(tmp_path) == joined.episodes
     for name in ("calls_per_episode", "malformed", "restarted", "cut"):
         assert joined.metrics[f"agent/solver/tools/{name}"] == apart.metrics[f"agent/solver/tools/{name}"]
 
@@ -354,6 +360,18 @@ def test_a_sequence_ends_where_the_template_drops_a_part(play: Any, tokenizer: A
     assert [(s.local_reward, s.team_reward, s.act_reward) for s in (first, last)] == [(0.25, 1.5, None), (0.25, 1.5, 1.0)]
     assert [s.invalid_penalty for s in (first, last)] == [0.5, 0.0] and sum(s.step_reward for s in (first, last)) == 1.75 - 0.5
     assert result.metrics["agent/solver/tools/restarted"] == 1 and result.metrics["agent/solver/tools/rounds/mean"] == 4
+
+
+def test_a_sequence_knows_the_weights_of_every_token(play: Any) -> None:
+    samples = play(ROUNDS)[0].episodes[0].samples
+    spans = [(3, ()), (4, ((3, 2),)), (5, ())]
+    changed = [
+        replace(s, generation=replace(s.generation, version=version, earlier=earlier))
+        for s, (version, earlier) in zip(samples, spans, strict=True)
+    ]
+    (joined,) = join_generations(changed, ["Solver"], lambda _agent, _reply: "")
+    begins = [len(s.prompt_ids) - len(samples[0].prompt_ids) for s in samples[1:]]
+    assert joined.generation.earlier == ((3, begins[0]), (3, 2), (4, begins[1] - begins[0] - 2)) and joined.generation.version == 5
 
 
 def test_a_sequence_is_as_long_as_a_prompt_and_a_reply(play: Any) -> None:
