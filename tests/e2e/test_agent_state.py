@@ -88,6 +88,8 @@ KEYS = {
     "env.env_name": "field",
     "env.max_steps": 2,
     "env.history_length": 1,
+    "env.rollout.n": 2,
+    "data.train_batch_size": 1,
     "data.max_prompt_length": 400,
     "data.val_files": "[]",
     "trainer.save_freq": 1,
@@ -98,7 +100,7 @@ KEYS = {
 def check_state(calls: list[dict[str, Any]]) -> None:
     """The second prompt of each agent shows what it noted, summarized and wrote in the first turn."""
     first, summary, second = (c for c in calls if c["agent_id"] == "Scout")
-    assert f"notes [{len(first['reply'])}] memory Summary: {summary['reply']}" in second["prompt"] and summary["summary"]
+    assert f"notes [{len(first['reply'])}] memory Summary: {summary['action']}" in second["prompt"] and summary["summary"]
     written: list[str] = []
     for call in (c for c in calls if c["agent_id"] == "Clerk"):
         assert f"written: {written}" in call["prompt"]

@@ -102,6 +102,8 @@ def test_masked_sequences_are_trained_and_resumed(team: Run, tmp_path: Path, est
     assert all(call["response_tokens"] == sum(r["response_tokens"] for r in call["rounds"]) for call in calls if "rounds" in call)
     last = read_metrics(tmp_path / "run")[-1]
     assert last["response_length/max"] > 18 >= last["agent/solver/response_length/max"], "tool messages count in the first alone"
+    if estimator == "remax":
+        return
     start = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1"}
     team(keys | start | {"trainer.default_local_dir": tmp_path / "resumed"})
     assert weights(tmp_path / "resumed", 2) == weights(tmp_path / "run", 2)
