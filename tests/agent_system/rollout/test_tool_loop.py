@@ -396,3 +396,17 @@ def test_rewards_of_a_sequence_are_on_sampled_tokens(play: Any, tokenizer: Any) 
     assert last >= len(found) - 2
     with pytest.raises(AgentSystemError, match="not sampled"):
         token_rewards([1.0] * len(found), sample, decode, "here")
+
+
+def test_an_agent_with_tools_and_a_state_is_called_one_by_one(make_collector: Any, scripted: Any) -> None:
+    class Together(BaseOrchestra):
+        agents = ("Solver",)
+
+        async def run(self, turn: Turn) -> str:
+            await asyncio.gather(turn.act("Solver"), turn.act("Solver"))
+            return (await turn.act("Solver")).action
+
+    engine, agents = scripted(lambda _prompt, _request: "\\boxed{4}"), {"Solver": Learner("Solver")}
+    collector = make_collector(engine, orchestra=Together(), agents=agents, env=Acting, max_failure_rate=1.0)
+    (episode,) = asyncio.run(collector.collect(TASK, 1, step=1)).episodes
+    assert "'Solver' has tools and a state, so its calls must not run at the same time" in str(episode.failure)
