@@ -1,10 +1,13 @@
 """`async_training.mode=fully_async`: episodes are collected all the time; without staleness it is synchronous training to the last bit."""
 
+import functools
 import json
+import math
 import os
 import random
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import ADAPTER, LEVELS, policies
 from tests.e2e.test_one_step_off import FOUR, TREE, comparable
 from tests.house.source import ROOT
+from verl.single_controller.worker_group import WorkerDiedError
+from verl.workers.rollout.server import RolloutWorker
 
 KILLS = int(os.environ.get("KILLS", "6"))
 ASYNC = {"async_training.mode": "fully_async", "algorithm.rollout_correction.rollout_is": "token"}
@@ -80,10 +85,13 @@ def trained_episodes(run_dir: Path) -> list[str]:
     return [json.loads(line)["traj_uid"] for file in files for line in file.read_text().splitlines()]
 
 
-def check_ledger(run_dir: Path, steps: int) -> None:
-    """No episode is trained twice, every step has a whole batch, and the counts of groups add up."""
+def check_ledger(run_dir: Path, steps: int, failing: bool = False) -> None:
+    """No episode is trained twice, every step has a whole batch, and groups add up; with `failing` there are more episodes."""
     trained = trained_episodes(run_dir)
-    assert len(trained) == len(set(trained)) == steps * 2 * 3
+    assert len(trained) == len(set(trained))
+    assert len(trained) == steps * 2 * 3 or failing
+    tasks = Counter(uid.split("/")[1] for uid in trained[::3])
+    assert max(tasks.values()) <= math.ceil(steps_of(run_dir)[-1]["fully_async/count/dispatched"] / 12), "a task was drawn too often"
     for line in steps_of(run_dir):
         counts = {name: line[f"fully_async/count/{name}"] for name in ("trained", "failed", "rejected", "dropped", "running", "complete")}
         assert line["fully_async/count/dispatched"] == sum(counts.values())
@@ -133,7 +141,64 @@ def test_what_cannot_be_is_said_before_a_worker_starts(refused: Callable[[dict[s
     assert "needs an off-policy correction" in refused({"async_training.mode": "fully_async"})
     too_low = refused(ASYNC | {"async_training.staleness_threshold": 2.5, "async_training.max_off_policy_threshold": 2})
     assert "set it to 3 or more" in too_low
+    assert "no such policy; trained policies are asker, verifier_agent" in refused(
+        ASYNC | {"async_training.per_policy.judge.staleness_threshold": 1}
+    )
     assert "async_training.mode=fully_async" in refused({"async_training.staleness_threshold": 0.5})
+
+
+def test_each_policy_has_its_own_pace(train: Run, tmp_path: Path) -> None:
+    """The Verifier's adapter is sent every other step, and the Asker's every step."""
+    own = {"trigger_parameter_sync_step": 2, "max_off_policy_threshold": 3}
+    pace = {f"async_training.per_policy.verifier_agent.{name}": value for name, value in own.items()}
+    adapters = LEVELS["L3"].changes | {"trainer.test_freq": 0, "trainer.total_training_steps": 4}
+    train(STALE | adapters | pace)
+    sent = {agent: [f"wg/{agent}/perf/sync_mb" in line for line in steps_of(tmp_path / "run")] for agent in ("asker", "verifier_agent")}
+    assert sent == {"asker": [True] * 4, "verifier_agent": [False, True, False, True]}
+    check_ledger(tmp_path / "run", 4)
+
+
+def test_an_engine_that_dies_while_it_samples_and_gets_weights_is_replaced_once(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine of one policy dies with the weights of step 2: nothing reaches it any more, and no group is lost."""
+    dead: list[RolloutWorker] = []
+
+    def mortal(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        async def call(worker: RolloutWorker, *args: Any, **kwargs: Any) -> Any:
+            if method.__name__ == "update_weights" and args[2] == 2 and not dead:
+                dead.append(worker)
+            if worker in dead:
+                raise WorkerDiedError("its process is gone")
+            return await method(worker, *args, **kwargs)
+
+        return call
+
+    for name in ("submit", "collect", "update_weights"):
+        monkeypatch.setattr(RolloutWorker, name, mortal(getattr(RolloutWorker, name)))
+    train(STALE | {"trainer.test_freq": 0, "trainer.total_training_steps": 4})
+    assert [line["training/engine_restarts"] for line in steps_of(tmp_path / "run")] == [0, 1, 1, 1]
+    assert steps_of(tmp_path / "run")[-1]["fully_async/count/failed"] == 0
+    check_ledger(tmp_path / "run", 4)
+
+
+def test_a_task_that_always_fails_is_replaced_by_another_one(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import my_flow_package
+
+    reset = my_flow_package.MyWorld.reset
+
+    def broken(world: Any, task: Any) -> Any:
+        if task.prompt == "3?":
+            raise KeyError("no such world")
+        return reset(world, task)
+
+    monkeypatch.setattr(my_flow_package.MyWorld, "reset", broken)
+    train(STALE | {"trainer.test_freq": 0, "trainer.val_before_train": False, "rollout.max_failure_rate": 0.5})
+    check_ledger(tmp_path / "run", 6, failing=True)
+    last = steps_of(tmp_path / "run")[-1]
+    assert last["fully_async/count/failed"] == 1
+    assert sum(line["episode/failed"] for line in steps_of(tmp_path / "run")) == 3
 
 
 @pytest.mark.ray

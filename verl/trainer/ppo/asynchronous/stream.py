@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
+from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.collect.dynamic_sampling import keep_signal, signal_rows
 from verl.trainer.ppo.collect.protocol import Collector, Episode, GroupPlayer
 from verl.trainer.ppo.collect.source import OnCollected
@@ -84,6 +85,7 @@ class GroupStream:
         loop: LoopThread,
         on_collected: OnCollected,
         steps: int,
+        paces: Mapping[str, Pace],
         engines: Sequence[Engine],
     ) -> None:
         """Start with nothing in progress.
@@ -95,6 +97,7 @@ class GroupStream:
             loop: event loop of the collector.
             on_collected: called with the samples of every step.
             steps: number of steps of the run.
+            paces: of every trained policy.
             engines: of trained policies, which are drained before new weights unless `async_training.partial_rollout`.
         """
         self._engines = () if config.async_training.partial_rollout else tuple(engines)
@@ -102,15 +105,13 @@ class GroupStream:
         self.config, self.collector, self.loader, self.loop, self.on_collected = config, collector, loader, loop, on_collected
         self.queue: GroupQueue[Played] = GroupQueue(
             config.data.train_batch_size,
-            settings.staleness_threshold,
-            settings.trigger_parameter_sync_step,
-            settings.max_off_policy_threshold,
+            paces,
             settings.max_off_policy_strategy == "drop",
             steps * config.data.train_batch_size,
         )
         self._greedy = needs_greedy_episodes(config) and not config.algorithm.filter_groups.enable
         self._draws: dict[int, Draw] = {}  # by step
-        self._rejected: list[tuple[Group, Played]] = []  # since the last step
+        self._left_out: list[tuple[Group, Played]] = []  # failed and rejected groups since the last step, for its metrics
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._validating = False
@@ -138,13 +139,13 @@ class GroupStream:
 
         self._on_loop(drain())
 
-    def published(self, version: int) -> None:
-        """Dispatch the groups for which new weights make room."""
+    def published(self, version: int, policies: Collection[str]) -> None:
+        """Dispatch the groups for which new weights of policies make room."""
 
         async def publish() -> None:
             for engine in self._engines:
                 engine.release()
-            self.queue.version = version
+            self.queue.versions |= dict.fromkeys(policies, version)
             self._notify()
 
         self._on_loop(publish())
@@ -175,10 +176,11 @@ class GroupStream:
         async def snapshot() -> tuple[dict[str, Any], list[Played]]:
             state: dict[str, Any] = {
                 "queue": self.queue.state_dict(),
+                "loader": self.loader.state_dict(),
                 "draws": [[step, asdict(draw)] for step, draw in self._draws.items()],
+                "left_out": [asdict(group) for group, _ in self._left_out],
             }
-            state["rejected"] = [asdict(group) for group, _ in self._rejected]
-            return state, [played for _, played in (*self.queue.complete.values(), *self._rejected)]
+            return state, [played for _, played in (*self.queue.complete.values(), *self._left_out)]
 
         state, groups = self._on_loop(snapshot())
         (folder / FOLDER).mkdir()
@@ -193,10 +195,11 @@ class GroupStream:
         state = json.loads((folder / FOLDER / STATE).read_text())
         episodes = iter(self.collector.load_episodes(folder / FOLDER))
         contents = [Played([next(episodes) for _ in range(n)], [next(episodes) for _ in range(greedy)]) for n, greedy in state["episodes"]]
-        rejected = [Group(**group) for group in state["rejected"]]
-        complete = len(contents) - len(rejected)
+        left_out = [Group(**group) for group in state["left_out"]]
+        complete = len(contents) - len(left_out)
         self.queue.load_state_dict(state["queue"], contents[:complete])
-        self._rejected = list(zip(rejected, contents[complete:], strict=True))
+        self._left_out = list(zip(left_out, contents[complete:], strict=True))
+        self.loader.load_state_dict(state["loader"])
         self._draws = {step: Draw(**draw) for step, draw in state["draws"]}
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
@@ -276,9 +279,10 @@ class GroupStream:
             self.queue.fail(group)
         elif self._filters(group) and not self._has_signal(player.rows(played.sampled)):
             self.queue.reject(group)
-            self._rejected.append((group, played))
         else:
             self.queue.end(group, played)
+            return
+        self._left_out.append((group, played))
 
     def _filters(self, group: Group) -> bool:
         """Return whether another task may be sampled in place of this group: not in the last batch of tasks of its step."""
@@ -291,19 +295,27 @@ class GroupStream:
     async def _take(self, step: int) -> StepSamples:
         while (groups := self._next_groups(step)) is None:
             await self._wait(step)
-        self._notify()
-        assert self._player is not None
+        left_out, self._left_out = self._left_out, []
+        try:
+            samples = await self._samples(sorted([*groups, *left_out], key=lambda ended: ended[0].index), step)
+        except BaseException:  # after a signal the groups belong into the checkpoint
+            self.queue.put_back(groups)
+            self._left_out = left_out + self._left_out
+            raise
         self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.trained // self.queue.batch}
+        self._notify()
+        return samples
+
+    async def _samples(self, ended: Sequence[tuple[Group, Played]], step: int) -> StepSamples:
+        """Return the samples of a step from its groups and those that failed or were rejected since the last one."""
+        assert self._player is not None
+        result = await self._player.result([e for _, played in ended for e in played.sampled])
         if self.config.algorithm.filter_groups.enable:
-            rejected, self._rejected = self._rejected, []
-            sampled = sorted([*groups, *rejected], key=lambda ended: ended[0].index)
-            whole = await self._player.result([e for _, played in sampled for e in played.sampled])
-            drawn = max(group.attempt + 1 for group, _ in sampled)
-            return filtered_samples(keep_signal(self.config, whole, drawn, len(sampled), step))
-        result = await self._player.result([e for _, played in groups for e in played.sampled])
+            drawn = max(group.attempt + 1 for group, _ in ended)
+            return filtered_samples(keep_signal(self.config, result, drawn, len(ended), step))
         if result.batch is None or not self._greedy:
             return samples_of(self.config, result)
-        return samples_of(self.config, result, await self._player.result([e for _, played in groups for e in played.greedy]))
+        return samples_of(self.config, result, await self._player.result([e for _, played in ended for e in played.greedy]))
 
     def _next_groups(self, step: int) -> list[tuple[Group, Played]] | None:
         if self._error is not None:
