@@ -47,7 +47,7 @@ class Conversation:
 def show(record: EpisodeRecord, console: Console) -> None:
     """Print every reply under its agent's name, then the answer, or the reason why there is none."""
     names = list(dict.fromkeys(s.agent_id for s in record.committed))
-    for sample in record.committed:
+    for sample in (generation for joined in record.committed for generation in joined.generations):
         colour = COLOURS[names.index(sample.agent_id) % len(COLOURS)]
         notes = [f"turn {sample.turn}"] if record.turns > 1 else []
         notes += ["summary for its memory"] if sample.summary else []

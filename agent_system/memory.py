@@ -39,7 +39,8 @@ class Memory:
         self.history_length = history_length
         self._turns: list[Recollection] = []
         self._stored = 0
-        self._action: str | None = None
+        self._waiting: list[tuple[int, str]] = []  # number and action of calls whose result is not known
+        self._calls = 0
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -49,21 +50,33 @@ class Memory:
         self._stored += 1
         self._turns.append(Recollection(self._stored, observation, action))
 
-    def remember(self, observation: str, action: str) -> None:
-        """Remember a call of the memory's agent. With `keeps_result` the observation is the result of the agent's call before it."""
+    def remember(self, observation: str, action: str, before: Memory | None = None) -> None:
+        """Remember a call of the memory's agent.
+
+        With `keeps_result` the observation is the result of the agent's calls before it.
+
+        Args:
+            observation: what the agent saw in the call.
+            action: its action.
+            before: the memory when the call began, if other calls have been remembered since then: they ran at the same time, and their
+                result is a later observation.
+        """
         if not self.keeps_result:
             self.store(observation, action)
             return
-        if self._action is not None:
-            self.store(observation, self._action)
-        self._action = action
+        known = [call for call in self._waiting if before is None or call in before._waiting]
+        for _, earlier in known:
+            self.store(observation, earlier)
+        self._waiting = [*(call for call in self._waiting if call not in known), (self._calls, action)]
+        self._calls += 1
 
     def at(self, observation: str) -> Memory:
-        """Return the memory as a prompt shows it whose agent sees `observation`: with `keeps_result`, the result of its last call."""
-        if self._action is None:
+        """Return the memory as a prompt shows it whose agent sees `observation`: with `keeps_result`, the result of its last calls."""
+        if not self._waiting:
             return self
         memory = self.fork()
-        memory.store(observation, self._action)
+        for _, action in self._waiting:
+            memory.store(observation, action)
         return memory
 
     def recent(self, drop: int = 0) -> list[Recollection]:
@@ -153,4 +166,4 @@ class SummaryMemory(SimpleMemory):
     def rewrite(self, summary: str) -> None:
         """Replace the whole memory by a summary; an empty one changes nothing."""
         if summary:
-            self.summary, self._turns, self._action = summary, [], None
+            self.summary, self._turns, self._waiting = summary, [], []

@@ -275,6 +275,7 @@ def build_collector(
         tree=tree if config.rollout.sampling == "tree" else None,
         reward_terms=_reward_terms(config, placement),
         greedy_baselines=_greedy_baselines(config, placement),
+        tool_sequences=[a.agent_id for a in placement.agents if a.config.rollout.tool_samples == "sequence"],
         env_threads=config.rollout.env_threads,
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
     )

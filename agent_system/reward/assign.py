@@ -53,7 +53,9 @@ def assign_rewards(
     coefficients = [(invalid_action_penalty or {}).get(s.agent_id, 0.0) for s in samples]
     invalid = invalid_action(np.array([s.valid for s in samples], dtype=bool), np.array(coefficients, dtype=np.float64))
     too_long = overlong(
-        np.array([len(s.generation.token_ids) for s in samples]), np.array([s.max_tokens for s in samples]), settings.overlong_buffer
+        np.array([max(len(g.generation.token_ids) for g in s.generations) for s in samples]),
+        np.array([s.max_tokens for s in samples]),
+        settings.overlong_buffer,
     )
     reward = SHAPING_FUNCTIONS[settings.shaping](mixed, positions, settings) - invalid - too_long
     step = np.array([value for r in played for value in step_rewards(r, settings.alpha)], dtype=np.float64) - invalid - too_long

@@ -51,7 +51,7 @@ class NaiveRewardManager(RewardManager):
         """Return the function's result."""
         task = episode.task
         assert task is not None, "the collector sets the task"
-        text = episode.answer or episode.samples[-1].text
+        text = episode.answer or episode.samples[-1].generations[-1].text
         return self._call(
             data_source=task.data_source, solution_str=text, ground_truth=task.ground_truth, extra_info=dict(task.extra), **self.kwargs
         )

@@ -107,7 +107,7 @@ class ReplyScorer:
     async def of_episode(self, record: EpisodeRecord) -> float:
         """Return the score of an episode's answer to its task, or of its last reply if it ended before the orchestra answered."""
         assert record.task is not None, "the collector sets the task"
-        text = record.answer or record.samples[-1].text
+        text = record.answer or record.samples[-1].generations[-1].text
         return await self.of_reply([{"role": "user", "content": record.task.prompt}], text, record.task)
 
     def combined(self, reward: float, score: float, by_function: bool = False) -> float:
@@ -152,7 +152,8 @@ class ReplyScorer:
 
     async def _of_sample(self, sample: Sample, task: Task) -> float:
         known = sample.reward_terms.get(TERM)  # a committed candidate of a tree
-        return await self.of_reply(sample.messages, sample.text, task) if known is None else known
+        last = sample.generations[-1]
+        return await self.of_reply(last.messages, last.text, task) if known is None else known
 
     async def _score(self, conversation: Conversation) -> float:
         digest = conversation.digest

@@ -25,7 +25,8 @@ def build_batch(
     """Return one row per trained sample of the episodes that did not fail, in their order; None when there is no such sample.
 
     Tensors: `prompts` [bsz, P] left-padded, `responses` [bsz, R] right-padded, `input_ids`, `attention_mask`, `position_ids`
-    [bsz, P + R], `response_mask` [bsz, R], `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
+    [bsz, P + R], `response_mask` [bsz, R] (0 for padding and tool messages), `rollout_log_probs` [bsz, R] float32. P and R are the longest
+    of the batch.
     Objects: the sample fields of `_columns`. With `critic_prompts` (see `joint_prompts`) also `critic_prompts` [bsz, Pc] left-padded
     and `critic_prompt_mask` [bsz, Pc]; with `token_rewards` also `token_rewards` [bsz, R] float64, 0 where a token has none. With
     `reward_terms` (agent -> names) each of these terms is a column, NaN where a call has none or its agent does not learn from it.
@@ -38,15 +39,17 @@ def build_batch(
     samples = [s for _, s in rows]
     pad = np.fromiter((s.pad_token_id for s in samples), np.int64, len(samples))[:, None]
     prompts, prompt_mask = _pack((s.prompt_ids for s in samples), np.int64, pad, left=True)
-    responses, response_mask = _pack((s.generation.token_ids for s in samples), np.int64, pad, left=False)
+    responses, response_attention = _pack((s.generation.token_ids for s in samples), np.int64, pad, left=False)
+    masks = (s.response_mask or (1,) * len(s.generation.token_ids) for s in samples)
+    response_mask, _ = _pack(masks, np.int64, np.zeros_like(pad), left=False)
     log_probs, _ = _pack((s.generation.log_probs for s in samples), np.float32, np.zeros_like(pad), left=False)
-    attention_mask = np.concatenate([prompt_mask, response_mask], axis=1)
+    attention_mask = np.concatenate([prompt_mask, response_attention], axis=1)
     left_pad = prompts.shape[1] - prompt_mask.sum(axis=1, keepdims=True)
     positions = np.maximum(np.arange(attention_mask.shape[1])[None, :] - left_pad, 0)
     tensors = {
         "prompts": prompts,
         "responses": responses,
-        "response_mask": response_mask.astype(np.int64),
+        "response_mask": response_mask,
         "input_ids": np.concatenate([prompts, responses], axis=1),
         "attention_mask": attention_mask.astype(np.int64),
         "position_ids": positions.astype(np.int64),

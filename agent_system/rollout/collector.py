@@ -136,7 +136,7 @@ class Collector:
                 f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, which an agent writes; make it the "
                 "memory_class of an agent"
             )
-        check_tool_agents(agents, bindings, branches=settings.tree is not None)
+        check_tool_agents(agents, bindings, branches=settings.tree is not None, sequences=settings.tool_sequences)
         self.orchestra = orchestra
         self.env = env
         self.settings = settings

@@ -89,7 +89,7 @@ def _tool_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]:
     totals = {name: float(sum(getattr(use, name) for use in uses)) for name in ("malformed", "errors", "timeouts", "restarted", "cut")}
     return {
         "tools/calls_per_episode": sum(use.calls for use in uses) / episodes,
-        "tools/rounds/mean": len(uses) / sum(s.final_call is None for s in samples),
+        "tools/rounds/mean": sum(len(s.generations) for s in samples if s.tools is not None) / sum(s.final_call is None for s in samples),
         **{f"tools/{name}": total for name, total in totals.items()},
     }
 

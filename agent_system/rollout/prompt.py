@@ -103,7 +103,7 @@ class PromptBuilder:
         self.template_kwargs = dict(template_kwargs or {})
         self._special = SpecialTokens(tokenizer)
         self._encoder = encoder or Encoder(tokenizer)
-        self._cache: OrderedDict[tuple[tuple[str, str], ...], Prompt] = OrderedDict()
+        self._cache: OrderedDict[tuple[Any, ...], Prompt] = OrderedDict()
 
     def of(self, agent: BaseAgent) -> PromptBuilder:
         """Return the builder of another state of the agent; both have one cache."""
@@ -184,7 +184,7 @@ class PromptBuilder:
 
     def _tokenize(self, messages: list[Message]) -> Prompt:
         messages = self._special.removed(messages)
-        key = tuple((m["role"], m["content"]) for m in messages)
+        key = self._key(messages)
         prompt = self._cache.get(key)
         if prompt is None:
             text = self._template(messages)
@@ -193,6 +193,10 @@ class PromptBuilder:
             if len(self._cache) > CACHED_PROMPTS:
                 self._cache.popitem(last=False)
         return prompt
+
+    def _key(self, messages: list[Message]) -> tuple[Any, ...]:
+        """Return what a prompt depends on."""
+        return tuple((m["role"], m["content"]) for m in messages)
 
     def _template(self, messages: list[Message]) -> str:
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.template_kwargs))

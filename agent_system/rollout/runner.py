@@ -26,6 +26,7 @@ from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import Ledger
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.seeds import stable_seed
+from agent_system.rollout.sequences import join_generations
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.simultaneous import SimultaneousCalls
 from agent_system.rollout.summary import is_due, summarize, summary_sample
@@ -33,6 +34,7 @@ from agent_system.rollout.tool_loop import play_rounds
 from agent_system.rollout.tree import Tree
 from agent_system.tools.agent import ToolAgent, ToolUse
 from agent_system.turn import Turn, TurnOver
+from verl.protocol.generate import Generation
 from verl.utils.names import did_you_mean
 
 
@@ -97,6 +99,8 @@ class EpisodeRunner:
         """Return the record of the episode, every reward where it arrived; `assign_rewards` computes the samples' rewards from it."""
         ledger, task = self._ledger, self.spec.task
         samples = [ledger.credit(s) for s in sorted(self._samples, key=lambda s: (s.turn, s.call, s.candidate))]
+        if self._settings.tool_sequences:
+            samples = join_generations(samples, self._settings.tool_sequences, self._text_of)
         return EpisodeRecord(
             self.spec.uid, self.spec.traj_uid, task.task_id, task.data_source, self.spec.index,
             tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, tuple(ledger.turns),
@@ -279,6 +283,9 @@ class EpisodeRunner:
         number = len(self._callers)
         self._callers[number] = agent_id
         return number
+
+    def _text_of(self, agent_id: str, generation: Generation) -> str:
+        return self._runtimes[agent_id].binding.text_of(generation)
 
     def _refuse_late(self, call: Call) -> None:
         if self._over:

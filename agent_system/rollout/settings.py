@@ -30,6 +30,7 @@ class CollectorSettings:
         tree: settings of tree sampling (`rollout.sampling=tree`); None plays parallel episodes.
         reward_terms: agent -> named terms of rewards from which it learns (`algorithm.gdpo_reward_keys`); columns of the batch.
         greedy_baselines: agents whose calls in a tree get a greedy reply too, whose reward is the baseline of the candidates.
+        tool_sequences: agents whose generations with tools between them are one sample (`tool_samples=sequence`).
     """
 
     seed: int = 0
@@ -46,6 +47,7 @@ class CollectorSettings:
     tree: TreeConfig | None = None
     reward_terms: Mapping[str, Collection[str]] = field(default_factory=dict)
     greedy_baselines: Collection[str] = ()
+    tool_sequences: Collection[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("max_concurrent_episodes", "env_threads"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import json
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,18 +46,25 @@ class ToolPromptBuilder(PromptBuilder):
             return super().of(agent)
         return PromptBuilder(agent, self.tokenizer, self.max_prompt_length, self.template_kwargs, self._encoder)
 
-    def following(self, prompt: Prompt, reply: Reply, results: Sequence[Message]) -> tuple[Prompt | None, bool]:
+    @property
+    def shown_tools(self) -> str:
+        """What prompts show of the tools of an agent with state, which may change them; empty for one without."""
+        if not self.agent.stateful:
+            return ""
+        return json.dumps(self.agent.schemas) if self._native else self.agent.describe_tools()
+
+    def following(self, prompt: Prompt, reply: Reply, results: Sequence[Message], same_tools: bool = True) -> tuple[Prompt | None, bool]:
         """Return the prompt after a reply and its tool results, and whether it was rendered anew.
 
         The prompt is the last prompt's ids, the sampled ids, and the ids of the text that the template puts after a reply. If the template
-        would show the reply without a part of it (such as its thinking), the whole conversation is rendered anew. It is None when it is
-        longer than `max_prompt_length`.
+        would show the reply without a part of it (such as its thinking), or the agent has changed its tools, the whole conversation is
+        rendered anew. It is None when it is longer than `max_prompt_length`.
         """
         messages = self._special.removed([*prompt.messages, {"role": "assistant", "content": reply.text}, *results])
         whole = self._template(messages)
         at = len(prompt.messages)
         around = self._template([*messages[:at], {"role": "assistant", "content": _REPLY}, *messages[at + 1 :]])
-        exact = "".join(reply.text.split()) in "".join(whole.split()) and around.count(_REPLY) == 1
+        exact = same_tools and "".join(reply.text.split()) in "".join(whole.split()) and around.count(_REPLY) == 1
         if exact:
             sampled = reply.generation.token_ids
             rest = self._encoder.encode(around.partition(_REPLY)[2])
@@ -67,6 +75,9 @@ class ToolPromptBuilder(PromptBuilder):
         else:
             following = Prompt(whole, self._encoder.encode(whole), prompt.dropped, tuple(messages))
         return (following if len(following.ids) <= self.max_prompt_length else None), not exact
+
+    def _key(self, messages: list[Message]) -> tuple[Any, ...]:
+        return (self.shown_tools, *super()._key(messages))
 
     def _is_special(self, token_id: int) -> bool:
         return not decode(self.tokenizer, [token_id])
@@ -117,7 +128,10 @@ async def play_rounds(
             break
         assert isinstance(reply.agent, ToolAgent)
         results, use = await reply.agent.answer(requests, number)
-        following, anew = prompts.following(call.prompt, reply, results)
+        runtime, shown = call.runtime.of(reply.agent), prompts.shown_tools
+        prompts = runtime.prompts
+        assert isinstance(prompts, ToolPromptBuilder)
+        following, anew = prompts.following(call.prompt, reply, results, prompts.shown_tools == shown)
         own = reply.projection
         action, valid = ("", True) if following else (own.action, own.valid)
         reply = replace(reply, projection=replace(own, action=action, valid=valid and not use.malformed))
@@ -125,14 +139,20 @@ async def play_rounds(
         if following is None:
             break
         earlier.append(call.number)
-        call = replace(call, runtime=call.runtime.of(reply.agent))
-        call, restarted = again(call, following, stable_seed(seed, "round", number + 1)), anew
+        call, restarted = again(replace(call, runtime=runtime), following, stable_seed(seed, "round", number + 1)), anew
     return call, reply, tuple(earlier)
 
 
-def check_tool_agents(agents: Mapping[str, BaseAgent], bindings: Mapping[str, object], *, branches: bool) -> None:
-    """Raise AgentSystemError for a `ToolAgent` behind an API, or with tree sampling (`branches`)."""
-    for name in (n for n, agent in agents.items() if isinstance(agent, ToolAgent)):
+def check_tool_agents(
+    agents: Mapping[str, BaseAgent], bindings: Mapping[str, object], *, branches: bool, sequences: Collection[str] = ()
+) -> None:
+    """Raise AgentSystemError for a `ToolAgent` behind an API or with tree sampling (`branches`), and if `sequences` name none."""
+    with_tools = [n for n, agent in agents.items() if isinstance(agent, ToolAgent)]
+    if sequences and not set(sequences) & set(with_tools):
+        raise AgentSystemError(
+            f"actor_rollout_ref.rollout.tool_samples=sequence has no effect: none of {', '.join(sequences)} is a ToolAgent; use generation"
+        )
+    for name in with_tools:
         if branches:
             raise AgentSystemError(
                 f"{name!r} is a ToolAgent, whose call has several generations; rollout.sampling=tree compares candidates of one "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,13 @@ def classifier(path: Path) -> dict[str, Any]:
 ONE_STEP = {"trainer.total_training_steps": 1, "data.val_files": "null", "trainer.save_freq": -1, "trainer.save_hf_model": False}
 
 
-def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit(train: Run, tmp_path: Path, classifier_dir: Path) -> None:
+def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit(
+    train: Run, tmp_path: Path, classifier_dir: Path, refused: Callable[[dict[str, Any]], str]
+) -> None:
     [command] = [b.text for b in blocks("bash") if "reward.model.kind=sequence_classification" in b.text]
     page = dict(word.split("=", 1) for word in shlex.split(command.replace("\\\n", " ")) if "=" in word)
-    changes = page | {"reward.model.path": classifier_dir, "reward.model.agents": "ask.*", "trainer.save_freq": 1}
+    model = shutil.copytree(classifier_dir, tmp_path / "classifier")
+    changes = page | {"reward.model.path": model, "reward.model.agents": "ask.*", "trainer.save_freq": 1}
     changes |= {"trainer.val_before_train": False, "trainer.max_ckpt_to_keep": 0}
     train(changes)
     for line in read_metrics(tmp_path / "run"):
@@ -79,6 +83,9 @@ def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit
     first = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1"}
     train(changes | first | {"trainer.default_local_dir": again, "reward.model.cache_size": 0})
     assert weights(again, 2) == weights(tmp_path / "run", 2)
+    (model / "config.json").write_text((model / "config.json").read_text() + "\n")
+    said = refused(changes | {"trainer.total_training_steps": 3})
+    assert "rewards of an earlier version of the model" in said and str(model) in said and "resume_mode=disable" in said
 
 
 @pytest.mark.parametrize("returns", ["step", "committed"])

@@ -9,7 +9,7 @@ import pytest
 from agent_system import AgentSystemError
 from agent_system.rollout import tool_loop
 from agent_system.tools.formats import ToolRequest
-from tests.e2e.conftest import Run, read_metrics
+from tests.e2e.conftest import Run, read_metrics, weights
 
 PACKAGE = '''
 from agent_system import AgentRegistry, BaseOrchestra, OrchestraRegistry
@@ -58,13 +58,15 @@ def team(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return lambda changes=None: train(keys | dict(changes or {}))
 
 
-def test_rounds_are_trained_and_validated(team: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tool calls in every second reply: a random model writes none."""
     asked = [ToolRequest("double", {"number": 4}), ToolRequest("python", {"code": "print(3)"}), ToolRequest("double", {"number": "many"})]
+    monkeypatch.setattr(tool_loop, "read_calls", lambda text, _format: asked if len(text) % 2 else [])
 
-    def read(text: str, _format: str) -> list[ToolRequest]:  # a random model writes no tool calls
-        return asked if len(text) % 2 else []
 
-    monkeypatch.setattr(tool_loop, "read_calls", read)
+@pytest.mark.usefixtures("asking")
+def test_rounds_are_trained_and_validated(team: Run, tmp_path: Path) -> None:
     team({"trainer.test_freq": 1, "trainer.log_trajectories": -1})
     metrics = read_metrics(tmp_path / "run")
     assert any(m.get("agent/solver/tools/calls_per_episode", 0) > 0 and m["agent/solver/tools/malformed"] > 0 for m in metrics)
@@ -75,6 +77,36 @@ def test_rounds_are_trained_and_validated(team: Run, tmp_path: Path, monkeypatch
             assert [c["tools"]["round"] for c in calls] == [c["call"] for c in calls] == list(range(len(calls)))
             prompts += [later["prompt"].removeprefix(first["prompt"]) for first, later in pairwise(calls)]
     assert prompts and all("\n8\n" in p and "\n3\n" in p and "valid integer" in p for p in prompts)
+
+
+@pytest.mark.usefixtures("asking")
+@pytest.mark.parametrize("estimator", ["gae", "remax"])
+def test_masked_sequences_are_trained_and_resumed(team: Run, tmp_path: Path, estimator: str) -> None:
+    keys = {
+        "actor_rollout_ref.rollout.tool_samples": "sequence",
+        "algorithm.adv_estimator": estimator,
+        "actor_rollout_ref.actor.use_kl_loss": True,
+        "actor_rollout_ref.actor.entropy_coeff": 0.01,
+        "data.val_files": "[]",
+        "trainer.save_freq": 1,
+        "trainer.log_trajectories": -1,
+    }
+    team(keys)
+    calls = [
+        call
+        for line in (tmp_path / "run" / "trajectories" / "train_000002.jsonl").read_text().splitlines()
+        for call in json.loads(line)["calls"]
+    ]
+    assert len(calls) == (8 if estimator == "remax" else 6), "one per episode, greedy ones included"
+    assert any("rounds" in call for call in calls)
+    assert all(call["response_tokens"] == sum(r["response_tokens"] for r in call["rounds"]) for call in calls if "rounds" in call)
+    last = read_metrics(tmp_path / "run")[-1]
+    assert last["response_length/max"] > 18 >= last["agent/solver/response_length/max"], "tool messages count in the first alone"
+    if estimator == "remax":
+        return
+    start = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1"}
+    team(keys | start | {"trainer.default_local_dir": tmp_path / "resumed"})
+    assert weights(tmp_path / "resumed", 2) == weights(tmp_path / "run", 2)
 
 
 def test_a_tree_is_refused_before_a_model_loads(team: Run) -> None:

@@ -26,7 +26,11 @@ from agent_system import (
 )
 from agent_system.projection import Projection
 from agent_system.rollout import Collector, CollectResult
-from verl.protocol.generate import GenerateRequest
+from agent_system.rollout.endpoint import Endpoint
+from agent_system.rollout.remote import RemoteBinding
+from tests.chat_server import ChatServer, completion
+from verl.protocol.generate import GenerateRequest, SamplingParams
+from verl.trainer.config.api import ApiConfig
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
 
@@ -213,6 +217,22 @@ def test_the_memory_of_an_agent_holds_its_own_calls_beside_the_teams(play: Play)
     assert f"<search>{a[0]}</search> <information>turn 1</information>" in found[1]
 
 
+@pytest.mark.parametrize("options", [{}, TREE], ids=["parallel", "tree"])
+def test_the_result_of_simultaneous_calls_is_the_next_observation(play: Play, options: dict[str, Any]) -> None:
+    class Twice(BaseOrchestra):
+        agents = ("A",)
+
+        async def run(self, turn: Turn) -> str:
+            first, _ = await asyncio.gather(turn.act("A"), turn.act("A"))
+            return first.action
+
+    result = play({"A": Searching("A")}, digits, orchestra=Twice(), **options)
+    a, b = (f"<search>{s.action}</search> <information>turn 1</information>" for s in result.episodes[0].committed[:2])
+    shown = [text.splitlines() for text in memories(result)]
+    assert not "".join(shown[0] + shown[1]).strip(".")
+    assert [line.partition(": ")[2].rstrip(".") for line in shown[2]] == [a, b] and shown[2] == shown[3]
+
+
 class Summing(Windowed):
     memory_class = SummaryMemory
 
@@ -244,6 +264,24 @@ def test_an_agent_writes_a_summary_that_is_credited_once(play: Play, options: di
         assert sum(s.step_reward for s in mine) <= episode.team_reward
         assert sum(s.act_reward or 0.0 for s in episode.committed) == episode.team_reward
     assert sum(not s.committed for s in episode.samples if s.summary) == 0
+
+
+def test_an_agent_behind_an_api_has_a_state_and_writes_summaries(play: Play) -> None:
+    class Both(Noter):
+        memory_class = SummaryMemory
+        prompt = "{env_prompt} notes: {notes}. memory: {memory}."
+
+    sampling = SamplingParams(20)
+    server = ChatServer(lambda body: completion("all so far" if "replaces it" in body["messages"][0]["content"] else "3"))
+    try:
+        binding = RemoteBinding("A", "api:x", Endpoint("A", ApiConfig(server.url, "x")), sampling, sampling)
+        result = play({"A": Both("A"), "B": Plain("B")}, digits, history_length=1, remote={"A": binding})
+    finally:
+        server.stop()
+    for task, episode in zip(TASKS, result.episodes, strict=True):
+        mine = [s for s in episode.samples if s.agent_id == "A"]
+        assert [(s.summary, s.text) for s in mine] == [(False, "3"), *[(True, "all so far"), (False, "3")] * 2]
+        assert f"notes: {task.prompt} 3 3. memory: Summary: all so far." in mine[-1].prompt_text and not any(s.trained for s in mine)
 
 
 def test_a_teams_memory_cannot_be_a_summary(make_collector: Any, scripted: Any) -> None:

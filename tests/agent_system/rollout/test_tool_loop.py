@@ -6,18 +6,26 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from agent_system import AgentSystemError, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer
+from agent_system import AgentSystemError, BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer
+from agent_system.reward.tokens import token_rewards
 from agent_system.rollout import Collector
+from agent_system.rollout.episode_store import load_episodes, save_episodes
 from agent_system.rollout.remote import RemoteBinding
+from agent_system.rollout.sequences import join_generations
 from agent_system.rollout.tool_loop import check_tool_agents
 from agent_system.tools import ToolAgent, calculator, make_tool
 from verl.protocol.generate import SamplingParams
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.trainer.ppo.core_algos.policy_losses.common import LossConfig
 
 TASK = [Task("a", "2+2?", "sums", "4")]
 
@@ -243,8 +251,162 @@ def test_tools_are_refused_where_they_cannot_work(make_collector: Any, scripted:
     remote = RemoteBinding("Solver", "api", None, params, params)  # type: ignore[arg-type]
     with pytest.raises(AgentSystemError, match="behind an API"):
         check_tool_agents({"Solver": Solver("Solver")}, {"Solver": remote}, branches=False)
+    plain = {"Solver": BaseAgent("Solver"), "Other": Solver("Other")}
+    with pytest.raises(AgentSystemError, match=r"tool_samples=sequence has no effect: none of Solver is a ToolAgent"):
+        check_tool_agents(plain, {"Solver": remote, "Other": None}, branches=False, sequences=["Solver"])
+    check_tool_agents(plain, {"Solver": remote, "Other": None}, branches=False, sequences=["Solver", "Other"])
     with pytest.raises(AgentSystemError, match=r"rollout\.sampling=parallel"):
         make_collector(
             scripted(), orchestra=Alone(), agents={"Solver": Solver("Solver")}, env=Forkable,
             tree=TreeConfig(), reward=RewardConfig(team_scope="call"),
         )  # fmt: skip
+
+
+class Learner(Solver):
+    """Shows one tool more for each letter of its task, and after `add`."""
+
+    tools = (lookup, "add")
+
+    def start(self, task: Task) -> None:
+        self.known = list(task.prompt)
+
+    def add(self, word: str) -> str:
+        """Learn a word.
+
+        Args:
+            word: the word.
+        """
+        self.known.append(word)
+        return "learned"
+
+    def messages(self, variables: Any) -> Any:
+        return [{"role": "user", "content": "the same for all"}]
+
+    def describe_tools(self) -> str:
+        return f"known: {' '.join(self.known)}"
+
+
+def test_tools_that_depend_on_the_state_are_shown_as_they_are(make_collector: Any, scripted: Any) -> None:
+    tasks = [Task("a", "xy"), Task("b", "z")]
+    engine = scripted(lambda prompt, _request: "\\boxed{4}" if "learned" in prompt else called("add", word="new"))
+    collector = make_collector(engine, orchestra=Alone(), agents={"Solver": Learner("Solver")}, env=Acting, tool_sequences=["Solver"])
+    result = asyncio.run(collector.collect(tasks, 1, step=1))
+    texts = [[s.prompt_text.partition("known: ")[2].partition("<")[0] for s in e.samples] for e in result.episodes]
+    assert texts == [["x y", "x y new"], ["z", "z new"]], "a prompt that shows other tools begins a sample of its own"
+    assert result.metrics["agent/solver/tools/restarted"] == 2 and collector.runtimes["Solver"].agent.__dict__.get("known") is None
+
+
+ROUNDS = [f"look {called('lookup', key='k')}", f"and {called('calculator', expression='2+2')}", "so \\boxed{4}"]
+
+
+def test_the_generations_of_a_call_are_one_masked_sequence(play: Any, tmp_path: Path) -> None:
+    apart, engine = play(ROUNDS, reward=RewardConfig(team_scope="call"))
+    joined, again = play(ROUNDS, reward=RewardConfig(team_scope="call"), tool_sequences=["Solver"])
+    assert [r.prompt_ids for r in engine.requests] == [r.prompt_ids for r in again.requests], "the replies are the same"
+    first, _, last = rounds = apart.episodes[0].samples
+    (sample,) = joined.episodes[0].samples
+    assert (sample.call, sample.prompt_ids, sample.action, sample.reward) == (0, first.prompt_ids, "4", last.reward)
+    assert sample.prompt_ids + sample.generation.token_ids == last.prompt_ids + last.generation.token_ids
+    batch = joined.batch.batch
+    mask = batch["response_mask"][0].bool()
+    assert batch["responses"][0][mask].tolist() == [t for s in rounds for t in s.generation.token_ids]
+    assert batch["rollout_log_probs"][0][mask].tolist() == pytest.approx([p for s in rounds for p in s.generation.log_probs])
+    assert not mask.all() and not batch["rollout_log_probs"][0][~mask].any() and batch["attention_mask"][0].all()
+    assert sample.response_tokens == sum(s.response_tokens for s in rounds) == joined.episodes[0].reply_tokens
+    assert joined.metrics["agent/solver/calls"] == 1 and joined.metrics["agent/solver/tools/rounds/mean"] == 3
+    save_episodes(joined.episodes, tmp_path)
+    assert load_episodes(tmp_path) == joined.episodes
+    for name in ("calls_per_episode", "malformed", "restarted", "cut"):
+        assert joined.metrics[f"agent/solver/tools/{name}"] == apart.metrics[f"agent/solver/tools/{name}"]
+
+
+class Brief(Solver):
+    def describe_tools(self) -> str:
+        return "tools"
+
+
+def test_the_gradient_of_a_sequence_is_the_sum_of_its_generations(play: Any, tokenizer: Any) -> None:
+    torch.manual_seed(0)
+    words, places, head = torch.nn.Embedding(len(tokenizer), 8), torch.nn.Embedding(1024, 8), torch.nn.Linear(8, len(tokenizer))
+    block = torch.nn.TransformerEncoderLayer(8, 1, 16, dropout=0.0, batch_first=True)
+    model = torch.nn.ModuleList([words, places, block, head]).double()
+
+    def gradients(sequences: list[str], mode: str) -> list[torch.Tensor]:
+        tensors = play(ROUNDS, Brief, tool_sequences=sequences)[0].batch.batch
+        width = tensors["responses"].shape[1]
+        seen = tensors["attention_mask"][:, None, :].bool() & torch.ones((tensors["input_ids"].shape[1],) * 2, dtype=torch.bool).tril()
+        hidden = block(words(tensors["input_ids"]) + places(tensors["position_ids"]), torch.where(seen, 0.0, -1e9).double())
+        scores = head(hidden)[:, -width - 1 : -1].log_softmax(dim=-1)
+        log_prob = scores.gather(-1, tensors["responses"][..., None])[..., 0]
+        old = log_prob.detach() + tensors["rollout_log_probs"].double() / 10
+        mask, advantages = tensors["response_mask"], torch.full_like(log_prob, 0.7)
+        loss, _ = get_policy_loss_fn("vanilla")(old, log_prob, advantages, mask, loss_agg_mode=mode, config=LossConfig())
+        return list(torch.autograd.grad(loss * (len(mask) if mode == "seq-mean-token-sum" else 1), list(model.parameters())))
+
+    for mode in ("token-sum", "seq-mean-token-sum"):
+        apart, joined = gradients([], mode), gradients(["Solver"], mode)
+        assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-14) and a.any() for a, b in zip(apart, joined, strict=True))
+
+
+def test_a_sequence_ends_where_the_template_drops_a_part(play: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = "{{ message['content'].split('</think>')[-1] }}"
+    monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template.replace("{{ message['content'] }}", content))
+    replies = [ROUNDS[0], f"<think>much</think>{called('nothing')}", ROUNDS[1], ROUNDS[2]]
+    settings = {"reward": RewardConfig(team_scope="call"), "tool_sequences": ["Solver"], "invalid_action_penalty": {"Solver": 0.5}}
+    result, engine = play(replies, **settings)
+    first, last = result.episodes[0].samples
+    assert [len(s.rounds) for s in (first, last)] == [2, 2] and (first.call, first.final_call, last.call) == (0, 2, 2)
+    assert last.prompt_ids == engine.requests[2].prompt_ids and "much" in first.text and "much" not in last.prompt_text
+    assert [(s.local_reward, s.team_reward, s.act_reward) for s in (first, last)] == [(0.25, 1.5, None), (0.25, 1.5, 1.0)]
+    assert [s.invalid_penalty for s in (first, last)] == [0.5, 0.0] and sum(s.step_reward for s in (first, last)) == 1.75 - 0.5
+    assert result.metrics["agent/solver/tools/restarted"] == 1 and result.metrics["agent/solver/tools/rounds/mean"] == 4
+
+
+def test_a_sequence_knows_the_weights_of_every_token(play: Any) -> None:
+    samples = play(ROUNDS)[0].episodes[0].samples
+    spans = [(3, ()), (4, ((3, 2),)), (5, ())]
+    changed = [
+        replace(s, generation=replace(s.generation, version=version, earlier=earlier))
+        for s, (version, earlier) in zip(samples, spans, strict=True)
+    ]
+    (joined,) = join_generations(changed, ["Solver"], lambda _agent, _reply: "")
+    begins = [len(s.prompt_ids) - len(samples[0].prompt_ids) for s in samples[1:]]
+    assert joined.generation.earlier == ((3, begins[0]), (3, 2), (4, begins[1] - begins[0] - 2)) and joined.generation.version == 5
+
+
+def test_a_sequence_is_as_long_as_a_prompt_and_a_reply(play: Any) -> None:
+    calls = [called("lookup", key="k"), called("lookup", key="k"), "\\boxed{4}"]
+    whole = play(calls, tool_sequences=["Solver"])[0].episodes[0].samples[0]
+    limit = len(whole.prompt_ids) + len(whole.generation.token_ids) - len(whole.rounds[-1].generation.token_ids)
+    kept = play(calls, tool_sequences=["Solver"], max_prompt_length=limit)[0]
+    cut = play(calls, tool_sequences=["Solver"], max_prompt_length=limit - 1)[0]
+    assert [len(r.episodes[0].samples[0].rounds) for r in (kept, cut)] == [3, 2] and cut.metrics["agent/solver/tools/cut"] == 1
+
+
+def test_rewards_of_a_sequence_are_on_sampled_tokens(play: Any, tokenizer: Any) -> None:
+    (sample,) = play(ROUNDS, tool_sequences=["Solver"])[0].episodes[0].samples
+    message = sample.text.index("value of k")
+
+    def decode(sample: Any, count: int) -> str:
+        return tokenizer.decode(sample.generation.token_ids[:count], skip_special_tokens=True)
+
+    found = token_rewards([(message, message + 5, 1.0), (len(sample.text) - 3, len(sample.text), 2.0)], sample, decode, "here")
+    (first, _), (last, _) = places = [(i, value) for i, value in enumerate(found) if value]
+    assert [value for _, value in places] == [1.0, 2.0] and sample.response_mask[first] and not sample.response_mask[first + 1]
+    assert last >= len(found) - 2
+    with pytest.raises(AgentSystemError, match="not sampled"):
+        token_rewards([1.0] * len(found), sample, decode, "here")
+
+
+def test_an_agent_with_tools_and_a_state_is_called_one_by_one(make_collector: Any, scripted: Any) -> None:
+    class Together(BaseOrchestra):
+        agents = ("Solver",)
+
+        async def run(self, turn: Turn) -> str:
+            await asyncio.gather(turn.act("Solver"), turn.act("Solver"))
+            return (await turn.act("Solver")).action
+
+    engine, agents = scripted(lambda _prompt, _request: "\\boxed{4}"), {"Solver": Learner("Solver")}
+    collector = make_collector(engine, orchestra=Together(), agents=agents, env=Acting, max_failure_rate=1.0)
+    (episode,) = asyncio.run(collector.collect(TASK, 1, step=1)).episodes
+    assert "'Solver' has tools and a state, so its calls must not run at the same time" in str(episode.failure)

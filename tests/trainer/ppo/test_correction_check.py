@@ -93,3 +93,14 @@ def test_rows_may_not_be_skipped_where_the_loss_looks_at_the_whole_mini_batch(ti
     config.algorithm.rollout_correction = RolloutCorrectionConfig(bypass_mode=True, rollout_rs="token_k1", rollout_rs_threshold=2.0)
     with pytest.raises(ConfigError, match=r"skip_zero_advantages=true contradicts algorithm\.rollout_correction\.bypass_mode=true"):
         check_settings(config)
+
+
+def test_masked_sequences_are_not_compared_by_column(tiny_model_dir: Path) -> None:
+    config = RunConfig()
+    config.actor_rollout_ref.model.path = str(tiny_model_dir)
+    config.actor_rollout_ref.rollout.tool_samples = "sequence"
+    config.algorithm.adv_estimator = "optimal_token_baseline"
+    with pytest.raises(ConfigError, match=r"rollout\.tool_samples=sequence: .*use tir_optimal_token_baseline"):
+        check_settings(config)
+    config.algorithm.adv_estimator = "tir_optimal_token_baseline"
+    check_settings(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +15,17 @@ import psutil
 import pytest
 import torch
 
+from agent_system.environment import Task
+from agent_system.reward.model import Conversation
+from agent_system.rollout.binding import AgentBinding
+from agent_system.rollout.reward_models import Judge
+from agent_system.testing import make_tokenizer
 from tests.workers.rollout.conftest import EVERYONE, SPECS, VOCAB, all_of, engine_processes, largest_gap, request, tensors_of, tiny_model
 from tests.workers.rollout.conftest import peft_model as any_peft_model
 from verl.models.lora import select_adapter
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError, SamplingParams
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
+from verl.trainer.config.reward_model import RewardModelConfig
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.server import build_engine
 from verl.workers.rollout.vllm.engine import VLLMEngine
@@ -356,6 +363,16 @@ async def test_logits_that_are_not_numbers_fail_their_requests_and_no_later_one(
     engine.update_weights(base_weights(), version=0)
     requests = [request(10, 5, seed=i) for i in range(3)]
     assert largest_gap(peft_model(), requests, await all_of(engine, requests)) < 1e-5
+
+
+async def test_a_judge_asks_any_engine_and_counts_replies_without_a_verdict(engine: RolloutEngine) -> None:
+    tokenizer, sampling = make_tokenizer(), SamplingParams(8, temperature=0.0)
+    settings = RewardModelConfig(kind="judge", path="x", max_length=200, response_length=8, retries=2, unparsable_score=0.25)
+    judge = Judge(AgentBinding("judge", "j", "j", engine, tokenizer, sampling, sampling, 200), settings, "{mark} {reply}", seed=0)
+    counts = Counter[str]()
+    conversations = [Conversation((), reply, Task("t", "2+2?")) for reply in ("4", "5")]
+    assert await asyncio.gather(*(judge.score(c, counts) for c in conversations)) == [0.25, 0.25], "a random model says nothing"
+    assert counts == {"asked_again": 4, "unparsable": 2, "truncated": 0}
 
 
 def test_no_port_is_open_beyond_loopback(engine: RolloutEngine, ports_of_others: set[tuple[int, int]]) -> None:

@@ -146,7 +146,7 @@ def _check_adapters(folder: Path, state: Mapping[str, Any], placement: Placement
     for wg_id, fingerprint in state.get("bases", {}).items():
         if bases.get(wg_id, fingerprint) != fingerprint:
             spec = next(spec for spec in placement.groups if spec.wg_id == wg_id)
-            holds = "holds adapters on" if spec.adapters else "is of a team with"
+            holds = "holds adapters on" if spec.adapters else "is of a team with" if spec.agent_ids else "was trained on rewards of"
             raise CheckpointError(
                 f"{folder} {holds} an earlier version of the model {spec.model_path!r}; its files have changed since. Restore them, or "
                 "start anew with trainer.resume_mode=disable"

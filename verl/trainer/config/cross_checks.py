@@ -334,6 +334,11 @@ def _check_loss(config: RunConfig, agent: AgentPlacement) -> None:
             "computes and algorithm.rollout_correction.bypass_mode=true skips; set bypass_mode=false, or choose another estimator"
         )
     loss = agent.config.actor.policy_loss.loss_mode
+    if estimator == "optimal_token_baseline" and agent.config.rollout.tool_samples == "sequence":
+        raise ConfigError(
+            f"{_shown(agent, 'rollout.tool_samples')}: algorithm.adv_estimator=optimal_token_baseline compares the tokens in one column, "
+            "but tool messages of any length stand between them; use tir_optimal_token_baseline"
+        )
     if loss == "bypass_mode" and not bypass:
         raise ConfigError(
             f"{agent.key('actor.policy_loss.loss_mode')}=bypass_mode (agent '{agent.agent_id}') needs "

@@ -222,6 +222,11 @@ class RolloutConfig:
     response_length: Optional[int] = key(None, "maximum number of new tokens of a reply; default: data.max_response_length", ge=1)
     prompt_length: Optional[int] = key(None, "maximum length of a prompt, in tokens; default: data.max_prompt_length", ge=1)
     stop: list[str] = key([], "stop strings; a reply ends with the token that completes one, and later tokens are dropped", check=_stops)
+    tool_samples: str = key(
+        "generation",
+        "samples of a call of a ToolAgent: generation (each is one) | sequence (all are one, with the tool messages between them masked)",
+        choices=("generation", "sequence"),
+    )
     tensor_model_parallel_size: int = key(
         1, "devices of one node per engine; a worker group has (its devices / this) engines", ge=1, effect=VLLM
     )

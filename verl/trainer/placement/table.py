@@ -17,7 +17,7 @@ from verl.utils.names import did_you_mean, slug, value_at
 
 LEVELS = ("prompt", "lora", "full")
 # Keys of `actor_rollout_ref.rollout` that are set per request, so that agents on one policy may differ in them.
-PER_REQUEST = ("top_p", "top_k", "response_length", "prompt_length", "stop", "val_kwargs")
+PER_REQUEST = ("top_p", "top_k", "response_length", "prompt_length", "stop", "val_kwargs", "tool_samples")
 REQUEST_KEYS = {("rollout", name) for name in PER_REQUEST}
 # Keys that must be equal for all adapters of one base: they are trained in one model and sampled by one engine.
 BASE_KEYS = (

@@ -61,10 +61,12 @@ def test_order_and_padding_change_nothing(name: str, count: int, width: int, see
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     padded = {key: torch.nn.functional.pad(value[order], (0, 2, 0, 1)) for key, value in rows.items()}
     padded["advantages"][-1] = 7.0
+    padded = {key: torch.cat([value[:, :1], torch.full_like(value[:, :1], -1), value[:, 1:]], dim=1) for key, value in padded.items()}
+    padded["response_mask"][:, 1] = 0  # a tool message
     other_loss, other_gradient, other_metrics = evaluate(name, padded)
     assert torch.allclose(other_loss, loss, atol=1e-6)
-    assert torch.allclose(other_gradient[:-1, :width], gradient[order], atol=1e-6)
-    assert not other_gradient[-1].any() and not other_gradient[:, width:].any()
+    assert torch.allclose(other_gradient[:-1, [0, *range(2, width + 1)]], gradient[order], atol=1e-6)
+    assert not other_gradient[-1].any() and not other_gradient[:, [1, *range(width + 1, width + 3)]].any()
     assert metrics == pytest.approx(other_metrics, abs=1e-5)
 
 
