@@ -11,6 +11,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from math import log
 from pathlib import Path
@@ -26,6 +27,7 @@ from verl.protocol.generate import Generation, SamplingParams
 CALLS = 4
 AGENTS = ("Planner", "Worker")
 EPISODES = "episodes.json"
+REPLY_TOKENS: ContextVar[list[int]] = ContextVar("reply_tokens")  # lengths of the replies of the episode that runs in the context
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,11 @@ class Tools:
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """One episode; `waits_s` after each call, `ended` in seconds since the epoch, `thread_s` CPU seconds of the event loop's thread then."""
+    """One episode: tokens of every reply, the waits after them, and CPU seconds of the event loop's thread at the end."""
 
     group: int
+    tokens: Sequence[int]
     waits_s: Sequence[float]
-    ended: float
     thread_s: float
 
 
@@ -117,12 +119,16 @@ class MeasuredRun:
         between = self.episodes.index(last) - self.episodes.index(first)
         return 1000 * (last.thread_s - first.thread_s) / (CALLS * max(between, 1))
 
-    def slowest_s(self) -> list[float]:
-        """Return the waiting seconds of the slowest episode of every group, by the end of its first episode."""
-        groups: dict[int, float] = defaultdict(float)
+    def groups(self) -> list[list[PlayedEpisode]]:
+        """Return the groups by the end of their first episode."""
+        groups: dict[int, list[PlayedEpisode]] = defaultdict(list)
         for episode in self.episodes:
-            groups[episode.group] = max(groups[episode.group], sum(episode.waits_s))
+            groups[episode.group].append(episode)
         return list(groups.values())
+
+    def slowest_s(self) -> list[float]:
+        """Return the waiting seconds of the slowest episode of every group, in the order of `groups`."""
+        return [max(sum(episode.waits_s) for episode in group) for group in self.groups()]
 
 
 for _name in AGENTS:
@@ -151,17 +157,18 @@ class ToolWorld(BaseEnv):
 
     def reset(self, task: Task) -> Observation:
         self.waits: list[float] = []
+        self.tokens: list[int] = []
+        REPLY_TOKENS.set(self.tokens)
         return Observation(task.prompt)
 
     async def act(self, agent_id: str, action: str) -> Outcome:
-        if self.config.wait_s:
-            draw = random.Random(f"{self.seed} {len(self.waits)} {action}")
-            self.waits.append(draw.lognormvariate(log(self.config.wait_s), self.config.wait_sigma))
-            await asyncio.sleep(self.waits[-1])
+        draw = random.Random(f"{self.seed} {len(self.waits)} {action}")
+        self.waits.append(draw.lognormvariate(log(self.config.wait_s), self.config.wait_sigma) if self.config.wait_s else 0.0)
+        await asyncio.sleep(self.waits[-1])
         return Outcome(local=zlib.crc32(action.encode()) % 100 / 100)
 
     def step(self, action: str) -> Outcome:
-        self.played.append(PlayedEpisode(self.seed, self.waits, time.time(), time.thread_time()))
+        self.played.append(PlayedEpisode(self.seed, self.tokens, self.waits, time.thread_time()))
         return Outcome(team=0.0, done=True, info={"success": False})
 
 
@@ -170,7 +177,9 @@ def train_forced(overrides: list[str], workload: Workload, run_dir: Path) -> Non
     sample = AgentBinding.replies
 
     async def forced(self: AgentBinding, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str) -> Sequence[Generation]:
-        cut = replace(sampling, max_tokens=workload.length(seed, sampling.max_tokens), stop_token_ids=())
+        tokens = workload.length(seed, sampling.max_tokens)
+        REPLY_TOKENS.get().append(tokens)
+        cut = replace(sampling, max_tokens=tokens, stop_token_ids=())
         return await sample(self, prompt, cut, n, seed, request_id)
 
     AgentBinding.replies = forced  # type: ignore[method-assign]
