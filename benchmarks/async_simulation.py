@@ -1,10 +1,10 @@
-"""Simulated seconds of a training step in every mode: against measured runs of this machine, then for 8 GPUs and 4,096 episodes x 3 agents.
+"""Simulated seconds of a training step in every mode: against runs of this machine, then for 8 GPUs and 4,096 episodes x 3 agents.
 
     python benchmarks/async_simulation.py [--modes sync one_step_off] [--tasks 16] [--group 8] [--steps 4] [key=value ...]
 
-The simulator (`benchmarks/asynchronous/simulator.py`) is calibrated with short and with long replies, in runs that it does not predict. Then
-every workload of `benchmarks/async_training.py` is trained in every mode, and the simulator predicts the seconds of a step from the lengths
-and waits of the same episodes.
+The simulator (`benchmarks/asynchronous/simulator.py`) is calibrated with short and with long replies, in runs that it does not predict.
+Then every workload of `benchmarks/async_training.py` is trained in every mode, and the simulator predicts the seconds of a step from the
+lengths and waits of the same episodes.
 
 The last line is JSON: `error` is the largest relative error of a prediction; `gpu_update_bound` and `gpu_rollout_bound` are the simulated
 speed-ups of `fully_async` over `sync` on 8 GPUs with replies that are short, and with tools that take time and long-tailed replies;
@@ -34,7 +34,7 @@ from benchmarks.placement import prepare, run_forked
 from verl.trainer.config.run import ASYNC_MODES
 
 GPUS, AGENTS, GROUP = 8, 3, 16
-WARM_UP, STEPS = 4, 6
+WARM_UP, STEPS = 4, 4
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Scenario:
 # and token at 400 TFLOP/s, log-probs a third.
 GPU = Costs(
     decode_s=0.008, row_s=0.00005, call_s=0.0005, update_s=2.0, update_token_s=1.05e-4 / GPUS, log_prob_token_s=0.35e-4 / GPUS,
-    sync_s=2.0, rest_s=2.0, engines=GPUS, slots=256, prompt_tokens=1000,
+    sync_s=2.0, rest_s=2.0, engine_speed=0.5, update_speed=0.5, engines=GPUS, slots=256, prompt_tokens=1000,
 )  # fmt: skip
 SCENARIOS = {
     "gpu_update_bound": Scenario(Workload(tokens=300.0, tokens_sigma=0.5), 4096),
     "gpu_rollout_bound": Scenario(Workload(wait_s=5.0, wait_sigma=1.2, tokens=600.0, tokens_sigma=1.2), 16384),
 }
-SPLITS = (2, 4, 6)  # GPUs that sample, of an asynchronous run; the others train
+SPLITS = (1, 2, 4, 6, GPUS)  # GPUs that sample in an asynchronous run, the others train; all of them: both, at half speed
 
 
 def schedule_of(name: str) -> Schedule:
@@ -78,28 +78,36 @@ def drawn(scenario: Scenario) -> Iterator[Group]:
         yield [[call() for _ in range(AGENTS)] for _ in range(GROUP)]
 
 
+def split(sampling: int) -> Costs:
+    """Return the costs with so many GPUs that sample while the others train; all do both if all sample."""
+    if sampling == GPUS:
+        return GPU
+    share = GPUS / (GPUS - sampling)
+    return replace(
+        GPU,
+        engines=sampling,
+        engine_speed=1.0,
+        update_speed=1.0,
+        update_token_s=GPU.update_token_s * share,
+        log_prob_token_s=GPU.log_prob_token_s * share,
+    )
+
+
 def on_gpus(scenario: Scenario, mode: str, tasks: int) -> tuple[float, int]:
-    """Return the seconds of a step and the GPUs that sample: all share in `sync`, else the best of `SPLITS`."""
+    """Return the seconds of a step and the GPUs that sample: all in `sync`, the best of `SPLITS` in other modes."""
 
-    def step_s(costs: Costs) -> float:
-        return run_steps(costs, schedule_of(mode), drawn(scenario), tasks, WARM_UP + STEPS).step_s(WARM_UP, STEPS)
+    def step_s(sampling: int) -> float:
+        report = run_steps(split(sampling), schedule_of(mode), drawn(scenario), tasks, WARM_UP + STEPS)
+        return report.step_s(WARM_UP, STEPS)
 
-    if mode == "sync":
-        return step_s(GPU), GPUS
-
-    def split(sampling: int) -> Costs:
-        share = GPUS / (GPUS - sampling)
-        per_token = {"update_token_s": GPU.update_token_s * share, "log_prob_token_s": GPU.log_prob_token_s * share}
-        return replace(GPU, engines=sampling, **per_token)
-
-    return min((step_s(split(sampling)), sampling) for sampling in SPLITS)
+    return min((step_s(sampling), sampling) for sampling in ((GPUS,) if mode == "sync" else SPLITS))
 
 
 def project(tasks: int) -> dict[str, float]:
     """Print the assumptions and the seconds on GPUs, and return speed-ups."""
     found: dict[str, float] = {}
     say(f"assumed for {GPUS} GPUs, {tasks * GROUP} episodes x {AGENTS} calls, one policy: {json.dumps(asdict(GPU))}")
-    say(f"sync and updates use all GPUs in turn; asynchronous modes the best split of {SPLITS} that sample; no failures; fully_async: {schedule_of('fully_async')}")
+    say(f"assumed: sync uses all GPUs in turn, other modes the best of {SPLITS} that sample; no failures; {schedule_of('fully_async')}")
     for name, scenario in SCENARIOS.items():
         say(f"assumed for {name}: {scenario}")
         seconds = {mode: on_gpus(scenario, mode, tasks) for mode in ("sync", "one_step_off", "fully_async")}

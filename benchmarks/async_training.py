@@ -80,13 +80,9 @@ def summarise(rounds: list[Round], modes: list[str], tasks: int) -> dict[str, An
     return {
         **median,
         "mode": last,
-        "modes": {
-            mode: {workload: round(statistics.median(speedup(workload, mode)), 3) for workload in workloads} for mode in modes[1:]
-        },
+        "modes": {mode: {workload: round(statistics.median(speedup(workload, mode)), 3) for workload in workloads} for mode in modes[1:]},
         "seconds": {
-            mode: {
-                workload: round(statistics.median([found[workload][mode].mean_step_s for found in rounds]), 3) for workload in workloads
-            }
+            mode: {workload: round(statistics.median([found[workload][mode].mean_step_s for found in rounds]), 3) for workload in workloads}
             for mode in modes
         },
         "spread": {name: [round(min(found), 3), round(max(found), 3)] for name, found in values.items()},
@@ -124,7 +120,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     add_sizes(parser)
     args = parser.parse_args()
-    modes, rounds = ["sync", *args.modes], []
+    modes = ["sync", *args.modes]
+    rounds: list[Round] = []
     with tempfile.TemporaryDirectory() as folder:
         run_forked(prepare, Path(folder), args)
         for number in range(args.rounds):

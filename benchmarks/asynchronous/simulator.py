@@ -1,4 +1,4 @@
-"""Discrete-event simulation of a training run: episodes with sequential calls and waits, engines that decode batches, updates, weight syncs.
+"""Discrete-event simulation of training: episodes with sequential calls and waits, engines that decode batches, updates, weight syncs.
 
 Coroutines in simulated time (`virtual_time.py`). The schedules are those of `async_training.mode`; `fully_async` has its admission, its
 deadlines and its order of taking groups, for one policy.
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeAlias
 
 from benchmarks.asynchronous.virtual_time import simulate
@@ -56,12 +57,22 @@ class Costs:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`async_training.mode` and, in `fully_async`, staleness threshold (tau), steps between two weight syncs (M), off-policy bound (K)."""
+    """`async_training.mode` and, in `fully_async`, staleness threshold (tau), steps between two weight syncs (M), off-policy bound (K).
+
+    Raises ValueError if more groups would be in flight than can be trained within the bound.
+    """
 
     mode: str = "sync"
     staleness: float = 2.0
     trigger: int = 1
     off_policy: int = 4
+
+    def __post_init__(self) -> None:
+        ahead = (1 + self.staleness) * self.trigger
+        if self.mode == "fully_async" and ahead > self.off_policy + 1:
+            raise ValueError(
+                f"{ahead:g} steps of groups in flight, but each must be trained within {self.off_policy + 1}: raise off_policy"
+            )
 
 
 @dataclass
@@ -70,16 +81,16 @@ class Report:
 
     Attributes:
         updated: time at the end of every update.
-        staleness: mean number of steps between a group's oldest weights and those that it trains, of every step.
+        staleness: largest number of steps between the weights that a group started with and those that it trains, of every step.
     """
 
     updated: list[float] = field(default_factory=list)
-    staleness: list[float] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)
 
     def step_s(self, warm_up: int, steps: int) -> float:
         """Return the mean seconds from the end of one update to that of the next, over the `steps` after the warm-up."""
         ends = self.updated[warm_up - 1 : warm_up + steps]
-        return statistics.mean(after - before for before, after in zip(ends, ends[1:], strict=False))
+        return statistics.mean(after - before for before, after in pairwise(ends))
 
 
 class Devices:
@@ -136,6 +147,7 @@ class Engine:
         self._running: list[tuple[float, int, asyncio.Future[None]]] = []  # by the decode step after which the reply ends
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._steps, self._stall, self._at = 0.0, 0.0, self._loop.time()
+        self._step_s = costs.decode_s
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -165,7 +177,7 @@ class Engine:
         stalled = min(worked, self._stall)
         self._stall -= stalled
         if self._running:
-            self._steps += (worked - stalled) / self._step_s()
+            self._steps += (worked - stalled) / self._step_s
 
     def plan(self) -> None:
         """Set the timer to the end of the next reply."""
@@ -173,12 +185,8 @@ class Engine:
             self._timer.cancel()
         self._timer = None
         if self._running:
-            work = self._stall + max(self._running[0][0] - self._steps, 0.0) * self._step_s()
+            work = self._stall + max(self._running[0][0] - self._steps, 0.0) * self._step_s
             self._timer = self._loop.call_later(work / self._devices.engine_speed, self._end_replies)
-
-    def _step_s(self) -> float:
-        rows = -(-(max(self._used) + 1) // ROW_BLOCK) * ROW_BLOCK
-        return self._costs.decode_s + self._costs.row_s * rows
 
     def _admit(self) -> None:
         idle = not self._running
@@ -190,6 +198,8 @@ class Engine:
             heapq.heappush(self._running, (self._steps + tokens, slot, future))
         if idle and self._running:
             self._devices.add_busy(1)
+        rows = -(-(max(self._used, default=0) + 1) // ROW_BLOCK) * ROW_BLOCK
+        self._step_s = self._costs.decode_s + self._costs.row_s * rows
 
     def _end_replies(self) -> None:
         self.advance()
@@ -207,7 +217,7 @@ class Engine:
 
 @dataclass
 class _Flight:
-    """A group in flight or ready; `oldest` is the version of the weights of its first token."""
+    """A group in flight or ready; `oldest` is the version of the weights that it started with."""
 
     number: int
     oldest: int
@@ -274,7 +284,7 @@ class Run:
         per_token = costs.update_token_s + (costs.log_prob_token_s if self._schedule.mode != "sync" else 0.0)
         await self._devices.update(costs.rest_s + costs.update_s + per_token * tokens)
         self.report.updated.append(asyncio.get_running_loop().time())
-        self.report.staleness.append(statistics.mean(step - 1 - flight.oldest for flight in batch))
+        self.report.staleness.append(max(step - 1 - flight.oldest for flight in batch))
         if publish:
             await self._publish(step)
 

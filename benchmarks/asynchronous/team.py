@@ -13,9 +13,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from agent_system import AgentRegistry, BaseEnv, BaseOrchestra, EnvRegistry, Observation, OrchestraRegistry, Outcome, Task, Turn
 from agent_system.rollout.binding import AgentBinding
@@ -153,7 +154,7 @@ class ToolWorld(BaseEnv):
 
     config_class = Tools
     blocking = False
-    played: list[PlayedEpisode] = []
+    played: ClassVar[list[PlayedEpisode]] = []
 
     def reset(self, task: Task) -> Observation:
         self.waits: list[float] = []
@@ -176,7 +177,9 @@ def train_forced(overrides: list[str], workload: Workload, run_dir: Path) -> Non
     """Train with replies that end at the workload's lengths and nowhere else, and write the episodes."""
     sample = AgentBinding.replies
 
-    async def forced(self: AgentBinding, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str) -> Sequence[Generation]:
+    async def forced(
+        self: AgentBinding, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str
+    ) -> Sequence[Generation]:
         tokens = workload.length(seed, sampling.max_tokens)
         REPLY_TOKENS.get().append(tokens)
         cut = replace(sampling, max_tokens=tokens, stop_token_ids=())
@@ -212,4 +215,4 @@ def read_run(run_dir: Path, warm_up: int, steps: int) -> MeasuredRun:
     lines = [line for line in read_metrics(run_dir / "metrics.jsonl") if "actor/lr" in line][warm_up : warm_up + steps]
     measured = [span for span in spans if ends[0] < span["end"] <= ends[-1]]
     episodes = [PlayedEpisode(**episode) for episode in json.loads((run_dir / EPISODES).read_text())]
-    return MeasuredRun([after - before for before, after in zip(ends, ends[1:], strict=False)], lines, measured, episodes)
+    return MeasuredRun([after - before for before, after in pairwise(ends)], lines, measured, episodes)
