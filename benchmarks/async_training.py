@@ -11,7 +11,7 @@ The last line is JSON. `speedup_<workload>` is the median over rounds of synchro
 are `step_over_bound` and `control_ms_per_call`; `modes` has the speed-ups of all. `step_over_bound` compares a step of `tools` with what no
 schedule of its mode can go below: the larger of a step without waits (the fastest mode on `compute`) and the waits that cannot be hidden,
 those of the slowest episode of the batch, or, where `n` batches are in flight, the mean of the slowest of each group / `n`.
-`control_ms_per_call` is CPU time of the thread that plays the episodes.
+`control_ms_per_call` is CPU time of the thread that plays the episodes (of the last workload).
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ def summarise(rounds: list[Round], modes: list[str], tasks: int) -> dict[str, An
     values = {f"speedup_{workload}": speedup(workload, last) for workload in workloads}
     if {"tools", "compute"} <= set(workloads):
         values["step_over_bound"] = over_rounds(over_bound)
-    if "compute" in workloads:
-        values["control_ms_per_call"] = over_rounds(lambda found: found["compute"][last].control_ms_per_call())
+    values["control_ms_per_call"] = over_rounds(lambda found: found[workloads[-1]][last].control_ms_per_call())
     median = {name: round(statistics.median(found), 3) for name, found in values.items()}
     return {
         **median,

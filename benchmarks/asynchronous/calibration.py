@@ -10,7 +10,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -108,37 +108,45 @@ def played(episodes: list[list[PlayedEpisode]]) -> Iterator[Group]:
 def calibrate(folder: Path, mode: Mode, args: argparse.Namespace) -> Costs:
     """Return the costs.
 
-    Time per decode step and per token of the updates come from the difference between a run with long replies and one with short ones, the
-    rest of a call's and an update's time from the latter; `mode` is synchronous and computes old log-probs.
+    The time of a decode step, and of an update per token, come from the difference between a run with long replies and one with short ones,
+    the rest of a call's time from the latter; `mode` is synchronous and computes old log-probs.
     """
     run_forked(measure_engine, folder / "model", args.engine_seconds, folder / "engine.json")
     engine = EngineCosts(**json.loads((folder / "engine.json").read_text()))
-    short, long = (run(mode, Workload(tokens=tokens), folder, folder / f"calibration-{tokens}", args) for tokens in (SHORT, LONG))
+    lengths = min(SHORT, args.tokens // 2), min(LONG, args.tokens)
+    short, long = (run(mode, Workload(tokens=tokens), folder, folder / f"calibration-{tokens}", args) for tokens in lengths)
     replies = args.tasks * args.group * CALLS
-    prompt_tokens = round(mean_of(short, "perf/total_num_tokens") / replies) - SHORT
-    costs = Costs(**asdict(engine), slots=MOST_ROWS, prompt_tokens=prompt_tokens)
-    more = replies * (LONG - SHORT)
+    tokens = [mean_of(found, "perf/total_num_tokens") for found in (short, long)]
+    costs = Costs(**asdict(engine), slots=MOST_ROWS, prompt_tokens=round(tokens[0] / replies) - lengths[0])
 
-    def collecting(of: MeasuredRun, costs: Costs) -> float:
-        """Return the seconds of a collection that is simulated: that of a step in which nothing else takes time."""
-        return run_steps(costs, Schedule(), played(of.groups()), args.tasks, 2).step_s(1, 1)
+    def collecting(found: MeasuredRun, costs: Costs) -> float:
+        """Return the simulated seconds of a collection: those of a step in which nothing else takes time."""
+        return run_steps(costs, Schedule(), played(found.groups()), args.tasks, 2).step_s(1, 1)
 
-    gen = {SHORT: mean_of(short, "timing_s/gen"), LONG: mean_of(long, "timing_s/gen")}
-    scale = max(gen[LONG] - gen[SHORT], 0.0) / (collecting(long, costs) - collecting(short, costs))
+    measured_s = [mean_of(found, "timing_s/gen") for found in (short, long)]
+    simulated_s = [collecting(found, costs) for found in (short, long)]
+    scale = line(simulated_s, measured_s)[1]
     costs = replace(costs, decode_s=costs.decode_s * scale, row_s=costs.row_s * scale)
-    update_token_s = (long.busy_s("update_actor") - short.busy_s("update_actor")) / more
-    update_s = short.busy_s("update_actor") - update_token_s * replies * (SHORT + prompt_tokens)
+    update_s, update_token_s = line(tokens, [found.busy_s("update_actor") for found in (short, long)])
     log_prob_s, sync_s = short.busy_s("compute_log_prob"), statistics.mean([short.busy_s("sync_weights"), long.busy_s("sync_weights")])
-    rest = short.mean_step_s - gen[SHORT] - short.busy_s("update_actor") - log_prob_s - sync_s
+    rest_s = short.mean_step_s - measured_s[0] - short.busy_s("update_actor") - log_prob_s - sync_s
     return replace(
         costs,
-        call_s=max(gen[SHORT] - collecting(short, costs), 0.0) / replies,
+        call_s=max(measured_s[0] - collecting(short, costs), 0.0) / replies,
         update_s=update_s,
         update_token_s=update_token_s,
-        log_prob_token_s=log_prob_s / (replies * (SHORT + prompt_tokens)),
+        log_prob_token_s=log_prob_s / tokens[0],
         sync_s=sync_s,
-        rest_s=max(rest, 0.0),
+        rest_s=max(rest_s, 0.0),
     )
+
+
+def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Return intercept and slope of the line through two points; through the origin and their mean if one of both is negative."""
+    slope = (y[1] - y[0]) / (x[1] - x[0])
+    if slope > 0 and y[0] > slope * x[0]:
+        return y[0] - slope * x[0], slope
+    return 0.0, sum(y) / sum(x)
 
 
 def mean_of(found: MeasuredRun, name: str) -> float:

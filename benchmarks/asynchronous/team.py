@@ -1,4 +1,4 @@
-"""A team whose episodes have four calls, with tools that take time and replies of forced lengths, trained in any mode."""
+"""A team whose episodes have four calls, one policy, tools that take time and replies of forced lengths, in any mode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from verl.protocol.generate import Generation, SamplingParams
 CALLS = 4
 AGENTS = ("Planner", "Worker")
 EPISODES = "episodes.json"
-REPLY_TOKENS: ContextVar[list[int]] = ContextVar("reply_tokens")  # lengths of the replies of the episode that runs in the context
+REPLIES: ContextVar[list[tuple[str, int]]] = ContextVar("replies")  # group and length of the replies of the episode in this context
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Tools:
 class PlayedEpisode:
     """One episode: tokens of every reply, the waits after them, and CPU seconds of the event loop's thread at the end."""
 
-    group: int
+    group: str
     tokens: Sequence[int]
     waits_s: Sequence[float]
     thread_s: float
@@ -122,7 +122,7 @@ class MeasuredRun:
 
     def groups(self) -> list[list[PlayedEpisode]]:
         """Return the groups by the end of their first episode."""
-        groups: dict[int, list[PlayedEpisode]] = defaultdict(list)
+        groups: dict[str, list[PlayedEpisode]] = defaultdict(list)
         for episode in self.episodes:
             groups[episode.group].append(episode)
         return list(groups.values())
@@ -158,8 +158,8 @@ class ToolWorld(BaseEnv):
 
     def reset(self, task: Task) -> Observation:
         self.waits: list[float] = []
-        self.tokens: list[int] = []
-        REPLY_TOKENS.set(self.tokens)
+        self.replies: list[tuple[str, int]] = []
+        REPLIES.set(self.replies)
         return Observation(task.prompt)
 
     async def act(self, agent_id: str, action: str) -> Outcome:
@@ -169,7 +169,8 @@ class ToolWorld(BaseEnv):
         return Outcome(local=zlib.crc32(action.encode()) % 100 / 100)
 
     def step(self, action: str) -> Outcome:
-        self.played.append(PlayedEpisode(self.seed, self.tokens, self.waits, time.thread_time()))
+        (group, *_), tokens = zip(*self.replies, strict=True)
+        self.played.append(PlayedEpisode(group, tokens, self.waits, time.thread_time()))
         return Outcome(team=0.0, done=True, info={"success": False})
 
 
@@ -181,7 +182,7 @@ def train_forced(overrides: list[str], workload: Workload, run_dir: Path) -> Non
         self: AgentBinding, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str
     ) -> Sequence[Generation]:
         tokens = workload.length(seed, sampling.max_tokens)
-        REPLY_TOKENS.get().append(tokens)
+        REPLIES.get().append((request_id.rpartition("#")[0], tokens))
         cut = replace(sampling, max_tokens=tokens, stop_token_ids=())
         return await sample(self, prompt, cut, n, seed, request_id)
 
@@ -196,6 +197,7 @@ def run(mode: Mode, workload: Workload, folder: Path, run_dir: Path, args: argpa
     settings = shared_settings(folder, args) | {
         "agent.orchestra_type": "tool_team",
         "agent.agent_ids": list(AGENTS),
+        "agent.specialization": "prompt",
         "env.env_name": "tools",
         "env.params.wait_s": workload.wait_s,
         "env.params.wait_sigma": workload.wait_sigma,
