@@ -105,16 +105,16 @@ def on_gpus(scenario: Scenario, mode: str, tasks: int) -> tuple[float, int]:
 
 def project(tasks: int) -> dict[str, float]:
     """Print the assumptions and the seconds on GPUs, and return speed-ups."""
-    found: dict[str, float] = {}
     say(f"assumed for {GPUS} GPUs, {tasks * GROUP} episodes x {AGENTS} calls, one policy: {json.dumps(asdict(GPU))}")
     say(f"assumed: sync uses all GPUs in turn, other modes the best of {SPLITS} that sample; no failures; {schedule_of('fully_async')}")
+    speedup: dict[str, dict[str, float]] = {}
     for name, scenario in SCENARIOS.items():
         say(f"assumed for {name}: {scenario}")
-        seconds = {mode: on_gpus(scenario, mode, tasks) for mode in ("sync", "one_step_off", "fully_async")}
+        seconds = {mode: on_gpus(scenario, mode, tasks) for mode in MODES}
         say(f"{name}: " + "  ".join(f"{mode} {step_s:.0f} s ({sampling} GPUs sample)" for mode, (step_s, sampling) in seconds.items()))
-        found[name] = round(seconds["sync"][0] / seconds["fully_async"][0], 2)
-        found["one_step_off"] = round(seconds["sync"][0] / seconds["one_step_off"][0], 2)
-    return found
+        speedup[name] = {mode: round(seconds["sync"][0] / step_s, 2) for mode, (step_s, _) in seconds.items()}
+    fully_async = {name: found["fully_async"] for name, found in speedup.items()}
+    return fully_async | {"one_step_off": speedup["gpu_rollout_bound"]["one_step_off"]}
 
 
 def compare(folder: Path, args: argparse.Namespace) -> float:

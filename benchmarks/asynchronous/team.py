@@ -106,19 +106,14 @@ class MeasuredRun:
         """Mean seconds of a step."""
         return statistics.mean(self.step_s)
 
-    def median(self, name: str) -> float:
-        """Return the median of a metric over the steps, 0 if no step has it."""
-        return statistics.median([line[name] for line in self.lines if name in line] or [0.0])
-
     def busy_s(self, call: str) -> float:
         """Return the mean seconds of a step in which the worker group was in `call`."""
         return sum(span["end"] - span["start"] for span in self.spans if span["call"] == call) / len(self.step_s)
 
     def control_ms_per_call(self) -> float:
         """Return the CPU milliseconds per call of the thread that plays the episodes, from the first third of the run to its end."""
-        first, last = self.episodes[len(self.episodes) // 3], self.episodes[-1]
-        between = self.episodes.index(last) - self.episodes.index(first)
-        return 1000 * (last.thread_s - first.thread_s) / (CALLS * max(between, 1))
+        later = self.episodes[len(self.episodes) // 3 :]
+        return 1000 * (later[-1].thread_s - later[0].thread_s) / (CALLS * (len(later) - 1))
 
     def groups(self) -> list[list[PlayedEpisode]]:
         """Return the groups by the end of their first episode."""

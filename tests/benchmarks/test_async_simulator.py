@@ -8,7 +8,7 @@ from itertools import repeat
 
 import pytest
 
-from benchmarks.asynchronous.simulator import Costs, Group, Run, Schedule, run_steps
+from benchmarks.asynchronous.simulator import Costs, Devices, Engine, Group, Schedule, run_steps
 from benchmarks.asynchronous.virtual_time import simulate
 
 # 4 groups of 2 episodes of 2 calls of 10 tokens on 8 slots: 2 x 10 decode steps of 8 rows, and 16 calls.
@@ -86,8 +86,9 @@ def test_replies_beyond_the_slots_wait() -> None:
     """24 equal replies on 8 slots take three times as long as 8."""
 
     async def seconds(replies: int) -> float:
-        run = Run(replace(COSTS, call_s=0.0), Schedule(), repeat(EQUAL), TASKS)
-        await asyncio.gather(*[run._engines[0].generate(10) for _ in range(replies)])
+        costs = replace(COSTS, call_s=0.0)
+        engine = Engine(costs, Devices(costs))
+        await asyncio.gather(*[engine.generate(10) for _ in range(replies)])
         return asyncio.get_running_loop().time()
 
     assert simulate(seconds(24)) == pytest.approx(3 * simulate(seconds(8)))
