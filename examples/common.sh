@@ -18,6 +18,10 @@ begin() {
     shift
   fi
   OVERRIDES=("$@")
+  # Samples of older weights need a correction.
+  case " $* " in *" async_training.mode=one_step_off "* | *" async_training.mode=fully_async "*)
+    [[ " $* " == *" algorithm.rollout_correction."* ]] || OVERRIDES+=(algorithm.rollout_correction.rollout_is=token) ;;
+  esac
   ORCHESTRA=$WORKFLOW
   if [[ " ${OVERRIDES[*]-} " == *" agent.orchestra_type=single "* ]]; then ORCHESTRA=single; fi
   check_given

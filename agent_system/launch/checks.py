@@ -15,7 +15,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.launch.collector import build_collector, check_endpoints
 from agent_system.options import build_options
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
-from agent_system.rollout.collector import TooManyFailuresError
+from agent_system.rollout import TooManyFailuresError
 from agent_system.rollout.tree import check_tree_env
 from agent_system.sandbox import configure
 from agent_system.tools import runs_programs

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_system.env_workers import EnvWorkers
+from agent_system.record import EpisodeRecord
 from agent_system.reward.model import RewardModel
 from agent_system.rollout.binding import AgentBinding
-from agent_system.rollout.collector import Collector, CollectResult
+from agent_system.rollout.collector import Collector, CollectResult, GroupPlayer
+from agent_system.rollout.episode_store import load_episodes, save_episodes
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.reward_models import QUESTION, Classifier, Judge
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.task import task_from_row
 from verl.models.loader import stop_token_ids
+from verl.protocol import DataProto
 from verl.protocol.generate import RolloutError, SamplingParams
 from verl.trainer.config import RolloutConfig, RunConfig
 from verl.trainer.config.cross_checks import candidates_of
@@ -41,6 +45,27 @@ logger = logging.getLogger(__name__)
 REWARD_MODEL = "the reward model"
 
 
+@dataclass(frozen=True)
+class TaskGroupPlayer:
+    """`GroupPlayer` for dataset rows."""
+
+    player: GroupPlayer
+
+    async def play(
+        self, row: Mapping[str, Any], n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False
+    ) -> list[EpisodeRecord]:
+        """Convert a row to a task and play its group; see `GroupPlayer.play`."""
+        return await self.player.play(task_from_row(row), n, step=step, attempt=attempt, number=number, greedy=greedy)
+
+    def rows(self, episodes: Sequence[EpisodeRecord]) -> DataProto | None:
+        """See `GroupPlayer.rows`."""
+        return self.player.rows(episodes)
+
+    async def result(self, episodes: Sequence[EpisodeRecord]) -> CollectResult:
+        """See `GroupPlayer.result`."""
+        return await self.player.result(episodes)
+
+
 class TaskCollector:
     """The agent side as the trainer uses it: dataset rows in, a batch out."""
 
@@ -59,6 +84,24 @@ class TaskCollector:
         settings = self.collector.settings
         propagation = replace(settings.reward.propagation, theta=theta)
         self.collector.settings = replace(settings, reward=replace(settings.reward, propagation=propagation))
+
+    @asynccontextmanager
+    async def groups(self, window: int) -> AsyncIterator[TaskGroupPlayer]:
+        """As `Collector.groups`, for dataset rows."""
+        async with self.collector.groups(window) as player:
+            yield TaskGroupPlayer(player)
+
+    def task_id(self, row: Mapping[str, Any]) -> str:
+        """Return the task of a dataset row."""
+        return task_from_row(row).task_id
+
+    def save_episodes(self, episodes: Sequence[EpisodeRecord], folder: Path) -> None:
+        """Write episodes exactly, for a checkpoint."""
+        save_episodes(episodes, folder)
+
+    def load_episodes(self, folder: Path) -> list[EpisodeRecord]:
+        """Return the episodes of `save_episodes`."""
+        return load_episodes(folder)
 
     def join(self, results: Sequence[Any]) -> CollectResult:
         """Return several collections of one step as one."""

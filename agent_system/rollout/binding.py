@@ -65,7 +65,7 @@ class AgentBinding:
         if reply.stop_reason == "abort" or not contains_stop(count):
             return reply
         count = bisect_left(range(count), True, key=contains_stop)
-        return replace(reply, token_ids=reply.token_ids[:count], log_probs=reply.log_probs[:count], stop_reason="stop")
+        return replace(reply.first(count), stop_reason="stop")
 
     def text_of(self, generation: Generation) -> str:
         """Return the reply as text, special tokens left out."""

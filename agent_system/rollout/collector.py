@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_system.agent import BaseAgent, own_data
 from agent_system.env_caller import EnvCaller, EnvHandle
 from agent_system.env_workers import EnvWorkers
-from agent_system.env_workers.messages import EnvWorkerError, innermost_line
 from agent_system.environment import BaseEnv, Task
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory, SummaryMemory
@@ -29,6 +27,7 @@ from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import AgentRuntime, EpisodeSpec
 from agent_system.rollout.metrics import collect_metrics
+from agent_system.rollout.player import EpisodePlayer, rare_garbage_collection
 from agent_system.rollout.prompt import PromptBuilder
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
 from agent_system.rollout.runner import EpisodeRunner
@@ -42,13 +41,9 @@ from agent_system.rollout.tree import check_tree_env
 from agent_system.threads import DaemonExecutor
 from agent_system.tools.agent import ToolAgent
 from verl.protocol import DataProto
-from verl.protocol.generate import GREEDY_SUFFIX, EngineGoneError
+from verl.protocol.generate import GREEDY_SUFFIX
 
 logger = logging.getLogger(__name__)
-
-
-class TooManyFailuresError(RuntimeError):
-    """More episodes, or candidates of trees, failed than `rollout.max_failure_rate` allows."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,6 +76,29 @@ class EnvFactory:
     def make(self, seed: int) -> BaseEnv:
         """Return a new environment."""
         return self.cls(self.config, seed=seed)
+
+
+@dataclass(frozen=True)
+class GroupPlayer:
+    """Plays groups of training episodes one by one; made by `Collector.groups`."""
+
+    _collector: Collector
+    _player: EpisodePlayer
+
+    async def play(self, task: Task, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False) -> list[EpisodeRecord]:
+        """Play `n` episodes of a task: those that `Collector.collect` plays for the `number`-th appearance of the task.
+
+        Raises as `EpisodePlayer.play` does.
+        """
+        return await self._player.play(_group(task, n, _prefix(step, attempt), number, step, validate=False, greedy=greedy))
+
+    def rows(self, episodes: Sequence[EpisodeRecord]) -> DataProto | None:
+        """Return the batch of `result`, as far as it can be known without the other groups of the step."""
+        return self._collector._result(episodes, self._collector.settings).batch
+
+    async def result(self, episodes: Sequence[EpisodeRecord]) -> CollectResult:
+        """Return the result of whole groups, which is that of `Collector.collect` for the same episodes."""
+        return await self._collector._collected(episodes, self._player)
 
 
 class Collector:
@@ -123,6 +141,7 @@ class Collector:
         self.env = env
         self.settings = settings
         self._workers = workers
+        self._players = 0
         self._sandbox_failures: Sequence[float] = ()
         self._tied_candidates = TiedCandidateMonitor(env.cls)
         self.runtimes = _runtimes(agents, bindings)
@@ -205,17 +224,62 @@ class Collector:
                 `max_failure_rate`; the message groups the causes.
             AgentSystemError: a local reward outside `reward.propagation.local_range`.
         """
-        with _rare_garbage_collection():
-            played = await self._play(_specs(tasks, n, step, validate, greedy, attempt))
-            self._warn_of_shared_state()
+        specs = _specs(tasks, n, step, validate, greedy, attempt)
+        async with self.playing(len(specs)) as player:
+            played = await player.play(specs)
+        return await self._collected(played, player, validate)
+
+    @asynccontextmanager
+    async def groups(self, window: int) -> AsyncIterator[GroupPlayer]:
+        """Yield a player of groups for a stream of training tasks.
+
+        Args:
+            window: number of the last episodes to which `max_failure_rate` applies.
+        """
+        async with self.playing(window) as player:
+            yield GroupPlayer(self, player)
+
+    @asynccontextmanager
+    async def playing(self, window: int) -> AsyncIterator[EpisodePlayer]:
+        """Yield a player of episodes. Connections to servers are closed when the last of several players ends.
+
+        Args:
+            window: number of episodes to which `max_failure_rate` applies.
+        """
+        self._players += 1
+        settings, slots = self.settings, asyncio.Semaphore(self.settings.max_concurrent_episodes)
+        with DaemonExecutor(settings.env_threads) as threads, rare_garbage_collection():
+
+            def start(spec: EpisodeSpec) -> EpisodeRunner:
+                return EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), settings, self._model)
+
+            try:
+                yield EpisodePlayer(start, self._scorer.score, slots, settings.max_failure_rate, window)
+            finally:
+                self._players -= 1
+                if not self._players:
+                    await self._close()
+
+    async def _close(self) -> None:
+        if self._model is not None:
+            await self._model.close()
+        for runtime in self.runtimes.values():
+            if isinstance(runtime.binding, RemoteBinding):
+                await runtime.binding.endpoint.close()
+
+    async def _collected(self, played: Sequence[EpisodeRecord], player: EpisodePlayer, validate: bool = False) -> CollectResult:
+        """Return the result of played episodes."""
+        if self._workers is not None:
+            self._sandbox_failures = await self._workers.sandbox_failures()
+        player.check_left_out(played)
+        self._warn_of_shared_state()
+        with rare_garbage_collection():
             result = self._result(played, self.settings.for_validation() if validate else self.settings)
-            if self._model is not None:
-                result = replace(result, metrics=result.metrics | self._model.take_counts())
-            if validate:
-                return result
-            if self.settings.tree_returns == "step":  # otherwise agents learn from the rewards of `step`, and from ties
-                self._tied_candidates.update(result.episodes)
-            return result
+        if self._model is not None:
+            result = replace(result, metrics=result.metrics | self._model.take_counts())
+        if not validate and self.settings.tree_returns == "step":  # otherwise agents learn from the rewards of `step`, and from ties
+            self._tied_candidates.update(result.episodes)
+        return result
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
         """Return several training collections as one: rows and episodes in their order, rewards and metrics computed over all."""
@@ -253,65 +317,9 @@ class Collector:
         """Return the agents whose calls have several candidates."""
         return [name for name, runtime in self.runtimes.items() if self.settings.candidates(name, runtime.binding.trained) > 1]
 
-    async def _play(self, specs: Sequence[EpisodeSpec]) -> list[EpisodeRecord]:
-        records: list[EpisodeRecord | None] = [None] * len(specs)
-        causes: Counter[str] = Counter()
-        left_out: Counter[str] = Counter()
-        allowed = self.settings.max_failure_rate * len(specs)
-        running: dict[asyncio.Task[EpisodeRecord], tuple[int, EpisodeRunner]] = {}
-        finished: asyncio.Queue[asyncio.Task[EpisodeRecord]] = asyncio.Queue()
-        waiting = deque(enumerate(specs))
-        lost_before: set[int] = set()
-        with DaemonExecutor(self.settings.env_threads) as threads:
-            try:
-                while waiting or running:
-                    while waiting and len(running) < self.settings.max_concurrent_episodes:
-                        index, spec = waiting.popleft()
-                        episode = EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), self.settings, self._model)
-                        task = asyncio.create_task(self._episode(episode), name=spec.traj_uid)
-                        running[task] = (index, episode)
-                        task.add_done_callback(finished.put_nowait)
-                    task = await finished.get()
-                    index, episode = running.pop(task)
-                    _raise_if_engine_gone(task)
-                    if _lost_its_worker(task) and index not in lost_before:  # with the same seeds it is the same episode
-                        lost_before.add(index)
-                        waiting.append((index, episode.spec))
-                        continue
-                    cause = _cause(task)
-                    records[index] = task.result() if cause is None else episode.record(cause)
-                    if cause is None:
-                        left_out += episode.left_out
-                    else:
-                        causes[cause] += 1
-                        logger.warning("episode %s left out: %s", task.get_name(), cause)
-                        if causes.total() > allowed:
-                            raise TooManyFailuresError(_grouped(causes, len(specs), "episodes", self.settings.max_failure_rate))
-            finally:
-                await _cancel(running)
-                if self._model is not None:
-                    await self._model.close()
-                for runtime in self.runtimes.values():
-                    if isinstance(runtime.binding, RemoteBinding):
-                        await runtime.binding.endpoint.close()
-        if self._workers is not None:
-            self._sandbox_failures = await self._workers.sandbox_failures()
-        whole = [r for r in records if r is not None]
-        tried = left_out.total() + sum(len(r.samples) for r in whole if not r.failed)
-        if left_out.total() > self.settings.max_failure_rate * tried:
-            raise TooManyFailuresError(_grouped(left_out, tried, "candidates", self.settings.max_failure_rate))
-        return whole
-
     def _beginning(self, sample: Sample, count: int) -> str:
         """Return the text of the first `count` tokens of a reply."""
-        beginning = replace(sample.generation, token_ids=sample.generation.token_ids[:count])
-        return self.runtimes[sample.agent_id].binding.text_of(beginning)
-
-    async def _episode(self, episode: EpisodeRunner) -> EpisodeRecord:
-        """Play an episode and call the reward functions; an error of these costs the episode as any other."""
-        await episode.run()
-        record = episode.record()
-        return await self._scorer.score(record)
+        return self.runtimes[sample.agent_id].binding.text_of(sample.generation.first(count))
 
     def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:
         seed = stable_seed(self.settings.seed, spec.step, spec.validate, spec.env_uid)
@@ -334,64 +342,22 @@ def _runtimes(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBindi
     return runtimes
 
 
-@contextmanager
-def _rare_garbage_collection() -> Iterator[None]:
-    """Collect garbage rarely: the objects of a collection live until its end, and scanning them repeatedly costs a quarter of the CPU."""
-    before = gc.get_threshold()
-    if before[0] == 0:
-        yield
-        return
-    gc.set_threshold(50_000, 20, 20)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
 def _specs(tasks: Sequence[Task], n: int, step: int, validate: bool, greedy: bool, attempt: int) -> list[EpisodeSpec]:
     if n < 1:
         raise AgentSystemError(f"the number of episodes per task must be at least 1, found {n}")
     seen: Counter[str] = Counter()
-    prefix = f"{'val' if validate else 'step'}{step}{f'.{attempt}' if attempt else ''}"
+    prefix = _prefix(step, attempt, validate)
     specs = []
     for task in tasks:
-        uid = f"{prefix}/{task.task_id}/{seen[task.task_id]}{GREEDY_SUFFIX if greedy else ''}"
+        specs += _group(task, n, prefix, seen[task.task_id], step, validate, greedy)
         seen[task.task_id] += 1
-        specs += [EpisodeSpec(task, uid, index, step, validate, greedy) for index in range(n)]
     return specs
 
 
-def _raise_if_engine_gone(task: asyncio.Task[EpisodeRecord]) -> None:
-    """Raise the episode's EngineGoneError, which ends the whole collection."""
-    error = None if task.cancelled() else task.exception()
-    if isinstance(error, EngineGoneError):
-        raise error
+def _prefix(step: int, attempt: int, validate: bool = False) -> str:
+    return f"{'val' if validate else 'step'}{step}{f'.{attempt}' if attempt else ''}"
 
 
-def _lost_its_worker(task: asyncio.Task[EpisodeRecord]) -> bool:
-    """Return whether an episode ended because the worker process of its environment did."""
-    return not task.cancelled() and isinstance(task.exception(), EnvWorkerError)
-
-
-def _cause(task: asyncio.Task[EpisodeRecord]) -> str | None:
-    """Return why an episode failed, with the innermost line of code, or None."""
-    if task.cancelled():
-        return "CancelledError: the episode cancelled itself"
-    error = task.exception()
-    if error is None:
-        return None
-    line = innermost_line(error)
-    return f"{type(error).__name__}: {error}{f' ({line})' if line else ''}"
-
-
-def _grouped(causes: Counter[str], total: int, of: str, allowed: float) -> str:
-    lines = [f"  {count} x {cause}" for cause, count in causes.most_common(10)]
-    return f"{causes.total()} of {total} {of} failed, more than rollout.max_failure_rate={allowed:g} allows:\n" + "\n".join(lines)
-
-
-async def _cancel(tasks: Mapping[asyncio.Task[EpisodeRecord], Any]) -> None:
-    """Cancel running tasks, so that none outlives the collection."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(list(tasks), timeout=10.0)
+def _group(task: Task, n: int, prefix: str, number: int, step: int, validate: bool, greedy: bool) -> list[EpisodeSpec]:
+    uid = f"{prefix}/{task.task_id}/{number}{GREEDY_SUFFIX if greedy else ''}"
+    return [EpisodeSpec(task, uid, index, step, validate, greedy) for index in range(n)]

@@ -94,4 +94,7 @@ def _generation(answer: Answer | BaseException, stop: Sequence[str]) -> RemoteGe
     ends = [at + len(end) for end in stop if (at := answer.text.find(end)) >= 0]
     if ends:
         answer = replace(answer, text=answer.text[: min(ends)], stop_reason="stop")
-    return RemoteGeneration((), (), answer.stop_reason, 0, answer.text, answer.prompt_tokens, answer.reply_tokens, answer.retries)
+    return RemoteGeneration(
+        (), (), answer.stop_reason, text=answer.text,
+        prompt_tokens=answer.prompt_tokens, reply_tokens=answer.reply_tokens, retries=answer.retries,
+    )  # fmt: skip

@@ -155,6 +155,11 @@ class Engine:
         """Number of open replies."""
         return len(self._running) + len(self._waiting)
 
+    @property
+    def running(self) -> int:
+        """Number of replies that have a slot."""
+        return len(self._running)
+
     def generate(self, tokens: int) -> asyncio.Future[None]:
         """Return a future of a reply of this length."""
         future: asyncio.Future[None] = self._loop.create_future()
@@ -289,8 +294,8 @@ class Run:
             await self._publish(step)
 
     async def _publish(self, step: int) -> None:
-        for engine in self._engines:
-            engine.stall(self._costs.sync_s)
+        for engine in self._engines:  # replies go on with new weights, for which their keys are computed again
+            engine.stall(self._costs.sync_s + self._costs.call_s * engine.running)
         await asyncio.sleep(self._costs.sync_s)
         self._version = step
         self._admit()

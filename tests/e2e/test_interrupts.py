@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from agent_system.rollout.collector import TooManyFailuresError
+from agent_system.rollout import TooManyFailuresError
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.forked import ForkServer
 from tests.house.source import ROOT

@@ -139,7 +139,7 @@ def test_a_run_whose_next_step_has_no_samples_can_be_resumed(train: Run, monkeyp
         return samples if args[-1] == 1 else replace(samples, batch=None)
 
     with monkeypatch.context() as patch:
-        patch.setattr("verl.trainer.ppo.ray_trainer.collect_step", nothing)
+        patch.setattr("verl.trainer.ppo.collect.next_step.collect_step", nothing)
         with pytest.raises(NoSamplesError, match="step 2: no episode has a sample to train on"):
             train(ONE_STEP_OFF | FOUR)
     assert train(ONE_STEP_OFF | FOUR).global_step == 4

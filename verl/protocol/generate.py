@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, Self, runtime_checkable
 
 StopReason = Literal["stop", "length", "abort"]
 
@@ -64,12 +64,39 @@ class Generation:
             top-p or top-k truncation (temperature 1 when greedy); same length as `token_ids`.
         stop_reason: `stop` (a stop token or text), `length` (max_tokens or the model's limit) or `abort`.
         version: weight version that the reply was sampled with (the last one, if weights changed during generation).
+        earlier: (version, number of tokens) of the weights that sampled the beginning, oldest first; empty if there was one version.
     """
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...] = field(repr=False)
     stop_reason: StopReason
     version: int = 0
+    earlier: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """(version, number of tokens) of all weights that sampled it, oldest first."""
+        return (*self.earlier, (self.version, len(self.token_ids) - sum(count for _, count in self.earlier)))
+
+    @property
+    def oldest_version(self) -> int:
+        """Version of the weights that sampled its first token."""
+        return self.spans[0][0]
+
+    @property
+    def mean_version(self) -> float:
+        """Version of the weights, averaged over tokens."""
+        return sum(version * count for version, count in self.spans) / len(self.token_ids) if self.earlier else float(self.version)
+
+    def first(self, count: int) -> Self:
+        """Return the reply cut after `count` tokens."""
+        kept: list[tuple[int, int]] = []
+        for version, tokens in self.spans:
+            kept.append((version, min(tokens, count - sum(n for _, n in kept))))
+            if sum(n for _, n in kept) >= count:
+                break
+        ids, log_probs = self.token_ids[:count], self.log_probs[:count]
+        return replace(self, token_ids=ids, log_probs=log_probs, version=kept[-1][0], earlier=tuple(kept[:-1]))
 
 
 @dataclass(frozen=True)

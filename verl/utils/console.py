@@ -30,6 +30,10 @@ HEADLINES = (
     Headline("accuracy", ("val-core/*/acc/mean@*", "val-core/*acc*", "val/*acc*"), "acc {:.1%}"),
     Headline("tokens/s", ("perf/throughput",), "{:.0f} tok/s"),
     Headline("seconds", ("timing_s/step", "perf/time_per_step"), "{:.1f} s"),
+    Headline("staleness", ("trainer/staleness",), "staleness {:.1f}"),
+    Headline("queue", ("fully_async/count/complete",), "queue {:.0f}"),
+    Headline("trainer idle", ("trainer/idle_ratio",), "trainer idle {:.0%}"),
+    Headline("rollouter idle", ("rollouter/idle_ratio",), "rollouter idle {:.0%}"),
 )
 
 

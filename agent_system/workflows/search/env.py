@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
@@ -29,6 +31,7 @@ ANSWER = "Answer Agent"
 YES, NO = "yes", "no"
 REWARDS = ("em", "f1")
 VIEWS = ("full", "text")
+LATENCY_SIGMA = 1.2
 NO_QUERY = "no query was found in the reply"
 NOTHING = "nothing was found"
 COUNTED = (
@@ -57,6 +60,7 @@ class SearchEnvOptions:
         topk: passages per search.
         timeout_s: time limit of a search in seconds; exceeding it fails the episode.
         start_timeout_s: time limit for the start of the server of a `corpus`, in seconds.
+        latency_s: seconds that a search takes in the median in addition, log-normal with sigma `LATENCY_SIGMA`: simulates a remote engine.
         max_query_chars: longer queries are not sent; the team reads the reason, and they are counted.
         max_passage_chars: characters of a passage that the team reads.
         view: format of passages: full (numbered, with titles) | text (the texts alone).
@@ -71,6 +75,7 @@ class SearchEnvOptions:
     topk: int = 3
     timeout_s: float = 30.0
     start_timeout_s: float = 600.0
+    latency_s: float = 0.0
     max_query_chars: int = 300
     max_passage_chars: int = 1500
     view: str = "full"
@@ -85,6 +90,8 @@ class SearchEnvOptions:
             if getattr(self, name) <= 0:
                 raise AgentSystemError(f"env.params.{name} must be positive, found {getattr(self, name)!r}")
         check_floats(self, "env.params")
+        if self.latency_s < 0:
+            raise AgentSystemError(f"env.params.latency_s must not be negative, found {self.latency_s!r}")
 
     def check_source(self) -> None:
         """Raise AgentSystemError unless exactly one of `corpus` and `url` is set, or for `start_timeout_s` with `url`."""
@@ -216,6 +223,9 @@ class SearchEnv(BaseEnv):
             self._counts["search/too_long"] += 1
             return f"the query has {len(query)} characters, at most {most} are allowed; nothing was searched"
         self._counts["search/repeated"] += query in self._queries
+        if self.config.latency_s:
+            draw = Random(f"{self.seed}/{len(self._queries)}/{query}")
+            await asyncio.sleep(self.config.latency_s * draw.lognormvariate(0.0, LATENCY_SIGMA))
         found = await self._retriever.search(query)
         self._queries.append(query)
         self._counts["search/empty"] += not found

@@ -16,7 +16,8 @@ import torch
 
 from tests.workers.rollout.conftest import EVERYONE, SPECS, VOCAB, all_of, engine_processes, largest_gap, request, tensors_of, tiny_model
 from tests.workers.rollout.conftest import peft_model as any_peft_model
-from verl.protocol.generate import EngineGoneError, GenerateRequest, RolloutError, SamplingParams
+from verl.models.lora import select_adapter
+from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError, SamplingParams
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.server import build_engine
@@ -292,12 +293,42 @@ async def test_stale_keys_would_be_detected(engine: Any, name: str, monkeypatch:
     assert largest_gap(newer, [ask(None)], [reply]) > 1e-3
 
 
-async def test_a_reply_in_flight_goes_on_with_new_weights(engine: RolloutEngine) -> None:
-    flight = asyncio.create_task(engine.generate(ask(None, max_tokens=100)))
-    await until_running(engine)
-    engine.update_weights(base_weights(seed=1), version=7)
-    (reply,) = await flight
-    assert reply.version == 7 and len(reply.token_ids) == 100
+def token_gaps(model: torch.nn.Module, req: GenerateRequest, reply: Generation) -> torch.Tensor:
+    """As `largest_gap`, for every token of a reply."""
+    select_adapter(model, req.adapter)
+    with torch.no_grad():
+        logits = model(torch.tensor([req.prompt_ids + reply.token_ids])).logits[0, len(req.prompt_ids) - 1 : -1]
+    expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(reply.token_ids)[:, None])[:, 0]
+    return (expected - torch.tensor(reply.log_probs)).abs()
+
+
+def fewest_tokens(engine: Any, replies: int) -> int:
+    """Tokens of the shortest of so many replies in flight."""
+    if isinstance(engine, VLLMEngine):
+        counts = [state.detokenizer.num_output_tokens() for state in list(engine._llm.output_processor.request_states.values())]
+    else:
+        counts = [len(engine._slots.output(slot)[0]) for slot in engine._running]
+    return min(counts) if len(counts) == replies else 0
+
+
+@pytest.mark.parametrize("adapter", [None, "a"])
+async def test_replies_in_flight_go_on_with_new_weights_whose_log_probs_they_have(engine: RolloutEngine, adapter: str | None) -> None:
+    older, newer = peft_model(), peft_model(seed=1) if adapter else peft_model(base=1)
+    current = engine.version_of(adapter)
+    others = [ask(name, max_tokens=100) for name in EVERYONE if name not in (adapter, None)]
+    asked = [ask(adapter, max_tokens=100), ask(adapter, max_tokens=90, seed=5), *others]
+    flights = [asyncio.create_task(engine.generate(one)) for one in asked]
+    while fewest_tokens(engine, len(asked)) < 3:
+        await asyncio.sleep(0.01)
+    engine.update_weights(tensors_of(newer, adapter) if adapter else base_weights(seed=1), adapter=adapter, version=7)
+    replies = [(await flight)[0] for flight in flights]
+    for one, reply in zip(asked[:2], replies[:2], strict=True):
+        (before, sampled), (now, rest) = reply.spans
+        assert (before, now, sampled + rest) == (current, 7, one.sampling.max_tokens) and sampled > 0 and rest > 0
+        assert token_gaps(older, one, reply)[:sampled].max() < 1e-5 and token_gaps(newer, one, reply)[sampled:].max() < 1e-5
+        assert token_gaps(older, one, reply)[sampled:].max() > 1e-2
+    if adapter:
+        assert all(not reply.earlier for reply in replies[2:]) and largest_gap(older, others, replies[2:]) < 1e-5
 
 
 async def test_weights_that_do_not_fit_are_refused(engine: RolloutEngine) -> None:

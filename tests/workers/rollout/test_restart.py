@@ -1,6 +1,8 @@
 """An engine that dies is replaced once a step, and whoever waited asks the new one."""
 
 import asyncio
+import threading
+import time
 
 import pytest
 
@@ -54,13 +56,43 @@ async def test_all_requests_of_a_dead_engine_run_again_on_one_new_engine() -> No
 async def test_an_engine_found_dead_is_replaced_at_once_and_only_once_a_step() -> None:
     factory = Factory(100, None)
     client = RestartingClient(Mortal(0, 0), factory, "math")
-    client.replace(EngineGoneError("found dead"))
+    client.replace(client.serving, EngineGoneError("found dead"))
     assert [reply.token_ids for reply in await ask(client, 2)] == [(1,), (1,)] and (factory.started, client.restarts) == (1, 1)
     with pytest.raises(EngineGoneError, match="dead again"):
-        client.replace(EngineGoneError("dead again"))
+        client.replace(client.serving, EngineGoneError("dead again"))
     client.allow()
     with pytest.raises(EngineGoneError, match="engine math died and could not be restarted: no memory"):
-        client.replace(EngineGoneError("found dead"))
+        client.replace(client.serving, EngineGoneError("found dead"))
+
+
+async def test_an_engine_found_dead_by_a_request_and_by_another_thread_is_replaced_once() -> None:
+    begun, factory = threading.Event(), Factory(100)
+
+    def slow() -> RolloutClient:
+        begun.set()
+        time.sleep(0.2)
+        return factory()
+
+    client = RestartingClient(Mortal(0, 0), slow, "math")
+    dead = client.serving
+    asked = asyncio.create_task(ask(client, 3))
+    await asyncio.to_thread(begun.wait)
+    await asyncio.to_thread(client.replace, dead, EngineGoneError("found dead"))
+    assert [reply.token_ids for reply in await asked] == [(1,)] * 3
+    assert (factory.started, client.restarts) == (1, 1)
+
+
+async def test_a_drained_engine_gets_no_request_until_it_is_released() -> None:
+    client = RestartingClient(Mortal(0, 100), Factory(), "math")
+    first = asyncio.create_task(ask(client, 3))
+    await asyncio.sleep(0)
+    await asyncio.wait_for(client.drain(), 5)
+    assert first.done()
+    second = asyncio.create_task(ask(client, 1))
+    await asyncio.sleep(0.05)
+    assert not second.done()
+    client.release()
+    await asyncio.wait_for(second, 5)
 
 
 async def test_busy_seconds_are_those_with_a_request_under_way() -> None:

@@ -21,6 +21,7 @@ from verl.trainer.placement.reward_model import with_reward_model
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
 from verl.trainer.placement.untrained import api_key, by_agent, trained_agents
+from verl.trainer.ppo.asynchronous.group_queue import least_bound
 from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
 from verl.trainer.ppo.critic import critic_agents, needs_values, reads_values
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields, own_keys
@@ -62,6 +63,7 @@ def check_settings(config: RunConfig) -> Placement:
     check_filter_groups(config)
     check_sampling(config, placement)
     check_rollout_correction(config, placement)
+    _check_async_training(config)
     check_critic_keys(config, placement)
     check_effect(config, placement)
     check_signal(config, placement)
@@ -370,10 +372,25 @@ def _check_tree_estimator(settings: Any, own: str) -> None:
     )
 
 
+def _check_async_training(config: RunConfig) -> None:
+    """Raise ConfigError for keys of `async_training.mode=fully_async` that contradict each other, or that it does not support."""
+    settings = config.async_training
+    if settings.mode != "fully_async":
+        return
+    least = least_bound(settings.staleness_threshold, settings.trigger_parameter_sync_step)
+    if settings.max_off_policy_strategy == "wait" and settings.max_off_policy_threshold < least:
+        raise ConfigError(
+            f"async_training.max_off_policy_threshold={settings.max_off_policy_threshold} is too low for "
+            f"async_training.staleness_threshold={settings.staleness_threshold:g} and "
+            f"trigger_parameter_sync_step={settings.trigger_parameter_sync_step}: episodes would be too old whatever a step waits for; "
+            f"set it to {least} or more, lower the others, or set async_training.max_off_policy_strategy=drop"
+        )
+
+
 def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
     """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of bias that no correction removes."""
     correction, mode = config.algorithm.rollout_correction, config.async_training.mode
-    if mode != "sync" and not (correction.bypass_mode or correction.corrects_batch):
+    if not config.async_training.fresh and not (correction.bypass_mode or correction.corrects_batch):
         raise ConfigError(
             f"async_training.mode={mode} trains on samples of older weights, which needs an off-policy correction: set "
             "algorithm.rollout_correction.rollout_is, .rollout_rs or .m2po_tau, or .bypass_mode=true"

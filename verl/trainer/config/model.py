@@ -230,7 +230,7 @@ class RolloutConfig:
     dtype: str = key("auto", "dtype of the engine's weights; auto: bf16 on GPU, fp32 on CPU", choices=("auto", *DTYPE_NAMES))
     gpu_memory_utilization: float = key(0.5, "fraction of GPU memory for weights and KV cache", gt=0, le=1, effect=(VLLM, ON_A_GPU))
     enforce_eager: bool = key(False, "disable compilation and CUDA graphs: faster start, slower generation", effect=(VLLM, ON_A_GPU))
-    free_cache_engine: bool = key(True, "free the KV cache while the policies are updated; never with async_training.mode=one_step_off")
+    free_cache_engine: bool = key(True, "free the KV cache while the policies are updated; with async_training.mode=sync")
     num_threads: int = key(0, "CPU threads of the engine process; 0 divides the cores among the worker groups", ge=0, le=1024)
     update_bucket_mb: int = key(256, "size of the buckets in which weights are sent to the engine, in MiB", ge=1)
     weight_transfer: str = key(

@@ -243,7 +243,8 @@ class TrainerConfig:
     worker_timeout_s: float = key(1800.0, "time limit of any call to a worker, in seconds", gt=0, le=LONGEST_S)
 
 
-ASYNC_MODES = ("sync", "one_step_off")
+ASYNC_MODES = ("sync", "one_step_off", "fully_async")
+FULLY_ASYNC = "async_training.mode=fully_async"
 
 
 @dataclass
@@ -251,9 +252,43 @@ class AsyncTrainingConfig:
     mode: str = key(
         "sync",
         "sync (collect, then train) | one_step_off (the next step's episodes are collected during the updates, with weights that are one "
-        "step older; needs algorithm.rollout_correction)",
+        "step older) | fully_async (episodes are collected all the time); samples of older weights need algorithm.rollout_correction",
         choices=ASYNC_MODES,
     )
+    staleness_threshold: float = key(
+        1.0,
+        "tasks that may be in progress beyond those of the next trigger_parameter_sync_step steps, as a share of these; 0 with "
+        "trigger_parameter_sync_step=1 is synchronous training",
+        ge=0,
+        le=100,
+        effect=FULLY_ASYNC,
+    )
+    trigger_parameter_sync_step: int = key(1, "training steps between two transfers of weights to the engines", ge=1, effect=FULLY_ASYNC)
+    partial_rollout: bool = key(
+        True,
+        "replies in progress go on with new weights; false: new weights wait until the replies in progress have ended, and new replies "
+        "wait for the weights",
+        effect=FULLY_ASYNC,
+    )
+    max_off_policy_threshold: int = key(
+        4,
+        "largest number of steps by which the weights that began an episode may be older than those that it trains",
+        ge=0,
+        effect=FULLY_ASYNC,
+    )
+    max_off_policy_strategy: str = key(
+        "wait",
+        "what a step does so that no task exceeds max_off_policy_threshold: wait for it | drop those that do",
+        choices=("wait", "drop"),
+        effect=FULLY_ASYNC,
+    )
+
+    @property
+    def fresh(self) -> bool:
+        """Whether every sample is of the weights that it trains."""
+        return self.mode == "sync" or (
+            self.mode == "fully_async" and self.staleness_threshold == 0 and self.trigger_parameter_sync_step == 1
+        )
 
 
 @dataclass

@@ -65,7 +65,7 @@ def num_mini_batches(config: RunConfig, trained: ActorConfig | CriticConfig) -> 
 
 def is_on_policy(config: RunConfig, learners: Mapping[str, Learner]) -> bool:
     """Return whether every policy has one update per step on samples of its current weights: these are then the old log-probs' too."""
-    return config.async_training.mode == "sync" and all(learner.updates == 1 for learner in learners.values())
+    return config.async_training.fresh and all(learner.updates == 1 for learner in learners.values())
 
 
 def group_calls(learners: Mapping[str, Learner], present: Sequence[str], fn: Callable[[str], T]) -> dict[str, Callable[[], dict[str, T]]]:

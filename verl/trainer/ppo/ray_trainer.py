@@ -1,6 +1,7 @@
 """The training loop: collect -> split -> log-prob -> combine -> credit -> split -> update -> sync.
 
-With `async_training.mode=one_step_off` the next step's episodes are collected during all of this but `sync` (`NextStep`).
+Where the samples of a step come from depends on `async_training.mode` (`SampleSource`): they are collected when the step begins, during the
+step before it, or all the time.
 
 One controller process drives the worker groups of a team (`TeamWorkers`) and a collector of episodes. The loop is
 independent of the backend of workers (Ray actors or objects in this process) and of agents.
@@ -9,7 +10,7 @@ independent of the backend of workers (Ray actors or objects in this process) an
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,11 @@ from verl.trainer.config.entry import save_config
 from verl.trainer.derived import steps_of_run
 from verl.trainer.placement.learners import is_on_policy
 from verl.trainer.placement.table import Placement
-from verl.trainer.ppo.collect.next_step import NextStep, load_samples, save_samples
+from verl.trainer.ppo.asynchronous.stream import GroupStream
+from verl.trainer.ppo.collect.next_step import NextStep
 from verl.trainer.ppo.collect.protocol import Collector, Episode
-from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
+from verl.trainer.ppo.collect.source import SampleSource, StepCollection
+from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
@@ -110,7 +113,7 @@ class RayPPOTrainer:
         self.stopped_by: int | None = None
         self.generated_tokens = 0
         self._loop = LoopThread("collector")
-        self._next = NextStep(self._loop)
+        self._source: SampleSource | None = None
         self._saved_step = -1
 
     @property
@@ -133,6 +136,7 @@ class RayPPOTrainer:
         self.team.init_model(steps - warmup, steps)
         # Only now are models of the hub on this machine.
         self._models = fingerprints(self.placement.groups)
+        self._source = self._build_source(self.loader) if self.loader is not None else None
         self._resume()
         self.tracking.start(self.total_training_steps)
         self.team.sync_weights(self.global_step)
@@ -142,6 +146,8 @@ class RayPPOTrainer:
             except Interrupted:
                 logger.warning("stopped by a signal after step %d of %d", self.global_step, self.total_training_steps)
                 self.stopped_by = stop.number
+                if self.config.async_training.mode == "fully_async":  # groups have been completed since the last checkpoint
+                    self._saved_step = -1
                 self._save_if_new()
             finally:
                 self._loop.close()
@@ -151,15 +157,10 @@ class RayPPOTrainer:
         if self.before is None and (trainer.val_before_train or trainer.val_only):
             self.before = self._validate(stop)
             self._adapt_theta(self.before)
-        if trainer.val_only or self.loader is None:
+        if trainer.val_only or self.loader is None or self._source is None:
             return
         while not self.finished:
-            data_state = self.loader.state_dict()
-            try:
-                metrics = self._train_step(self.loader, stop)
-            except Interrupted:
-                self.loader.load_state_dict(data_state)
-                raise
+            metrics = self._train_step(self.loader, self._source, stop)
             last = self.finished
             try:
                 if last or (trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0):
@@ -182,28 +183,24 @@ class RayPPOTrainer:
             self.after = self._validate(stop)
             self._save_validation()
 
-    def _train_step(self, loader: TaskLoader, stop: StopRequest) -> dict[str, float]:
+    def _train_step(self, loader: TaskLoader, source: SampleSource, stop: StopRequest) -> dict[str, float]:
         self.timer = Timer()
         self._write_timeline()
         self.team.take_generation_seconds()  # discard those of a validation
         step = self.global_step + 1
         with self.timer("step"):
             with self.timer("gen"):
-                result = self._next.take() or self._collected(stop.run(self._loop, self._collection(loader, step)), step)
+                result = source.take(step, stop)
             if result.batch is None:
                 self._log(result.metrics, step)
                 raise NoSamplesError(f"step {step}: {result.no_batch_reason}; the episodes are in trajectories/train_{step:06d}.jsonl")
-            if self._collects_ahead(result, step):
-                self._next.start(self._collection(loader, step + 1))
+            last = self._is_last(result, step)
+            source.update_begins(step, last)
             batch, metrics = self.credit.score(result.batch, self.timer, self.global_step)
             if self.config.async_training.mode == "sync":
                 self.team.free_caches()
             metrics |= self._update(batch)
-            with self.timer("gen"):
-                if (following := self._next.wait()) is not None:
-                    self._collected(following, step + 1)
-            with self.timer("sync_weights"):
-                sent = self.team.sync_weights(step)
+            sent = self._publish(source, step) if last or self._publishes(step) else {}
         self.global_step = step
         spans = self._write_timeline()
         self.generated_tokens += result.generated_tokens
@@ -216,26 +213,42 @@ class RayPPOTrainer:
             team=self.team.take_generation_seconds() | sent,
             n_devices=self.team.n_devices,
         )
-        if following is not None:
+        if self.config.async_training.mode != "sync":
             metrics["trainer/idle_ratio"] = self.timer.seconds["gen"] / self.timer.seconds["step"]
-            metrics["rollouter/idle_ratio"] = max(1 - self._next.collecting_s / self.timer.seconds["step"], 0.0)
+            metrics |= source.metrics(self.timer.seconds["step"])
+            metrics["trainer/staleness"] = max(value for name, value in metrics.items() if name.endswith("/staleness/max"))
         metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["training/engine_restarts"] = float(self.team.engine_restarts)
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
 
-    def _collection(self, loader: TaskLoader, step: int) -> Coroutine[Any, Any, StepSamples]:
-        return collect_step(self.config, self.collector, loader, step)
+    def _build_source(self, loader: TaskLoader) -> SampleSource:
+        arguments = (self.config, self.collector, loader, self._loop, self._collected)
+        if self.config.async_training.mode == "fully_async":
+            return GroupStream(*arguments, self.total_training_steps, [self.team.clients[wg_id] for wg_id in self.team.trained])
+        return (NextStep if self.config.async_training.mode == "one_step_off" else StepCollection)(*arguments)
 
-    def _collected(self, samples: StepSamples, step: int) -> StepSamples:
-        """Write the episodes of a step and return its samples."""
+    def _collected(self, samples: StepSamples, step: int) -> None:
+        """Write the episodes of a step."""
         self._write_trajectories(samples.episodes, f"train_{step:06d}", self.config.trainer.log_trajectories)
-        return samples
 
-    def _collects_ahead(self, samples: StepSamples, step: int) -> bool:
-        """Return whether the step after `step`, whose samples are given, is collected during the updates: not after the last step."""
+    def _is_last(self, samples: StepSamples, step: int) -> bool:
+        """Return whether a step, with these samples, is the last one."""
         budget = self.config.trainer.total_generated_tokens
-        last = step >= self.total_training_steps or 0 < budget <= self.generated_tokens + samples.generated_tokens
-        return self.config.async_training.mode == "one_step_off" and not last
+        return step >= self.total_training_steps or 0 < budget <= self.generated_tokens + samples.generated_tokens
+
+    def _publishes(self, step: int) -> bool:
+        """Return whether the engines get the weights of a step: every so many steps, and for a validation."""
+        settings, test_freq = self.config.async_training, self.config.trainer.test_freq
+        tested = test_freq > 0 and step % test_freq == 0
+        return settings.mode != "fully_async" or step % settings.trigger_parameter_sync_step == 0 or tested
+
+    def _publish(self, source: SampleSource, step: int) -> dict[str, float]:
+        with self.timer("gen"):
+            source.update_ended(step)
+        with self.timer("sync_weights"):
+            sent = self.team.sync_weights(step)
+        source.published(step)
+        return sent
 
     def _write_timeline(self) -> list[Span]:
         """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the current step."""
@@ -270,7 +283,13 @@ class RayPPOTrainer:
             return None
         n, size = self.config.env.rollout.val_n, self.config.data.val_batch_size
         loader = TaskLoader(self.val_dataset, size, shuffle=False, drop_last=False)
-        chunks = [stop.run(self._loop, self.collector.collect(rows, n, step=self.global_step, validate=True)) for rows in loader]
+        if self._source is not None:
+            self._source.set_validating(True)
+        try:
+            chunks = [stop.run(self._loop, self.collector.collect(rows, n, step=self.global_step, validate=True)) for rows in loader]
+        finally:
+            if self._source is not None:
+                self._source.set_validating(False)
         for i, chunk in enumerate(chunks):
             name = f"val_{self.global_step:06d}" + (f"_{i}" if len(chunks) > 1 else "")
             self._write_trajectories(chunk.episodes, name, -1 if self.config.trainer.log_trajectories else 0)
@@ -306,7 +325,8 @@ class RayPPOTrainer:
             save_config(self.config, folder / CONFIG_FILE)
             self.team.save_checkpoint(folder, self.config.trainer.save_hf_model)
             torch.save(loader_state, folder / "data.pt")
-            save_samples(self._next.samples, folder)
+            if self._source is not None:
+                self._source.save(folder)
 
         state = {
             "global_step": self.global_step,
@@ -337,7 +357,8 @@ class RayPPOTrainer:
         self._models |= state.get("bases", {})  # fingerprints from the start of the run, also of models that are not needed now
         if not val_only:
             _check_mode(folder, state, self.config.async_training.mode)
-            self._next.samples = load_samples(folder)
+            if self._source is not None:
+                self._source.load(folder)
         self.team.load_checkpoint(folder)
         if self.loader is not None:
             self.loader.load_state_dict(torch.load(folder / "data.pt", weights_only=True))

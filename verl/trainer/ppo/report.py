@@ -8,7 +8,7 @@ from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
-from verl.trainer.ppo.timeline import Span, overlap_seconds, seconds_by_group
+from verl.trainer.ppo.timeline import GENERATION, Span, overlap_seconds, seconds_by_group
 
 
 def step_metrics(
@@ -35,8 +35,9 @@ def step_metrics(
     metrics = dict(samples.metrics) | compute_data_metrics(batch, use_critic=False, fixed_width=False)
     metrics |= compute_agent_metrics(batch, algorithm)
     metrics |= compute_timing_metrics(batch, seconds) | compute_throughout_metrics(batch, seconds, n_devices)
-    metrics["timing_s/overlap"] = overlap_seconds(spans)
-    metrics |= seconds_by_group(spans) | team
+    calls = [span for span in spans if span.call != GENERATION]
+    metrics["timing_s/overlap"] = overlap_seconds(calls)
+    metrics |= seconds_by_group(calls) | team
     metrics["perf/generated_tokens"] = float(samples.generated_tokens)
     metrics["timing_per_token_ms/gen"] = seconds["gen"] * 1000 / max(samples.generated_tokens, 1)
     return metrics

@@ -41,7 +41,7 @@ from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.core_algos.rollout_correction import aggregate_policies
 from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
-from verl.trainer.ppo.timeline import Timeline
+from verl.trainer.ppo.timeline import GENERATION, Timeline
 from verl.trainer.ppo.weight_sync import engine_errors, send_weights
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.names import slug
@@ -137,7 +137,9 @@ class TeamWorkers:
             if wg_id in self.critic_agents:
                 critic = common | {"config": critic_config(self.config.critic, spec), "num_threads": policy["num_threads"]}
                 self.critics[wg_id] = self.controller.spawn(f"critic_{wg_id}", CriticWorker, self.devices[wg_id], critic)
-            self.clients[wg_id] = RestartingClient(self._engine_client(wg_id), partial(self._restart_engine, wg_id), wg_id)
+            self.clients[wg_id] = RestartingClient(
+                self._engine_client(wg_id), partial(self._restart_engine, wg_id), wg_id, partial(self.timeline.add, wg_id, GENERATION)
+            )
 
     def _with_transfer(self, config: ActorRolloutRefConfig) -> ActorRolloutRefConfig:
         """Return a config with a way of sending weights in place of `auto`."""
@@ -320,19 +322,31 @@ class TeamWorkers:
         Return `wg/<id>/perf/sync_mb`, the MiB sent by each group.
         """
 
-        def send(wg_id: str) -> int:
+        serving = {wg_id: self.clients[wg_id].serving for wg_id in self.trained}
+
+        def send(wg_id: str) -> str:
             try:
-                return self._send_weights(wg_id, version)
+                self._send_weights(wg_id, version)
+                return ""
             except EngineGoneError as error:
-                why = str(_as_raised(error))  # not the error itself, which references a bucket
-            self.clients[wg_id].replace(EngineGoneError(why))  # the new engine receives its weights when it starts
-            return self._sent[wg_id]
+                return str(_as_raised(error))  # not the error itself, which references a bucket
 
         self._versions = dict.fromkeys(self.specs, version)
-        sent = self._on("sync_weights", self.trained, send)
+        deaths = self._on("sync_weights", self.trained, send)
+        for wg_id, why in deaths.items():  # without the group's lock, which a restart in another thread may wait for
+            if why:
+                self._replace_engine(wg_id, serving[wg_id], why)
+        sent = {wg_id: self._sent[wg_id] for wg_id in self.trained}
         for client in self.clients.values():
             client.allow()
         return {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
+
+    def _replace_engine(self, wg_id: str, client: RolloutClient, why: str) -> None:
+        """Replace a dead engine; the new one receives its weights when it starts."""
+        try:
+            self.clients[wg_id].replace(client, EngineGoneError(why))
+        except EngineGoneError as error:
+            raise TeamError(f"worker group '{wg_id}': {error}") from error
 
     def _send_weights(self, wg_id: str, version: int) -> int:
         """Send weights and return the bytes sent; raises as `send_weights` does."""

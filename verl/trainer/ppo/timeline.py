@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+# `Span.call` of a time in which an engine had requests, beside the calls to the worker group.
+GENERATION = "generate"
+
 
 @dataclass(frozen=True)
 class Span:
-    """One call to a worker group; `start` and `end` are seconds since the epoch."""
+    """One call to a worker group, or a time in which its engine had requests; `start` and `end` are seconds since the epoch."""
 
     wg_id: str
     call: str
@@ -35,8 +38,12 @@ class Timeline:
         try:
             yield
         finally:
-            with self._lock:
-                self._spans.append(Span(wg_id, call, start, time.time()))
+            self.add(wg_id, call, start, time.time())
+
+    def add(self, wg_id: str, call: str, start: float, end: float) -> None:
+        """Record a span; times are seconds since the epoch."""
+        with self._lock:
+            self._spans.append(Span(wg_id, call, start, end))
 
     def take(self) -> list[Span]:
         """Return the spans since the last call, sorted by start."""

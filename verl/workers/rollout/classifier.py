@@ -61,7 +61,7 @@ class ClassifierEngine:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="classifier")
         try:
-            return [ScoredPrompt((), (), "stop", 0, await future)] * request.n
+            return [ScoredPrompt((), (), "stop", score=await future)] * request.n
         finally:
             self._waiting.pop(id(future), None)
 

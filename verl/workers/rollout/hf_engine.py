@@ -26,7 +26,7 @@ from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.forward import SlotModel
 from verl.workers.rollout.requests import check_request
 from verl.workers.rollout.sampling import draw_uniforms
-from verl.workers.rollout.scheduler import Copies, Prefill, Scheduler
+from verl.workers.rollout.scheduler import Copies, Prefill, Scheduler, prompt_bucket, rows_of
 from verl.workers.rollout.slots import FAILED, STOP, SlotState
 from verl.workers.rollout.waiting import Reply, Ticket
 from verl.workers.rollout.weights import WeightLoader
@@ -74,6 +74,7 @@ class HFEngine:
         self._scheduler = Scheduler(max_num_seqs, self._model.token_budget)
         self._weights = WeightLoader(model)
         self._running: dict[int, Reply] = {}
+        self._earlier: dict[int, list[tuple[int, int]]] = {}  # per slot, as `Generation.earlier`
         self._pending: dict[int, _Pending] = {}
         self._task: asyncio.Task[None] | None = None
         self._paused = False
@@ -121,9 +122,11 @@ class HFEngine:
         For the model's weights, sampling pauses from the first bucket to the final one. An adapter's tensors, under PEFT's names, take
         effect together at the final one; sampling does not pause, and replies under other adapters are unaffected.
 
-        Replies in flight continue with the new weights and their cached keys. Raises `RolloutError` as `WeightLoader.load` and
-        `RowAdapters.load` do.
+        Replies in flight continue with the new weights: their keys are computed again, and `Generation.earlier` has the tokens that
+        earlier weights sampled. Raises `RolloutError` as `WeightLoader.load` and `RowAdapters.load` do.
         """
+        in_flight = any(reply.ticket.request.adapter == adapter for reply in self._running.values())
+        before = self.version_of(adapter) if in_flight else 0
         if adapter is None:
             self._weights.load(named_tensors, final)
             self._scheduler.forget()
@@ -133,6 +136,7 @@ class HFEngine:
         if final:
             self._version = version if adapter is None else self._version
             self._stats.weight_updates += 1
+            self._continue_with_new_weights(adapter, before)
             self._kick()
 
     def pause(self) -> None:
@@ -238,6 +242,21 @@ class HFEngine:
         )
         self._running.update(started)
 
+    @torch.inference_mode()
+    def _continue_with_new_weights(self, adapter: str | None, before: int) -> None:
+        """Compute the keys of the adapter's replies in flight again, and note their tokens that the version `before` sampled."""
+        for slot, reply in self._running.items():
+            request = reply.ticket.request
+            if request.adapter != adapter:
+                continue
+            tokens, _ = self._slots.output(slot)
+            noted = self._earlier.setdefault(slot, [])
+            if new := len(tokens) - sum(count for _, count in noted):
+                noted.append((before, new))
+            text = (*request.prompt_ids, *tokens)
+            bucket = prompt_bucket(len(text))
+            self._model.prefill([text], [slot], bucket, rows_of(bucket, self._model.token_budget), [adapter])
+
     def _finish(self, slot: int, end: int) -> None:
         ticket = self._running[slot].ticket
         if end == FAILED:
@@ -251,9 +270,12 @@ class HFEngine:
     def _record(self, reply: Reply, slot: int | None, reason: StopReason) -> None:
         """Record a reply that ended and free its slot; the last one of a ticket resolves the request."""
         tokens, log_probs = ((), ()) if slot is None else self._slots.output(slot)
+        earlier: tuple[tuple[int, int], ...] = ()
         if slot is not None:
+            earlier = tuple(self._earlier.get(slot, ()))
             self._release(slot)
-        reply.ticket.replies[reply.index] = Generation(tokens, log_probs, reason, self.version_of(reply.ticket.request.adapter))
+        version = self.version_of(reply.ticket.request.adapter)
+        reply.ticket.replies[reply.index] = Generation(tokens, log_probs, reason, version, earlier)
         reply.ticket.open -= 1
         self._stats.replies += 1
         self._stats.tokens += len(tokens)
@@ -284,5 +306,6 @@ class HFEngine:
 
     def _release(self, slot: int) -> None:
         reply = self._running.pop(slot)
+        self._earlier.pop(slot, None)
         self._slots.stop([slot], [len(reply.ticket.request.prompt_ids)])
         self._scheduler.free(slot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,10 @@ from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation,
 logger = logging.getLogger(__name__)
 
 
+def _ignore(start: float, end: float) -> None:
+    """Ignore a busy time."""
+
+
 class RestartingClient:
     """`RolloutClient` of an engine that may be replaced while requests wait; use it on one event loop at a time.
 
@@ -20,31 +25,56 @@ class RestartingClient:
         client: of the current engine.
         restart: replaces the engine by one with the current weights and returns its client; it blocks, and is run on a thread.
         name: of the engine, for the log and errors.
+        on_busy: called with start and end, in seconds since the epoch, of every time in which a request was in flight.
     """
 
-    def __init__(self, client: RolloutClient, restart: Callable[[], RolloutClient], name: str) -> None:
-        self._client, self._restart, self._name = client, restart, name
+    def __init__(
+        self, client: RolloutClient, restart: Callable[[], RolloutClient], name: str, on_busy: Callable[[float, float], None] = _ignore
+    ) -> None:
+        self._client, self._restart, self._name, self._on_busy = client, restart, name, on_busy
         self._allowed = True
+        self._lock = threading.Lock()
         self._restarting: asyncio.Task[None] | None = None
         self.restarts = 0
         self._requests, self._since, self._busy_s = 0, 0.0, 0.0
+        self._began = 0.0
+        self._open, self._idle = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._idle.set()
 
     def take_busy_seconds(self) -> float:
-        """Return the seconds since the last call with at least one request in flight; requests still in flight count in the next call."""
-        seconds, self._busy_s = self._busy_s, 0.0
+        """Return the seconds since the last call with at least one request in flight."""
+        now, seconds = time.perf_counter(), self._busy_s
+        if self._requests:
+            seconds += now - self._since
+            began, self._began = self._began, time.time()
+            self._on_busy(began, self._began)
+        self._busy_s, self._since = 0.0, now
         return seconds
+
+    async def drain(self) -> None:
+        """Let new requests wait until `release`, and return when none is in flight."""
+        self._open.clear()
+        await self._idle.wait()
+
+    def release(self) -> None:
+        """Serve requests again after `drain`; call it on the event loop."""
+        self._open.set()
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
         if not self._requests:
-            self._since = time.perf_counter()
+            self._since, self._began = time.perf_counter(), time.time()
         self._requests += 1
+        self._idle.clear()
         try:
             yield
         finally:
             self._requests -= 1
             if not self._requests:
                 self._busy_s += time.perf_counter() - self._since
+                self._on_busy(self._began, time.time())
+                self._idle.set()
 
     def allow(self) -> None:
         """Allow one restart in the step that begins."""
@@ -52,6 +82,7 @@ class RestartingClient:
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies; raises as the engine does, and `EngineGoneError` when it died for the second time in a step."""
+        await self._open.wait()
         client = self._client
         with self._busy():
             try:
@@ -63,27 +94,32 @@ class RestartingClient:
                 await self._wait_for_restart(client, error)
             return await self._client.generate(request)
 
-    def replace(self, cause: EngineGoneError) -> None:
-        """Replace an engine that was found dead while no request was in flight; blocks.
+    @property
+    def serving(self) -> RolloutClient:
+        """Client of the current engine."""
+        return self._client
 
-        Raises `EngineGoneError` when it died for the second time in a step, or could not be restarted.
+    def replace(self, client: RolloutClient, cause: RolloutError) -> None:
+        """Replace the engine behind `client`, which was found dead, unless that has been done; blocks, also while another thread does it.
+
+        Raises `EngineGoneError` when an engine died for the second time in a step, or could not be restarted.
         """
-        self._use_restart(cause)
-        self._client = self._started()
-        self.restarts += 1
+        with self._lock:
+            if self._client is client:
+                self._use_restart(cause)
+                self._client = self._started()
+                self.restarts += 1
 
     async def _wait_for_restart(self, client: RolloutClient, cause: RolloutError) -> None:
         """Return when the engine behind `client` is replaced; the first caller starts the replacement, the others wait."""
         if self._client is client and self._restarting is None:
-            self._use_restart(cause)
-            self._restarting = asyncio.create_task(self._replace())
+            self._restarting = asyncio.create_task(self._replace(client, cause))
         if self._restarting is not None:
             await asyncio.shield(self._restarting)
 
-    async def _replace(self) -> None:
+    async def _replace(self, client: RolloutClient, cause: RolloutError) -> None:
         try:
-            self._client = await asyncio.to_thread(self._started)
-            self.restarts += 1
+            await asyncio.to_thread(self.replace, client, cause)
         finally:
             self._restarting = None
 

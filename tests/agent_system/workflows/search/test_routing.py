@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_system.rollout.collector import TooManyFailuresError
+from agent_system.rollout import TooManyFailuresError
 from agent_system.workflows.search import ANSWER, SEARCH, VERIFIER, SearchEnv, SearchEnvOptions
 from agent_system.workflows.search.world.shared import Retriever
 from agent_system.workflows.search.world.wire import RetrievalError

@@ -116,16 +116,30 @@ async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskL
         if result.batch is not None:
             found += _tasks(result.batch, signal_rows(result.batch, config.algorithm))
     whole = collector.join(results) if len(results) > 1 else results[0]
+    return keep_signal(config, whole, len(results), len(used), step)
+
+
+def keep_signal(config: RunConfig, whole: CollectResult, collections: int, drawn: int, step: int) -> FilteredSamples:
+    """Return the rows with a signal of the first `data.train_batch_size` tasks that have one.
+
+    Args:
+        config: configuration of the run.
+        whole: all episodes of the step.
+        collections: number of collections that it joins.
+        drawn: number of tasks that were sampled.
+        step: training step.
+    """
+    wanted = config.data.train_batch_size
     signal = signal_rows(whole.batch, config.algorithm) if whole.batch is not None else np.zeros(0, dtype=bool)
     found = _tasks(whole.batch, signal) if whole.batch is not None else 0
     numbers: dict[str, float] = dict(_dropped_shares(whole.batch, signal, config.algorithm)) if whole.batch is not None else {}
-    numbers |= {"num_gen_batches": len(results), "tasks_drawn": len(used)}
+    numbers |= {"num_gen_batches": collections, "tasks_drawn": drawn}
     numbers |= {"tasks_with_signal": found, "tasks_missing": max(wanted - found, 0)}
     metrics = {f"train/filter_groups/{name}": float(value) for name, value in numbers.items()}
     if whole.batch is None or not signal.any():
-        return FilteredSamples(whole, None, metrics, _no_signal(config, len(results), whole))
+        return FilteredSamples(whole, None, metrics, _no_signal(config, collections, whole))
     if found < wanted:
-        logger.warning("step %d trains on %d tasks instead of %d: %d were sampled, others had no signal", step, found, wanted, len(used))
+        logger.warning("step %d trains on %d tasks instead of %d: %d were sampled, others had no signal", step, found, wanted, drawn)
     kept = np.flatnonzero(_first_tasks(whole.batch, signal, wanted))
     return FilteredSamples(whole, trim_padding(whole.batch.select_idxs(kept)), metrics)
 

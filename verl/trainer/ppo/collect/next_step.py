@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +19,56 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from verl.protocol import DataProto
-from verl.trainer.ppo.collect.step_samples import StepSamples
-from verl.utils.loop_thread import LoopThread, Running
+from verl.trainer.ppo.collect.source import StepCollection
+from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
+from verl.trainer.ppo.interrupt import StopRequest
+from verl.utils.loop_thread import Running
 
 TENSORS, VALUES = "next_step.safetensors", "next_step.json"
 
 
-@dataclass
-class NextStep:
-    """The samples of the next step, in flight or complete.
+class NextStep(StepCollection):
+    """`SampleSource` of `async_training.mode=one_step_off`."""
 
-    Attributes:
-        loop: event loop of the collector.
-        samples: complete samples that no step has taken yet.
-        collecting_s: seconds that the last collection took.
-    """
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._samples: StepSamples | None = None  # complete, and taken by no step yet
+        self._running: Running[StepSamples] | None = None
+        self._since = self._seconds = 0.0
 
-    loop: LoopThread
-    samples: StepSamples | None = None
-    collecting_s: float = 0.0
-    _running: Running[StepSamples] | None = field(default=None, init=False)
-    _since: float = field(default=0.0, init=False)
+    def take(self, step: int, stop: StopRequest) -> StepSamples:
+        """Return the samples that were collected during the last step, or collect those of the first one."""
+        samples, self._samples = self._samples, None
+        return samples or super().take(step, stop)
 
-    def start(self, collection: Coroutine[Any, Any, StepSamples]) -> None:
-        """Start to collect."""
-        self._since = time.perf_counter()
-        self._running = self.loop.start(collection)
-        self._running.when_done(self._ended)
+    def update_begins(self, step: int, last: bool) -> None:
+        """Start to collect the next step's samples, if there is a next step."""
+        if not last:
+            self._since = time.perf_counter()
+            self._running = self.loop.start(collect_step(self.config, self.collector, self.loader, step + 1))
+            self._running.when_done(self._ended)
 
-    def wait(self) -> StepSamples | None:
-        """Wait for the started collection and return its samples, None if none was started; its errors are raised."""
+    def update_ended(self, step: int) -> None:
+        """Wait for the next step's samples; errors of the collector are raised."""
         running, self._running = self._running, None
         if running is not None:
-            self.samples = running.result()
-        return self.samples
+            self._samples = running.result()
+            self.on_collected(self._samples, step + 1)
 
-    def take(self) -> StepSamples | None:
-        """Return the complete samples and forget them."""
-        samples, self.samples = self.samples, None
-        return samples
+    def metrics(self, step_s: float) -> dict[str, float]:
+        """Return the share of the step in which no episode was in progress."""
+        return {"rollouter/idle_ratio": max(1 - self._seconds / step_s, 0.0)} if self._samples is not None else {}
+
+    def save(self, folder: Path) -> None:
+        """Write the next step's samples."""
+        save_samples(self._samples, folder)
+
+    def load(self, folder: Path) -> None:
+        """Read the next step's samples."""
+        self._samples = load_samples(folder)
 
     def _ended(self) -> None:
-        self.collecting_s = time.perf_counter() - self._since
+        self._seconds = time.perf_counter() - self._since
 
 
 def save_samples(samples: StepSamples | None, folder: Path) -> None:

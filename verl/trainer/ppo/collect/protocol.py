@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any, Protocol
 
 from verl.protocol import DataProto
@@ -70,6 +72,22 @@ class CollectResult(Protocol):
         ...
 
 
+class GroupPlayer(Protocol):
+    """Plays groups one by one; a group is all episodes of one task."""
+
+    async def play(self, row: Any, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False) -> Sequence[Any]:
+        """Return the `n` episodes of a task that `Collector.collect` plays for the `number`-th appearance of the task."""
+        ...
+
+    def rows(self, episodes: Sequence[Any]) -> DataProto | None:
+        """Return the batch of `result`, as far as it can be known without the other groups of the step."""
+        ...
+
+    async def result(self, episodes: Sequence[Any]) -> CollectResult:
+        """Return the result of whole groups, which is that of `Collector.collect` for the same episodes."""
+        ...
+
+
 class Collector(Protocol):
     """Runs the team on tasks."""
 
@@ -86,6 +104,22 @@ class Collector(Protocol):
             greedy: decode greedily; group names end in `GREEDY_SUFFIX`.
             attempt: index of this collection in the step; each has its own seeds and group names.
         """
+        ...
+
+    def groups(self, window: int) -> AbstractAsyncContextManager[GroupPlayer]:
+        """Return a context with a player of single groups; of the last `window` episodes not too many may fail."""
+        ...
+
+    def save_episodes(self, episodes: Sequence[Any], folder: Path) -> None:
+        """Write played episodes exactly, for a checkpoint."""
+        ...
+
+    def load_episodes(self, folder: Path) -> Sequence[Any]:
+        """Return the episodes of `save_episodes`."""
+        ...
+
+    def task_id(self, row: Mapping[str, Any]) -> str:
+        """Return the task of a dataset row."""
         ...
 
     def set_theta(self, theta: float) -> None:

@@ -9,7 +9,7 @@ from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.config.run import follows_committed
 from verl.trainer.placement.untrained import trained_agents
-from verl.trainer.ppo.collect.dynamic_sampling import draw_until_full
+from verl.trainer.ppo.collect.dynamic_sampling import FilteredSamples, draw_until_full
 from verl.trainer.ppo.collect.greedy_baseline import needs_baselines, reward_baselines
 from verl.trainer.ppo.collect.protocol import Collector, CollectResult, Episode
 from verl.trainer.ppo.per_agent import estimators_in_use
@@ -41,16 +41,31 @@ async def collect_step(config: RunConfig, collector: Collector, loader: TaskLoad
     Errors of the collector are raised.
     """
     if config.algorithm.filter_groups.enable:
-        drawn = await draw_until_full(config, collector, loader, step)
-        metrics = dict(drawn.result.metrics) | drawn.metrics
-        return StepSamples(drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.no_batch_reason)
+        return filtered_samples(await draw_until_full(config, collector, loader, step))
     rows = [loader.source[place] for place in loader.take(config.data.train_batch_size)]
     result = await collector.collect(rows, config.env.rollout.n, step=step)
+    if result.batch is None or not needs_greedy_episodes(config):
+        return samples_of(config, result)
+    return samples_of(config, result, await collector.collect(rows, 1, step=step, greedy=True))
+
+
+def filtered_samples(drawn: FilteredSamples) -> StepSamples:
+    """Return the samples of dynamic sampling."""
+    metrics = dict(drawn.result.metrics) | drawn.metrics
+    return StepSamples(drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.no_batch_reason)
+
+
+def needs_greedy_episodes(config: RunConfig) -> bool:
+    """Return whether every task has a greedy episode, whose reward is the baseline of the others."""
     used = estimators_in_use(config.algorithm, trained_agents(config.agent))
     single_steps = config.rollout.sampling == "tree" and not follows_committed(config)  # whose baselines the collector has sampled
-    if result.batch is None or single_steps or not any(map(needs_baselines, used)):
+    return not single_steps and any(map(needs_baselines, used))
+
+
+def samples_of(config: RunConfig, result: CollectResult, greedy: CollectResult | None = None) -> StepSamples:
+    """Return the samples of one collection, with the baselines of its greedy episodes."""
+    if result.batch is None or greedy is None:
         return StepSamples(result.batch, result.episodes, dict(result.metrics), _tokens(result))
-    greedy = await collector.collect(rows, 1, step=step, greedy=True)
     baselines, metrics = reward_baselines(result.batch, greedy, config.reward.alpha)
     result.batch.non_tensor_batch["reward_baselines"] = baselines
     episodes = [*result.episodes, *greedy.episodes]

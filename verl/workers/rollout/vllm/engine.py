@@ -44,13 +44,15 @@ CONTROL_TIMEOUT_S = 600.0
 LIVENESS_S = 1.0
 STOP_TIMEOUT_S = 1.0
 EXIT_TIMEOUT_S = 20.0
+UNLABELLED = "default"  # vLLM's label of weights before the first one is set
 
 
 @dataclass
 class _Open:
-    """A request in flight: its name, vLLM's names of its unfinished replies, and whether it is cancelled or about to end."""
+    """A request in flight: its name, its adapter, vLLM's names of its unfinished replies, and whether it is cancelled or about to end."""
 
     request_id: str
+    adapter: str | None = None
     replies: set[str] = field(default_factory=set)
     closing: bool = False
 
@@ -125,6 +127,8 @@ class VLLMEngine:
         self._open: dict[int, _Open] = {}
         self._names = itertools.count()
         self._version, self._cause = 0, ""
+        # By vLLM's own label of the weights, which is the index: the version of the model (None) and of every adapter.
+        self._labels: list[dict[str | None, int]] = [{None: 0}]
         self._updating = self._paused = self._no_weights = self._no_cache = False
         self._stats = EngineStats()
         self._control(self._llm.collective_rpc("verl_prepare"))
@@ -163,9 +167,9 @@ class VLLMEngine:
     ) -> None:
         """Copy one bucket of weights in place.
 
-        For the model's weights, sampling pauses from the first bucket to the final one; the keys of replies in flight are computed again
-        with the new weights. An adapter's tensors, under PEFT's names, take effect together at the final one; sampling does not pause,
-        and the adapter's replies in flight keep their cached keys.
+        For the model's weights, sampling pauses from the first bucket to the final one. An adapter's tensors, under PEFT's names, take
+        effect together at the final one; sampling pauses then only if the adapter has replies in flight. The keys of replies in flight
+        are computed again with the new weights, and `Generation.earlier` has the tokens that earlier weights sampled.
 
         Raises `RolloutError` as `WeightNames.check` and `AdapterInbox.take` do.
         """
@@ -239,7 +243,9 @@ class VLLMEngine:
         self._control(self._llm.collective_rpc("verl_finish_update"))
         for name in self._adapters.loaded():
             self._control(self._llm.add_lora(self._adapters.request(name)))
-        self._version, self._updating = version, False
+        self._version = version
+        self._control(self._label_weights())
+        self._updating = False
         self._stats.weight_updates += 1
         if not (self._paused or self._no_cache):
             self._control(self._llm.resume_generation())
@@ -262,13 +268,24 @@ class VLLMEngine:
         if request is None:
             return
         self._wake_weights()
+        in_use = not self._paused and any(entry.adapter == name for entry in list(self._open.values()))
+        if in_use:
+            self._control(self._llm.pause_generation(mode="keep", clear_cache=True))
         try:
             self._control(self._llm.add_lora(request))
         except BaseException:
             self._adapters.withdraw(name)
             raise
         self._adapters.set_version(name, version)
+        self._control(self._label_weights())
         self._stats.weight_updates += 1
+        if in_use:
+            self._control(self._llm.resume_generation())
+
+    async def _label_weights(self) -> None:
+        """Label the tokens that vLLM samples from now on with the versions of the current weights."""
+        self._labels.append({None: self._version} | {name: self._adapters.version(name) for name in self._adapters.loaded()})
+        await self._llm.engine_core.set_weight_version_async(str(len(self._labels) - 1))
 
     async def _settle(self) -> None:
         """Wait until vLLM has processed cancelled requests."""
@@ -279,7 +296,7 @@ class VLLMEngine:
 
     async def _generate(self, request: GenerateRequest, limit: int) -> list[Generation]:
         ticket = next(self._names)
-        entry = self._open[ticket] = _Open(request.request_id)
+        entry = self._open[ticket] = _Open(request.request_id, request.adapter)
         tasks = [asyncio.ensure_future(self._reply(request, limit, index, entry, f"{ticket}-{index}")) for index in range(request.n)]
         try:
             with self._own_errors():
@@ -321,7 +338,19 @@ class VLLMEngine:
         self._stats.replies += 1
         self._stats.tokens += len(tokens)
         self._stats.aborted += reason == "abort"
-        return Generation(tokens, log_probs, reason, self.version_of(request.adapter))
+        spans = self._spans(reply.weight_versions or (), request.adapter)
+        return Generation(tokens, log_probs, reason, spans[-1][0] if spans else self.version_of(request.adapter), tuple(spans[:-1]))
+
+    def _spans(self, labelled: Sequence[Any], adapter: str | None) -> list[tuple[int, int]]:
+        """Return the (version, number of tokens) of a reply from vLLM's spans of equal labels."""
+        spans: list[tuple[int, int]] = []
+        for span in labelled:
+            label = 0 if span.version == UNLABELLED else int(span.version)
+            version, count = self._labels[label].get(adapter, 0), span.end - span.start
+            if spans and spans[-1][0] == version:
+                version, count = version, count + spans.pop()[1]
+            spans.append((version, count))
+        return spans
 
     def _control(self, coroutine: Coroutine[Any, Any, T]) -> T:
         with self._own_errors():

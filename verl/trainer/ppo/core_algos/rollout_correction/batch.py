@@ -131,20 +131,23 @@ def sampler_gap_metrics(batch: DataProto, threshold: str | float = 2.0) -> dict[
 
 
 def staleness_metrics(batch: DataProto, version: int) -> dict[str, float]:
-    """Return `agent/<agent>/staleness/mean|max`: `version` of the current weights minus that of each row with an unmasked token.
+    """Return `agent/<agent>/staleness/mean|max`: `version` of the current weights minus that of the weights that sampled.
+
+    The mean is over unmasked tokens, the maximum over rows with one; replies whose weights changed count with their oldest ones.
 
     Args:
-        batch: `response_mask`, and the columns `agent_id` and `version` (version of the weights that sampled the reply).
+        batch: `response_mask`, and the columns `agent_id` and `version` (version of the weights that sampled the reply); for replies with
+            several versions `mean_version` (over tokens) and `oldest_version`.
         version: version of the weights before the update.
     """
     columns = batch.non_tensor_batch
-    real = batch.batch["response_mask"].any(dim=-1).cpu().numpy()
-    age = version - columns["version"].astype(np.int64)
+    tokens = batch.batch["response_mask"].sum(dim=-1).cpu().numpy()
+    mean, oldest = (columns.get(name, columns["version"]).astype(np.float64) for name in ("mean_version", "oldest_version"))
     out: dict[str, float] = {}
-    for agent_id in dict.fromkeys(columns["agent_id"][real]):
-        own = age[real & (columns["agent_id"] == agent_id)]
-        out[f"agent/{slug(agent_id)}/staleness/mean"] = float(own.mean())
-        out[f"agent/{slug(agent_id)}/staleness/max"] = float(own.max())
+    for agent_id in dict.fromkeys(columns["agent_id"][tokens > 0]):
+        own = (tokens > 0) & (columns["agent_id"] == agent_id)
+        out[f"agent/{slug(agent_id)}/staleness/mean"] = version - float(np.average(mean[own], weights=tokens[own]))
+        out[f"agent/{slug(agent_id)}/staleness/max"] = version - float(oldest[own].min())
     return out
 
 

@@ -1,0 +1,67 @@
+"""Exact copies of episodes on disk, without pickle: JSON lines, and the numbers of tokens as safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from agent_system.environment import Task
+from agent_system.record import EpisodeRecord, Sample, plain
+from agent_system.rollout.remote import RemoteGeneration
+from agent_system.tools.agent import ToolUse
+from verl.protocol.generate import Generation
+
+EPISODES, TOKENS = "episodes.jsonl", "tokens.safetensors"
+CLASSES = {cls.__name__: cls for cls in (EpisodeRecord, Sample, Generation, RemoteGeneration, Task, ToolUse)}
+# Fields that hold records themselves; the content of all others is data, whatever it looks like.
+RECORDS = ("samples", "generation", "tools", "task")
+# Long fields, stored together as tensors; JSON has their lengths.
+TENSORS = {"prompt_ids": torch.int64, "token_ids": torch.int64, "log_probs": torch.float64, "token_rewards": torch.float64}
+
+
+def save_episodes(episodes: Sequence[EpisodeRecord], folder: Path) -> None:
+    """Write episodes; values of `info`, `fields` and tasks that JSON does not have become texts, as in trajectory files."""
+    long: dict[str, list[Sequence[float]]] = {name: [] for name in TENSORS}
+    with (folder / EPISODES).open("w") as file:
+        for episode in episodes:
+            file.write(json.dumps(_encoded(episode, long)) + "\n")
+    save_file({name: torch.tensor(list(chain(*long[name])), dtype=dtype) for name, dtype in TENSORS.items()}, folder / TOKENS)
+
+
+def load_episodes(folder: Path) -> list[EpisodeRecord]:
+    """Return the episodes that `save_episodes` wrote."""
+    long = {name: iter(tensor.tolist()) for name, tensor in load_file(folder / TOKENS).items()}
+    return [_decoded(json.loads(line), long) for line in (folder / EPISODES).read_text().splitlines()]
+
+
+def _encoded(record: Any, long: Mapping[str, list[Sequence[float]]]) -> dict[str, Any]:
+    found: dict[str, Any] = {"class": type(record).__name__}
+    for own in fields(record):
+        content = getattr(record, own.name)
+        if own.name in TENSORS:
+            long[own.name].append(content)
+            found[own.name] = len(content)
+        elif own.name in RECORDS and content is not None:
+            found[own.name] = [_encoded(c, long) for c in content] if isinstance(content, tuple) else _encoded(content, long)
+        else:
+            found[own.name] = plain(content)
+    return found
+
+
+def _decoded(found: dict[str, Any], long: Mapping[str, Iterator[float]]) -> Any:
+    content: dict[str, Any] = {}
+    for name, item in found.items():
+        if name in TENSORS:
+            content[name] = tuple(islice(long[name], item))
+        elif name in RECORDS and item is not None:
+            content[name] = tuple(_decoded(i, long) for i in item) if isinstance(item, list) else _decoded(item, long)
+        else:
+            content[name] = tuple(tuple(i) if isinstance(i, list) else i for i in item) if isinstance(item, list) else item
+    return CLASSES[content.pop("class")](**content)

@@ -1,0 +1,156 @@
+"""Plays episodes one by one, with the limits that hold for all of them: threads, concurrency, and the share that may fail."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from agent_system.env_workers.messages import EnvWorkerError, innermost_line
+from agent_system.record import EpisodeRecord
+from agent_system.rollout.call import EpisodeSpec
+from agent_system.rollout.runner import EpisodeRunner
+from verl.protocol.generate import EngineGoneError
+
+logger = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 10.0
+
+
+class TooManyFailuresError(RuntimeError):
+    """More episodes, or candidates of trees, failed than `rollout.max_failure_rate` allows."""
+
+
+@dataclass
+class EpisodePlayer:
+    """Plays episodes, at most `slots` at a time.
+
+    Attributes:
+        start: makes the runner of an episode.
+        score: calls the reward functions on the record of a finished episode.
+        slots: as `rollout.max_concurrent_episodes`.
+        rate: `rollout.max_failure_rate`.
+        window: number of the last episodes to which `rate` applies.
+    """
+
+    start: Callable[[EpisodeSpec], EpisodeRunner]
+    score: Callable[[EpisodeRecord], Awaitable[EpisodeRecord]]
+    slots: asyncio.Semaphore
+    rate: float
+    window: int
+    _ended: deque[str | None] = field(default_factory=deque, init=False)
+    _causes: Counter[str] = field(default_factory=Counter, init=False)
+    _left_out: Counter[str] = field(default_factory=Counter, init=False)
+
+    async def play(self, specs: Sequence[EpisodeSpec]) -> list[EpisodeRecord]:
+        """Play episodes concurrently and return their records, failed ones included, in the order of `specs`.
+
+        An episode whose environment worker died is played once more, with the same seeds.
+
+        Raises:
+            EngineGoneError: an engine's process died.
+            TooManyFailuresError: more than `rate` of `window` episodes failed; the message groups the causes.
+        """
+        tasks = [asyncio.create_task(self._play(spec)) for spec in specs]
+        try:
+            for ended in asyncio.as_completed(tasks):
+                await ended
+            return [task.result() for task in tasks]
+        finally:
+            await _cancel(tasks)
+
+    def check_left_out(self, records: Sequence[EpisodeRecord]) -> None:
+        """Raise TooManyFailuresError if more than `rate` of the candidates of these episodes, the last ones, failed."""
+        causes, self._left_out = self._left_out, Counter()
+        tried = causes.total() + sum(len(r.samples) for r in records if not r.failed)
+        if causes.total() > self.rate * tried:
+            raise TooManyFailuresError(_grouped(causes, tried, "candidates", self.rate))
+
+    async def _play(self, spec: EpisodeSpec) -> EpisodeRecord:
+        async with self.slots:
+            episode, task = await self._run(spec)
+            if _lost_its_worker(task):  # with the same seeds it is the same episode
+                episode, task = await self._run(spec)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, EngineGoneError):
+            raise error
+        cause = _cause(task)
+        if cause is not None:
+            logger.warning("episode %s left out: %s", spec.traj_uid, cause)
+        self._count(cause)
+        if cause is not None:
+            return episode.record(cause)
+        self._left_out += episode.left_out
+        return task.result()
+
+    async def _run(self, spec: EpisodeSpec) -> tuple[EpisodeRunner, asyncio.Task[EpisodeRecord]]:
+        """Play an episode in a task of its own, which it may cancel itself, and return both."""
+        episode = self.start(spec)
+        task = asyncio.create_task(self._scored(episode), name=spec.traj_uid)
+        try:
+            await asyncio.wait([task])
+        finally:
+            await _cancel([task])
+        return episode, task
+
+    async def _scored(self, episode: EpisodeRunner) -> EpisodeRecord:
+        """Play an episode and call the reward functions; an error of these costs the episode as any other."""
+        await episode.run()
+        return await self.score(episode.record())
+
+    def _count(self, cause: str | None) -> None:
+        self._ended.append(cause)
+        if cause is not None:
+            self._causes[cause] += 1
+        if len(self._ended) > self.window and (old := self._ended.popleft()) is not None:
+            self._causes -= Counter([old])
+        if cause is not None and self._causes.total() > self.rate * self.window:
+            raise TooManyFailuresError(_grouped(self._causes, self.window, "episodes", self.rate))
+
+
+@contextmanager
+def rare_garbage_collection() -> Iterator[None]:
+    """Collect garbage rarely: the objects of a collection live until its end, and scanning them repeatedly costs a quarter of the CPU."""
+    before = gc.get_threshold()
+    if before[0] == 0:
+        yield
+        return
+    gc.set_threshold(50_000, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _lost_its_worker(task: asyncio.Task[EpisodeRecord]) -> bool:
+    """Return whether an episode ended because the worker process of its environment did."""
+    return not task.cancelled() and isinstance(task.exception(), EnvWorkerError)
+
+
+def _cause(task: asyncio.Task[EpisodeRecord]) -> str | None:
+    """Return why an episode failed, with the innermost line of code, or None."""
+    if task.cancelled():
+        return "CancelledError: the episode cancelled itself"
+    error = task.exception()
+    if error is None:
+        return None
+    line = innermost_line(error)
+    return f"{type(error).__name__}: {error}{f' ({line})' if line else ''}"
+
+
+def _grouped(causes: Counter[str], total: int, of: str, allowed: float) -> str:
+    lines = [f"  {count} x {cause}" for cause, count in causes.most_common(10)]
+    return f"{causes.total()} of {total} {of} failed, more than rollout.max_failure_rate={allowed:g} allows:\n" + "\n".join(lines)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[EpisodeRecord]]) -> None:
+    """Cancel tasks that have not ended, so that none outlives its caller."""
+    left = [task for task in tasks if not task.done()]
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=END_TIMEOUT_S)

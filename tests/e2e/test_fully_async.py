@@ -1,0 +1,167 @@
+"""`async_training.mode=fully_async`: episodes are collected all the time; without staleness it is synchronous training to the last bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_system.environment import Outcome
+from tests.e2e.conftest import Run, read_metrics, weights
+from tests.e2e.teams import ADAPTER, LEVELS, policies
+from tests.e2e.test_one_step_off import FOUR, TREE, comparable
+from tests.house.source import ROOT
+
+KILLS = int(os.environ.get("KILLS", "6"))
+ASYNC = {"async_training.mode": "fully_async", "algorithm.rollout_correction.rollout_is": "token"}
+FRESH = ASYNC | {"async_training.staleness_threshold": 0}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "parallel": {"algorithm.rollout_correction.rollout_is": "null"},
+    "tree, adapters": TREE | {"agent.specialization": "lora"} | ADAPTER,
+    "remax, one policy": {"algorithm.adv_estimator": "remax", "agent.model_sharing": True},
+    "critics": {"algorithm.adv_estimator": "gae", "actor_rollout_ref.actor.ppo_epochs": 2},
+}
+
+
+def without_ledger(run_dir: Path) -> list[dict]:
+    """The metrics of a run without its clock and without those that only this mode has."""
+    own = ("fully_async/", "trainer/")
+    return [{name: value for name, value in line.items() if not name.startswith(own)} for line in comparable(run_dir)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_staleness_it_equals_synchronous_training_to_the_last_bit(train: Run, tmp_path: Path, variant: str) -> None:
+    keys = FRESH | VARIANTS[variant] | {"trainer.total_training_steps": 3}
+    train(keys | {"trainer.default_local_dir": tmp_path / "async"})
+    sync = {name: value for name, value in keys.items() if not name.startswith("async_training")}
+    train(sync | {"trainer.default_local_dir": tmp_path / "sync"})
+    assert policies(tmp_path / "async", 3) and policies(tmp_path / "async", 3) == policies(tmp_path / "sync", 3)
+    assert without_ledger(tmp_path / "async") == without_ledger(tmp_path / "sync")
+
+
+def test_dynamic_sampling_without_staleness_trains_on_the_tasks_of_synchronous_training(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reward of 0 or 1 for each of two samples: many tasks have no signal, and others are sampled in their place."""
+    import my_flow_package
+
+    act = my_flow_package.MyWorld.act
+    monkeypatch.setattr(my_flow_package.MyWorld, "act", lambda *args: Outcome(local=float(act(*args).local > 0.7)))
+    keys = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "seq_reward", "trainer.total_training_steps": 3}
+    keys |= {"env.rollout.n": 2, "trainer.val_before_train": False} | LEVELS["L0"].changes
+    train(FRESH | keys | {"trainer.default_local_dir": tmp_path / "async"})
+    train(keys | {"algorithm.rollout_correction.rollout_is": "token", "trainer.default_local_dir": tmp_path / "sync"})
+    assert policies(tmp_path / "async", 3) and policies(tmp_path / "async", 3) == policies(tmp_path / "sync", 3)
+    drawn = [line["train/filter_groups/tasks_drawn"] for line in steps_of(tmp_path / "async")]
+    assert max(drawn) > 2
+    assert sum(line["fully_async/count/rejected"] > 0 for line in steps_of(tmp_path / "async")) > 0
+
+
+STALE = ASYNC | FOUR | {"async_training.staleness_threshold": 1.0, "trainer.total_training_steps": 6}
+
+
+def staleness(run_dir: Path) -> list[float]:
+    """The age of the oldest sample of every step."""
+    return [max(line[f"agent/{agent}/staleness/max"] for agent in ("asker", "verifier_agent")) for line in steps_of(run_dir)]
+
+
+def steps_of(run_dir: Path) -> list[dict]:
+    return [line for line in read_metrics(run_dir) if "actor/lr" in line]
+
+
+def trained_episodes(run_dir: Path) -> list[str]:
+    """Ids of all episodes that steps trained on, in their order."""
+    files = sorted((run_dir / "trajectories").glob("train_*.jsonl"))
+    return [json.loads(line)["traj_uid"] for file in files for line in file.read_text().splitlines()]
+
+
+def check_ledger(run_dir: Path, steps: int) -> None:
+    """No episode is trained twice, every step has a whole batch, and the counts of groups add up."""
+    trained = trained_episodes(run_dir)
+    assert len(trained) == len(set(trained)) == steps * 2 * 3
+    for line in steps_of(run_dir):
+        counts = {name: line[f"fully_async/count/{name}"] for name in ("trained", "failed", "rejected", "dropped", "running", "complete")}
+        assert line["fully_async/count/dispatched"] == sum(counts.values())
+        assert counts["trained"] == 2 * line["step"]
+
+
+def test_samples_get_older_up_to_the_threshold_and_no_further(train: Run, tmp_path: Path) -> None:
+    train(STALE | {"async_training.max_off_policy_threshold": 1})
+    assert len(staleness(tmp_path / "run")) == 6 and max(staleness(tmp_path / "run")) == 1
+    check_ledger(tmp_path / "run", 6)
+
+
+def test_a_resumed_run_trains_on_every_group_once(train: Run, tmp_path: Path) -> None:
+    """The checkpoint has complete groups and groups in progress, whose episodes are played again."""
+    train(STALE)
+    whole = tmp_path / "whole"
+    (tmp_path / "run").rename(whole)
+    saved = json.loads((whole / "checkpoints" / "global_step_3" / "groups" / "queue.json").read_text())
+    assert saved["queue"]["running"] or saved["queue"]["complete"]
+    resume = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": whole / "checkpoints" / "global_step_3"}
+    train(STALE | resume)
+    before = trained_episodes(whole)[: 3 * 6]
+    after = trained_episodes(tmp_path / "run")
+    assert sorted(before + after) == sorted(trained_episodes(whole))
+
+
+def test_without_staleness_resuming_equals_an_uninterrupted_run_to_the_last_bit(train: Run, tmp_path: Path) -> None:
+    train(FRESH | FOUR)
+    whole = tmp_path / "whole"
+    (tmp_path / "run").rename(whole)
+    train(FRESH | FOUR | {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": whole / "checkpoints" / "global_step_2"})
+    assert weights(tmp_path / "run", 4) == weights(whole, 4)
+
+
+PATIENT = {"async_training.partial_rollout": False, "async_training.max_off_policy_threshold": 5}
+
+
+def test_weights_of_several_steps_are_sent_at_once(train: Run, tmp_path: Path) -> None:
+    train(STALE | {"async_training.trigger_parameter_sync_step": 3, "trainer.test_freq": 0} | PATIENT)
+    sent = [any(name.endswith("sync_mb") for name in line) for line in steps_of(tmp_path / "run")]
+    assert sent == [False, False, True] * 2
+    assert max(staleness(tmp_path / "run")) >= 2
+    check_ledger(tmp_path / "run", 6)
+
+
+def test_what_cannot_be_is_said_before_a_worker_starts(refused: Callable[[dict[str, Any]], str]) -> None:
+    assert "needs an off-policy correction" in refused({"async_training.mode": "fully_async"})
+    too_low = refused(ASYNC | {"async_training.staleness_threshold": 2.5, "async_training.max_off_policy_threshold": 2})
+    assert "set it to 3 or more" in too_low
+    assert "async_training.mode=fully_async" in refused({"async_training.staleness_threshold": 0.5})
+
+
+@pytest.mark.ray
+def test_ray_trains_the_same_groups(train: Run, tmp_path: Path) -> None:
+    train(STALE | {"trainer.controller": "ray", "trainer.save_freq": 6})
+    check_ledger(tmp_path / "run", 6)
+    assert max(staleness(tmp_path / "run")) == 1
+
+
+def test_no_episode_is_lost_or_trained_twice_when_runs_are_killed_at_random_moments(
+    overrides: Callable[..., list[str]], forked_python: str, user_package: Path, tmp_path: Path
+) -> None:
+    """A run that SIGTERM and SIGKILL end at moments that no test chooses, and that goes on from its last checkpoint."""
+    steps = 2 * KILLS
+    changes = STALE | {"trainer.total_training_steps": steps, "trainer.max_ckpt_to_keep": 1, "trainer.save_hf_model": False}
+    changes |= {"trainer.val_before_train": False, "trainer.test_freq": 0}
+    command = [forked_python, "-m", "verl.trainer.main_ppo", *overrides(changes)]
+    environment = os.environ | {"PYTHONPATH": f"{user_package}:{ROOT}"}
+    moments, killed = random.Random(0), 0
+    while True:
+        with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+            try:
+                _, said = run.communicate(timeout=moments.uniform(0.5, 3.0) if killed < KILLS else 120)
+                break
+            except subprocess.TimeoutExpired:
+                run.send_signal(signal.SIGKILL if killed % 2 else signal.SIGTERM)
+                killed += 1
+    assert run.returncode == 0, said
+    assert killed >= KILLS // 2, f"{killed} kills: the run is over too soon"
+    check_ledger(tmp_path / "run", steps)
+    assert max(staleness(tmp_path / "run")) == 1

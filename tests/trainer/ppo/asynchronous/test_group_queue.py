@@ -1,0 +1,115 @@
+"""Admission and choice of groups, over random orders of everything that can happen."""
+
+import json
+import math
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue, least_bound
+
+
+class Waiting(RuleBasedStateMachine):
+    """A run with `max_off_policy_strategy=wait` and the lowest bound that is allowed."""
+
+    @initialize(
+        batch=st.integers(1, 4), staleness=st.sampled_from([0.0, 0.3, 1.0, 2.5]), trigger=st.integers(1, 3), spare=st.integers(0, 2)
+    )
+    def begin(self, batch: int, staleness: float, trigger: int, spare: int) -> None:
+        self.queue: GroupQueue[int] = GroupQueue(batch, staleness, trigger, least_bound(staleness, trigger) + spare, total=9 * batch)
+        self.step, self.ended, self.trained = 1, set[int](), set[int]()
+
+    @rule(count=st.integers(1, 6))
+    def dispatch(self, count: int) -> None:
+        for _ in range(min(count, self.queue.capacity)):
+            self.queue.dispatch(place=7, attempt=0, number=0)
+
+    @precondition(lambda self: self.queue.running)
+    @rule(data=st.data(), how=st.sampled_from(["ends", "ends", "fails", "is rejected"]))
+    def end(self, data: st.DataObject, how: str) -> None:
+        index = data.draw(st.sampled_from(sorted(self.queue.running)))
+        assert index not in self.ended
+        self.ended.add(index)
+        group = self.queue.running[index]
+        if how == "ends":
+            self.queue.end(group, index)
+        else:
+            (self.queue.fail if how == "fails" else self.queue.reject)(group)
+
+    @precondition(lambda self: self.step <= 9)
+    @rule()
+    def take(self) -> None:
+        taken = self.queue.take(self.step)
+        if taken is None:
+            assert self.queue.running or self.queue.capacity, "nothing would ever end this wait"
+            return
+        assert [index for _, index in taken] == sorted(group.index for group, _ in taken) and len(taken) == self.queue.batch
+        for group, index in taken:
+            assert 0 <= self.step - 1 - group.version <= self.queue.bound
+            assert index not in self.trained
+            self.trained.add(index)
+        if self.step % self.queue.trigger == 0:
+            self.queue.version = self.step
+        self.step += 1
+
+    @rule()
+    def restart(self) -> None:
+        state = json.loads(json.dumps(self.queue.state_dict()))
+        old = self.queue
+        self.queue = GroupQueue(old.batch, old.staleness, old.trigger, old.bound, total=old.total)
+        self.queue.load_state_dict(state, [content for _, content in old.complete.values()])
+        assert self.queue == old
+
+    @invariant()
+    def the_ledger_holds(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        counts = self.queue.counts()
+        assert counts.pop("dispatched") == sum(counts.values())
+        assert counts["dropped"] == 0
+        ahead = math.floor((1 + self.queue.staleness) * self.queue.trigger * self.queue.batch) + self.queue.version * self.queue.batch
+        assert counts["trained"] + counts["running"] + counts["complete"] <= min(ahead, self.queue.total or ahead)
+
+
+Waiting.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+test_waiting = Waiting.TestCase
+
+
+def test_a_step_waits_for_a_slow_group_whose_deadline_is_near() -> None:
+    queue: GroupQueue[str] = GroupQueue(batch=1, staleness=1.0, bound=1)
+    slow, fast = queue.dispatch(0, 0, 0), queue.dispatch(1, 0, 0)
+    assert queue.capacity == 0
+    queue.end(fast, "fast")
+    assert queue.take(1) == [(fast, "fast")]  # step 2 can still train on the slow one
+    queue.version = 1
+    later = queue.dispatch(2, 0, 0)
+    queue.end(later, "later")
+    assert queue.take(2) is None
+    queue.end(slow, "slow")
+    assert queue.take(2) == [(slow, "slow")]
+
+
+def test_with_drop_a_step_goes_on_and_leaves_out_what_is_too_old() -> None:
+    queue: GroupQueue[str] = GroupQueue(batch=1, staleness=1.0, bound=0, drops=True)
+    slow, fast = queue.dispatch(0, 0, 0), queue.dispatch(1, 0, 0)
+    queue.end(fast, "fast")
+    assert queue.take(1) == [(fast, "fast")]
+    queue.version = 1
+    queue.end(slow, "slow")
+    assert queue.take(2) is None and queue.counts()["dropped"] == 1 and queue.capacity == 2
+
+
+@pytest.mark.parametrize(("staleness", "trigger", "least"), [(0, 1, 0), (0.5, 1, 1), (1, 1, 1), (1, 2, 3), (2.5, 3, 10)])
+def test_the_least_bound(staleness: float, trigger: int, least: int) -> None:
+    assert least_bound(staleness, trigger) == least
+
+
+def test_a_batch_of_groups_has_the_seeds_of_one_step() -> None:
+    queue: GroupQueue[None] = GroupQueue(batch=2, staleness=1.0)
+    assert [queue.dispatch(place, 0, 0) for place in (5, 6, 7)] == [
+        Group(0, 1, 0, 5, 0, 0),
+        Group(1, 1, 0, 6, 0, 0),
+        Group(2, 2, 0, 7, 0, 0),
+    ]

@@ -1,0 +1,166 @@
+"""Admission of task groups to sampling, and their choice for training steps: numbers only, without clocks or threads.
+
+A group is all episodes of one task. It is *dispatched* when it begins, at the weight version `v` published then, and ends as *complete*,
+*failed* (no episode of it succeeded) or *rejected* (dynamic sampling: it has no signal). Versions are numbers of training steps: step `s`
+begins with version `s - 1`.
+
+    capacity = floor((1 + tau) * M * B) + v * B - (dispatched - failed - dropped - rejected)
+
+    tau = async_training.staleness_threshold, M = async_training.trigger_parameter_sync_step, B = data.train_batch_size
+
+Step `s` may train on a group that was dispatched at version `v` if `s - 1 - v <= K`, K = async_training.max_off_policy_threshold; the
+group's deadline is step `v + K + 1`. A step takes the `B` complete groups with the earliest deadlines. With
+`max_off_policy_strategy=wait` it waits for groups that are still sampled if without them more groups than fit would be left for the steps
+up to some deadline `d`:
+
+    groups with deadline <= d that are not taken  <=  (d - s) * B      for every d
+
+Of the groups that are dispatched up to version `v`, at most `(1 + tau) * M * B + v * B` are ever trained, and the steps up to `v + K + 1`
+have room for `(v + K + 1) * B`. So none misses its deadline if `K >= ceil((1 + tau) * M) - 1` (`least_bound`); a smaller K needs
+`max_off_policy_strategy=drop`, which leaves such groups out: those that take longest, so that the batches get shorter episodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+COUNTS = ("dispatched", "trained", "failed", "rejected", "dropped")
+
+
+def least_bound(staleness: float, trigger: int) -> int:
+    """Return the lowest `max_off_policy_threshold` with which no group misses its deadline."""
+    return math.ceil((1 + staleness) * trigger) - 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """A dispatched group.
+
+    Attributes:
+        index: its place in the order of dispatch, from 0.
+        step: step of its seeds and ids: the step that trains on it if no group fails and none waits.
+        attempt: number of batches of tasks that were drawn for this step before its own.
+        place: position of its task in the data set.
+        number: number of groups of the same task in its batch of tasks before it.
+        version: published version when it was dispatched.
+    """
+
+    index: int
+    step: int
+    attempt: int
+    place: int
+    number: int
+    version: int
+
+
+@dataclass
+class GroupQueue(Generic[T]):
+    """Groups from dispatch to training; a complete group has content of type `T`.
+
+    Attributes:
+        batch: groups of a step.
+        staleness, trigger, bound: tau, M and K of the module.
+        drops: leave out groups that miss their deadline (`max_off_policy_strategy=drop`).
+        total: groups that the rest of the run needs, trained ones included; None without a limit.
+        version: the published version.
+        dispatched, trained, failed, rejected, dropped: numbers of groups so far.
+        running: groups that are being sampled, by index.
+        complete: groups that no step has taken, with their content, by index.
+    """
+
+    batch: int
+    staleness: float = 0.0
+    trigger: int = 1
+    bound: int = 0
+    drops: bool = False
+    total: int | None = None
+    version: int = 0
+    dispatched: int = 0
+    trained: int = 0
+    failed: int = 0
+    rejected: int = 0
+    dropped: int = 0
+    running: dict[int, Group] = field(default_factory=dict)
+    complete: dict[int, tuple[Group, T]] = field(default_factory=dict)
+
+    @property
+    def _used(self) -> int:
+        return self.dispatched - self.failed - self.rejected - self.dropped
+
+    @property
+    def capacity(self) -> int:
+        """Number of groups that may be dispatched now."""
+        room = math.floor((1 + self.staleness) * self.trigger * self.batch) + self.version * self.batch - self._used
+        return max(room if self.total is None else min(room, self.total - self._used), 0)
+
+    @property
+    def next_step(self) -> int:
+        """`Group.step` of the next group: a group takes the place of one that failed or was rejected."""
+        return self._used // self.batch + 1
+
+    def dispatch(self, place: int, attempt: int, number: int) -> Group:
+        """Begin a group of `next_step`."""
+        group = Group(self.dispatched, self.next_step, attempt, place, number, self.version)
+        self.running[group.index] = group
+        self.dispatched += 1
+        return group
+
+    def end(self, group: Group, content: T) -> None:
+        """End a group that steps can train on."""
+        del self.running[group.index]
+        self.complete[group.index] = (group, content)
+
+    def fail(self, group: Group) -> None:
+        """End a group without a successful episode."""
+        del self.running[group.index]
+        self.failed += 1
+
+    def reject(self, group: Group) -> None:
+        """End a group without a signal."""
+        del self.running[group.index]
+        self.rejected += 1
+
+    def deadline(self, group: Group) -> int:
+        """Return the last step that may train on a group."""
+        return group.version + self.bound + 1
+
+    def take(self, step: int) -> list[tuple[Group, T]] | None:
+        """Return the groups of a step in the order of dispatch, or None if it has to wait."""
+        if self.drops:
+            late = [index for index, (group, _) in self.complete.items() if self.deadline(group) < step]
+            for index in late:
+                del self.complete[index]
+            self.dropped += len(late)
+        chosen = sorted(self.complete, key=lambda index: (self.deadline(self.complete[index][0]), index))[: self.batch]
+        if len(chosen) < self.batch or not (self.drops or self._rest_fits(step, set(chosen))):
+            return None
+        self.trained += len(chosen)
+        return [self.complete.pop(index) for index in sorted(chosen)]
+
+    def _rest_fits(self, step: int, chosen: set[int]) -> bool:
+        """Return whether the steps after `step` can train on all other groups before their deadlines."""
+        left = [group for group, _ in self.complete.values() if group.index not in chosen] + list(self.running.values())
+        deadlines = sorted(self.deadline(group) for group in left)
+        return all(count <= (deadline - step) * self.batch for count, deadline in enumerate(deadlines, start=1))
+
+    def counts(self) -> dict[str, int]:
+        """Return the ledger: dispatched = trained + failed + rejected + dropped + running + complete."""
+        return {name: getattr(self, name) for name in COUNTS} | {"running": len(self.running), "complete": len(self.complete)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the content of complete groups, in JSON types; a group that is running will run again."""
+        counts = {name: getattr(self, name) for name in COUNTS}
+        running = [asdict(group) for group in self.running.values()]
+        return {**counts, "version": self.version, "running": running, "complete": [asdict(group) for group, _ in self.complete.values()]}
+
+    def load_state_dict(self, state: Mapping[str, Any], contents: list[T]) -> None:
+        """Restore `state_dict`, with the content of its complete groups in their order."""
+        for name in ("version", *COUNTS):
+            setattr(self, name, int(state[name]))
+        self.running = {group["index"]: Group(**group) for group in state["running"]}
+        complete = [Group(**group) for group in state["complete"]]
+        self.complete = {group.index: (group, content) for group, content in zip(complete, contents, strict=True)}

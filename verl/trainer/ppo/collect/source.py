@@ -1,0 +1,93 @@
+"""Where the samples of each training step come from: one source for each `async_training.mode`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from verl.trainer.config import RunConfig
+from verl.trainer.ppo.collect.protocol import Collector
+from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
+from verl.trainer.ppo.interrupt import Interrupted, StopRequest
+from verl.utils.dataset import TaskLoader
+from verl.utils.loop_thread import LoopThread
+
+# Called with samples and their step as soon as they are complete.
+OnCollected = Callable[[StepSamples, int], None]
+
+
+class SampleSource(Protocol):
+    """Samples for one step after the other. Methods are called by the training loop, in this order, and block it."""
+
+    def take(self, step: int, stop: StopRequest) -> StepSamples:
+        """Return the samples of a step. Raises `Interrupted` after a signal, and the errors of the collector."""
+        ...
+
+    def update_begins(self, step: int, last: bool) -> None:
+        """Do what runs beside the updates of a step, which is the last one or not."""
+        ...
+
+    def update_ended(self, step: int) -> None:
+        """Prepare for new weights."""
+        ...
+
+    def published(self, version: int) -> None:
+        """Use weights that the engines now have."""
+        ...
+
+    def set_validating(self, validating: bool) -> None:
+        """Begin no new episodes during a validation."""
+        ...
+
+    def metrics(self, step_s: float) -> dict[str, float]:
+        """Return metrics of the step that has ended after `step_s` seconds."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write what a resumed run needs of samples that no step has taken."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Restore `save`."""
+        ...
+
+
+class StepCollection:
+    """`async_training.mode=sync`: the samples of a step are collected when it begins."""
+
+    def __init__(self, config: RunConfig, collector: Collector, loader: TaskLoader, loop: LoopThread, on_collected: OnCollected) -> None:
+        self.config, self.collector, self.loader, self.loop, self.on_collected = config, collector, loader, loop, on_collected
+
+    def take(self, step: int, stop: StopRequest) -> StepSamples:
+        """As `SampleSource.take`; after a signal the tasks of the step count as not drawn."""
+        state = self.loader.state_dict()
+        try:
+            samples = stop.run(self.loop, collect_step(self.config, self.collector, self.loader, step))
+        except Interrupted:
+            self.loader.load_state_dict(state)
+            raise
+        self.on_collected(samples, step)
+        return samples
+
+    def update_begins(self, step: int, last: bool) -> None:
+        """Do nothing."""
+
+    def update_ended(self, step: int) -> None:
+        """Do nothing."""
+
+    def published(self, version: int) -> None:
+        """Do nothing."""
+
+    def set_validating(self, validating: bool) -> None:
+        """Do nothing."""
+
+    def metrics(self, step_s: float) -> dict[str, float]:
+        """Return none."""
+        return {}
+
+    def save(self, folder: Path) -> None:
+        """Write nothing."""
+
+    def load(self, folder: Path) -> None:
+        """Read nothing."""
