@@ -1,6 +1,6 @@
 """Simulated seconds of a training step in every mode: against runs of this machine, then for 8 GPUs and 4,096 episodes x 3 agents.
 
-    python benchmarks/async_simulation.py [--modes sync one_step_off] [--tasks 16] [--group 8] [--steps 4] [key=value ...]
+    python benchmarks/async_simulation.py [--modes sync fully_async] [--tasks 16] [--group 8] [--steps 4] [key=value ...]
 
 The simulator (`benchmarks/asynchronous/simulator.py`) is calibrated with short and with long replies, in runs that it does not predict.
 Then every workload of `benchmarks/async_training.py` is trained in every mode, and the simulator predicts the seconds of a step from the

@@ -1,6 +1,6 @@
 """Seconds of a training step in asynchronous modes against the synchronous one, of a team with four calls an episode, in one run.
 
-    python benchmarks/async_training.py [--modes one_step_off] [--tasks 16] [--group 8] [--steps 4] [--rounds 3] [key=value ...]
+    python benchmarks/async_training.py [--modes one_step_off fully_async] [--tasks 16] [--group 8] [--steps 4] [--rounds 3] [key=value ...]
 
 Workloads: `tools` (every call is followed by a tool that sleeps 1 s in the median, log-normal with sigma 1.2), `tail` (lengths of replies
 are log-normal with sigma 1.2), `compute` (neither). All train one tiny model with the local controller and the engine `hf`, as

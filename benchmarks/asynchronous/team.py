@@ -77,9 +77,13 @@ class Tools:
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """One episode: tokens of every reply, the waits after them, and CPU seconds of the event loop's thread at the end."""
+    """One episode: tokens of every reply, the waits after them, and CPU seconds of the event loop's thread at the end.
+
+    `began` is on a clock of its own.
+    """
 
     group: str
+    began: float
     tokens: Sequence[int]
     waits_s: Sequence[float]
     thread_s: float
@@ -116,9 +120,9 @@ class MeasuredRun:
         return 1000 * (later[-1].thread_s - later[0].thread_s) / (CALLS * (len(later) - 1))
 
     def groups(self) -> list[list[PlayedEpisode]]:
-        """Return the groups by the end of their first episode."""
+        """Return the groups by their beginning."""
         groups: dict[str, list[PlayedEpisode]] = defaultdict(list)
-        for episode in self.episodes:
+        for episode in sorted(self.episodes, key=lambda episode: episode.began):
             groups[episode.group].append(episode)
         return list(groups.values())
 
@@ -152,6 +156,7 @@ class ToolWorld(BaseEnv):
     played: ClassVar[list[PlayedEpisode]] = []
 
     def reset(self, task: Task) -> Observation:
+        self.began = time.perf_counter()
         self.waits: list[float] = []
         self.replies: list[tuple[str, int]] = []
         REPLIES.set(self.replies)
@@ -165,7 +170,7 @@ class ToolWorld(BaseEnv):
 
     def step(self, action: str) -> Outcome:
         (group, *_), tokens = zip(*self.replies, strict=True)
-        self.played.append(PlayedEpisode(group, tokens, self.waits, time.thread_time()))
+        self.played.append(PlayedEpisode(group, self.began, tokens, self.waits, time.thread_time()))
         return Outcome(team=0.0, done=True, info={"success": False})
 
 
