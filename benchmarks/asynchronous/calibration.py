@@ -24,7 +24,7 @@ from verl.protocol.generate import GenerateRequest, SamplingParams
 from verl.workers.rollout.hf_engine import HFEngine
 
 SHORT, LONG = 8, 64  # tokens of the replies of the two runs
-PROMPT, DECODED, MOST_ROWS = 64, 64, 64
+PROMPT, MOST_ROWS = 64, 64
 UPDATE_ROWS, UPDATE_TOKENS = 16, 96
 
 
@@ -38,13 +38,13 @@ class EngineCosts:
     update_speed: float
 
 
-def measure_engine(model_dir: Path, seconds: float, out: Path) -> None:
-    """Write `EngineCosts`, each measured for about so many seconds."""
+def measure_engine(model_dir: Path, decoded: int, seconds: float, out: Path) -> None:
+    """Write `EngineCosts`, each measured for about so many seconds with replies of `decoded` tokens."""
     torch.set_num_threads(os.cpu_count() or 1)
     load = lambda: load_causal_lm(str(model_dir), dtype=torch.float32, attn_implementation="sdpa")  # noqa: E731
-    engine, learner = HFEngine(load(), max_num_seqs=MOST_ROWS, max_model_len=2 * (PROMPT + DECODED)), load().train()
+    engine, learner = HFEngine(load(), max_num_seqs=MOST_ROWS, max_model_len=2 * (PROMPT + decoded)), load().train()
 
-    def decode(rows: int, tokens: int = DECODED) -> float:
+    def decode(rows: int, tokens: int = decoded) -> float:
         """Return the seconds of replies of `tokens` tokens to `rows` prompts."""
 
         async def replies() -> None:
@@ -81,7 +81,7 @@ def measure_engine(model_dir: Path, seconds: float, out: Path) -> None:
     widest = lambda: decode(MOST_ROWS)  # noqa: E731
     few, many = MOST_ROWS // 8, MOST_ROWS
     step_s = {
-        rows: (repeated(lambda rows=rows: decode(rows), seconds) - repeated(lambda rows=rows: decode(rows, 1), seconds)) / (DECODED - 1)
+        rows: (repeated(lambda rows=rows: decode(rows), seconds) - repeated(lambda rows=rows: decode(rows, 1), seconds)) / (decoded - 1)
         for rows in (few, many)
     }
     row_s = max(step_s[many] - step_s[few], 0.0) / (many - few)
@@ -111,9 +111,9 @@ def calibrate(folder: Path, mode: Mode, args: argparse.Namespace) -> Costs:
     The time of a decode step, and of an update per token, come from the difference between a run with long replies and one with short ones,
     the rest of a call's time from the latter; `mode` is synchronous and computes old log-probs.
     """
-    run_forked(measure_engine, folder / "model", args.engine_seconds, folder / "engine.json")
-    engine = EngineCosts(**json.loads((folder / "engine.json").read_text()))
     lengths = min(SHORT, args.tokens // 2), min(LONG, args.tokens)
+    run_forked(measure_engine, folder / "model", lengths[1], args.engine_seconds, folder / "engine.json")
+    engine = EngineCosts(**json.loads((folder / "engine.json").read_text()))
     short, long = (run(mode, Workload(tokens=tokens), folder, folder / f"calibration-{tokens}", args) for tokens in lengths)
     replies = args.tasks * args.group * CALLS
     tokens = [mean_of(found, "perf/total_num_tokens") for found in (short, long)]
