@@ -133,7 +133,21 @@ def test_what_cannot_be_is_said_before_a_worker_starts(refused: Callable[[dict[s
     assert "needs an off-policy correction" in refused({"async_training.mode": "fully_async"})
     too_low = refused(ASYNC | {"async_training.staleness_threshold": 2.5, "async_training.max_off_policy_threshold": 2})
     assert "set it to 3 or more" in too_low
+    assert "no such policy; trained policies are asker, verifier_agent" in refused(
+        ASYNC | {"async_training.per_policy.judge.staleness_threshold": 1}
+    )
     assert "async_training.mode=fully_async" in refused({"async_training.staleness_threshold": 0.5})
+
+
+def test_each_policy_has_its_own_pace(train: Run, tmp_path: Path) -> None:
+    """The Verifier's adapter is sent every other step, and the Asker's every step."""
+    own = {"trigger_parameter_sync_step": 2, "max_off_policy_threshold": 3}
+    pace = {f"async_training.per_policy.verifier_agent.{name}": value for name, value in own.items()}
+    adapters = LEVELS["L3"].changes | {"trainer.test_freq": 0, "trainer.total_training_steps": 4}
+    train(STALE | adapters | pace)
+    sent = {agent: [f"wg/{agent}/perf/sync_mb" in line for line in steps_of(tmp_path / "run")] for agent in ("asker", "verifier_agent")}
+    assert sent == {"asker": [True] * 4, "verifier_agent": [False, True, False, True]}
+    check_ledger(tmp_path / "run", 4)
 
 
 @pytest.mark.ray

@@ -21,7 +21,7 @@ from verl.trainer.placement.reward_model import with_reward_model
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
 from verl.trainer.placement.untrained import api_key, by_agent, trained_agents
-from verl.trainer.ppo.asynchronous.group_queue import least_bound
+from verl.trainer.ppo.asynchronous.pace import paces
 from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
 from verl.trainer.ppo.critic import critic_agents, needs_values, reads_values
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields, own_keys
@@ -63,7 +63,7 @@ def check_settings(config: RunConfig) -> Placement:
     check_filter_groups(config)
     check_sampling(config, placement)
     check_rollout_correction(config, placement)
-    _check_async_training(config)
+    _check_async_training(config, placement)
     check_critic_keys(config, placement)
     check_effect(config, placement)
     check_signal(config, placement)
@@ -372,19 +372,23 @@ def _check_tree_estimator(settings: Any, own: str) -> None:
     )
 
 
-def _check_async_training(config: RunConfig) -> None:
-    """Raise ConfigError for keys of `async_training.mode=fully_async` that contradict each other, or that it does not support."""
-    settings = config.async_training
-    if settings.mode != "fully_async":
-        return
-    least = least_bound(settings.staleness_threshold, settings.trigger_parameter_sync_step)
-    if settings.max_off_policy_strategy == "wait" and settings.max_off_policy_threshold < least:
-        raise ConfigError(
-            f"async_training.max_off_policy_threshold={settings.max_off_policy_threshold} is too low for "
-            f"async_training.staleness_threshold={settings.staleness_threshold:g} and "
-            f"trigger_parameter_sync_step={settings.trigger_parameter_sync_step}: episodes would be too old whatever a step waits for; "
-            f"set it to {least} or more, lower the others, or set async_training.max_off_policy_strategy=drop"
-        )
+def _check_async_training(config: RunConfig, placement: Placement) -> None:
+    """Raise ConfigError for a policy that does not exist, and for a bound under which a group can be too old whatever a step waits for."""
+    settings, policies = config.async_training, {agent.policy_id: None for agent in placement.trained}
+    for name in settings.per_policy:
+        if name not in policies:
+            known = ", ".join(policies)
+            raise ConfigError(
+                f"async_training.per_policy.{name}: no such policy{did_you_mean(name, policies)}; trained policies are {known}"
+            )
+    for policy, pace in paces(settings, policies).items():
+        if settings.mode == "fully_async" and settings.max_off_policy_strategy == "wait" and pace.bound < pace.least_bound:
+            where = f"async_training.per_policy.{policy}" if policy in settings.per_policy else "async_training"
+            raise ConfigError(
+                f"{where}.max_off_policy_threshold={pace.bound} is too low for staleness_threshold={pace.staleness:g} and "
+                f"trigger_parameter_sync_step={pace.trigger}: episodes would be too old whatever a step waits for; set it to "
+                f"{pace.least_bound} or more, lower the others, or set async_training.max_off_policy_strategy=drop"
+            )
 
 
 def check_rollout_correction(config: RunConfig, placement: Placement) -> None:

@@ -283,12 +283,20 @@ class AsyncTrainingConfig:
         effect=FULLY_ASYNC,
     )
 
+    per_policy: dict[str, Any] = key(
+        {},
+        "staleness_threshold, trigger_parameter_sync_step and max_off_policy_threshold of one policy: "
+        "async_training.per_policy.<policy>.staleness_threshold=0.5",
+        effect=FULLY_ASYNC,
+        type=dict[str, dict[str, Any]],
+    )
+
     @property
     def fresh(self) -> bool:
         """Whether every sample is of the weights that it trains."""
-        return self.mode == "sync" or (
-            self.mode == "fully_async" and self.staleness_threshold == 0 and self.trigger_parameter_sync_step == 1
-        )
+        own = [vars(self), *(vars(self) | dict(values or {}) for values in self.per_policy.values())]
+        waits = all(values["staleness_threshold"] == 0 and values["trigger_parameter_sync_step"] == 1 for values in own)
+        return self.mode == "sync" or (self.mode == "fully_async" and waits)
 
 
 @dataclass

@@ -10,7 +10,7 @@ independent of the backend of workers (Ray actors or objects in this process) an
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from verl.trainer.config.entry import save_config
 from verl.trainer.derived import steps_of_run
 from verl.trainer.placement.learners import is_on_policy
 from verl.trainer.placement.table import Placement
+from verl.trainer.ppo.asynchronous.pace import paces
 from verl.trainer.ppo.asynchronous.stream import GroupStream
 from verl.trainer.ppo.collect.next_step import NextStep
 from verl.trainer.ppo.collect.protocol import Collector, Episode
@@ -114,6 +115,7 @@ class RayPPOTrainer:
         self.generated_tokens = 0
         self._loop = LoopThread("collector")
         self._source: SampleSource | None = None
+        self._paces = paces(config.async_training, team.learners)
         self._saved_step = -1
 
     @property
@@ -200,7 +202,7 @@ class RayPPOTrainer:
             if self.config.async_training.mode == "sync":
                 self.team.free_caches()
             metrics |= self._update(batch)
-            sent = self._publish(source, step) if last or self._publishes(step) else {}
+            sent = self._publish(source, step, due) if (due := self._due(step, last)) else {}
         self.global_step = step
         spans = self._write_timeline()
         self.generated_tokens += result.generated_tokens
@@ -224,7 +226,8 @@ class RayPPOTrainer:
     def _build_source(self, loader: TaskLoader) -> SampleSource:
         arguments = (self.config, self.collector, loader, self._loop, self._collected)
         if self.config.async_training.mode == "fully_async":
-            return GroupStream(*arguments, self.total_training_steps, [self.team.clients[wg_id] for wg_id in self.team.trained])
+            engines = [self.team.clients[wg_id] for wg_id in self.team.trained]
+            return GroupStream(*arguments, self.total_training_steps, self._paces, engines)
         return (NextStep if self.config.async_training.mode == "one_step_off" else StepCollection)(*arguments)
 
     def _collected(self, samples: StepSamples, step: int) -> None:
@@ -236,18 +239,18 @@ class RayPPOTrainer:
         budget = self.config.trainer.total_generated_tokens
         return step >= self.total_training_steps or 0 < budget <= self.generated_tokens + samples.generated_tokens
 
-    def _publishes(self, step: int) -> bool:
-        """Return whether the engines get the weights of a step: every so many steps, and for a validation."""
-        settings, test_freq = self.config.async_training, self.config.trainer.test_freq
-        tested = test_freq > 0 and step % test_freq == 0
-        return settings.mode != "fully_async" or step % settings.trigger_parameter_sync_step == 0 or tested
+    def _due(self, step: int, last: bool) -> list[str]:
+        """Return the policies whose weights of a step go to their engines: all in the last step and before a validation."""
+        test_freq = self.config.trainer.test_freq
+        everyone = last or self.config.async_training.mode != "fully_async" or (test_freq > 0 and step % test_freq == 0)
+        return [policy for policy, pace in self._paces.items() if everyone or step % pace.trigger == 0]
 
-    def _publish(self, source: SampleSource, step: int) -> dict[str, float]:
+    def _publish(self, source: SampleSource, step: int, policies: Collection[str]) -> dict[str, float]:
         with self.timer("gen"):
             source.update_ended(step)
         with self.timer("sync_weights"):
-            sent = self.team.sync_weights(step)
-        source.published(step)
+            sent = self.team.sync_weights(step, policies)
+        source.published(step, policies)
         return sent
 
     def _write_timeline(self) -> list[Span]:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -172,7 +172,7 @@ class TeamWorkers:
         self._start_engine(wg_id)
         if wg_id in self.policies:
             with self._locks[wg_id]:
-                self._send_weights(wg_id, self._versions[wg_id])
+                self._send_weights(wg_id, self._versions[wg_id], self.specs[wg_id].adapters)
         return self._engine_client(wg_id)
 
     def init_model(self, steps: int, critic_steps: int = 1) -> None:
@@ -315,28 +315,29 @@ class TeamWorkers:
 
         self._on("free_caches", [wg for wg in self.trained if self.specs[wg].config.rollout.free_cache_engine], free)
 
-    def sync_weights(self, version: int) -> dict[str, float]:
-        """Send every policy's weights to its rollout server, in buckets; replies sampled afterwards carry `version`.
+    def sync_weights(self, version: int, policies: Collection[str] | None = None) -> dict[str, float]:
+        """Send the weights of policies (None: of all) to their rollout servers, in buckets; replies sampled afterwards carry `version`.
 
         For a policy that is an adapter, only the adapter is sent. A dead engine is replaced, as one that dies while it samples.
         Return `wg/<id>/perf/sync_mb`, the MiB sent by each group.
         """
-
-        serving = {wg_id: self.clients[wg_id].serving for wg_id in self.trained}
+        due = [learner for policy, learner in self.learners.items() if policies is None or policy in policies]
+        adapters = {learner.wg_id: [other.adapter for other in due if other.wg_id == learner.wg_id and other.adapter] for learner in due}
+        serving = {wg_id: self.clients[wg_id].serving for wg_id in adapters}
 
         def send(wg_id: str) -> str:
             try:
-                self._send_weights(wg_id, version)
+                self._send_weights(wg_id, version, adapters[wg_id])
                 return ""
             except EngineGoneError as error:
                 return str(_as_raised(error))  # not the error itself, which references a bucket
 
-        self._versions = dict.fromkeys(self.specs, version)
-        deaths = self._on("sync_weights", self.trained, send)
+        self._versions |= dict.fromkeys(adapters, version)
+        deaths = self._on("sync_weights", list(adapters), send)
         for wg_id, why in deaths.items():  # without the group's lock, which a restart in another thread may wait for
             if why:
                 self._replace_engine(wg_id, serving[wg_id], why)
-        sent = {wg_id: self._sent[wg_id] for wg_id in self.trained}
+        sent = {wg_id: self._sent[wg_id] for wg_id in adapters}
         for client in self.clients.values():
             client.allow()
         return {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
@@ -348,9 +349,9 @@ class TeamWorkers:
         except EngineGoneError as error:
             raise TeamError(f"worker group '{wg_id}': {error}") from error
 
-    def _send_weights(self, wg_id: str, version: int) -> int:
-        """Send weights and return the bytes sent; raises as `send_weights` does."""
-        sent = send_weights(self.policies[wg_id], self.rollouts[wg_id], self.specs[wg_id].adapters, version)
+    def _send_weights(self, wg_id: str, version: int, adapters: Collection[str]) -> int:
+        """Send the weights of adapters, or of the model if there are none, and return the bytes sent; raises as `send_weights` does."""
+        sent = send_weights(self.policies[wg_id], self.rollouts[wg_id], adapters, version)
         self._sent[wg_id] = sent
         return sent
 

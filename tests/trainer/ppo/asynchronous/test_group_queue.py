@@ -2,13 +2,15 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue, least_bound
+from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
+from verl.trainer.ppo.asynchronous.pace import Pace
 
 
 class Waiting(RuleBasedStateMachine):
@@ -18,13 +20,15 @@ class Waiting(RuleBasedStateMachine):
         batch=st.integers(1, 4), staleness=st.sampled_from([0.0, 0.3, 1.0, 2.5]), trigger=st.integers(1, 3), spare=st.integers(0, 2)
     )
     def begin(self, batch: int, staleness: float, trigger: int, spare: int) -> None:
-        self.queue: GroupQueue[int] = GroupQueue(batch, staleness, trigger, least_bound(staleness, trigger) + spare, total=9 * batch)
-        self.step, self.ended, self.trained = 1, set[int](), set[int]()
+        paces = {"a": Pace(staleness, trigger), "b": Pace(0.5, 2)}
+        paces = {name: replace(pace, bound=pace.least_bound + spare) for name, pace in paces.items()}
+        self.queue: GroupQueue[int] = GroupQueue(batch, paces, total=9 * batch)
+        self.step, self.ended, self.trained, self.begun = 1, set[int](), set[int](), dict[int, dict[str, int]]()
 
     @rule(count=st.integers(1, 6))
     def dispatch(self, count: int) -> None:
         for _ in range(min(count, self.queue.capacity)):
-            self.queue.dispatch(place=7, attempt=0, number=0)
+            self.begun[self.queue.dispatch(place=7, attempt=0, number=0).index] = dict(self.queue.versions)
 
     @precondition(lambda self: self.queue.running)
     @rule(data=st.data(), how=st.sampled_from(["ends", "ends", "fails", "is rejected"]))
@@ -46,19 +50,19 @@ class Waiting(RuleBasedStateMachine):
             assert self.queue.running or self.queue.capacity, "nothing would ever end this wait"
             return
         assert [index for _, index in taken] == sorted(group.index for group, _ in taken) and len(taken) == self.queue.batch
-        for group, index in taken:
-            assert 0 <= self.step - 1 - group.version <= self.queue.bound
+        for _, index in taken:
+            for name, pace in self.queue.paces.items():
+                assert 0 <= self.step - 1 - self.begun[index][name] <= pace.bound
             assert index not in self.trained
             self.trained.add(index)
-        if self.step % self.queue.trigger == 0:
-            self.queue.version = self.step
+        self.queue.versions |= {name: self.step for name, pace in self.queue.paces.items() if self.step % pace.trigger == 0}
         self.step += 1
 
     @rule()
     def restart(self) -> None:
         state = json.loads(json.dumps(self.queue.state_dict()))
         old = self.queue
-        self.queue = GroupQueue(old.batch, old.staleness, old.trigger, old.bound, total=old.total)
+        self.queue = GroupQueue(old.batch, old.paces, total=old.total)
         self.queue.load_state_dict(state, [content for _, content in old.complete.values()])
         assert self.queue == old
 
@@ -69,8 +73,9 @@ class Waiting(RuleBasedStateMachine):
         counts = self.queue.counts()
         assert counts.pop("dispatched") == sum(counts.values())
         assert counts["dropped"] == 0
-        ahead = math.floor((1 + self.queue.staleness) * self.queue.trigger * self.queue.batch) + self.queue.version * self.queue.batch
-        assert counts["trained"] + counts["running"] + counts["complete"] <= min(ahead, self.queue.total or ahead)
+        for name, pace in self.queue.paces.items():
+            ahead = math.floor((1 + pace.staleness) * pace.trigger * self.queue.batch) + self.queue.versions[name] * self.queue.batch
+            assert counts["trained"] + counts["running"] + counts["complete"] <= min(ahead, self.queue.total or ahead)
 
 
 Waiting.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
@@ -78,12 +83,12 @@ test_waiting = Waiting.TestCase
 
 
 def test_a_step_waits_for_a_slow_group_whose_deadline_is_near() -> None:
-    queue: GroupQueue[str] = GroupQueue(batch=1, staleness=1.0, bound=1)
+    queue: GroupQueue[str] = GroupQueue(1, {"p": Pace(1.0, bound=1)})
     slow, fast = queue.dispatch(0, 0, 0), queue.dispatch(1, 0, 0)
     assert queue.capacity == 0
     queue.end(fast, "fast")
     assert queue.take(1) == [(fast, "fast")]  # step 2 can still train on the slow one
-    queue.version = 1
+    queue.versions["p"] = 1
     later = queue.dispatch(2, 0, 0)
     queue.end(later, "later")
     assert queue.take(2) is None
@@ -92,24 +97,24 @@ def test_a_step_waits_for_a_slow_group_whose_deadline_is_near() -> None:
 
 
 def test_with_drop_a_step_goes_on_and_leaves_out_what_is_too_old() -> None:
-    queue: GroupQueue[str] = GroupQueue(batch=1, staleness=1.0, bound=0, drops=True)
+    queue: GroupQueue[str] = GroupQueue(1, {"p": Pace(1.0, bound=0)}, drops=True)
     slow, fast = queue.dispatch(0, 0, 0), queue.dispatch(1, 0, 0)
     queue.end(fast, "fast")
     assert queue.take(1) == [(fast, "fast")]
-    queue.version = 1
+    queue.versions["p"] = 1
     queue.end(slow, "slow")
     assert queue.take(2) is None and queue.counts()["dropped"] == 1 and queue.capacity == 2
 
 
 @pytest.mark.parametrize(("staleness", "trigger", "least"), [(0, 1, 0), (0.5, 1, 1), (1, 1, 1), (1, 2, 3), (2.5, 3, 10)])
 def test_the_least_bound(staleness: float, trigger: int, least: int) -> None:
-    assert least_bound(staleness, trigger) == least
+    assert Pace(staleness, trigger).least_bound == least
 
 
 def test_a_batch_of_groups_has_the_seeds_of_one_step() -> None:
-    queue: GroupQueue[None] = GroupQueue(batch=2, staleness=1.0)
+    queue: GroupQueue[None] = GroupQueue(2, {"p": Pace(1.0)})
     assert [queue.dispatch(place, 0, 0) for place in (5, 6, 7)] == [
-        Group(0, 1, 0, 5, 0, 0),
-        Group(1, 1, 0, 6, 0, 0),
-        Group(2, 2, 0, 7, 0, 0),
+        Group(0, 1, 0, 5, 0, 1),
+        Group(1, 1, 0, 6, 0, 1),
+        Group(2, 2, 0, 7, 0, 1),
     ]

@@ -1,23 +1,24 @@
 """Admission of task groups to sampling, and their choice for training steps: numbers only, without clocks or threads.
 
-A group is all episodes of one task. It is *dispatched* when it begins, at the weight version `v` published then, and ends as *complete*,
-*failed* (no episode of it succeeded) or *rejected* (dynamic sampling: it has no signal). Versions are numbers of training steps: step `s`
-begins with version `s - 1`.
+A group is all episodes of one task. It is *dispatched* when it begins, at the weight versions `v_p` that are published then, and ends as
+*complete*, *failed* (no episode of it succeeded) or *rejected* (dynamic sampling: it has no signal). Versions are numbers of training
+steps: step `s` begins with version `s - 1`. For every trained policy `p`
 
-    capacity = floor((1 + tau) * M * B) + v * B - (dispatched - failed - dropped - rejected)
+    capacity_p = floor((1 + tau_p) * M_p * B) + v_p * B - (dispatched - failed - dropped - rejected)
 
-    tau = async_training.staleness_threshold, M = async_training.trigger_parameter_sync_step, B = data.train_batch_size
+and the capacity is the lowest of them, with B = `data.train_batch_size`, tau = `staleness_threshold`, M = `trigger_parameter_sync_step`,
+K = `max_off_policy_threshold` under `async_training`, or of the policy alone under `async_training.per_policy`.
 
-Step `s` may train on a group that was dispatched at version `v` if `s - 1 - v <= K`, K = async_training.max_off_policy_threshold; the
-group's deadline is step `v + K + 1`. A step takes the `B` complete groups with the earliest deadlines. With
+Step `s` may train on a group that was dispatched at versions `v_p` if `s - 1 - v_p <= K_p` for all of them: the group's deadline is the
+lowest step `v_p + K_p + 1`. A step takes the `B` complete groups with the earliest deadlines. With
 `max_off_policy_strategy=wait` it waits for groups that are still sampled if without them more groups than fit would be left for the steps
 up to some deadline `d`:
 
     groups with deadline <= d that are not taken  <=  (d - s) * B      for every d
 
 Of the groups that are dispatched up to version `v`, at most `(1 + tau) * M * B + v * B` are ever trained, and the steps up to `v + K + 1`
-have room for `(v + K + 1) * B`. So none misses its deadline if `K >= ceil((1 + tau) * M) - 1` (`least_bound`); a smaller K needs
-`max_off_policy_strategy=drop`, which leaves such groups out: those that take longest, so that the batches get shorter episodes.
+have room for `(v + K + 1) * B`. So none misses its deadline if `K >= ceil((1 + tau) * M) - 1` (`Pace.least_bound`) for every policy. A
+smaller K needs `max_off_policy_strategy=drop`, which leaves such groups out: those that take longest, so that batches get shorter episodes.
 """
 
 from __future__ import annotations
@@ -27,13 +28,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
+from verl.trainer.ppo.asynchronous.pace import Pace
+
 T = TypeVar("T")
 COUNTS = ("dispatched", "trained", "failed", "rejected", "dropped")
-
-
-def least_bound(staleness: float, trigger: int) -> int:
-    """Return the lowest `max_off_policy_threshold` with which no group misses its deadline."""
-    return math.ceil((1 + staleness) * trigger) - 1
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Group:
         attempt: number of batches of tasks that were drawn for this step before its own.
         place: position of its task in the data set.
         number: number of groups of the same task in its batch of tasks before it.
-        version: published version when it was dispatched.
+        deadline: last step that may train on it.
     """
 
     index: int
@@ -54,7 +52,7 @@ class Group:
     attempt: int
     place: int
     number: int
-    version: int
+    deadline: int
 
 
 @dataclass
@@ -63,22 +61,20 @@ class GroupQueue(Generic[T]):
 
     Attributes:
         batch: groups of a step.
-        staleness, trigger, bound: tau, M and K of the module.
+        paces: of every trained policy.
         drops: leave out groups that miss their deadline (`max_off_policy_strategy=drop`).
         total: groups that the rest of the run needs, trained ones included; None without a limit.
-        version: the published version.
+        versions: published version of every trained policy.
         dispatched, trained, failed, rejected, dropped: numbers of groups so far.
         running: groups that are being sampled, by index.
         complete: groups that no step has taken, with their content, by index.
     """
 
     batch: int
-    staleness: float = 0.0
-    trigger: int = 1
-    bound: int = 0
+    paces: Mapping[str, Pace]
     drops: bool = False
     total: int | None = None
-    version: int = 0
+    versions: dict[str, int] = field(default_factory=dict)
     dispatched: int = 0
     trained: int = 0
     failed: int = 0
@@ -87,6 +83,9 @@ class GroupQueue(Generic[T]):
     running: dict[int, Group] = field(default_factory=dict)
     complete: dict[int, tuple[Group, T]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.versions = dict.fromkeys(self.paces, 0) | self.versions
+
     @property
     def _used(self) -> int:
         return self.dispatched - self.failed - self.rejected - self.dropped
@@ -94,7 +93,10 @@ class GroupQueue(Generic[T]):
     @property
     def capacity(self) -> int:
         """Number of groups that may be dispatched now."""
-        room = math.floor((1 + self.staleness) * self.trigger * self.batch) + self.version * self.batch - self._used
+        ahead = (
+            math.floor((1 + pace.staleness) * pace.trigger * self.batch) + self.versions[p] * self.batch for p, pace in self.paces.items()
+        )
+        room = min(ahead) - self._used
         return max(room if self.total is None else min(room, self.total - self._used), 0)
 
     @property
@@ -104,7 +106,8 @@ class GroupQueue(Generic[T]):
 
     def dispatch(self, place: int, attempt: int, number: int) -> Group:
         """Begin a group of `next_step`."""
-        group = Group(self.dispatched, self.next_step, attempt, place, number, self.version)
+        deadline = min(self.versions[policy] + pace.bound + 1 for policy, pace in self.paces.items())
+        group = Group(self.dispatched, self.next_step, attempt, place, number, deadline)
         self.running[group.index] = group
         self.dispatched += 1
         return group
@@ -124,18 +127,14 @@ class GroupQueue(Generic[T]):
         del self.running[group.index]
         self.rejected += 1
 
-    def deadline(self, group: Group) -> int:
-        """Return the last step that may train on a group."""
-        return group.version + self.bound + 1
-
     def take(self, step: int) -> list[tuple[Group, T]] | None:
         """Return the groups of a step in the order of dispatch, or None if it has to wait."""
         if self.drops:
-            late = [index for index, (group, _) in self.complete.items() if self.deadline(group) < step]
+            late = [index for index, (group, _) in self.complete.items() if group.deadline < step]
             for index in late:
                 del self.complete[index]
             self.dropped += len(late)
-        chosen = sorted(self.complete, key=lambda index: (self.deadline(self.complete[index][0]), index))[: self.batch]
+        chosen = sorted(self.complete, key=lambda index: (self.complete[index][0].deadline, index))[: self.batch]
         if len(chosen) < self.batch or not (self.drops or self._rest_fits(step, set(chosen))):
             return None
         self.trained += len(chosen)
@@ -144,7 +143,7 @@ class GroupQueue(Generic[T]):
     def _rest_fits(self, step: int, chosen: set[int]) -> bool:
         """Return whether the steps after `step` can train on all other groups before their deadlines."""
         left = [group for group, _ in self.complete.values() if group.index not in chosen] + list(self.running.values())
-        deadlines = sorted(self.deadline(group) for group in left)
+        deadlines = sorted(group.deadline for group in left)
         return all(count <= (deadline - step) * self.batch for count, deadline in enumerate(deadlines, start=1))
 
     def counts(self) -> dict[str, int]:
@@ -155,12 +154,13 @@ class GroupQueue(Generic[T]):
         """Return everything but the content of complete groups, in JSON types; a group that is running will run again."""
         counts = {name: getattr(self, name) for name in COUNTS}
         running = [asdict(group) for group in self.running.values()]
-        return {**counts, "version": self.version, "running": running, "complete": [asdict(group) for group, _ in self.complete.values()]}
+        return {**counts, "versions": self.versions, "running": running, "complete": [asdict(group) for group, _ in self.complete.values()]}
 
     def load_state_dict(self, state: Mapping[str, Any], contents: list[T]) -> None:
         """Restore `state_dict`, with the content of its complete groups in their order."""
-        for name in ("version", *COUNTS):
+        for name in COUNTS:
             setattr(self, name, int(state[name]))
+        self.versions |= {policy: version for policy, version in state["versions"].items() if policy in self.versions}
         self.running = {group["index"]: Group(**group) for group in state["running"]}
         complete = [Group(**group) for group in state["complete"]]
         self.complete = {group.index: (group, content) for group, content in zip(complete, contents, strict=True)}

@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
+from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.collect.dynamic_sampling import keep_signal, signal_rows
 from verl.trainer.ppo.collect.protocol import Collector, Episode, GroupPlayer
 from verl.trainer.ppo.collect.source import OnCollected
@@ -84,6 +85,7 @@ class GroupStream:
         loop: LoopThread,
         on_collected: OnCollected,
         steps: int,
+        paces: Mapping[str, Pace],
         engines: Sequence[Engine],
     ) -> None:
         """Start with nothing in progress.
@@ -95,6 +97,7 @@ class GroupStream:
             loop: event loop of the collector.
             on_collected: called with the samples of every step.
             steps: number of steps of the run.
+            paces: of every trained policy.
             engines: of trained policies, which are drained before new weights unless `async_training.partial_rollout`.
         """
         self._engines = () if config.async_training.partial_rollout else tuple(engines)
@@ -102,9 +105,7 @@ class GroupStream:
         self.config, self.collector, self.loader, self.loop, self.on_collected = config, collector, loader, loop, on_collected
         self.queue: GroupQueue[Played] = GroupQueue(
             config.data.train_batch_size,
-            settings.staleness_threshold,
-            settings.trigger_parameter_sync_step,
-            settings.max_off_policy_threshold,
+            paces,
             settings.max_off_policy_strategy == "drop",
             steps * config.data.train_batch_size,
         )
@@ -138,13 +139,13 @@ class GroupStream:
 
         self._on_loop(drain())
 
-    def published(self, version: int) -> None:
-        """Dispatch the groups for which new weights make room."""
+    def published(self, version: int, policies: Collection[str]) -> None:
+        """Dispatch the groups for which new weights of policies make room."""
 
         async def publish() -> None:
             for engine in self._engines:
                 engine.release()
-            self.queue.version = version
+            self.queue.versions |= dict.fromkeys(policies, version)
             self._notify()
 
         self._on_loop(publish())

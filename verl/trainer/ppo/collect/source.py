@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -32,8 +32,8 @@ class SampleSource(Protocol):
         """Prepare for new weights."""
         ...
 
-    def published(self, version: int) -> None:
-        """Use weights that the engines now have."""
+    def published(self, version: int, policies: Collection[str]) -> None:
+        """Use weights of policies that the engines now have."""
         ...
 
     def set_validating(self, validating: bool) -> None:
@@ -76,7 +76,7 @@ class StepCollection:
     def update_ended(self, step: int) -> None:
         """Do nothing."""
 
-    def published(self, version: int) -> None:
+    def published(self, version: int, policies: Collection[str]) -> None:
         """Do nothing."""
 
     def set_validating(self, validating: bool) -> None:
