@@ -47,6 +47,27 @@ def test_placement_measures_all_levels_on_the_same_rows(forked_python: str) -> N
     assert result["l2_over_single"] == pytest.approx(result["l2_s"] / result["single_s"], abs=0.01)
 
 
+def test_async_training_compares_steps_of_the_same_episodes(forked_python: str) -> None:
+    sizes = ("--tasks", "2", "--group", "2", "--tokens", "12", "--hidden", "32", "--steps", "1", "--rounds", "1")
+    chosen = ("--workloads", "tools", "--wait", "0.01", "--modes", "one_step_off")
+    threads = ("trainer.num_threads=1", "actor_rollout_ref.rollout.num_threads=1")
+    result, _ = run("async_training.py", *threads, *sizes, *chosen, python=forked_python)
+    seconds = {mode: found["tools"] for mode, found in result["seconds"].items()}
+    assert result["speedup_tools"] == pytest.approx(seconds["sync"] / seconds["one_step_off"], rel=0.05)
+    assert result["control_ms_per_call"] > 0
+
+
+def test_async_simulation_predicts_every_mode_where_training_takes_as_long_as_simulated(forked_python: str) -> None:
+    """So its calibration finds all costs."""
+    sizes = ("--tasks", "2", "--group", "2", "--gpu-tasks", "1")
+    result, console = run("../tests/benchmarks/simulated_training.py", *sizes, python=forked_python)
+    assert list(result)[:4] == ["error", "gpu_update_bound", "gpu_rollout_bound", "one_step_off"]
+    assert result["error"] < 0.01
+    assert min(result["gpu_update_bound"], result["gpu_rollout_bound"]) > 1
+    assert console.count(": predicted ") == 9
+    assert "assumed for 8 GPUs, 16 episodes x 3 calls" in console
+
+
 @pytest.mark.ray
 def test_weight_sync_measures_every_way_in_the_same_run() -> None:
     result, _ = run("weight_sync.py", "--mib", "4", "--bucket-mb", "2", "--rounds", "1")

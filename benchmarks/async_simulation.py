@@ -1,0 +1,158 @@
+"""Simulated seconds of a training step in every mode: against runs of this machine, then for 8 GPUs and 4,096 episodes x 3 agents.
+
+    python benchmarks/async_simulation.py [--modes sync fully_async] [--tasks 16] [--group 8] [--steps 4] [key=value ...]
+
+The simulator (`benchmarks/asynchronous/simulator.py`) is calibrated with short and with long replies, in runs that it does not predict.
+Then every workload of `benchmarks/async_training.py` is trained in every mode, and the simulator predicts the seconds of a step from the
+lengths and waits of the same episodes.
+
+The last line is JSON: `error` is the largest relative error of a prediction; `gpu_update_bound` and `gpu_rollout_bound` are the simulated
+speed-ups of `fully_async` over `sync` on 8 GPUs with replies that are short, and with tools that take time and long-tailed replies;
+`one_step_off` is that of one step off in the latter. The assumptions are printed before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from math import log
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.async_training import CORRECTION, MODES, add_sizes, workloads_of
+from benchmarks.asynchronous.calibration import calibrate, played
+from benchmarks.asynchronous.simulator import Costs, Group, Schedule, run_steps
+from benchmarks.asynchronous.team import Mode, Workload, run
+from benchmarks.placement import prepare, run_forked
+from verl.trainer.config.run import ASYNC_MODES
+
+GPUS, AGENTS, GROUP = 8, 3, 16
+WARM_UP, STEPS = 4, 4
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Tasks of agents on GPUs: `longest` limits the replies; every call waits."""
+
+    replies: Workload
+    longest: int
+
+
+# 7 billion parameters in bfloat16 on H100: a decode step reads the weights once and each row's cache, an update has 6 FLOPs per parameter
+# and token at 400 TFLOP/s, log-probs a third.
+GPU = Costs(
+    decode_s=0.008, row_s=0.00005, call_s=0.0005, update_s=2.0, update_token_s=1.05e-4 / GPUS, log_prob_token_s=0.35e-4 / GPUS,
+    sync_s=2.0, rest_s=2.0, engine_speed=0.5, update_speed=0.5, engines=GPUS, slots=256, prompt_tokens=1000,
+)  # fmt: skip
+SCENARIOS = {
+    "gpu_update_bound": Scenario(Workload(tokens=300.0, tokens_sigma=0.5), 4096),
+    "gpu_rollout_bound": Scenario(Workload(wait_s=5.0, wait_sigma=1.2, tokens=600.0, tokens_sigma=1.2), 16384),
+}
+SPLITS = (1, 2, 4, 6, GPUS)  # GPUs that sample in an asynchronous run, the others train; all of them: both, at half speed
+
+
+def schedule_of(name: str) -> Schedule:
+    """Return the schedule of a mode of `benchmarks/async_training.py`."""
+    keys = {key.removeprefix("async_training."): value for key, value in MODES[name].keys.items()}
+    if name != "fully_async":
+        return Schedule(name)
+    return Schedule(name, keys["staleness_threshold"], keys["trigger_parameter_sync_step"], keys["max_off_policy_threshold"])
+
+
+def drawn(scenario: Scenario) -> Iterator[Group]:
+    """Yield groups of episodes."""
+    draw, work = random.Random(0), scenario.replies
+
+    def call() -> tuple[int, float]:
+        wait_s = draw.lognormvariate(log(work.wait_s), work.wait_sigma) if work.wait_s else 0.0
+        return work.length(draw.getrandbits(32), scenario.longest), wait_s
+
+    while True:
+        yield [[call() for _ in range(AGENTS)] for _ in range(GROUP)]
+
+
+def split(sampling: int) -> Costs:
+    """Return the costs with so many GPUs that sample while the others train; all do both if all sample."""
+    if sampling == GPUS:
+        return GPU
+    share = GPUS / (GPUS - sampling)
+    return replace(
+        GPU,
+        engines=sampling,
+        engine_speed=1.0,
+        update_speed=1.0,
+        update_token_s=GPU.update_token_s * share,
+        log_prob_token_s=GPU.log_prob_token_s * share,
+    )
+
+
+def on_gpus(scenario: Scenario, mode: str, tasks: int) -> tuple[float, int]:
+    """Return the seconds of a step and the GPUs that sample: all in `sync`, the best of `SPLITS` in other modes."""
+
+    def step_s(sampling: int) -> float:
+        report = run_steps(split(sampling), schedule_of(mode), drawn(scenario), tasks, WARM_UP + STEPS)
+        return report.step_s(WARM_UP, STEPS)
+
+    return min((step_s(sampling), sampling) for sampling in ((GPUS,) if mode == "sync" else SPLITS))
+
+
+def project(tasks: int) -> dict[str, float]:
+    """Print the assumptions and the seconds on GPUs, and return speed-ups."""
+    say(f"assumed for {GPUS} GPUs, {tasks * GROUP} episodes x {AGENTS} calls, one policy: {json.dumps(asdict(GPU))}")
+    say(f"assumed: sync uses all GPUs in turn, other modes the best of {SPLITS} that sample; no failures; {schedule_of('fully_async')}")
+    speedup: dict[str, dict[str, float]] = {}
+    for name, scenario in SCENARIOS.items():
+        say(f"assumed for {name}: {scenario}")
+        seconds = {mode: on_gpus(scenario, mode, tasks) for mode in MODES}
+        say(f"{name}: " + "  ".join(f"{mode} {step_s:.0f} s ({sampling} GPUs sample)" for mode, (step_s, sampling) in seconds.items()))
+        speedup[name] = {mode: round(seconds["sync"][0] / step_s, 2) for mode, (step_s, _) in seconds.items()}
+    fully_async = {name: found["fully_async"] for name, found in speedup.items()}
+    return fully_async | {"one_step_off": speedup["gpu_rollout_bound"]["one_step_off"]}
+
+
+def compare(folder: Path, args: argparse.Namespace) -> float:
+    """Print the predicted and the measured seconds of every workload and mode, and return the largest relative error."""
+    costs = calibrate(folder, replace(MODES["sync"], keys=CORRECTION), args)
+    say(f"measured costs: {json.dumps({name: round(value, 7) for name, value in asdict(costs).items()})}")
+    errors = []
+    for name, workload in workloads_of(args).items():
+        for mode in args.modes:
+            settings: Mode = MODES[mode]
+            found = run(settings, workload, folder, folder / f"{name}-{mode}", args)
+            steps = settings.warm_up + args.steps
+            step_s = run_steps(costs, schedule_of(mode), played(found.groups()), args.tasks, steps).step_s(settings.warm_up, args.steps)
+            errors.append(step_s / found.mean_step_s - 1)
+            say(f"{name}, {mode}: predicted {step_s:.3f} s, measured {found.mean_step_s:.3f} s, error {errors[-1]:+.1%}")
+    return max(map(abs, errors))
+
+
+def say(line: str) -> None:
+    """Write a line of output."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Compare with measured runs, then speak about GPUs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = [mode for mode in MODES if mode in ASYNC_MODES]
+    parser.add_argument("--modes", nargs="+", choices=known, default=known)
+    parser.add_argument("--engine-seconds", type=float, default=2.0, help="duration of each measurement of the engine")
+    parser.add_argument("--gpu-tasks", type=int, default=256, help=f"tasks of the projection, of {GROUP} episodes each")
+    add_sizes(parser)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run_forked(prepare, Path(folder), args)
+        error = compare(Path(folder), args)
+    say(json.dumps({"error": round(error, 3)} | project(args.gpu_tasks) | {"load": round(os.getloadavg()[0], 1)}))
+
+
+if __name__ == "__main__":
+    main()

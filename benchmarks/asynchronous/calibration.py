@@ -1,0 +1,154 @@
+"""Measured costs of the simulator: of the engine and of updates beside it, and of training runs with short and with long replies."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.asynchronous.simulator import Costs, Group, Schedule, run_steps
+from benchmarks.asynchronous.team import CALLS, MeasuredRun, Mode, PlayedEpisode, Workload, run
+from benchmarks.placement import run_forked
+from verl.models.loader import load_causal_lm
+from verl.protocol.generate import GenerateRequest, SamplingParams
+from verl.workers.rollout.hf_engine import HFEngine
+
+SHORT, LONG = 8, 64  # tokens of the replies of the two runs
+PROMPT, MOST_ROWS = 64, 64
+UPDATE_ROWS, UPDATE_TOKENS = 16, 96
+
+
+@dataclass(frozen=True)
+class EngineCosts:
+    """Measured without a trainer: see `Costs`."""
+
+    decode_s: float
+    row_s: float
+    engine_speed: float
+    update_speed: float
+
+
+def measure_engine(model_dir: Path, decoded: int, seconds: float, out: Path) -> None:
+    """Write `EngineCosts`, each measured for about so many seconds with replies of `decoded` tokens."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    load = lambda: load_causal_lm(str(model_dir), dtype=torch.float32, attn_implementation="sdpa")  # noqa: E731
+    engine, learner = HFEngine(load(), max_num_seqs=MOST_ROWS, max_model_len=2 * (PROMPT + decoded)), load().train()
+
+    def decode(rows: int, tokens: int = decoded) -> float:
+        """Return the seconds of replies of `tokens` tokens to `rows` prompts."""
+
+        async def replies() -> None:
+            prompts = [tuple(3 + (row * PROMPT + place) % 250 for place in range(PROMPT)) for row in range(rows)]
+            await asyncio.gather(*[engine.generate(GenerateRequest(prompt, SamplingParams(tokens), seed=7)) for prompt in prompts])
+
+        started = time.perf_counter()
+        asyncio.run(replies())
+        return time.perf_counter() - started
+
+    def update() -> float:
+        ids = torch.randint(3, 250, (UPDATE_ROWS, UPDATE_TOKENS))
+        started = time.perf_counter()
+        learner(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        learner.zero_grad()
+        return time.perf_counter() - started
+
+    def beside(call: Callable[[], float], other: Callable[[], float]) -> float:
+        """Return the seconds of `call` while `other` is called over and over in another thread."""
+        ended = threading.Event()
+
+        def repeat() -> None:
+            while not ended.is_set():
+                other()
+
+        thread = threading.Thread(target=repeat)
+        thread.start()
+        try:
+            return repeated(call, seconds)
+        finally:
+            ended.set()
+            thread.join()
+
+    widest = lambda: decode(MOST_ROWS)  # noqa: E731
+    few, many = MOST_ROWS // 8, MOST_ROWS
+    step_s = {
+        rows: (repeated(lambda rows=rows: decode(rows), seconds) - repeated(lambda rows=rows: decode(rows, 1), seconds)) / (decoded - 1)
+        for rows in (few, many)
+    }
+    row_s = max(step_s[many] - step_s[few], 0.0) / (many - few)
+    alone = repeated(widest, seconds), repeated(update, seconds)
+    together = beside(widest, update), beside(update, widest)
+    speeds = [min(one / other, 1.0) for one, other in zip(alone, together, strict=True)]
+    out.write_text(json.dumps(asdict(EngineCosts(max(step_s[few] - few * row_s, 0.0), row_s, *speeds))))
+
+
+def repeated(call: Callable[[], float], seconds: float) -> float:
+    """Return the median of `call` after a first call, called for about so many seconds."""
+    call()
+    found: list[float] = []
+    while sum(found) < seconds:
+        found.append(call())
+    return statistics.median(found)
+
+
+def played(episodes: list[list[PlayedEpisode]]) -> Iterator[Group]:
+    """Yield the groups of a run, over and over."""
+    return itertools.cycle([[list(zip(one.tokens, one.waits_s, strict=True)) for one in group] for group in episodes])
+
+
+def calibrate(folder: Path, mode: Mode, args: argparse.Namespace) -> Costs:
+    """Return the costs.
+
+    The time of a decode step, and of an update per token, come from the difference between a run with long replies and one with short ones,
+    the rest of a call's time from the latter; `mode` is synchronous and computes old log-probs.
+    """
+    lengths = min(SHORT, args.tokens // 2), min(LONG, args.tokens)
+    run_forked(measure_engine, folder / "model", lengths[1], args.engine_seconds, folder / "engine.json")
+    engine = EngineCosts(**json.loads((folder / "engine.json").read_text()))
+    short, long = (run(mode, Workload(tokens=tokens), folder, folder / f"calibration-{tokens}", args) for tokens in lengths)
+    replies = args.tasks * args.group * CALLS
+    tokens = [mean_of(found, "perf/total_num_tokens") for found in (short, long)]
+    costs = Costs(**asdict(engine), slots=MOST_ROWS, prompt_tokens=round(tokens[0] / replies) - lengths[0])
+
+    def collecting(found: MeasuredRun, costs: Costs) -> float:
+        """Return the simulated seconds of a collection: those of a step in which nothing else takes time."""
+        return run_steps(costs, Schedule(), played(found.groups()), args.tasks, 2).step_s(1, 1)
+
+    measured_s = [mean_of(found, "timing_s/gen") for found in (short, long)]
+    simulated_s = [collecting(found, costs) for found in (short, long)]
+    scale = line(simulated_s, measured_s)[1]
+    costs = replace(costs, decode_s=costs.decode_s * scale, row_s=costs.row_s * scale)
+    update_s, update_token_s = line(tokens, [found.busy_s("update_actor") for found in (short, long)])
+    log_prob_s, sync_s = short.busy_s("compute_log_prob"), statistics.mean([short.busy_s("sync_weights"), long.busy_s("sync_weights")])
+    rest_s = short.mean_step_s - measured_s[0] - short.busy_s("update_actor") - log_prob_s - sync_s
+    return replace(
+        costs,
+        call_s=max(measured_s[0] - collecting(short, costs), 0.0) / replies,
+        update_s=update_s,
+        update_token_s=update_token_s,
+        log_prob_token_s=log_prob_s / tokens[0],
+        sync_s=sync_s,
+        rest_s=max(rest_s, 0.0),
+    )
+
+
+def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Return intercept and slope of the line through two points; through the origin and their mean if one of both is negative."""
+    slope = (y[1] - y[0]) / (x[1] - x[0])
+    if slope > 0 and y[0] > slope * x[0]:
+        return y[0] - slope * x[0], slope
+    return 0.0, sum(y) / sum(x)
+
+
+def mean_of(found: MeasuredRun, name: str) -> float:
+    """Return the mean of a metric over the measured steps."""
+    return statistics.mean(line[name] for line in found.lines)

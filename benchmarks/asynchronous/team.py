@@ -1,0 +1,220 @@
+"""A team whose episodes have four calls, one policy, tools that take time and replies of forced lengths, in any mode."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from math import log
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agent_system import AgentRegistry, BaseEnv, BaseOrchestra, EnvRegistry, Observation, OrchestraRegistry, Outcome, Task, Turn
+from agent_system.rollout.binding import AgentBinding
+from agent_system.rollout.prompt import Prompt
+from benchmarks.placement import Member, run_forked, shared_settings, train
+from recipe.runs import overrides_of, read_metrics
+from verl.protocol.generate import Generation, SamplingParams
+
+CALLS = 4
+AGENTS = ("Planner", "Worker")
+EPISODES = "episodes.json"
+REPLIES: ContextVar[list[tuple[str, int]]] = ContextVar("replies")  # group and length of the replies of the episode in this context
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Log-normal waits after each call, and log-normal lengths of replies.
+
+    Attributes:
+        wait_s, wait_sigma: median in seconds, 0 for no waits, and sigma.
+        tokens, tokens_sigma: median length, and sigma.
+    """
+
+    wait_s: float = 0.0
+    wait_sigma: float = 0.0
+    tokens: float = 24.0
+    tokens_sigma: float = 0.0
+
+    def length(self, seed: int, longest: int) -> int:
+        """Return the length of the reply to the request with this seed, in 1..`longest`."""
+        return min(max(round(random.Random(seed).lognormvariate(log(self.tokens), self.tokens_sigma)), 1), longest)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A mode of training.
+
+    Attributes:
+        keys: configuration of the mode.
+        warm_up: steps before the steady state, which are not measured.
+        ahead: last steps of a run, during which fewer episodes are in flight than before, which are not measured either.
+        batches: batches of episodes in flight at most; None if a step waits for the slowest episode of its batch.
+    """
+
+    keys: Mapping[str, Any]
+    warm_up: int = 2
+    ahead: int = 0
+    batches: float | None = None
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Options under `env.params`: see `Workload`."""
+
+    wait_s: float = 0.0
+    wait_sigma: float = 0.0
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """One episode: tokens of every reply, the waits after them, and CPU seconds of the event loop's thread at the end.
+
+    `began` is on a clock of its own.
+    """
+
+    group: str
+    began: float
+    tokens: Sequence[int]
+    waits_s: Sequence[float]
+    thread_s: float
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """Steps in the steady state of one run.
+
+    Attributes:
+        step_s: seconds from the end of one update to that of the next, of every measured step.
+        lines: metrics of the measured steps.
+        spans: spans of `timeline.jsonl` of the measured steps.
+        episodes: all episodes of the run, by their end.
+    """
+
+    step_s: list[float]
+    lines: list[dict[str, Any]]
+    spans: list[dict[str, Any]]
+    episodes: list[PlayedEpisode]
+
+    @property
+    def mean_step_s(self) -> float:
+        """Mean seconds of a step."""
+        return statistics.mean(self.step_s)
+
+    def busy_s(self, call: str) -> float:
+        """Return the mean seconds of a step in which the worker group was in `call`."""
+        return sum(span["end"] - span["start"] for span in self.spans if span["call"] == call) / len(self.step_s)
+
+    def control_ms_per_call(self) -> float:
+        """Return the CPU milliseconds per call of the thread that plays the episodes, from the first third of the run to its end."""
+        later = self.episodes[len(self.episodes) // 3 :]
+        return 1000 * (later[-1].thread_s - later[0].thread_s) / (CALLS * (len(later) - 1))
+
+    def groups(self) -> list[list[PlayedEpisode]]:
+        """Return the groups by their beginning."""
+        groups: dict[str, list[PlayedEpisode]] = defaultdict(list)
+        for episode in sorted(self.episodes, key=lambda episode: episode.began):
+            groups[episode.group].append(episode)
+        return list(groups.values())
+
+    def slowest_s(self) -> list[float]:
+        """Return the waiting seconds of the slowest episode of every group, in the order of `groups`."""
+        return [max(sum(episode.waits_s) for episode in group) for group in self.groups()]
+
+
+for _name in AGENTS:
+    AgentRegistry.register(_name, orchestra="tool_team")(type(_name, (Member,), {}))
+
+
+@OrchestraRegistry.register("tool_team")
+class ToolTeam(BaseOrchestra):
+    """Calls of both agents in turn."""
+
+    agents = AGENTS
+
+    async def run(self, turn: Turn) -> str:
+        for call in range(CALLS):
+            reply = await turn.act(AGENTS[call % len(AGENTS)])
+        return reply.action
+
+
+@EnvRegistry.register("tools")
+class ToolWorld(BaseEnv):
+    """Environment in which every action runs a tool for a while; the reward is a hash of the last action."""
+
+    config_class = Tools
+    blocking = False
+    played: ClassVar[list[PlayedEpisode]] = []
+
+    def reset(self, task: Task) -> Observation:
+        self.began = time.perf_counter()
+        self.waits: list[float] = []
+        self.replies: list[tuple[str, int]] = []
+        REPLIES.set(self.replies)
+        return Observation(task.prompt)
+
+    async def act(self, agent_id: str, action: str) -> Outcome:
+        draw = random.Random(f"{self.seed} {len(self.waits)} {action}")
+        self.waits.append(draw.lognormvariate(log(self.config.wait_s), self.config.wait_sigma) if self.config.wait_s else 0.0)
+        await asyncio.sleep(self.waits[-1])
+        return Outcome(local=zlib.crc32(action.encode()) % 100 / 100)
+
+    def step(self, action: str) -> Outcome:
+        (group, *_), tokens = zip(*self.replies, strict=True)
+        self.played.append(PlayedEpisode(group, self.began, tokens, self.waits, time.thread_time()))
+        return Outcome(team=0.0, done=True, info={"success": False})
+
+
+def train_forced(overrides: list[str], workload: Workload, run_dir: Path) -> None:
+    """Train with replies that end at the workload's lengths and nowhere else, and write the episodes."""
+    sample = AgentBinding.replies
+
+    async def forced(
+        self: AgentBinding, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str
+    ) -> Sequence[Generation]:
+        tokens = workload.length(seed, sampling.max_tokens)
+        REPLIES.get().append((request_id.rpartition("#")[0], tokens))
+        cut = replace(sampling, max_tokens=tokens, stop_token_ids=())
+        return await sample(self, prompt, cut, n, seed, request_id)
+
+    AgentBinding.replies = forced  # type: ignore[method-assign]
+    train(overrides)
+    (run_dir / EPISODES).write_text(json.dumps([asdict(episode) for episode in ToolWorld.played]))
+
+
+def run(mode: Mode, workload: Workload, folder: Path, run_dir: Path, args: argparse.Namespace) -> MeasuredRun:
+    """Train `args.steps` measured steps and those around them, in a process of its own."""
+    steps = mode.warm_up + args.steps + mode.ahead
+    settings = shared_settings(folder, args) | {
+        "agent.orchestra_type": "tool_team",
+        "agent.agent_ids": list(AGENTS),
+        "agent.specialization": "prompt",
+        "env.env_name": "tools",
+        "env.params.wait_s": workload.wait_s,
+        "env.params.wait_sigma": workload.wait_sigma,
+        "rollout.episode_timeout_s": 3600,
+        "trainer.total_training_steps": steps,
+        "trainer.log_trajectories": 0,
+        "trainer.default_local_dir": run_dir,
+    }
+    run_forked(train_forced, [*overrides_of(settings | dict(mode.keys)), *args.overrides], workload, run_dir)
+    return read_run(run_dir, mode.warm_up, args.steps)
+
+
+def read_run(run_dir: Path, warm_up: int, steps: int) -> MeasuredRun:
+    """Return the `steps` steps after the warm-up of a run."""
+    spans = [json.loads(line) for line in (run_dir / "timeline.jsonl").read_text().splitlines()]
+    ends = sorted(span["end"] for span in spans if span["call"] == "update_actor")[warm_up - 1 : warm_up + steps]
+    lines = [line for line in read_metrics(run_dir / "metrics.jsonl") if "actor/lr" in line][warm_up : warm_up + steps]
+    measured = [span for span in spans if ends[0] < span["end"] <= ends[-1]]
+    episodes = [PlayedEpisode(**episode) for episode in json.loads((run_dir / EPISODES).read_text())]
+    return MeasuredRun([after - before for before, after in pairwise(ends)], lines, measured, episodes)
