@@ -47,6 +47,7 @@ TEAMS = {
     "code": ["Coder Agent", "Tester Agent"],
     "search": ["Verifier Agent", "Search Agent", "Answer Agent"],
 }
+WORKFLOW_OF = {"async": "search"}  # of a script with another name
 GSM8K = "python examples/data_preprocess/gsm8k.py"
 PPO = "python -m verl.trainer.main_ppo"
 SFT = "python -m verl.trainer.sft_trainer"
@@ -97,7 +98,8 @@ def test_a_script_asks_for_a_run_whose_keys_exist_and_agree(command: str, tmp_pa
     resolve_defaults(config)
     check_team(config)
     check_settings(config)
-    workflow = re.search(r"examples/run_(\w+)\.sh", command)[1]
+    script = re.search(r"examples/run_(\w+)\.sh", command)[1]
+    workflow = WORKFLOW_OF.get(script, script)
     alone = config.agent.orchestra_type == "single"
     assert config.agent.agent_ids == (["Single Agent"] if alone else TEAMS.get(workflow, ["Tool Agent", "Executor Agent"]))
     assert (config.agent.orchestra_type, config.env.env_name) == ("single" if alone else workflow, workflow)
