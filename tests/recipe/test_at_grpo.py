@@ -54,16 +54,25 @@ def test_every_variant_and_task_has_its_settings() -> None:
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     assert {"script", *config["variants"]} == set(LABELS) == set(COLOURS)
     assert set(config["compared"]) == set(TASKS)
+    assert all(set(steps) == set(config["variants"]) for steps in config["decay_steps"].values())
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("variant", LABELS)
 def test_the_keys_of_every_variant_can_be_and_have_an_effect(task: str, variant: str, tmp_path: Path) -> None:
     config, placement = checked([f"examples/run_{script_of(task)[0]}.sh", *overrides_of(keys_of(task, variant))], tmp_path)
-    trainer, schedule = config.trainer, config.actor_rollout_ref.actor.optim.total_training_steps
+    trainer, optim = config.trainer, config.actor_rollout_ref.actor.optim
     assert (trainer.total_generated_tokens > 0) == (variant != "script")
-    assert trainer.total_training_steps == (schedule if variant == "script" else 1000)
-    assert config.rollout.sampling == ("parallel" if variant in ("parallel", "single") else "tree")
+    assert (trainer.total_training_steps == 1000) == (variant != "script")
+    if optim.lr_scheduler_type == "constant":
+        assert optim.total_training_steps == -1
+    elif variant == "script":
+        assert optim.total_training_steps == trainer.total_training_steps
+    else:
+        assert 20 <= optim.total_training_steps <= 60
+    parallel = variant in ("parallel", "single") or (task, variant) == ("math", "script")
+    assert config.rollout.sampling == ("parallel" if parallel else "tree")
+    assert config.env.rollout.n == (8 if (task, variant) == ("math", "script") else 4 if parallel else 1)
     assert len(placement.policy_ids) == (1 if variant in ("shared", "single") else 2)
 
 
@@ -72,7 +81,7 @@ def test_the_keys_of_every_variant_can_be_and_have_an_effect(task: str, variant:
 def test_the_keys_for_a_real_model_can_be_and_have_an_effect(task: str, device: str, tmp_path: Path, tiny_model_dir: Path) -> None:
     arguments = [f"examples/run_{script_of(task)[0]}.sh", "trainer.n_gpus_per_node=1", f"trainer.device={device}"]
     config, _ = checked(arguments, tmp_path, f"MODEL_PATH={tiny_model_dir}")
-    assert config.rollout.sampling == "tree"
+    assert config.rollout.sampling == ("parallel" if task == "math" else "tree")
     assert config.actor_rollout_ref.model.path == str(tiny_model_dir)
 
 
