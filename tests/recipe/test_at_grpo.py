@@ -22,6 +22,7 @@ from verl.trainer.derived import resolve_defaults
 from verl.trainer.placement.table import Placement
 
 WORLDS = {"plan_path": "Plan-Path", "sudoku": "Sudoku", "sokoban": "Sokoban"}
+ALL_WORLDS = WORLDS | {DEFAULT_MAPS: "Plan-Path, default maps", "math": "Mathematics", "code": "Code"}
 SMALL = [
     "trainer.total_training_steps=1",
     "data.train_batch_size=2",
@@ -118,9 +119,10 @@ def test_the_tables_of_the_readme_are_the_committed_rows() -> None:
             tokens = f"{row['generated_tokens'] / 1e6:.2f}"
             assert f"| {WORLDS[row['task']]} | {row['seed']} | {success} | {swapped} | {row['steps']} | {tokens} | {minutes} |" in readme
         else:
-            where = {"plan_path": "five variants with", DEFAULT_MAPS: "on the generator's default maps"}[row["task"]]
+            places = {"plan_path": ("five variants with", ""), DEFAULT_MAPS: ("on the generator's default maps", "")}
+            where, world = places.get(row["task"], ("The single agent beside", f"| {ALL_WORLDS[row['task']]} "))
             (table,) = [part for part in readme.split("\n## ") if where in part.partition("\n")[0]]
-            assert f"| {names[row['variant']]} | {row['seed']} | {success} | {swapped} | {row['steps']} | {minutes} |" in table
+            assert f"{world}| {names[row['variant']]} | {row['seed']} | {success} | {swapped} | {row['steps']} | {minutes} |" in table
     curves = json.loads((HERE / "curves.json").read_text())
     assert {run: points[-1][1] for run, points in curves.items()} == {
         f"{row['task']}/{row['variant']}/{row['seed']}": row["after"] for row in rows
@@ -138,6 +140,32 @@ def test_every_run_spent_its_budget_and_hardly_more(row: dict[str, Any]) -> None
     """The last step may go beyond it; runs of another budget are not compared with these."""
     budget = keys_of(row["task"], row["variant"])["trainer.total_generated_tokens"]
     assert budget <= row["generated_tokens"] <= 1.05 * budget
+
+
+def success(task: str, column: str, *variants: str) -> str:
+    """A cell of the table of all worlds: the values of the first variant that was measured, by seed."""
+    rows = [row | {"task": "math", "variant": "recipe"} for row in json.loads((ROOT / "recipe/math/results.json").read_text())]
+    rows += [row | {"task": "code", "variant": "recipe"} for row in json.loads((ROOT / "recipe/code/results.json").read_text())]
+    for variant in variants:
+        found = sorted((row["seed"], row[column]) for row in [*ROWS, *rows] if (row["task"], row["variant"]) == (task, variant))
+        if found:
+            return ", ".join(f"{100 * value:.1f}" for _, value in found) + (" ¹" if variant == "recipe" else "")
+    return "—"
+
+
+def compared(task: str) -> str:
+    """A row of the table of all worlds."""
+    team = ("recipe",) if task == "math" else ()
+    trees = ("script",) if task in ("sudoku", "sokoban") else ("recipe",) if task == "code" else ()
+    cells = [success(task, column, "single") for column in ("before", "after")]
+    cells += [success(task, "before", "at_grpo", "parallel", *team, *trees), success(task, "after", "parallel", *team)]
+    cells += [success(task, "after", "at_grpo", *trees), success(task, "after", "shared")]
+    return " | ".join(cells)
+
+
+@pytest.mark.parametrize(("task", "world"), ALL_WORLDS.items())
+def test_the_table_of_all_worlds_has_the_committed_rows(task: str, world: str) -> None:
+    assert f"| {world} | {compared(task)} |\n" in (HERE / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_figures_in_the_text_are_the_committed_rows() -> None:
