@@ -117,7 +117,8 @@ def test_the_tables_of_the_readme_are_the_committed_rows() -> None:
         minutes = f"{row['train_seconds'] / 60:.0f}"
         if row["variant"] == "script":
             tokens = f"{row['generated_tokens'] / 1e6:.2f}"
-            assert f"| {ALL_WORLDS[row['task']]} | {row['seed']} | {success} | {swapped} | {row['steps']} | {tokens} | {minutes} |" in readme
+            world = ALL_WORLDS[row["task"]]
+            assert f"| {world} | {row['seed']} | {success} | {swapped} | {row['steps']} | {tokens} | {minutes} |" in readme
         else:
             places = {"plan_path": ("five variants with", ""), DEFAULT_MAPS: ("on the generator's default maps", "")}
             where, world = places.get(row["task"], ("The single agent beside", f"| {ALL_WORLDS[row['task']]} "))
