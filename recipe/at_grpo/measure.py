@@ -1,4 +1,4 @@
-"""AT-GRPO against parallel sampling, turn-blind groups and a single agent, with the same number of generated tokens, in three worlds.
+"""AT-GRPO against parallel sampling, turn-blind groups and a single agent, with the same number of generated tokens.
 
     python recipe/at_grpo/measure.py --tasks plan_path --seeds 0 1 2
 
@@ -37,8 +37,8 @@ from recipe.runs import (
 HERE = Path(__file__).parent
 LOG = ROOT / "outputs" / "verl-mas" / "at_grpo.log"
 DEFAULT_MAPS = "plan_path_default_maps"
-TASKS = ("plan_path", "sudoku", "sokoban", DEFAULT_MAPS)
-SWAP = "agent.role_policies={Tool Agent: executor_agent, Executor Agent: tool_agent}"
+TASKS = ("plan_path", "sudoku", "sokoban", DEFAULT_MAPS, "math", "code")
+ROLES = {"math": ("solver", "verifier"), "code": ("coder", "tester")}
 COLOURS = {
     "script": "tab:gray",
     "at_grpo": "tab:blue",
@@ -80,16 +80,22 @@ def script_of(task: str) -> tuple[str, str | None]:
 def keys_of(task: str, variant: str) -> dict[str, Any]:
     """Return the keys of a run in addition to its script's; the compared variants have a budget of generated tokens."""
     config = yaml.safe_load((HERE / "config.yaml").read_text())
-    more = {} if variant == "script" else config["compared"][task] | config["variants"][variant]
-    return dict(config["common"] | config["views"].get(task, {}) | more)
+    keys = config["common"] | config["views"].get(task, {})
+    if variant == "script":
+        return dict(keys)
+    keys |= {"trainer.total_training_steps": 1000} | config["compared"][task] | config["variants"][variant]
+    decay = config["decay_steps"].get(task)
+    return keys | ({"actor_rollout_ref.actor.optim.total_training_steps": decay[variant]} if decay else {})
 
 
 def swapped(task: str, seed: int, run_dir: Path, overrides: list[str]) -> float:
     """Return the success of the last checkpoint when each role uses the other's policy."""
-    metrics = run_dir / "swapped" / "tool_agent-executor_agent+executor_agent-tool_agent" / "metrics.jsonl"
+    one, other = ROLES.get(task, ("tool", "executor"))
+    swap = f"agent.role_policies={{{one.title()} Agent: {other}_agent, {other.title()} Agent: {one}_agent}}"
+    metrics = run_dir / "swapped" / f"{one}_agent-{other}_agent+{other}_agent-{one}_agent" / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     script, course = script_of(task)
-    run_example(script, seed, ["eval", *overrides, SWAP], LOG, course)
+    run_example(script, seed, ["eval", *overrides, swap], LOG, course)
     (line,) = read_metrics(metrics)
     return float(line[accuracy_key(line)])
 

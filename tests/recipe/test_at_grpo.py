@@ -22,6 +22,7 @@ from verl.trainer.derived import resolve_defaults
 from verl.trainer.placement.table import Placement
 
 WORLDS = {"plan_path": "Plan-Path", "sudoku": "Sudoku", "sokoban": "Sokoban"}
+ALL_WORLDS = WORLDS | {DEFAULT_MAPS: "Plan-Path, default maps", "math": "Mathematics", "code": "Code"}
 SMALL = [
     "trainer.total_training_steps=1",
     "data.train_batch_size=2",
@@ -54,16 +55,25 @@ def test_every_variant_and_task_has_its_settings() -> None:
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     assert {"script", *config["variants"]} == set(LABELS) == set(COLOURS)
     assert set(config["compared"]) == set(TASKS)
+    assert all(set(steps) == set(config["variants"]) for steps in config["decay_steps"].values())
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("variant", LABELS)
 def test_the_keys_of_every_variant_can_be_and_have_an_effect(task: str, variant: str, tmp_path: Path) -> None:
     config, placement = checked([f"examples/run_{script_of(task)[0]}.sh", *overrides_of(keys_of(task, variant))], tmp_path)
-    trainer, schedule = config.trainer, config.actor_rollout_ref.actor.optim.total_training_steps
+    trainer, optim = config.trainer, config.actor_rollout_ref.actor.optim
     assert (trainer.total_generated_tokens > 0) == (variant != "script")
-    assert trainer.total_training_steps == (schedule if variant == "script" else 1000)
-    assert config.rollout.sampling == ("parallel" if variant in ("parallel", "single") else "tree")
+    assert (trainer.total_training_steps == 1000) == (variant != "script")
+    if optim.lr_scheduler_type == "constant":
+        assert optim.total_training_steps == -1
+    elif variant == "script":
+        assert optim.total_training_steps == trainer.total_training_steps
+    else:
+        assert 20 <= optim.total_training_steps <= 60
+    parallel = variant in ("parallel", "single") or (task, variant) == ("math", "script")
+    assert config.rollout.sampling == ("parallel" if parallel else "tree")
+    assert config.env.rollout.n == (8 if (task, variant) == ("math", "script") else 4 if parallel else 1)
     assert len(placement.policy_ids) == (1 if variant in ("shared", "single") else 2)
 
 
@@ -72,7 +82,7 @@ def test_the_keys_of_every_variant_can_be_and_have_an_effect(task: str, variant:
 def test_the_keys_for_a_real_model_can_be_and_have_an_effect(task: str, device: str, tmp_path: Path, tiny_model_dir: Path) -> None:
     arguments = [f"examples/run_{script_of(task)[0]}.sh", "trainer.n_gpus_per_node=1", f"trainer.device={device}"]
     config, _ = checked(arguments, tmp_path, f"MODEL_PATH={tiny_model_dir}")
-    assert config.rollout.sampling == "tree"
+    assert config.rollout.sampling == ("parallel" if task == "math" else "tree")
     assert config.actor_rollout_ref.model.path == str(tiny_model_dir)
 
 
@@ -107,11 +117,13 @@ def test_the_tables_of_the_readme_are_the_committed_rows() -> None:
         minutes = f"{row['train_seconds'] / 60:.0f}"
         if row["variant"] == "script":
             tokens = f"{row['generated_tokens'] / 1e6:.2f}"
-            assert f"| {WORLDS[row['task']]} | {row['seed']} | {success} | {swapped} | {row['steps']} | {tokens} | {minutes} |" in readme
+            world = ALL_WORLDS[row["task"]]
+            assert f"| {world} | {row['seed']} | {success} | {swapped} | {row['steps']} | {tokens} | {minutes} |" in readme
         else:
-            where = {"plan_path": "five variants with", DEFAULT_MAPS: "on the generator's default maps"}[row["task"]]
+            places = {"plan_path": ("five variants with", ""), DEFAULT_MAPS: ("on the generator's default maps", "")}
+            where, world = places.get(row["task"], ("The single agent beside", f"| {ALL_WORLDS[row['task']]} "))
             (table,) = [part for part in readme.split("\n## ") if where in part.partition("\n")[0]]
-            assert f"| {names[row['variant']]} | {row['seed']} | {success} | {swapped} | {row['steps']} | {minutes} |" in table
+            assert f"{world}| {names[row['variant']]} | {row['seed']} | {success} | {swapped} | {row['steps']} | {minutes} |" in table
     curves = json.loads((HERE / "curves.json").read_text())
     assert {run: points[-1][1] for run, points in curves.items()} == {
         f"{row['task']}/{row['variant']}/{row['seed']}": row["after"] for row in rows
@@ -129,6 +141,32 @@ def test_every_run_spent_its_budget_and_hardly_more(row: dict[str, Any]) -> None
     """The last step may go beyond it; runs of another budget are not compared with these."""
     budget = keys_of(row["task"], row["variant"])["trainer.total_generated_tokens"]
     assert budget <= row["generated_tokens"] <= 1.05 * budget
+
+
+def success(task: str, column: str, *variants: str) -> str:
+    """A cell of the table of all worlds: the values of the first variant that was measured, by seed."""
+    rows = [row | {"task": "math", "variant": "recipe"} for row in json.loads((ROOT / "recipe/math/results.json").read_text())]
+    rows += [row | {"task": "code", "variant": "recipe"} for row in json.loads((ROOT / "recipe/code/results.json").read_text())]
+    for variant in variants:
+        found = sorted((row["seed"], row[column]) for row in [*ROWS, *rows] if (row["task"], row["variant"]) == (task, variant))
+        if found:
+            return ", ".join(f"{100 * value:.1f}" for _, value in found) + (" ¹" if variant == "recipe" else "")
+    return "—"
+
+
+def compared(task: str) -> str:
+    """A row of the table of all worlds."""
+    team = ("recipe",) if task == "math" else ()
+    trees = ("script",) if task in ("sudoku", "sokoban") else ("recipe",) if task == "code" else ()
+    cells = [success(task, column, "single") for column in ("before", "after")]
+    cells += [success(task, "before", "at_grpo", "parallel", *team, *trees), success(task, "after", "parallel", *team)]
+    cells += [success(task, "after", "at_grpo", *trees), success(task, "after", "shared")]
+    return " | ".join(cells)
+
+
+@pytest.mark.parametrize(("task", "world"), ALL_WORLDS.items())
+def test_the_table_of_all_worlds_has_the_committed_rows(task: str, world: str) -> None:
+    assert f"| {world} | {compared(task)} |\n" in (HERE / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_figures_in_the_text_are_the_committed_rows() -> None:
@@ -161,7 +199,7 @@ def test_what_the_text_says_of_a_script_are_its_rows(task: str) -> None:
     readme = " ".join((HERE / "README.md").read_text(encoding="utf-8").split())
     front = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     rows = sorted((row for row in ROWS if row["task"] == task and row["variant"] == "script"), key=lambda row: row["seed"])
-    assert [row["seed"] for row in rows] == ([0] if task == "sokoban" else [0, 1, 2])
+    assert [row["seed"] for row in rows] == [0, 1, 2]
     before, after = (" and ".join(", ".join(f"{100 * row[name]:.1f}" for row in rows).rsplit(", ", 1)) for name in ("before", "after"))
     assert f"from {before} % to {after} %" in readme
     ends = list(dict.fromkeys(f"{100 * bound(row['after'] for row in rows):g}" for bound in (min, max)))
