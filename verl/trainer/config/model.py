@@ -246,7 +246,7 @@ class RolloutConfig:
     gpu_memory_utilization: float = key(0.5, "fraction of GPU memory for weights and KV cache", gt=0, le=1, effect=(VLLM, ON_A_GPU))
     enforce_eager: bool = key(False, "disable compilation and CUDA graphs: faster start, slower generation", effect=(VLLM, ON_A_GPU))
     free_cache_engine: bool = key(True, "free the KV cache while the policies are updated; with async_training.mode=sync")
-    num_threads: int = key(0, "CPU threads of the engine process; 0 divides the cores among the worker groups", ge=0, le=1024)
+    num_threads: int = key(0, "CPU threads of the engine process; 0: trainer.num_threads", ge=0, le=1024)
     update_bucket_mb: int = key(256, "size of the buckets in which weights are sent to the engine, in MiB", ge=1)
     weight_transfer: str = key(
         "object_store",

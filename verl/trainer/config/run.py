@@ -239,7 +239,7 @@ class TrainerConfig:
     pool_sizes: dict[str, int] = key(
         {}, "with dedicated pools: number of devices of each worker group, by its id; empty: equal numbers", ge=1
     )
-    num_threads: int = key(0, "CPU threads per worker; 0 divides the cores among the worker groups", ge=0, le=1024)
+    num_threads: int = key(0, "CPU threads per worker, engines included; 0 divides the cores among the worker groups", ge=0, le=1024)
     worker_timeout_s: float = key(1800.0, "time limit of any call to a worker, in seconds", gt=0, le=LONGEST_S)
 
 

@@ -127,7 +127,7 @@ class TeamWorkers:
             rollout: dict[str, Any] = {
                 "adapters": spec.adapters,
                 "max_model_len": max_model_len(self.config, self.placement, spec),
-                "num_threads": spec.config.rollout.num_threads or share,
+                "num_threads": spec.config.rollout.num_threads or self.config.trainer.num_threads or share,
                 "log": str(self._log_dir / f"engine-{wg_id}.log") if self._log_dir else "",
             }
             if spec.trained:
