@@ -72,7 +72,7 @@ class ColleaguesOrchestra(BaseOrchestra):
 
 @EnvRegistry.register(NAME)
 class ColleaguesEnv(BaseEnv):
-    """One problem, one turn; the team reward is 1 when the replies are the right answers of both parts, and 0 otherwise.
+    """One problem, one turn. A right reply, about either part, has the local reward 1; two of them about different parts the team reward 1.
 
     `info`: `success`; `covered` (the replies are about different parts, right or wrong); `right` (share of right replies); `a/adds` and
     `b/adds` (the colleague replied about the part that needs an addition).
@@ -83,6 +83,10 @@ class ColleaguesEnv(BaseEnv):
     def reset(self, task: Task) -> Observation:
         self._answers = str(task.ground_truth).split(", ")
         return Observation(task.prompt)
+
+    def act(self, agent_id: str, action: str) -> Outcome:
+        del agent_id
+        return Outcome(local=float(action in self._answers))
 
     def step(self, action: tuple[str, ...]) -> Outcome:
         success = set(action) == set(self._answers)
