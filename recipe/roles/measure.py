@@ -24,8 +24,7 @@ PREPARE = ("recipe.roles.prepare", "--world", "colleagues")
 LABELS = {
     "L1": ("tab:purple", "L1: one policy"),
     "L1_named": ("tab:pink", "L1, roles named in the prompts"),
-    "L2": ("tab:orange", "L2: an adapter per agent, rank 16"),
-    "L2_rank_1": ("tab:green", "L2, rank 1"),
+    "L2": ("tab:orange", "L2: an adapter per agent"),
     "L3": ("tab:blue", "L3: a model per agent"),
 }
 SHARES = {"covered": "covered", "right": "right", "a_adds": "a/adds", "b_adds": "b/adds"}

@@ -73,13 +73,13 @@ def test_demonstrations_answer_either_part_rightly_and_never_a_test_problem() ->
 
 def test_the_script_trains_a_level_and_draws_it(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps([{"level": "L1", "seed": 7, "before": 0.3}]))
-    command = [checkout / ".venv/bin/python", "recipe/roles/measure.py", "--seeds", "7", "--levels", "L2_rank_1", "--out", str(tmp_path)]
+    command = [checkout / ".venv/bin/python", "recipe/roles/measure.py", "--seeds", "7", "--levels", "L2", "--out", str(tmp_path)]
     subprocess.run([*command, *SMALL], cwd=checkout, env=os.environ | {"DEMOS": "96"}, check=True, timeout=240)
     kept, row = json.loads((tmp_path / "results.json").read_text())
     assert kept == {"level": "L1", "seed": 7, "before": 0.3}
-    assert (row["level"], row["seed"], row["steps"]) == ("L2_rank_1", 7, 1)
+    assert (row["level"], row["seed"], row["steps"]) == ("L2", 7, 1)
     assert all(0 <= row[name] <= 1 for name in ("before", "after", "covered_after", "right_after", "a_adds_after"))
-    assert list(json.loads((tmp_path / "curves.json").read_text())) == ["L2_rank_1/7"]
+    assert list(json.loads((tmp_path / "curves.json").read_text())) == ["L2/7"]
     assert "<svg" in (tmp_path / "curves.svg").read_text()
 
 
