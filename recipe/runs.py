@@ -53,8 +53,15 @@ def run_example(workflow: str, seed: int, arguments: Sequence[str], log: Path, c
     return watch.peak_gib
 
 
-def train_embedded(run: str, seed: int, settings: Mapping[str, Any], demos: int | str | None, more: Sequence[str]) -> list[Row]:
-    """Train on the embedded word problems from their warm start and return the lines of `metrics.jsonl`.
+def train_embedded(
+    run: str,
+    seed: int,
+    settings: Mapping[str, Any],
+    demos: int | str | None,
+    more: Sequence[str],
+    prepare: Sequence[str] = ("examples.embedded.prepare",),
+) -> list[Row]:
+    """Train on embedded tasks from their warm start and return the lines of `metrics.jsonl`.
 
     Args:
         run: name of the folder of the run.
@@ -62,9 +69,10 @@ def train_embedded(run: str, seed: int, settings: Mapping[str, Any], demos: int 
         settings: keys of the run.
         demos: demonstrations of the warm start; None for all.
         more: further `key=value`.
+        prepare: module that creates tasks and warm start, and its arguments; by default those of the word problems.
     """
     arguments = [] if demos is None else ["--demos", str(demos)]
-    embedded = run_module("examples.embedded.prepare", "--out", "outputs/embedded", "--seed", str(seed), *arguments)[-1]
+    embedded = run_module(*prepare, "--out", "outputs/embedded", "--seed", str(seed), *arguments)[-1]
     run_dir = ROOT / "outputs" / "verl-mas" / run
     (run_dir / "metrics.jsonl").unlink(missing_ok=True)
     run_module(
