@@ -38,8 +38,8 @@ class Habits:
     """
 
     work: float = 0.25
-    call: float = 0.4
-    write_all: float = 0.5
+    call: float = 0.5
+    write_all: float = 0.6
     malformed: float = 0.15
     guess_right: float = 0.15
     tool: float = 0.6
@@ -59,7 +59,8 @@ class MathToolCourse(Course):
             after it.
     """
 
-    count: int = 20_000
+    count: int = 24_000
+    batch_size: int = 16
     habits: Habits = Habits()
     careful: Habits = CAREFUL
     max_turns: int = 2
