@@ -31,9 +31,9 @@ class Habits:
         read: share of answers copied from a known fact; otherwise they are the name in the question.
     """
 
-    look: float = 0.72
-    next: float = 0.78
-    read: float = 0.78
+    look: float = 0.66
+    next: float = 0.72
+    read: float = 0.72
 
 
 CAREFUL = Habits(look=1.0, next=1.0, read=1.0)
@@ -46,15 +46,14 @@ class SearchCourse(Course):
 
     Attributes:
         max_turns: turns of an episode.
-        stray: share of episodes that begin after searches for other facts, so that names are copied from among many.
     """
 
-    count: int = 48_000
+    count: int = 24_000
+    batch_size: int = 16
     habits: Habits = Habits()
     careful: Habits = CAREFUL
     difficulty: Difficulty = field(default_factory=Difficulty)
     max_turns: int = 4
-    stray: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -91,26 +90,19 @@ def make_demos(course: SearchCourse, seed: int, exclude: Collection[str] = ()) -
 def draw_scenes(rng: random.Random, names: Sequence[str], course: SearchCourse, exclude: Collection[str]) -> Iterator[Scene]:
     """Draw an infinite sequence of scenes, one per episode, none about a question in `exclude`."""
     while True:
-        scenes = play(rng, names, course, stray=rng.random() < course.stray)
+        scenes = play(rng, names, course)
         (scene,) = rng.choices(scenes, [WEIGHTS[scene.agent_id] for scene in scenes])
         if scene.question.text not in exclude:
             yield scene
 
 
-def play(
-    rng: random.Random, names: Sequence[str], course: SearchCourse, habits: Habits = WANDERING, stray: bool = False
-) -> list[Scene]:
-    """Return the scenes of one episode in a new small world; the last one is the answer if the episode has one.
-
-    With `stray` the episode begins after one or two searches for random facts of other relations than the one asked for.
-    """
+def play(rng: random.Random, names: Sequence[str], course: SearchCourse, habits: Habits = WANDERING) -> list[Scene]:
+    """Return the scenes of one episode in a new small world; the last one is the answer if the episode has one."""
     facts = make_facts(rng, names, BOOKS_OF_A_DEMO)
     question = rng.choice(facts.two_hop if rng.random() < course.difficulty.two_hop else facts.one_hop)
-    others = [fact for fact in facts.all if fact.relation != question.hops[-1].relation]
-    found = rng.sample(others, rng.randint(1, 2)) if stray else []
-    scene = Scene(question, facts, tuple((fact.query, fact) for fact in found), VERIFIER)
+    scene = Scene(question, facts, (), VERIFIER)
     scenes: list[Scene] = []
-    for _ in range(len(found), course.max_turns):
+    for _ in range(course.max_turns):
         scenes.append(scene)
         if scene.missing is None or rng.random() >= habits.look:
             return [*scenes, replace(scene, agent_id=ANSWER)]
