@@ -32,7 +32,7 @@ _LAST = (
     "Arc Ash Bay Bee Bud Cap Cob Cox Cup Dam Den Dew Egg Elk Elm Fan Fen Fig Fir Gap Gem Gum Hay Hen Hut Ice Ink Ivy Jam Jar "
     "Jet Keg Key Kit Lab Lid Log Map Mat Mud Net Nut Oak Oil Owl Pan Pea Quay Rug Rye Sea Sky Tar Tin Urn Vat Wax Web Yew Zip"
 )
-# Demonstrations have most of the pairs: if they had few, the model would learn which words go together, and refuse the pairs of other parts.
+# Demonstrations have most of the pairs: with few, the model would learn which words go together, and refuse the pairs of other parts.
 PARTS = {"test": (0.0, 0.05), "train": (0.05, 0.25), "demos": (0.25, 1.0)}
 QUESTIONS_OF_A_BOOK = len(OF_BOOK) * len(OF_PERSON)
 
