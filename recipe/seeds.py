@@ -47,7 +47,7 @@ def run_seed(workflow: str, seed: int, settings: Mapping[str, Any], more: Sequen
 
 
 def summarise(seed: int, lines: Lines, metrics: Mapping[str, str]) -> Row:
-    """Return one row: success before and after, seconds of all training steps, further metrics of the first and the last validation."""
+    """Return one row: success before and after, seconds and generated tokens of training, metrics of the first and last validation."""
     validations = [line for line in lines if any(name.startswith("val-core/") for name in line)]
     first, last = validations[0], validations[-1]
     accuracy = accuracy_key(first)
@@ -58,6 +58,8 @@ def summarise(seed: int, lines: Lines, metrics: Mapping[str, str]) -> Row:
         "train_seconds": training_seconds(lines),
         "steps": last["step"],
     }
+    if "training/generated_tokens" in last:
+        row["generated_tokens"] = int(last["training/generated_tokens"])
     for name, key in metrics.items():
         row |= {f"{name}_before": first.get(key), f"{name}_after": last.get(key)}
     return row

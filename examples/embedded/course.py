@@ -31,6 +31,7 @@ class Course:
         habits_from: share of `count` at which the last part starts.
         habits_before: share of demonstrations with `habits` before, so that both behaviours are learned.
         difficulty: difficulty of the tasks, if they have one.
+        batch_size: demonstrations per optimizer step.
     """
 
     count: int = 38_400
@@ -39,6 +40,7 @@ class Course:
     habits_from: float = 0.75
     habits_before: float = 0.15
     difficulty: Any = None
+    batch_size: int = 32
 
     def conversations(self, rng: random.Random, tasks: Iterable[T], episode: Callable[[T, Any], Iterable[Messages]]) -> list[Messages]:
         """Return `count` conversations (prompt and reply), or fewer if there are too few tasks.

@@ -58,7 +58,6 @@ class Recipe:
     num_test: int = 200
     size: TinyModelSize | None = None
     course: Any = None
-    batch_size: int = 32
     lr: float = 4e-3
     muon_lr: float = 0.03
 
@@ -137,7 +136,7 @@ def _sft_config(recipe: Recipe, folder: Path, num_threads: int) -> SFTConfig:
     config.model.path = str(folder / "untrained")
     config.data.train_files = [str(folder / "demos.jsonl")]
     config.data.shuffle = False
-    config.data.train_batch_size = recipe.batch_size
+    config.data.train_batch_size = recipe.course.batch_size
     config.optim.name = "muon"
     config.optim.lr = recipe.lr
     config.optim.muon_lr = recipe.muon_lr

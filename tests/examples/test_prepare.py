@@ -17,8 +17,7 @@ TINY = Recipe(
     num_train=20,
     num_test=5,
     size=TinyModelSize(hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, num_kv_heads=1),
-    course=MathCourse(count=64),
-    batch_size=16,
+    course=MathCourse(count=64, batch_size=16),
 )
 
 
@@ -89,7 +88,7 @@ def test_another_recipe_is_another_folder():
 
 def test_an_interrupted_preparation_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="batch"):
-        prepare(tmp_path, replace(TINY, batch_size=0), num_threads=1)
+        prepare(tmp_path, replace(TINY, course=MathCourse(batch_size=0)), num_threads=1)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 

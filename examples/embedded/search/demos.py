@@ -1,8 +1,8 @@
 """Demonstrations of the small facts by a Verifier, a Search Agent and an Answer Agent, with one passage per search.
 
-A careful Verifier compares the question with the facts found, a careful Search Agent searches for the missing fact, and a careful Answer
-Agent copies the answer from it. By habit, the Verifier approves without a check, and the others use the name in the question as query and
-answer.
+A careful Verifier compares the question with the facts found. A careful Search Agent searches for the missing fact, and a careful Answer
+Agent answers; both first copy the fact with the name that they use: with whole sentences to copy, a tiny model learns sooner to copy names
+of two words. By habit, the Verifier approves without a check, and the others use the name in the question as query and answer.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Habits:
         read: share of answers copied from a known fact; otherwise they are the name in the question.
     """
 
-    look: float = 0.72
-    next: float = 0.78
-    read: float = 0.78
+    look: float = 0.66
+    next: float = 0.72
+    read: float = 0.72
 
 
 CAREFUL = Habits(look=1.0, next=1.0, read=1.0)
@@ -48,7 +48,8 @@ class SearchCourse(Course):
         max_turns: turns of an episode.
     """
 
-    count: int = 48_000
+    count: int = 24_000
+    batch_size: int = 16
     habits: Habits = Habits()
     careful: Habits = CAREFUL
     difficulty: Difficulty = field(default_factory=Difficulty)
@@ -155,9 +156,10 @@ def reply(rng: random.Random, scene: Scene, habits: Habits) -> str:
     subject = scene.question.hops[0].subject
     if scene.agent_id == SEARCH:
         query, _ = search(rng, scene, habits)
-        return f"{'Just' if query == subject else 'Next'} <search> {query}</search>"
+        known = f"{scene.question.hops[0]} " if scene.missing in scene.question.hops[1:] else ""
+        return f"Just <search> {query}</search>" if query == subject else f"Next {known}<search> {query}</search>"
     if scene.missing is None and rng.random() < habits.read:
-        return f"Read <answer> {scene.question.answer}</answer>"
+        return f"Read {scene.question.hops[-1]} <answer> {scene.question.answer}</answer>"
     return f"Guess <answer> {subject}</answer>"
 
 

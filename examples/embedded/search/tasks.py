@@ -25,14 +25,15 @@ DATA_SOURCE = "verl_mas/small_facts"
 OF_BOOK = ("author", "translator")
 OF_PERSON = ("birthplace", "home")
 _FIRST = (
-    "Abe Ada Bea Bob Cal Cyd Dan Dov Eli Eva Fay Fox Gil Gus Hal Hob Ida Ira Jed Joy "
-    "Kai Kim Lea Lou Mae Max Ned Nia Ola Ora Pip Rex Sam Tia Uma Val Wes Xia Yan Zoe"
+    "Abe Ada Amy Ann Art Bea Ben Bob Cal Cyd Dan Deb Don Dov Eli Eva Eve Fay Fox Gia Gil Gus Hal Hob Ian Ida Ira Jan Jed Jim "
+    "Joy Kai Ken Kim Lea Lee Liz Lou Mae Max Meg Nat Ned Nia Ola Ora Pat Pip Ray Rex Sam Sue Tia Tom Uma Val Wes Xia Yan Zoe"
 )
 _LAST = (
-    "Arc Ash Bay Bud Cob Cox Den Dew Egg Elm Fig Fir Gem Gum Hay Hut Ink Ivy Jar Jet "
-    "Keg Key Lid Log Map Mud Net Nut Oak Oil Pea Quay Rye Sky Tar Urn Vat Web Yew Zip"
+    "Arc Ash Bay Bee Bud Cap Cob Cox Cup Dam Den Dew Egg Elk Elm Fan Fen Fig Fir Gap Gem Gum Hay Hen Hut Ice Ink Ivy Jam Jar "
+    "Jet Keg Key Kit Lab Lid Log Map Mat Mud Net Nut Oak Oil Owl Pan Pea Quay Rug Rye Sea Sky Tar Tin Urn Vat Wax Web Yew Zip"
 )
-PARTS = {"test": (0.0, 0.25), "train": (0.25, 0.65), "demos": (0.65, 1.0)}
+# Demonstrations have most of the pairs: with few, the model would learn which words go together, and refuse the pairs of other parts.
+PARTS = {"test": (0.0, 0.05), "train": (0.05, 0.25), "demos": (0.25, 1.0)}
 QUESTIONS_OF_A_BOOK = len(OF_BOOK) * len(OF_PERSON)
 
 

@@ -1,8 +1,28 @@
+import random
+from dataclasses import replace
+
+from agent_system.memory import SimpleMemory
+from agent_system.rollout.call import Reply
+from agent_system.rollout.tool_loop import ToolPromptBuilder
 from agent_system.sandbox import shared_sandbox
 from agent_system.tools.formats import read_calls
 from agent_system.workflows.math_tool import ReasonerAgent, ToolUserAgent
 from examples.embedded.math.tasks import generate
-from examples.embedded.math_tool.demos import CAREFUL, SCALE, Habits, MathToolCourse, make_demos, program, team_success, tool_call, tools
+from examples.embedded.math_tool.demos import (
+    CAREFUL,
+    SCALE,
+    Demonstrators,
+    Habits,
+    MathToolCourse,
+    make_demos,
+    program,
+    team_success,
+    tool_call,
+    tools,
+)
+from verl.models.tiny import train_tokenizer
+from verl.protocol.generate import Generation
+from verl.trainer.sft.data import Chat, encode
 
 
 def test_demonstrators_with_habits_fail_often_and_careful_ones_never() -> None:
@@ -26,3 +46,21 @@ async def test_a_program_with_all_steps_is_called_and_prints_the_answer() -> Non
         (call,) = read_calls(tool_call(program(problem, len(problem.steps))), "hermes")
         result = await shared_sandbox().run(call.arguments["code"])
         assert not call.error and result.stdout == f"{problem.answer}\n"
+
+
+def test_the_tokens_of_a_demonstration_are_those_that_the_rollout_shows_and_samples() -> None:
+    tokenizer = train_tokenizer(["Program: Reasoner Tool First Then boxed"])
+    course = MathToolCourse(max_turns=1)
+    team = Demonstrators(course, random.Random(0))
+    builder = ToolPromptBuilder(team.tool, tokenizer, 400)
+    for problem in generate(5, 4, scale=SCALE):
+        ((asked, called, result, answered),), _ = team.episode(problem, replace(CAREFUL, tool=1.0))
+        row = encode(Chat([asked, called, result, answered], tools([asked])), tokenizer)
+        prompt = builder.build({"env_prompt": problem.question, "last": {}, "step": 1}, [], SimpleMemory(0))
+        ids = tuple(tokenizer(called["content"] + tokenizer.eos_token)["input_ids"])
+        reply = Reply(Generation(ids, (0.0,) * len(ids), "stop"), called["content"], team.tool.project(called["content"]), team.tool)
+        following, _ = builder.following(prompt, reply, [result])
+        last = tuple(tokenizer(answered["content"] + tokenizer.eos_token)["input_ids"])
+        assert (*following.ids, *last) == row.input_ids
+        sampled = [*range(len(prompt.ids), len(prompt.ids) + len(ids)), *range(len(following.ids), len(row.input_ids))]
+        assert [place for place, learned in enumerate(row.loss_mask) if learned] == sampled

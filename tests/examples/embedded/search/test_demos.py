@@ -40,7 +40,7 @@ def test_what_is_read_off_was_found_and_a_guess_is_the_name_in_the_question():
     for scene in answers:
         prompt, said = (message["content"] for message in agents.demo(rng, scene, CAREFUL))
         assert f"is {scene.question.answer}." in prompt
-        assert said == f"Read <answer> {scene.question.answer}</answer>"
+        assert said == f"Read {scene.question.hops[-1]} <answer> {scene.question.answer}</answer>"
     said = reply(rng, answers[0], replace(CAREFUL, read=0.0))
     assert said == f"Guess <answer> {answers[0].question.hops[0].subject}</answer>"
 

@@ -1,4 +1,5 @@
 import re
+from collections import Counter
 
 import pyarrow.parquet as pq
 import pytest
@@ -36,7 +37,15 @@ def test_no_name_of_training_occurs_in_testing_or_in_demonstrations():
     said = [names_in([str(fact) for q in part for fact in q.hops]) for part in (train, test)]
     assert said[0] and said[1] and not said[0] & said[1]
     parts = [set(names_of(part, 3)) for part in PARTS]
-    assert sum(map(len, parts)) == len(set.union(*parts)) == 1600
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 3600
+
+
+def test_demonstrations_put_most_pairs_of_words_together_so_that_no_unseen_pair_looks_wrong():
+    first, last = zip(*(name.split() for name in names_of("demos", 3)), strict=True)
+    for words in (first, last):
+        seen = Counter(words)
+        assert len(seen) == 60
+        assert min(seen.values()) > 30
 
 
 def test_the_seed_decides():
