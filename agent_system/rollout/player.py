@@ -66,9 +66,10 @@ class EpisodePlayer:
     def check_left_out(self, records: Sequence[EpisodeRecord]) -> None:
         """Raise TooManyFailuresError if more than `rate` of the candidates of these episodes, the last ones, failed."""
         causes, self._left_out = self._left_out, Counter()
-        tried = causes.total() + sum(len(r.samples) for r in records if not r.failed)
-        if causes.total() > self.rate * tried:
-            raise TooManyFailuresError(_grouped(causes, tried, "candidates", self.rate))
+        left_out = sum(r.left_out for r in records if not r.failed)
+        tried = left_out + sum(len(r.samples) for r in records if not r.failed)
+        if left_out > self.rate * tried:
+            raise TooManyFailuresError(_grouped(causes, tried, "candidates", self.rate, left_out))
 
     async def _play(self, spec: EpisodeSpec) -> EpisodeRecord:
         async with self.slots:
@@ -99,8 +100,11 @@ class EpisodePlayer:
 
     async def _scored(self, episode: EpisodeRunner) -> EpisodeRecord:
         """Play an episode and call the reward functions; an error of these costs the episode as any other."""
-        await episode.run()
-        return await self.score(episode.record(), episode.spec)
+        try:
+            await episode.run()
+            return await self.score(episode.record(), episode.spec)
+        except (KeyboardInterrupt, SystemExit) as error:  # of a user's code; it would end the event loop
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def _count(self, cause: str | None) -> None:
         self._ended.append(cause)
@@ -142,9 +146,12 @@ def _cause(task: asyncio.Task[EpisodeRecord]) -> str | None:
     return f"{type(error).__name__}: {error}{f' ({line})' if line else ''}"
 
 
-def _grouped(causes: Counter[str], total: int, of: str, allowed: float) -> str:
+def _grouped(causes: Counter[str], total: int, of: str, allowed: float, failed: int | None = None) -> str:
     lines = [f"  {count} x {cause}" for cause, count in causes.most_common(10)]
-    return f"{causes.total()} of {total} {of} failed, more than rollout.max_failure_rate={allowed:g} allows:\n" + "\n".join(lines)
+    return (
+        f"{causes.total() if failed is None else failed} of {total} {of} failed, more than rollout.max_failure_rate={allowed:g} allows:\n"
+        + "\n".join(lines)
+    )
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[EpisodeRecord]]) -> None:

@@ -17,12 +17,14 @@ import pytest
 from agent_system.environment import Outcome
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import ADAPTER, LEVELS, policies
-from tests.e2e.test_one_step_off import FOUR, TREE, comparable
+from tests.e2e.test_one_step_off import TREE, comparable
 from tests.house.source import ROOT
 from verl.single_controller.worker_group import WorkerDiedError
+from verl.utils.checkpoint import CheckpointError
 from verl.workers.rollout.server import RolloutWorker
 
 KILLS = int(os.environ.get("KILLS", "6"))
+FOUR = {"trainer.total_training_steps": 4, "trainer.save_freq": 1, "trainer.max_ckpt_to_keep": 0, "trainer.test_freq": 2}
 ASYNC = {"async_training.mode": "fully_async", "algorithm.rollout_correction.rollout_is": "token"}
 FRESH = ASYNC | {"async_training.staleness_threshold": 0}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -116,6 +118,38 @@ def test_a_resumed_run_trains_on_every_group_once(train: Run, tmp_path: Path) ->
     before = trained_episodes(whole)[: 3 * 6]
     after = trained_episodes(tmp_path / "run")
     assert sorted(before + after) == sorted(trained_episodes(whole))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"data.train_batch_size": 3}, "data.train_batch_size=2, this run has 3"), (FRESH, "holds groups of older weights")],
+    ids=["batch", "staleness"],
+)
+def test_a_checkpoint_whose_groups_do_not_fit_the_run_is_refused(
+    train: Run, tmp_path: Path, once: Callable[..., Path], change: dict[str, Any], said: str
+) -> None:
+    whole = once(STALE | {"trainer.test_freq": 0, "trainer.total_training_steps": 2})
+    resume = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": whole / "checkpoints" / "global_step_2"}
+    with pytest.raises(CheckpointError, match=said):
+        train(STALE | {"trainer.total_training_steps": 3} | change | resume)
+
+
+def test_a_program_that_exits_costs_its_episode_and_not_the_run(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import my_flow_package
+
+    act = my_flow_package.MyWorld.act
+    asked: list[str] = []
+
+    def once_exits(world: Any, agent_id: str, action: str) -> Any:
+        asked.append(action)
+        if len(asked) == 3:
+            raise SystemExit(3)
+        return act(world, agent_id, action)
+
+    monkeypatch.setattr(my_flow_package.MyWorld, "act", once_exits)
+    few = {"trainer.test_freq": 0, "trainer.val_before_train": False, "trainer.total_training_steps": 2, "rollout.max_failure_rate": 0.5}
+    train(STALE | few)
+    assert sum(line["episode/failed"] for line in steps_of(tmp_path / "run")) == 1
 
 
 def test_without_staleness_resuming_equals_an_uninterrupted_run_to_the_last_bit(train: Run, tmp_path: Path) -> None:

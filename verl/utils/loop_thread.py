@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 # Time limit of cancelled tasks, in seconds.
 END_TIMEOUT_S = 5.0
@@ -57,13 +60,20 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Running[T]:
         """Start `work` and return at once."""
         if not self._thread.is_alive():
             self._thread.start()
         return Running(self._loop, work)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                return self._loop.run_forever()
+            except (KeyboardInterrupt, SystemExit):
+                logger.warning("a task on the loop %s raised %s; the loop goes on", self._thread.name, traceback.format_exc(limit=-1))
 
     def close(self) -> None:
         """Cancel all tasks, wait for them, so that no pending task is destroyed, and end the thread."""

@@ -290,12 +290,16 @@ def _check_async_training(config: RunConfig, placement: Placement) -> None:
                 f"async_training.per_policy.{name}: no such policy{did_you_mean(name, policies)}; trained policies are {known}"
             )
     for policy, pace in paces(settings, policies).items():
-        if settings.mode == "fully_async" and settings.max_off_policy_strategy == "wait" and pace.bound < pace.least_bound:
+        if settings.mode != "fully_async":
+            continue
+        least = pace.least_bound if settings.max_off_policy_strategy == "wait" else pace.trigger - 1
+        if pace.bound < least:
             where = f"async_training.per_policy.{policy}" if policy in settings.per_policy else "async_training"
             raise ConfigError(
                 f"{where}.max_off_policy_threshold={pace.bound} is too low for staleness_threshold={pace.staleness:g} and "
                 f"trigger_parameter_sync_step={pace.trigger}: episodes would be too old whatever a step waits for; set it to "
-                f"{pace.least_bound} or more, lower the others, or set async_training.max_off_policy_strategy=drop"
+                f"{least} or more, or lower the others"
+                + (", or set async_training.max_off_policy_strategy=drop" if pace.bound >= pace.trigger - 1 else "")
             )
 
 

@@ -191,6 +191,7 @@ class RayPPOTrainer:
         self.timer = Timer()
         self._write_timeline()
         self.team.take_generation_seconds()  # discard those of a validation
+        self.team.allow_restarts()
         step = self.global_step + 1
         with self.timer("step"):
             with self.timer("gen"):
@@ -228,7 +229,7 @@ class RayPPOTrainer:
     def _build_source(self, loader: TaskLoader) -> SampleSource:
         arguments = (self.config, self.collector, loader, self._loop, self._collected)
         if self.config.async_training.mode == "fully_async":
-            engines = [self.team.clients[wg_id] for wg_id in self.team.trained]
+            engines = {policy: self.team.clients[learner.wg_id] for policy, learner in self.team.learners.items()}
             return GroupStream(*arguments, self.total_training_steps, self._paces, engines)
         return (NextStep if self.config.async_training.mode == "one_step_off" else StepCollection)(*arguments)
 
@@ -249,7 +250,7 @@ class RayPPOTrainer:
 
     def _publish(self, source: SampleSource, step: int, policies: Collection[str]) -> dict[str, float]:
         with self.timer("gen"):
-            source.update_ended(step)
+            source.update_ended(step, policies)
         with self.timer("sync_weights"):
             sent = self.team.sync_weights(step, policies)
         source.published(step, policies)

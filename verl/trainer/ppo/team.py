@@ -166,12 +166,12 @@ class TeamWorkers:
         spec = self.specs[wg_id]
         if wg_id in self._given and fingerprints([spec]).get(wg_id) != self._given[wg_id]:
             raise EngineGoneError(f"the files of the model {spec.model_path!r} have changed since the run began; restore them and continue")
-        self._end_engines([wg_id])
-        self.rollouts[wg_id].shutdown()
-        self._spawn_engine(wg_id)
-        self._start_engine(wg_id)
-        if wg_id in self.policies:
-            with self._locks[wg_id]:
+        with self._locks[wg_id]:  # no weights are sent to an engine that is being replaced
+            self._end_engines([wg_id])
+            self.rollouts[wg_id].shutdown()
+            self._spawn_engine(wg_id)
+            self._start_engine(wg_id)
+            if wg_id in self.policies:
                 self._send_weights(wg_id, self._versions[wg_id], self.specs[wg_id].adapters)
         return self._engine_client(wg_id)
 
@@ -338,9 +338,13 @@ class TeamWorkers:
             if why:
                 self._replace_engine(wg_id, serving[wg_id], why)
         sent = {wg_id: self._sent[wg_id] for wg_id in adapters}
+        self.allow_restarts()
+        return {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
+
+    def allow_restarts(self) -> None:
+        """Allow one restart of each engine in the step that begins."""
         for client in self.clients.values():
             client.allow()
-        return {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
 
     def _replace_engine(self, wg_id: str, client: RolloutClient, why: str) -> None:
         """Replace a dead engine; the new one receives its weights when it starts."""

@@ -83,16 +83,16 @@ class RestartingClient:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies; raises as the engine does, and `EngineGoneError` when it died for the second time in a step."""
         await self._open.wait()
-        client = self._client
         with self._busy():
-            try:
-                return await client.generate(request)
-            except RolloutError as error:
-                # Some requests to an engine that died fail with another RolloutError.
-                if not isinstance(error, EngineGoneError) and self._client is client and self._restarting is None:
-                    raise
-                await self._wait_for_restart(client, error)
-            return await self._client.generate(request)
+            while True:
+                client = self._client
+                try:
+                    return await client.generate(request)
+                except RolloutError as error:
+                    # Some requests to an engine that died fail with another RolloutError.
+                    if not isinstance(error, EngineGoneError) and self._client is client and self._restarting is None:
+                        raise
+                    await self._wait_for_restart(client, error)
 
     @property
     def serving(self) -> RolloutClient:

@@ -106,6 +106,7 @@ def test_with_drop_a_step_goes_on_and_leaves_out_what_is_too_old() -> None:
     queue.versions["p"] = 1
     queue.end(slow, "slow")
     assert queue.take(2) is None and queue.counts()["dropped"] == 1 and queue.capacity == 2
+    assert queue.late == [(slow, "slow")]
 
 
 @pytest.mark.parametrize(("staleness", "trigger", "least"), [(0, 1, 0), (0.5, 1, 1), (1, 1, 1), (1, 2, 3), (2.5, 3, 10)])

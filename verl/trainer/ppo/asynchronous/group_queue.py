@@ -68,6 +68,7 @@ class GroupQueue(Generic[T]):
         dispatched, trained, failed, rejected, dropped: numbers of groups so far.
         running: groups that are being sampled, by index.
         complete: groups that no step has taken, with their content, by index.
+        late: dropped groups, with their content, until somebody clears the list.
     """
 
     batch: int
@@ -82,6 +83,7 @@ class GroupQueue(Generic[T]):
     dropped: int = 0
     running: dict[int, Group] = field(default_factory=dict)
     complete: dict[int, tuple[Group, T]] = field(default_factory=dict)
+    late: list[tuple[Group, T]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.versions = dict.fromkeys(self.paces, 0) | self.versions
@@ -131,8 +133,7 @@ class GroupQueue(Generic[T]):
         """Return the groups of a step in the order of dispatch, or None if it has to wait."""
         if self.drops:
             late = [index for index, (group, _) in self.complete.items() if group.deadline < step]
-            for index in late:
-                del self.complete[index]
+            self.late += [self.complete.pop(index) for index in late]
             self.dropped += len(late)
         chosen = sorted(self.complete, key=lambda index: (self.complete[index][0].deadline, index))[: self.batch]
         if len(chosen) < self.batch or not (self.drops or self._rest_fits(step, set(chosen))):

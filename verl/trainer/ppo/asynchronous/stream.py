@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
-from collections import Counter
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -27,6 +27,7 @@ from verl.trainer.ppo.collect.protocol import Collector, Episode, GroupPlayer
 from verl.trainer.ppo.collect.source import OnCollected
 from verl.trainer.ppo.collect.step_samples import StepSamples, filtered_samples, needs_greedy_episodes, samples_of
 from verl.trainer.ppo.interrupt import StopRequest
+from verl.utils.checkpoint import CheckpointError
 from verl.utils.dataset import TaskLoader
 from verl.utils.loop_thread import LoopThread, Running
 
@@ -64,14 +65,16 @@ class Draw:
     """Tasks that were drawn for one step.
 
     Attributes:
-        batches: number of batches of tasks.
         places: all of them, in the data set.
-        left: those of the last batch that are not dispatched yet, as (place, number of equal tasks before it).
+        left: those that are not dispatched yet, as (place, attempt, number), see `Group`.
+        seen: number of groups by task in the last attempt.
+        exhausted: every task of the data set was drawn.
     """
 
-    batches: int = 0
     places: list[int] = field(default_factory=list)
-    left: list[tuple[int, int]] = field(default_factory=list)
+    left: list[tuple[int, int, int]] = field(default_factory=list)
+    seen: dict[str, int] = field(default_factory=dict)
+    exhausted: bool = False
 
 
 class GroupStream:
@@ -86,7 +89,7 @@ class GroupStream:
         on_collected: OnCollected,
         steps: int,
         paces: Mapping[str, Pace],
-        engines: Sequence[Engine],
+        engines: Mapping[str, Engine],
     ) -> None:
         """Start with nothing in progress.
 
@@ -98,9 +101,9 @@ class GroupStream:
             on_collected: called with the samples of every step.
             steps: number of steps of the run.
             paces: of every trained policy.
-            engines: of trained policies, which are drained before new weights unless `async_training.partial_rollout`.
+            engines: of every trained policy, which are drained before new weights unless `async_training.partial_rollout`.
         """
-        self._engines = () if config.async_training.partial_rollout else tuple(engines)
+        self._engines = {} if config.async_training.partial_rollout else engines
         settings = config.async_training
         self.config, self.collector, self.loader, self.loop, self.on_collected = config, collector, loader, loop, on_collected
         self.queue: GroupQueue[Played] = GroupQueue(
@@ -131,11 +134,12 @@ class GroupStream:
     def update_begins(self, step: int, last: bool) -> None:
         """Do nothing: groups are sampled all the time."""
 
-    def update_ended(self, step: int) -> None:
+    def update_ended(self, step: int, policies: Collection[str]) -> None:
         """Wait for the replies in progress if they may not go on with new weights; otherwise engines take these while they sample."""
+        due = {id(engine): engine for policy, engine in self._engines.items() if policy in policies}
 
         async def drain() -> None:
-            await asyncio.gather(*(engine.drain() for engine in self._engines))
+            await asyncio.gather(*(engine.drain() for engine in due.values()))
 
         self._on_loop(drain())
 
@@ -143,7 +147,7 @@ class GroupStream:
         """Dispatch the groups for which new weights of policies make room."""
 
         async def publish() -> None:
-            for engine in self._engines:
+            for engine in self._engines.values():
                 engine.release()
             self.queue.versions |= dict.fromkeys(policies, version)
             self._notify()
@@ -175,6 +179,8 @@ class GroupStream:
 
         async def snapshot() -> tuple[dict[str, Any], list[Played]]:
             state: dict[str, Any] = {
+                "batch": self.queue.batch,
+                "fresh": self.config.async_training.fresh,
                 "queue": self.queue.state_dict(),
                 "loader": self.loader.state_dict(),
                 "draws": [[step, asdict(draw)] for step, draw in self._draws.items()],
@@ -193,6 +199,16 @@ class GroupStream:
         if not (folder / FOLDER).is_dir():
             return
         state = json.loads((folder / FOLDER / STATE).read_text())
+        if state["batch"] != self.queue.batch:
+            raise CheckpointError(
+                f"{folder} was written with data.train_batch_size={state['batch']}, this run has {self.queue.batch}, under which its "
+                "groups make no whole batches; use the same, or start anew with trainer.resume_mode=disable"
+            )
+        if self.config.async_training.fresh and not state["fresh"]:
+            raise CheckpointError(
+                f"{folder} holds groups of older weights, but this run has async_training.staleness_threshold=0; use the staleness of the "
+                "run that wrote it, or start anew with trainer.resume_mode=disable"
+            )
         episodes = iter(self.collector.load_episodes(folder / FOLDER))
         contents = [Played([next(episodes) for _ in range(n)], [next(episodes) for _ in range(greedy)]) for n, greedy in state["episodes"]]
         left_out = [Group(**group) for group in state["left_out"]]
@@ -222,7 +238,7 @@ class GroupStream:
                     self._start(group, player)
                 try:
                     while True:
-                        while self.queue.capacity and not self._validating:
+                        while self.queue.capacity and not self._validating and self._error is None:
                             self._start(self._dispatch(), player)
                         await self._change()
                 finally:
@@ -242,21 +258,29 @@ class GroupStream:
         self._notify()
 
     def _dispatch(self) -> Group:
-        step = self.queue.next_step
-        draw = self._draws.setdefault(step, Draw())
+        draw = self._draws.setdefault(self.queue.next_step, Draw())
         if not draw.left:
-            places, seen = self.loader.take(self.queue.batch, draw.places), Counter[str]()
-            if not places:
-                raise RuntimeError(
-                    f"all {len(draw.places)} tasks were sampled for step {step}, and fewer than {self.queue.batch} can be trained on"
-                )
-            for place in places:
-                task = self.collector.task_id(self.loader.source[place])
-                draw.left.append((place, seen[task]))
-                seen[task] += 1
-            draw.batches, draw.places = draw.batches + 1, draw.places + places
-        place, number = draw.left.pop(0)
-        return self.queue.dispatch(place, draw.batches - 1, number)
+            self._draw_tasks(draw)
+        return self.queue.dispatch(*draw.left.pop(0))
+
+    def _draw_tasks(self, draw: Draw) -> None:
+        """Draw the tasks of a step: a batch, then one for each group that failed or was rejected.
+
+        Without staleness dynamic sampling draws further batches, as in synchronous training, which uses the same tasks then.
+        """
+        batch = self.queue.batch
+        whole = not draw.places or (self.config.async_training.fresh and self.config.algorithm.filter_groups.enable)
+        attempt, count = len(draw.places) // batch, batch if whole else 1
+        if len(draw.places) % batch == 0:
+            draw.seen = {}
+        places = self.loader.take(count, draw.places)
+        if not places:  # a task may be sampled again
+            draw.exhausted, places = True, self.loader.take(count)
+        for place in places:
+            task = self.collector.task_id(self.loader.source[place])
+            draw.left.append((place, attempt, draw.seen.get(task, 0)))
+            draw.seen[task] = draw.left[-1][2] + 1
+        draw.places += places
 
     def _start(self, group: Group, player: GroupPlayer) -> None:
         self._count_busy()
@@ -285,34 +309,38 @@ class GroupStream:
         self._left_out.append((group, played))
 
     def _filters(self, group: Group) -> bool:
-        """Return whether another task may be sampled in place of this group: not in the last batch of tasks of its step."""
-        rule = self.config.algorithm.filter_groups
-        return rule.enable and (rule.max_num_gen_batches == 0 or group.attempt + 1 < rule.max_num_gen_batches)
+        """Return whether another task may be sampled in place of this group: not after `max_num_gen_batches` batches or all tasks."""
+        rule, draw = self.config.algorithm.filter_groups, self._draws.get(group.step, Draw())
+        return rule.enable and not draw.exhausted and (rule.max_num_gen_batches == 0 or group.attempt + 1 < rule.max_num_gen_batches)
 
     def _has_signal(self, rows: DataProto | None) -> bool:
         return rows is not None and bool(signal_rows(rows, self.config.algorithm).any())
 
     async def _take(self, step: int) -> StepSamples:
+        self._count_busy()
+        self._busy_s = 0.0
         while (groups := self._next_groups(step)) is None:
             await self._wait(step)
         left_out, self._left_out = self._left_out, []
         try:
-            samples = await self._samples(sorted([*groups, *left_out], key=lambda ended: ended[0].index), step)
+            samples = await self._samples(groups, left_out, step)
         except BaseException:  # after a signal the groups belong into the checkpoint
             self.queue.put_back(groups)
             self._left_out = left_out + self._left_out
             raise
+        late, self.queue.late = [played for _, played in self.queue.late], []
         self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.trained // self.queue.batch}
         self._notify()
-        return samples
+        return _with_dropped(samples, late)
 
-    async def _samples(self, ended: Sequence[tuple[Group, Played]], step: int) -> StepSamples:
+    async def _samples(self, groups: Sequence[tuple[Group, Played]], left_out: Sequence[tuple[Group, Played]], step: int) -> StepSamples:
         """Return the samples of a step from its groups and those that failed or were rejected since the last one."""
         assert self._player is not None
+        ended = sorted([*groups, *left_out], key=lambda ended: ended[0].index)
         result = await self._player.result([e for _, played in ended for e in played.sampled])
         if self.config.algorithm.filter_groups.enable:
-            drawn = max(group.attempt + 1 for group, _ in ended)
-            return filtered_samples(keep_signal(self.config, result, drawn, len(ended), step))
+            drawn, chosen = max(group.attempt + 1 for group, _ in ended), {played.sampled[0].uid for _, played in groups}
+            return filtered_samples(keep_signal(self.config, result, drawn, len(ended), step, chosen))
         if result.batch is None or not self._greedy:
             return samples_of(self.config, result)
         return samples_of(self.config, result, await self._player.result([e for _, played in ended for e in played.greedy]))
@@ -320,14 +348,31 @@ class GroupStream:
     def _next_groups(self, step: int) -> list[tuple[Group, Played]] | None:
         if self._error is not None:
             raise self._error
-        return self.queue.take(step)
+        dropped = self.queue.dropped
+        groups = self.queue.take(step)
+        if self.queue.dropped > dropped:
+            self._notify()
+        return groups
 
     async def _wait(self, step: int) -> None:
         """Wait until a group ends. Raises TimeoutError if none does within the time that episodes may take."""
-        limit = 2 * self.config.rollout.episode_timeout_s + self.config.rollout.call_timeout_s
+        rollout = self.config.rollout
+        rounds = 2 * math.ceil(self.config.env.rollout.n / max(rollout.max_concurrent_episodes, 1))
+        limit = rounds * rollout.episode_timeout_s + rollout.call_timeout_s
         try:
             async with asyncio.timeout(limit):
                 await self._change()
         except TimeoutError as error:
             stuck = ", ".join(self.collector.task_id(self.loader.source[group.place]) for group in self.queue.running.values())
             raise TimeoutError(f"step {step} waited {limit:g} s for tasks in progress: {stuck or 'none'}") from error
+
+
+def _with_dropped(samples: StepSamples, dropped: Sequence[Played]) -> StepSamples:
+    """Return the samples with the episodes and tokens of dropped groups, which no step trains on."""
+    episodes = [episode for played in dropped for episode in played.episodes]
+    tokens = sum(episode.reply_tokens for episode in episodes if episode.failure is None)
+    return (
+        replace(samples, episodes=[*samples.episodes, *episodes], generated_tokens=samples.generated_tokens + tokens)
+        if episodes
+        else samples
+    )

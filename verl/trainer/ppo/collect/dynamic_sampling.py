@@ -13,7 +13,7 @@ Fails when: sampling dominates the time: a step then costs several collections; 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -119,7 +119,9 @@ async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskL
     return keep_signal(config, whole, len(results), len(used), step)
 
 
-def keep_signal(config: RunConfig, whole: CollectResult, collections: int, drawn: int, step: int) -> FilteredSamples:
+def keep_signal(
+    config: RunConfig, whole: CollectResult, collections: int, drawn: int, step: int, chosen: Collection[str] | None = None
+) -> FilteredSamples:
     """Return the rows with a signal of the first `data.train_batch_size` tasks that have one.
 
     Args:
@@ -128,9 +130,12 @@ def keep_signal(config: RunConfig, whole: CollectResult, collections: int, drawn
         collections: number of collections that it joins.
         drawn: number of tasks that were sampled.
         step: training step.
+        chosen: ids of the groups that the step may train on; None for all.
     """
     wanted = config.data.train_batch_size
     signal = signal_rows(whole.batch, config.algorithm) if whole.batch is not None else np.zeros(0, dtype=bool)
+    if whole.batch is not None and chosen is not None:
+        signal &= np.fromiter((uid in chosen for uid in whole.batch.non_tensor_batch["uid"]), bool, len(whole.batch))
     found = _tasks(whole.batch, signal) if whole.batch is not None else 0
     numbers: dict[str, float] = dict(_dropped_shares(whole.batch, signal, config.algorithm)) if whole.batch is not None else {}
     numbers |= {"num_gen_batches": collections, "tasks_drawn": drawn}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class NextStep(StepCollection):
             self._running = self.loop.start(collect_step(self.config, self.collector, self.loader, step + 1))
             self._running.when_done(self._ended)
 
-    def update_ended(self, step: int) -> None:
+    def update_ended(self, step: int, policies: Collection[str]) -> None:
         """Wait for the next step's samples; errors of the collector are raised."""
         running, self._running = self._running, None
         if running is not None:

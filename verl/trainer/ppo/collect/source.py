@@ -28,8 +28,8 @@ class SampleSource(Protocol):
         """Do what runs beside the updates of a step, which is the last one or not."""
         ...
 
-    def update_ended(self, step: int) -> None:
-        """Prepare for new weights."""
+    def update_ended(self, step: int, policies: Collection[str]) -> None:
+        """Prepare for new weights of policies."""
         ...
 
     def published(self, version: int, policies: Collection[str]) -> None:
@@ -73,7 +73,7 @@ class StepCollection:
     def update_begins(self, step: int, last: bool) -> None:
         """Do nothing."""
 
-    def update_ended(self, step: int) -> None:
+    def update_ended(self, step: int, policies: Collection[str]) -> None:
         """Do nothing."""
 
     def published(self, version: int, policies: Collection[str]) -> None:

@@ -44,6 +44,7 @@ CONTROL_TIMEOUT_S = 600.0
 LIVENESS_S = 1.0
 STOP_TIMEOUT_S = 1.0
 EXIT_TIMEOUT_S = 20.0
+LABELS = 1000  # kept labels: no reply is older than so many updates
 UNLABELLED = "default"  # vLLM's label of weights before the first one is set
 
 
@@ -127,8 +128,8 @@ class VLLMEngine:
         self._open: dict[int, _Open] = {}
         self._names = itertools.count()
         self._version, self._cause = 0, ""
-        # By vLLM's own label of the weights, which is the index: the version of the model (None) and of every adapter.
-        self._labels: list[dict[str | None, int]] = [{None: 0}]
+        # By vLLM's own label of the weights: the version of the model (None) and of every adapter.
+        self._labels: dict[int, dict[str | None, int]] = {0: {None: 0}}
         self._updating = self._paused = self._no_weights = self._no_cache = False
         self._stats = EngineStats()
         self._control(self._llm.collective_rpc("verl_prepare"))
@@ -153,7 +154,12 @@ class VLLMEngine:
         limit = check_request(request, self._vocab_size, self._max_model_len, self.version_of)
         self.wake()
         self._stats.requests += 1
-        return await asyncio.wrap_future(self._thread.start(self._generate(request, limit)))
+        # Here, not on the engine's thread: an update of the adapter that comes next sees the request.
+        ticket = next(self._names)
+        entry = self._open[ticket] = _Open(request.request_id, request.adapter)
+        serving = self._thread.start(self._generate(request, limit, ticket, entry))
+        serving.add_done_callback(lambda _: self._open.pop(ticket, None))
+        return await asyncio.wrap_future(serving)
 
     def abort(self, request_id: str) -> int:
         """End the request's unfinished replies with stop reason `abort` and return their number."""
@@ -284,8 +290,10 @@ class VLLMEngine:
 
     async def _label_weights(self) -> None:
         """Label the tokens that vLLM samples from now on with the versions of the current weights."""
-        self._labels.append({None: self._version} | {name: self._adapters.version(name) for name in self._adapters.loaded()})
-        await self._llm.engine_core.set_weight_version_async(str(len(self._labels) - 1))
+        label = max(self._labels) + 1
+        self._labels[label] = {None: self._version} | {name: self._adapters.version(name) for name in self._adapters.loaded()}
+        self._labels.pop(label - LABELS, None)
+        await self._llm.engine_core.set_weight_version_async(str(label))
 
     async def _settle(self) -> None:
         """Wait until vLLM has processed cancelled requests."""
@@ -294,9 +302,7 @@ class VLLMEngine:
         while any(entry.closing for entry in self._open.values()):
             await asyncio.sleep(0.005)
 
-    async def _generate(self, request: GenerateRequest, limit: int) -> list[Generation]:
-        ticket = next(self._names)
-        entry = self._open[ticket] = _Open(request.request_id, request.adapter)
+    async def _generate(self, request: GenerateRequest, limit: int, ticket: int, entry: _Open) -> list[Generation]:
         tasks = [asyncio.ensure_future(self._reply(request, limit, index, entry, f"{ticket}-{index}")) for index in range(request.n)]
         try:
             with self._own_errors():
@@ -309,7 +315,7 @@ class VLLMEngine:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            del self._open[ticket]
+            self._open.pop(ticket, None)
 
     async def _reply(self, request: GenerateRequest, limit: int, index: int, entry: _Open, name: str) -> Generation:
         prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
