@@ -41,6 +41,7 @@ SCRIPTS = {
     "sokoban": ("executor_agent", "tool_agent"),
     "sudoku": ("executor_agent", "tool_agent"),
 }
+POLICIES = SCRIPTS | {"async": SCRIPTS["search"]}  # whose settings for a real model are those of search
 
 
 def run(
@@ -93,11 +94,11 @@ def test_a_sandbox_on_a_server_keeps_its_own_limits(name: str, tmp_path: Path) -
 
 
 def test_every_script_has_a_test() -> None:
-    assert {path.stem.removeprefix("run_") for path in (ROOT / "examples").glob("run_*.sh")} == set(SCRIPTS)
+    assert {path.stem.removeprefix("run_") for path in (ROOT / "examples").glob("run_*.sh")} == set(POLICIES)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     whole = name == "math" and (ROOT / ".venv").is_dir()
     folder = ROOT if whole else request.getfixturevalue("checkout")
@@ -106,6 +107,8 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     samples = 2 if name == "math" else 1
     if name in ("plan_path", "sokoban", "sudoku"):  # a team that has learned nothing talks on to the last turn
         small.append("env.max_steps=2")
+    if name == "async":
+        small.append("env.params.latency_s=0.1")
     trained = run(folder, name, tmp_path, *small, within_s=400 if name == "math" else 240)
     assert trained.returncode == 0, trained.stderr[-2000:]
     assert "before" in trained.stdout
@@ -116,9 +119,9 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
     checkpoint = tmp_path / "run" / "checkpoints" / "global_step_2" / "actor"
-    assert tuple(sorted(p.name for p in checkpoint.iterdir())) == SCRIPTS[name]
-    roles = {policy.replace("_", " ").title(): policy for policy in SCRIPTS[name]}
-    swap = {} if name in ("math", "search") else dict(zip(roles, [*SCRIPTS[name][1:], SCRIPTS[name][0]], strict=True))
+    assert tuple(sorted(p.name for p in checkpoint.iterdir())) == POLICIES[name]
+    roles = {policy.replace("_", " ").title(): policy for policy in POLICIES[name]}
+    swap = {} if name in ("math", "search", "async") else dict(zip(roles, [*POLICIES[name][1:], POLICIES[name][0]], strict=True))
     mapping = f"agent.role_policies={{{', '.join(f'{role}: {policy}' for role, policy in swap.items())}}}"
     evaluated = run(folder, name, tmp_path, "eval", *small, "trainer.controller=local", mapping)
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
