@@ -57,8 +57,6 @@ class DaemonExecutor(Executor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(fn(*args, **kwargs))
-                except (KeyboardInterrupt, SystemExit) as error:  # would end the event loop of the waiter
-                    future.set_exception(RuntimeError(f"{getattr(fn, '__qualname__', fn)} raised {type(error).__name__}: {error}"))
                 except BaseException as error:  # the waiter on the future handles it
                     future.set_exception(error)
             self._idle.release()

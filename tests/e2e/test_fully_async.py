@@ -246,7 +246,7 @@ def test_no_episode_is_lost_or_trained_twice_when_runs_are_killed_at_random_mome
     overrides: Callable[..., list[str]], forked_python: str, user_package: Path, tmp_path: Path
 ) -> None:
     """A run that SIGTERM and SIGKILL end at moments that no test chooses, and that goes on from its last checkpoint."""
-    steps = 2 * KILLS
+    steps = 5 * KILLS
     changes = STALE | {"trainer.total_training_steps": steps, "trainer.max_ckpt_to_keep": 1, "trainer.save_hf_model": False}
     changes |= {"trainer.val_before_train": False, "trainer.test_freq": 0}
     command = [forked_python, "-m", "verl.trainer.main_ppo", *overrides(changes)]
@@ -255,7 +255,7 @@ def test_no_episode_is_lost_or_trained_twice_when_runs_are_killed_at_random_mome
     while True:
         with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
             try:
-                _, said = run.communicate(timeout=moments.uniform(0.5, 3.0) if killed < KILLS else 120)
+                _, said = run.communicate(timeout=moments.uniform(0.2, 1.5) if killed < KILLS else 120)
                 break
             except subprocess.TimeoutExpired:
                 run.send_signal(signal.SIGKILL if killed % 2 else signal.SIGTERM)

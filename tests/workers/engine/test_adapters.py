@@ -151,7 +151,8 @@ def test_only_adapters_that_exist_can_be_used_and_only_they_are_trained(tiny_mod
 
 def test_two_gloo_ranks_with_uneven_rows_of_each_adapter_equal_one(tiny_model_dir: Path, tmp_path: Path, forked_python: str) -> None:
     """Rank 1 has five rows of the solver and rank 0 one; of the verifier rank 1 has none at all. The solver starts from PEFT's folder."""
-    start = save_peft_adapter(tiny_model_dir, tmp_path / "start", r=4, lora_alpha=8, target_modules="all-linear")
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "init_lora_weights": True}
+    start = save_peft_adapter(tiny_model_dir, tmp_path / "start", **settings)
     rows = {"solver": make_rows(7), "verifier": make_rows(4, seed=3)}
     nothing = {name: value[:0] for name, value in rows["solver"].items()}
     parts = [

@@ -136,7 +136,8 @@ class HFEngine:
         if final:
             self._version = version if adapter is None else self._version
             self._stats.weight_updates += 1
-            self._continue_with_new_weights(adapter, before)
+            if before != version:
+                self._continue_with_new_weights(adapter, before)
             self._kick()
 
     def pause(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -340,6 +341,10 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.engine_core = SimpleNamespace(set_weight_version_async=self._label)
+
+    async def _label(self, label: str) -> None:
+        """Labels of weights are not recorded."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         async def call(*args: Any, **kwargs: Any) -> list[str]:
