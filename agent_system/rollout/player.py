@@ -155,9 +155,12 @@ def _grouped(causes: Counter[str], total: int, of: str, allowed: float, failed: 
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[EpisodeRecord]]) -> None:
-    """Cancel tasks that have not ended, so that none outlives its caller."""
+    """Cancel tasks that have not ended, so that none outlives its caller; asyncio logs no errors of tasks that nobody awaits."""
     left = [task for task in tasks if not task.done()]
     for task in left:
         task.cancel()
     if left:
         await asyncio.wait(left, timeout=END_TIMEOUT_S)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,25 @@ def test_weights_of_several_steps_are_sent_at_once(train: Run, tmp_path: Path) -
     assert sent == [False, False, True] * 2
     assert max(staleness(tmp_path / "run")) >= 2
     check_ledger(tmp_path / "run", 6)
+
+
+@pytest.mark.parametrize("way", ["eager", "adaptive"])
+def test_weights_are_sent_sooner_than_at_the_trigger(train: Run, tmp_path: Path, way: str) -> None:
+    sync = {"async_training.parameter_sync": way, "async_training.trigger_parameter_sync_step": 3, "trainer.test_freq": 0}
+    train(STALE | sync | PATIENT)
+    sent = [step for step, line in enumerate(steps_of(tmp_path / "run"), 1) if any(name.endswith("sync_mb") for name in line)]
+    assert max(after - before for before, after in pairwise([0, *sent])) <= (1 if way == "eager" else 3) and sent[-1] == 6
+    check_ledger(tmp_path / "run", 6)
+
+
+@pytest.mark.parametrize("level", ["L2", "L3"])
+def test_a_policy_is_sent_to_its_engine_before_the_next_one_is_updated(train: Run, tmp_path: Path, level: str) -> None:
+    train(STALE | LEVELS[level].changes | {"trainer.test_freq": 0, "trainer.total_training_steps": 2})
+    spans = [json.loads(line) for line in (tmp_path / "run" / "timeline.jsonl").read_text().splitlines()]
+    for step in (1, 2):
+        calls = [span["call"] for span in spans if span["step"] == step and span["call"] in ("update_actor", "sync_weights")]
+        assert calls == ["update_actor", "sync_weights"] * 2
+    check_ledger(tmp_path / "run", 2)
 
 
 def test_what_cannot_be_is_said_before_a_worker_starts(refused: Callable[[dict[str, Any]], str]) -> None:

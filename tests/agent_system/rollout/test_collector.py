@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from agent_system import AgentSystemError, BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn
 from agent_system.rollout import CollectorSettings, TooManyFailuresError
-from verl.protocol.generate import Generation, RolloutError
+from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
 
@@ -263,3 +264,17 @@ async def test_blocking_environments_do_not_stall_each_other(make_collector, scr
     tasks = [Task(str(i), "?") for i in range(episodes)]
     result = await make_collector(scripted(), env=Meets, **settings).collect(tasks, 1, step=1)
     assert not any(e.failed for e in result.episodes)
+
+
+async def test_a_dead_engine_ends_all_episodes_with_one_error(make_collector, scripted, tasks, caplog: pytest.LogCaptureFixture) -> None:
+    """Every episode gets the error at once: the first is raised, and asyncio has nothing to say of the others."""
+    engine = scripted()
+
+    async def gone(request: GenerateRequest) -> list[Generation]:
+        raise EngineGoneError("engine died twice")
+
+    engine.generate = gone
+    with pytest.raises(EngineGoneError, match="died twice"):
+        await make_collector(engine).collect(tasks, 3, step=1)
+    gc.collect()
+    assert not caplog.records

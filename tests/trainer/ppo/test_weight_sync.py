@@ -62,22 +62,22 @@ class Engine:
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_every_bucket_goes_once_in_order_and_the_last_ends_the_update(count: int) -> None:
     engine = Engine()
-    assert send_weights(Policy({None: count}), engine, (), 7) == sum(10 + i for i in range(count))  # type: ignore[arg-type]
+    assert send_weights(Policy({None: count}), engine, {None: 7}) == sum(10 + i for i in range(count))  # type: ignore[arg-type]
     assert engine.got == [(f"None{i}", 7, i == count - 1, None) for i in range(count)] and engine.awake == 1
 
 
 def test_adapters_go_one_after_the_other() -> None:
     engine = Engine()
-    assert send_weights(Policy({"a": 2, "b": 1}), engine, ("a", "b"), 3) == 10 + 11 + 10  # type: ignore[arg-type]
-    assert engine.got == [("a0", 3, False, "a"), ("a1", 3, True, "a"), ("b0", 3, True, "b")] and engine.awake == 1
+    assert send_weights(Policy({"a": 2, "b": 1}), engine, {"a": 3, "b": 2}) == 10 + 11 + 10  # type: ignore[arg-type]
+    assert engine.got == [("a0", 3, False, "a"), ("a1", 3, True, "a"), ("b0", 2, True, "b")] and engine.awake == 1
 
 
 def test_after_an_engine_has_died_its_successor_gets_everything_from_the_first_bucket() -> None:
     policy, engine = Policy({None: 4}), Engine({"None1": WorkerDiedError("worker engine:0 died")})
     with pytest.raises(EngineGoneError, match="worker engine:0 died"):
-        send_weights(policy, engine, (), 1)  # type: ignore[arg-type]
+        send_weights(policy, engine, {None: 1})  # type: ignore[arg-type]
     assert engine.awake == 0
-    send_weights(policy, successor := Engine(), (), 1)  # type: ignore[arg-type]
+    send_weights(policy, successor := Engine(), {None: 1})  # type: ignore[arg-type]
     assert [name for name, *_ in successor.got] == ["None0", "None1", "None2", "None3"]
 
 
@@ -85,9 +85,9 @@ def test_a_policy_that_dies_with_a_bucket_is_named_with_the_cause() -> None:
     policy = Policy({None: 4})
     engine = Engine({"None1": ArgumentLostError("an argument of load for worker engine:0 is lost")}, policy)
     with pytest.raises(WorkerDiedError, match="worker policy:0 died while it ran next_weights: out of memory"):
-        send_weights(policy, engine, (), 1)  # type: ignore[arg-type]
+        send_weights(policy, engine, {None: 1})  # type: ignore[arg-type]
 
 
 def test_a_bucket_that_is_lost_while_its_policy_lives_is_not_the_engines_death() -> None:
     with pytest.raises(ArgumentLostError):
-        send_weights(Policy({None: 2}), Engine({"None0": ArgumentLostError("lost")}), (), 1)  # type: ignore[arg-type]
+        send_weights(Policy({None: 2}), Engine({"None0": ArgumentLostError("lost")}), {None: 1})  # type: ignore[arg-type]

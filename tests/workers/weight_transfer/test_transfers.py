@@ -86,7 +86,7 @@ def test_an_update_holds_few_buckets_and_leaves_none(name: str, tiny_model_dir: 
 
     monkeypatch.setattr(transfer, "send", noted_send)
     monkeypatch.setattr(transfer, "release", noted_release)
-    n_bytes = send_weights(policy, engine, (), 3)
+    n_bytes = send_weights(policy, engine, {None: 3})
     parameters = dict(policy.worker.engine.model.named_parameters())
     assert n_bytes == sum(value.numel() * 4 for value in parameters.values())
     assert len(most) == len(parameters) and max(most) == BUCKETS and held == 0

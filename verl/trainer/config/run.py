@@ -263,7 +263,16 @@ class AsyncTrainingConfig:
         le=100,
         effect=FULLY_ASYNC,
     )
-    trigger_parameter_sync_step: int = key(1, "training steps between two transfers of weights to the engines", ge=1, effect=FULLY_ASYNC)
+    trigger_parameter_sync_step: int = key(
+        1, "training steps between two transfers of weights to the engines, at most", ge=1, effect=FULLY_ASYNC
+    )
+    parameter_sync: str = key(
+        "lazy",
+        "when a policy's weights are sent: lazy (every trigger_parameter_sync_step steps) | eager (after every step) | adaptive (after "
+        "trigger_parameter_sync_step steps, or when the next batch is complete already)",
+        choices=("lazy", "eager", "adaptive"),
+        effect=FULLY_ASYNC,
+    )
     partial_rollout: bool = key(
         True,
         "replies in progress go on with new weights; false: new weights wait until the replies in progress have ended, and new replies "

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
 
 from verl.trainer.config import ActorConfig, CriticConfig, RunConfig
 from verl.trainer.placement.table import AgentPlacement, Placement
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,14 +64,10 @@ def is_on_policy(config: RunConfig, learners: Mapping[str, Learner]) -> bool:
     return config.async_training.fresh and all(learner.updates == 1 for learner in learners.values())
 
 
-def group_calls(learners: Mapping[str, Learner], present: Sequence[str], fn: Callable[[str], T]) -> dict[str, Callable[[], dict[str, T]]]:
-    """Return, per worker group, a function that calls `fn` for its learners among `present`, one after the other."""
-    wanted: dict[str, list[str]] = {}
+def by_group(learners: Mapping[str, Learner], present: Collection[str]) -> dict[str, list[str]]:
+    """Return the learners among `present` of every worker group that has one."""
+    found: dict[str, list[str]] = {}
     for name, learner in learners.items():
         if name in present:
-            wanted.setdefault(learner.wg_id, []).append(name)
-    return {wg: partial(_call_all, fn, own) for wg, own in wanted.items()}
-
-
-def _call_all(fn: Callable[[str], T], names: Sequence[str]) -> dict[str, T]:
-    return {name: fn(name) for name in names}
+            found.setdefault(learner.wg_id, []).append(name)
+    return found

@@ -108,3 +108,16 @@ def balance_order(batch: DataProto, ranks: int) -> np.ndarray:
         return np.arange(len(batch))
     lengths = batch.batch["attention_mask"].sum(dim=1).tolist()
     return np.concatenate([np.asarray(p) for p in get_seqlen_balanced_partitions(lengths, k_partitions=ranks, equal_size=True)])
+
+
+def unpadded(out: DataProto, order: np.ndarray, padding: int) -> DataProto:
+    """Return rows without the `padding` last ones that `pad_zero_weight` added before they were ordered by `order`."""
+    restored = out.select_idxs(np.argsort(order))
+    return restored.select_idxs(np.arange(len(order) - padding)) if padding else restored
+
+
+def fit_width(out: DataProto, batch: DataProto) -> DataProto:
+    """Pad `[bsz, *]` results on the right to the response width of the whole batch."""
+    width = batch.batch["responses"].shape[1]
+    tensors = {k: torch.nn.functional.pad(v, (0, width - v.shape[1])) for k, v in out.batch.items()}
+    return DataProto.from_dict(tensors=tensors)

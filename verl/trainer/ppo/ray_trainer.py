@@ -10,7 +10,7 @@ independent of the backend of workers (Ray actors or objects in this process) an
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,6 @@ class RayPPOTrainer:
         self.generated_tokens = 0
         self._loop = LoopThread("collector")
         self._source: SampleSource | None = None
-        self._paces = paces(config.async_training, team.learners)
         self._saved_step = -1
 
     @property
@@ -143,7 +142,7 @@ class RayPPOTrainer:
         self.tracking.start(self.total_training_steps)
         self.team.sync_weights(self.global_step)
         if self._source is not None:
-            self._source.published(self.global_step, self._paces)
+            self._source.published(self.global_step, self.team.learners)
         with StopRequest() as stop:
             try:
                 self._fit(stop)
@@ -171,7 +170,7 @@ class RayPPOTrainer:
                     with self.timer("save_checkpoint"):
                         self._save_if_new()
                     metrics["timing_s/save_checkpoint"] = self.timer.seconds["save_checkpoint"]
-                if last or (trainer.test_freq > 0 and self.global_step % trainer.test_freq == 0):
+                if last or self._validates(self.global_step):
                     with self.timer("testing"):
                         self.after = self._validate(stop, log=False)
                     self._adapt_theta(self.after)
@@ -190,7 +189,7 @@ class RayPPOTrainer:
     def _train_step(self, loader: TaskLoader, source: SampleSource, stop: StopRequest) -> dict[str, float]:
         self.timer = Timer()
         self._write_timeline()
-        self.team.take_generation_seconds()  # discard those of a validation
+        self.team.take_engine_metrics()  # discard those of a validation
         self.team.allow_restarts()
         step = self.global_step + 1
         with self.timer("step"):
@@ -204,8 +203,21 @@ class RayPPOTrainer:
             batch, metrics = self.credit.score(result.batch, self.timer, self.global_step)
             if self.config.async_training.mode == "sync":
                 self.team.free_caches()
-            metrics |= self._update(batch)
-            sent = self._publish(source, step, due) if (due := self._due(step, last)) else {}
+            everyone = last or self._validates(step)
+            published: set[str] = set()
+
+            def publish(policy: str) -> None:
+                """Send a policy's weights while other policies are updated."""
+                if everyone or source.wants(step, policy):
+                    source.update_ended(step, [policy])
+                    self.team.publish(policy)
+                    source.published(step, [policy])
+                    published.add(policy)
+
+            metrics |= self._update(batch, publish if self.config.async_training.mode == "fully_async" else None)
+            due = [policy for policy in self.team.learners if policy not in published and (everyone or source.wants(step, policy))]
+            if due:
+                self._publish(source, step, due)
         self.global_step = step
         spans = self._write_timeline()
         self.generated_tokens += result.generated_tokens
@@ -215,7 +227,7 @@ class RayPPOTrainer:
             self.config.algorithm,
             seconds=self.timer.seconds,
             spans=spans,
-            team=self.team.take_generation_seconds() | sent,
+            team=self.team.take_engine_metrics(),
             n_devices=self.team.n_devices,
         )
         if self.config.async_training.mode != "sync":
@@ -230,7 +242,7 @@ class RayPPOTrainer:
         arguments = (self.config, self.collector, loader, self._loop, self._collected)
         if self.config.async_training.mode == "fully_async":
             engines = {policy: self.team.clients[learner.wg_id] for policy, learner in self.team.learners.items()}
-            return GroupStream(*arguments, self.total_training_steps, self._paces, engines)
+            return GroupStream(*arguments, self.total_training_steps, paces(self.config.async_training, self.team.learners), engines)
         return (NextStep if self.config.async_training.mode == "one_step_off" else StepCollection)(*arguments)
 
     def _collected(self, samples: StepSamples, step: int) -> None:
@@ -242,19 +254,16 @@ class RayPPOTrainer:
         budget = self.config.trainer.total_generated_tokens
         return step >= self.total_training_steps or 0 < budget <= self.generated_tokens + samples.generated_tokens
 
-    def _due(self, step: int, last: bool) -> list[str]:
-        """Return the policies whose weights of a step go to their engines: all in the last step and before a validation."""
+    def _validates(self, step: int) -> bool:
         test_freq = self.config.trainer.test_freq
-        everyone = last or self.config.async_training.mode != "fully_async" or (test_freq > 0 and step % test_freq == 0)
-        return [policy for policy, pace in self._paces.items() if everyone or step % pace.trigger == 0]
+        return test_freq > 0 and step % test_freq == 0
 
-    def _publish(self, source: SampleSource, step: int, policies: Collection[str]) -> dict[str, float]:
+    def _publish(self, source: SampleSource, step: int, policies: Collection[str]) -> None:
         with self.timer("gen"):
             source.update_ended(step, policies)
         with self.timer("sync_weights"):
-            sent = self.team.sync_weights(step, policies)
+            self.team.sync_weights(step, policies)
         source.published(step, policies)
-        return sent
 
     def _write_timeline(self) -> list[Span]:
         """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the current step."""
@@ -264,8 +273,8 @@ class RayPPOTrainer:
             append_spans(path, self.global_step, spans)
         return spans
 
-    def _update(self, batch: DataProto) -> dict[str, float]:
-        """Update every critic and, after `trainer.critic_warmup` steps, every policy."""
+    def _update(self, batch: DataProto, updated: Callable[[str], None] | None) -> dict[str, float]:
+        """Update every critic and, after `trainer.critic_warmup` steps, every policy; `updated` is that of `TeamWorkers.update_actor`."""
         before, warmup = self.global_step, self.config.trainer.critic_warmup
         seed = (self.config.data.seed, before + 1)
         metrics: dict[str, float] = {}
@@ -276,7 +285,7 @@ class RayPPOTrainer:
                 metrics |= self.team.update_critic(rows, before, seed)
         if before >= warmup:
             with self.timer("update_actor"):
-                metrics |= self.team.update_actor(batch, self.on_policy, before - warmup, seed)
+                metrics |= self.team.update_actor(batch, self.on_policy, before - warmup, seed, updated)
         return metrics
 
     @property

@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,18 +25,20 @@ from verl.single_controller.worker_group import WorkerDiedError, WorkerGroup
 from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
 from verl.trainer.derived import max_model_len
-from verl.trainer.placement.learners import Learner, group_calls, group_learners, policy_learners
+from verl.trainer.placement.learners import Learner, by_group, group_learners, policy_learners
 from verl.trainer.placement.pools import assign_devices, processes_per_device
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.batching import (
     SubBatch,
     balance_order,
     combine_batches,
+    fit_width,
     pad_zero_weight,
     split_batch_by_policies,
     split_batch_by_wg_ids,
     trainable_rows,
     trim_padding,
+    unpadded,
 )
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.core_algos.rollout_correction import aggregate_policies
@@ -105,10 +108,10 @@ class TeamWorkers:
         self.clients: dict[str, RestartingClient] = {}
         self._engines: dict[str, dict[str, Any]] = {}
         self._given = fingerprints(groups_with_fixed_models(placement))
-        # Step of each group's weights, and a lock for calls to its workers: an engine may be restarted while its policies are updated.
-        self._versions = dict.fromkeys(self.specs, 0)
+        # Step of each policy's weights, and a lock for calls to a group's workers: engines may be restarted during updates.
+        self._versions = dict.fromkeys(self.learners, 0)
         self._locks = {wg_id: threading.RLock() for wg_id in self.specs}
-        self._sent: dict[str, int] = {}
+        self._sent = Counter[str]()  # bytes
         self._threads = ThreadPoolExecutor(
             max_workers=max(len(self.specs), 1) if controller.parallel else 1, thread_name_prefix="worker_group"
         )
@@ -172,7 +175,7 @@ class TeamWorkers:
             self._spawn_engine(wg_id)
             self._start_engine(wg_id)
             if wg_id in self.policies:
-                self._send_weights(wg_id, self._versions[wg_id], self.specs[wg_id].adapters)
+                self._send_weights(wg_id, by_group(self.learners, self.learners)[wg_id])
         return self._engine_client(wg_id)
 
     def init_model(self, steps: int, critic_steps: int = 1) -> None:
@@ -224,15 +227,17 @@ class TeamWorkers:
         def compute(name: str) -> SubBatch:
             sub, order, padding = self._for_ranks(parts[name].batch, LOG_PROB_COLUMNS, learners[name].wg_id)
             sub.meta_info = {"temperature": learners[name].temperature, "adapter": learners[name].adapter, **(meta or {})}
-            return SubBatch(_unpadded(getattr(workers[learners[name].wg_id], method)(sub), order, padding), parts[name].rows)
+            return SubBatch(unpadded(getattr(workers[learners[name].wg_id], method)(sub), order, padding), parts[name].rows)
 
         results = self._on_learners(method, learners, list(parts), compute)
         for name in set(parts) - set(results):
             nothing = torch.zeros_like(parts[name].batch.batch["responses"], dtype=torch.float32)
             results[name] = SubBatch(DataProto.from_dict(tensors={else_zero: nothing}), parts[name].rows)
-        return _fit_width(combine_batches(results), batch)
+        return fit_width(combine_batches(results), batch)
 
-    def update_actor(self, batch: DataProto, on_policy: bool, step: int, seed: Sequence[int]) -> dict[str, float]:
+    def update_actor(
+        self, batch: DataProto, on_policy: bool, step: int, seed: Sequence[int], updated: Callable[[str], None] | None = None
+    ) -> dict[str, float]:
         """Run one training step of every policy on its own rows. Return metrics as `wg/<id>/<metric>` and, averaged, `<metric>`.
 
         Policies with fewer updates per step wait for the others.
@@ -241,15 +246,18 @@ class TeamWorkers:
             batch: scored rows of the whole team.
             on_policy: whether old log-probs are the current ones.
             step: number of previous training steps of the policies.
-            seed: seed of the order of rows.
+            seed: seed of the order of rows; its last number is the version of the new weights.
+            updated: called with every policy after its update, in the thread of its worker group, while others are updated.
         """
         meta = {"on_policy": on_policy, "rollout_correction": self.config.algorithm.rollout_correction}
-        return _team_metrics(self._update(batch, self.learners, self.policies, "update_actor", UPDATE_COLUMNS, meta, step, seed))
+        arguments = (self.policies, "update_actor", UPDATE_COLUMNS, meta, step, seed)
+        return _team_metrics(self._update(batch, self.learners, *arguments, then=updated))
 
     def update_critic(self, batch: DataProto, step: int, seed: Sequence[int]) -> dict[str, float]:
         """Run one training step of every critic on the rows of its agents; arguments and metrics are those of `update_actor`."""
         learners, rows = {wg: self._critic_learners[wg] for wg in self.critics}, self._critic_rows(batch)
-        per_group = self._update(rows, learners, self.critics, "update_critic", CRITIC_COLUMNS, {}, step, seed, split_batch_by_wg_ids)
+        arguments = (self.critics, "update_critic", CRITIC_COLUMNS, {}, step, seed)
+        per_group = self._update(rows, learners, *arguments, split=split_batch_by_wg_ids)
         for metrics in per_group.values():
             for name in [n for n in metrics if n == "perf/tokens" or n.startswith("global_seqlen/")]:
                 del metrics[name]  # these names are metrics of policies
@@ -265,9 +273,11 @@ class TeamWorkers:
         meta: Mapping[str, Any],
         step: int,
         seed: Sequence[int],
+        *,
         split: Callable[[DataProto], dict[str, SubBatch]] = split_batch_by_policies,
+        then: Callable[[str], None] | None = None,
     ) -> dict[str, dict[str, float]]:
-        """Call `method` for every learner on its rows of `split` and return the metrics of each."""
+        """Call `method` for every learner on its rows of `split`, then `then`, and return the metrics of each."""
         parts = split(batch)
 
         def update(name: str) -> dict[str, float]:
@@ -294,10 +304,10 @@ class TeamWorkers:
             start = time.perf_counter()
             metrics = reduce_metrics(getattr(workers[learner.wg_id], method)(sub).meta_info["metrics"])
             if workers is self.policies:
-                self._versions[learner.wg_id] = seed[-1]
+                self._versions[name] = seed[-1]
             return metrics | shares | {f"timing_s/{method}": time.perf_counter() - start}
 
-        return self._on_learners(method, learners, list(parts), update)
+        return self._on_learners(method, learners, list(parts), update, then)
 
     def free_caches(self) -> None:
         """Free the KV caches of engines (`actor_rollout_ref.rollout.free_cache_engine`); `sync_weights` allocates them again.
@@ -315,53 +325,48 @@ class TeamWorkers:
 
         self._on("free_caches", [wg for wg in self.trained if self.specs[wg].config.rollout.free_cache_engine], free)
 
-    def sync_weights(self, version: int, policies: Collection[str] | None = None) -> dict[str, float]:
+    def sync_weights(self, version: int, policies: Collection[str] | None = None) -> None:
         """Send the weights of policies (None: of all) to their rollout servers, in buckets; replies sampled afterwards carry `version`.
 
         For a policy that is an adapter, only the adapter is sent. A dead engine is replaced, as one that dies while it samples.
-        Return `wg/<id>/perf/sync_mb`, the MiB sent by each group.
         """
-        due = [learner for policy, learner in self.learners.items() if policies is None or policy in policies]
-        adapters = {learner.wg_id: [other.adapter for other in due if other.wg_id == learner.wg_id and other.adapter] for learner in due}
-        serving = {wg_id: self.clients[wg_id].serving for wg_id in adapters}
+        of_group = by_group(self.learners, self.learners if policies is None else policies)
+        self._versions |= {policy: version for own in of_group.values() for policy in own}
+        self._each(list(of_group), lambda wg: self._publish(wg, of_group[wg]))
 
-        def send(wg_id: str) -> str:
+    def publish(self, policy: str) -> None:
+        """Send the weights of one policy, as `sync_weights` does, in this thread: from `updated` of `update_actor`."""
+        self._publish(self.learners[policy].wg_id, [policy])
+
+    def _publish(self, wg_id: str, policies: Collection[str]) -> None:
+        """Send the weights of a group's policies, and allow its engine a restart. Raises EngineGoneError if it cannot be replaced."""
+        serving, why = self.clients[wg_id].serving, ""
+        with self._call(wg_id, "sync_weights"):
             try:
-                self._send_weights(wg_id, version, adapters[wg_id])
-                return ""
+                self._send_weights(wg_id, policies)
             except EngineGoneError as error:
-                return str(_as_raised(error))  # not the error itself, which references a bucket
-
-        self._versions |= dict.fromkeys(adapters, version)
-        deaths = self._on("sync_weights", list(adapters), send)
-        for wg_id, why in deaths.items():  # without the group's lock, which a restart in another thread may wait for
-            if why:
-                self._replace_engine(wg_id, serving[wg_id], why)
-        sent = {wg_id: self._sent[wg_id] for wg_id in adapters}
-        self.allow_restarts()
-        return {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
+                why = str(_as_raised(error))  # not the error itself, which references a bucket
+        if why:  # without the group's lock, which a restart in another thread may wait for; the new engine has received its weights
+            self.clients[wg_id].replace(serving, EngineGoneError(why))
+        self.clients[wg_id].allow()
 
     def allow_restarts(self) -> None:
         """Allow one restart of each engine in the step that begins."""
         for client in self.clients.values():
             client.allow()
 
-    def _replace_engine(self, wg_id: str, client: RolloutClient, why: str) -> None:
-        """Replace a dead engine; the new one receives its weights when it starts."""
-        try:
-            self.clients[wg_id].replace(client, EngineGoneError(why))
-        except EngineGoneError as error:
-            raise TeamError(f"worker group '{wg_id}': {error}") from error
+    def _send_weights(self, wg_id: str, policies: Collection[str]) -> None:
+        """Send the current weights of a group's policies; raises as `send_weights` does."""
+        versions = {self.learners[policy].adapter: self._versions[policy] for policy in policies}
+        self._sent[wg_id] += send_weights(self.policies[wg_id], self.rollouts[wg_id], versions)
 
-    def _send_weights(self, wg_id: str, version: int, adapters: Collection[str]) -> int:
-        """Send the weights of adapters, or of the model if there are none, and return the bytes sent; raises as `send_weights` does."""
-        sent = send_weights(self.policies[wg_id], self.rollouts[wg_id], adapters, version)
-        self._sent[wg_id] = sent
-        return sent
-
-    def take_generation_seconds(self) -> dict[str, float]:
-        """Return `wg/<id>/timing_s/gen`: seconds since the last call in which the worker group's engine had a request."""
-        return {f"wg/{wg}/timing_s/gen": client.take_busy_seconds() for wg, client in self.clients.items()}
+    def take_engine_metrics(self) -> dict[str, float]:
+        """Return of every worker group, since the last call: `timing_s/gen`, the seconds in which its engine had a request, and
+        `perf/sync_mb`, the MiB that it was sent, if it was.
+        """
+        sent, self._sent = self._sent, Counter[str]()
+        seconds = {f"wg/{wg}/timing_s/gen": client.take_busy_seconds() for wg, client in self.clients.items()}
+        return seconds | {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
 
     @property
     def engine_restarts(self) -> int:
@@ -406,23 +411,49 @@ class TeamWorkers:
         order = balance_order(sub, ranks) if self.config.trainer.balance_batch else np.arange(len(sub))
         return sub.select_idxs(order), order, padding
 
-    def _on_learners(self, call: str, learners: Mapping[str, Learner], present: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
-        """Run `fn` for the learners in `present`: groups in parallel, learners of one group one after the other."""
-        calls = group_calls(learners, present, fn)
-        results = self._on(call, list(calls), lambda wg: calls[wg]())
-        return {name: result for of_group in results.values() for name, result in of_group.items()}
+    def _on_learners(
+        self,
+        call: str,
+        learners: Mapping[str, Learner],
+        present: Sequence[str],
+        fn: Callable[[str], T],
+        then: Callable[[str], None] | None = None,
+    ) -> dict[str, T]:
+        """Run `fn`, then `then`, for the learners in `present`: groups in parallel, learners of one group one after the other."""
+        of_group = by_group(learners, present)
+
+        def run(wg_id: str) -> dict[str, T]:
+            results: dict[str, T] = {}
+            for name in of_group[wg_id]:
+                with self._call(wg_id, call):
+                    results[name] = fn(name)
+                if then is not None:
+                    then(name)
+            return results
+
+        return {name: result for results in self._each(list(of_group), run).values() for name, result in results.items()}
 
     def _on_all(self, call: str, fn: Callable[[str], T]) -> dict[str, T]:
         return self._on(call, list(self.specs), fn)
 
     def _on(self, call: str, wg_ids: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
-        """Run `fn` for several groups in parallel, recorded as `call` in the timeline; the first error is raised after all have ended."""
+        """Run `fn` for several groups in parallel, recorded as `call` in the timeline."""
 
-        def recorded(wg: str) -> T:
-            with self._locks[wg], self.timeline.span(wg, call):
-                return fn(wg)
+        def run(wg_id: str) -> T:
+            with self._call(wg_id, call):
+                return fn(wg_id)
 
-        futures = {wg: self._threads.submit(recorded, wg) for wg in wg_ids}
+        return self._each(wg_ids, run)
+
+    @contextmanager
+    def _call(self, wg_id: str, call: str) -> Iterator[None]:
+        """Hold the lock of a group, and record the call in the timeline."""
+        with self._locks[wg_id], self.timeline.span(wg_id, call):
+            yield
+
+    def _each(self, wg_ids: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
+        """Run `fn` for several groups in parallel; the first error is raised after all have ended."""
+        futures = {wg: self._threads.submit(fn, wg) for wg in wg_ids}
         errors: Mapping[str, BaseException | None] = {wg: f.exception() for wg, f in futures.items()}
         for wg, error in errors.items():
             if isinstance(error, PLAIN_ERRORS):
@@ -442,15 +473,3 @@ def _team_metrics(per_group: dict[str, dict[str, float]]) -> dict[str, float]:
     agents = {name: value for metrics in per_group.values() for name, value in metrics.items() if name.startswith("agent/")}
     groups = {group: {name: value for name, value in metrics.items() if name not in agents} for group, metrics in per_group.items()}
     return agents | {name: value for name, value in aggregate_policies(groups).items() if name.startswith(("wg/", *TEAM_METRICS))}
-
-
-def _unpadded(out: DataProto, order: np.ndarray, padding: int) -> DataProto:
-    restored = out.select_idxs(np.argsort(order))
-    return restored.select_idxs(np.arange(len(order) - padding)) if padding else restored
-
-
-def _fit_width(out: DataProto, batch: DataProto) -> DataProto:
-    """Pad `[bsz, *]` results on the right to the response width of the whole batch."""
-    width = batch.batch["responses"].shape[1]
-    tensors: dict[str, Any] = {k: torch.nn.functional.pad(v, (0, width - v.shape[1])) for k, v in out.batch.items()}
-    return DataProto.from_dict(tensors=tensors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from verl.protocol.generate import EngineGoneError
@@ -10,18 +10,17 @@ from verl.single_controller.worker_group import ArgumentLostError, WorkerDiedErr
 from verl.workers.weight_transfer.base import WeightBucket, merged
 
 
-def send_weights(policy: WorkerGroup, engine: WorkerGroup, adapters: Collection[str], version: int) -> int:
-    """Send the weights of the adapters, or of the model if there are none, and return the bytes sent.
+def send_weights(policy: WorkerGroup, engine: WorkerGroup, versions: Mapping[str | None, int]) -> int:
+    """Send the weights of adapters, or of the model (None), and return the bytes sent; replies sampled afterwards carry their version.
 
-    Replies sampled afterwards carry `version`. Tensors are sent from worker to worker, by `rollout.weight_transfer`; at most three buckets
-    of a policy exist at a time.
+    Tensors are sent from worker to worker, by `rollout.weight_transfer`; at most three buckets of a policy exist at a time.
 
     Raises:
         EngineGoneError: the engine died.
         WorkerDiedError: a policy worker died.
     """
     n_bytes = 0
-    for adapter in adapters or (None,):
+    for adapter, version in versions.items():
         try:
             n_bytes += load_weights(engine, _gathered(policy, adapter), version, adapter)
         except ArgumentLostError:

@@ -121,3 +121,11 @@ def test_a_batch_of_groups_has_the_seeds_of_one_step() -> None:
         Group(1, 1, 0, 6, 0, 1),
         Group(2, 2, 0, 7, 0, 1),
     ]
+
+
+def test_weights_are_sent_after_as_many_steps_as_the_pace_says_or_sooner() -> None:
+    pace, steps = Pace(trigger=3), range(1, 7)
+    sent = {way: [step for step in steps if pace.sends(way, step, step - 1, ahead=False)] for way in ("lazy", "eager", "adaptive")}
+    assert sent == {"lazy": [3, 6], "eager": [1, 2, 3, 4, 5, 6], "adaptive": []}
+    assert pace.sends("adaptive", 4, 3, ahead=True) and pace.sends("adaptive", 4, 1, ahead=False)
+    assert not pace.sends("adaptive", 4, 2, ahead=False)

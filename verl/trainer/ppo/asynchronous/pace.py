@@ -31,6 +31,19 @@ class Pace:
         """The lowest bound with which no group misses its deadline, see `group_queue`."""
         return math.ceil((1 + self.staleness) * self.trigger) - 1
 
+    def sends(self, way: str, step: int, version: int, ahead: bool) -> bool:
+        """Return whether the engines get the weights of a step.
+
+        Args:
+            way: `async_training.parameter_sync`.
+            step: the step whose update has ended.
+            version: step of the weights that the engines have.
+            ahead: the next batch is complete, so no step waits for the engines while they load weights.
+        """
+        if way == "adaptive":
+            return ahead or step - version >= self.trigger
+        return way == "eager" or step % self.trigger == 0
+
 
 def paces(settings: AsyncTrainingConfig, policies: Collection[str]) -> dict[str, Pace]:
     """Return the pace of each policy: that of the run, overridden by its own keys. Raises ConfigError for an invalid key or value."""

@@ -134,6 +134,11 @@ class GroupStream:
     def update_begins(self, step: int, last: bool) -> None:
         """Do nothing: groups are sampled all the time."""
 
+    def wants(self, step: int, policy: str) -> bool:
+        """As `SampleSource.wants`, by `async_training.parameter_sync`."""
+        way, version, ahead = self.config.async_training.parameter_sync, self.queue.versions[policy], len(self.queue.complete)
+        return self.queue.paces[policy].sends(way, step, version, ahead >= self.queue.batch)
+
     def update_ended(self, step: int, policies: Collection[str]) -> None:
         """Wait for the replies in progress if they may not go on with new weights; otherwise engines take these while they sample."""
         due = {id(engine): engine for policy, engine in self._engines.items() if policy in policies}
@@ -147,8 +152,9 @@ class GroupStream:
         """Dispatch the groups for which new weights of policies make room."""
 
         async def publish() -> None:
-            for engine in self._engines.values():
-                engine.release()
+            for policy in policies:
+                if policy in self._engines:
+                    self._engines[policy].release()
             self.queue.versions |= dict.fromkeys(policies, version)
             self._notify()
 

@@ -48,6 +48,10 @@ class NextStep(StepCollection):
             self._running = self.loop.start(collect_step(self.config, self.collector, self.loader, step + 1))
             self._running.when_done(self._ended)
 
+    def wants(self, step: int, policy: str) -> bool:
+        """Return True."""
+        return True
+
     def update_ended(self, step: int, policies: Collection[str]) -> None:
         """Wait for the next step's samples; errors of the collector are raised."""
         running, self._running = self._running, None

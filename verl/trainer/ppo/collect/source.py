@@ -28,12 +28,16 @@ class SampleSource(Protocol):
         """Do what runs beside the updates of a step, which is the last one or not."""
         ...
 
+    def wants(self, step: int, policy: str) -> bool:
+        """Return whether the engines get the weights of a policy after its update in a step."""
+        ...
+
     def update_ended(self, step: int, policies: Collection[str]) -> None:
-        """Prepare for new weights of policies."""
+        """Prepare for new weights of policies; called in any thread."""
         ...
 
     def published(self, version: int, policies: Collection[str]) -> None:
-        """Use weights of policies that the engines now have."""
+        """Use weights of policies that the engines now have; called in any thread."""
         ...
 
     def set_validating(self, validating: bool) -> None:
@@ -72,6 +76,10 @@ class StepCollection:
 
     def update_begins(self, step: int, last: bool) -> None:
         """Do nothing."""
+
+    def wants(self, step: int, policy: str) -> bool:
+        """Return True."""
+        return True
 
     def update_ended(self, step: int, policies: Collection[str]) -> None:
         """Do nothing."""
