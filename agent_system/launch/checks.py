@@ -33,6 +33,7 @@ from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_de
 from verl.trainer.model_checks import adapter_sizes, check_critic, check_reward_model, check_vllm
 from verl.trainer.placement.role_policies import output_dir
 from verl.trainer.placement.table import Placement
+from verl.trainer.ppo.asynchronous.stream import check_checkpoint
 from verl.trainer.ppo.controller import ControllerError, resolve_device
 from verl.trainer.ppo.critic import critic_signature
 from verl.trainer.ppo.ray_trainer import NoSamplesError
@@ -156,7 +157,9 @@ def check_run(config: RunConfig) -> CheckedRun:
     if checkpoint is not None:
         critics = None if config.trainer.val_only else critic_signature(config, placement)
         bases = fingerprints(groups_with_fixed_models(placement, None if config.trainer.val_only else config))
-        read_state(checkpoint, placement, critics, bases)
+        state = read_state(checkpoint, placement, critics, bases)
+        if not config.trainer.val_only:
+            check_checkpoint(checkpoint, state, config)
         check_saved_models(checkpoint, config, placement)
     run_dir = output_dir(config, placement, trained_in, checkpoint)
     check_reward_model(config)

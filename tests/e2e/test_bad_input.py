@@ -233,12 +233,14 @@ def test_a_checkpoint_of_another_model_or_dtype_is_refused_before_a_worker_start
         assert [word for word in words if word not in line] == [], line
 
 
-def test_a_checkpoint_of_another_team_or_another_dataset_is_refused(train: Run, refuse: Refuse, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_team_dataset_or_mode_is_refused(train: Run, refuse: Refuse, tmp_path: Path) -> None:
     train({"trainer.total_training_steps": 1, "data.val_files": "[]"})
     line = refuse({"agent.model_sharing": True})
     assert "Asker -> asker" in line
     assert "trainer.resume_mode=disable" in line
     assert "data.train_files" in refuse({"data.train_max_samples": 6})
+    corrected = {"algorithm.rollout_correction.rollout_is": "token"}
+    assert "mode=sync, this run has one_step_off" in refuse(corrected | {"async_training.mode": "one_step_off"})
 
 
 CROSS_KEY = [

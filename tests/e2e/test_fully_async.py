@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -191,6 +192,20 @@ def test_a_policy_is_sent_to_its_engine_before_the_next_one_is_updated(train: Ru
     check_ledger(tmp_path / "run", 2)
 
 
+def test_a_step_that_waits_too_long_trains_on_fewer_tasks(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import my_flow_package
+
+    reset = my_flow_package.MyWorld.reset
+    monkeypatch.setattr(my_flow_package.MyWorld, "reset", lambda *args: (time.sleep(2.0 * (args[1].prompt == "3?")), reset(*args))[1])
+    few = {"trainer.test_freq": 0, "trainer.val_before_train": False, "async_training.batch_timeout_s": 0.2}
+    train(STALE | few)
+    trained = [line["fully_async/count/trained"] for line in steps_of(tmp_path / "run")]
+    sizes = [after - before for before, after in pairwise([0, *trained])]
+    assert len(sizes) == 6 and set(sizes) == {1, 2}
+    uids = trained_episodes(tmp_path / "run")
+    assert len(uids) == len(set(uids)) == 3 * trained[-1]
+
+
 def test_what_cannot_be_is_said_before_a_worker_starts(refused: Callable[[dict[str, Any]], str]) -> None:
     assert "needs an off-policy correction" in refused({"async_training.mode": "fully_async"})
     too_low = refused(ASYNC | {"async_training.staleness_threshold": 2.5, "async_training.max_off_policy_threshold": 2})
@@ -199,6 +214,9 @@ def test_what_cannot_be_is_said_before_a_worker_starts(refused: Callable[[dict[s
         ASYNC | {"async_training.per_policy.judge.staleness_threshold": 1}
     )
     assert "async_training.mode=fully_async" in refused({"async_training.staleness_threshold": 0.5})
+    hasty = ASYNC | {"async_training.batch_timeout_s": 5}
+    assert "least_batch_size=3 is more than data.train_batch_size=2" in refused(hasty | {"async_training.least_batch_size": 3})
+    assert "adv_estimator=reinforce_plus_plus whitens" in refused(hasty | {"algorithm.adv_estimator": "reinforce_plus_plus"})
 
 
 def test_each_policy_has_its_own_pace(train: Run, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from verl.trainer.placement.reward_model import with_reward_model
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
 from verl.trainer.placement.untrained import api_key
-from verl.trainer.ppo.asynchronous.pace import paces
+from verl.trainer.ppo.asynchronous.pace import check_async_training
 from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
 from verl.trainer.ppo.critic import needs_values, reads_values
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, own_keys
@@ -59,7 +59,7 @@ def check_settings(config: RunConfig) -> Placement:
     check_filter_groups(config)
     check_sampling(config, placement)
     check_rollout_correction(config, placement)
-    _check_async_training(config, placement)
+    check_async_training(config, placement)
     check_critic_keys(config, placement)
     check_effect(config, placement)
     check_signal(config, placement)
@@ -278,29 +278,6 @@ def check_skipping(config: RunConfig, agent: AgentPlacement | ApiPlacement) -> N
             f"{skipping}: rows with advantage 0 have a gradient with {', '.join(name for name, holds in gradients.items() if holds)}; "
             "turn one of them off"
         )
-
-
-def _check_async_training(config: RunConfig, placement: Placement) -> None:
-    """Raise ConfigError for a policy that does not exist, and for a bound under which a group can be too old whatever a step waits for."""
-    settings, policies = config.async_training, {agent.policy_id: None for agent in placement.trained}
-    for name in settings.per_policy:
-        if name not in policies:
-            known = ", ".join(policies)
-            raise ConfigError(
-                f"async_training.per_policy.{name}: no such policy{did_you_mean(name, policies)}; trained policies are {known}"
-            )
-    for policy, pace in paces(settings, policies).items():
-        if settings.mode != "fully_async":
-            continue
-        least = pace.least_bound if settings.max_off_policy_strategy == "wait" else pace.trigger - 1
-        if pace.bound < least:
-            where = f"async_training.per_policy.{policy}" if policy in settings.per_policy else "async_training"
-            raise ConfigError(
-                f"{where}.max_off_policy_threshold={pace.bound} is too low for staleness_threshold={pace.staleness:g} and "
-                f"trigger_parameter_sync_step={pace.trigger}: episodes would be too old whatever a step waits for; set it to "
-                f"{least} or more, or lower the others"
-                + (", or set async_training.max_off_policy_strategy=drop" if pace.bound >= pace.trigger - 1 else "")
-            )
 
 
 def check_rollout_correction(config: RunConfig, placement: Placement) -> None:

@@ -292,6 +292,16 @@ class AsyncTrainingConfig:
         effect=FULLY_ASYNC,
     )
 
+    batch_timeout_s: float = key(
+        0.0,
+        "seconds after which a step trains on those tasks that are complete, if they are fewer than data.train_batch_size; 0: never",
+        ge=0,
+        le=LONGEST_S,
+        effect=FULLY_ASYNC,
+    )
+    least_batch_size: int = key(
+        1, "tasks of a step that has waited for batch_timeout_s, at least", ge=1, effect=(FULLY_ASYNC, "async_training.batch_timeout_s>0")
+    )
     per_policy: dict[str, Any] = key(
         {},
         "staleness_threshold, trigger_parameter_sync_step and max_off_policy_threshold of one policy: "
@@ -305,7 +315,7 @@ class AsyncTrainingConfig:
         """Whether every sample is of the weights that it trains."""
         own = [vars(self), *(vars(self) | dict(values or {}) for values in self.per_policy.values())]
         waits = all(values["staleness_threshold"] == 0 and values["trigger_parameter_sync_step"] == 1 for values in own)
-        return self.mode == "sync" or (self.mode == "fully_async" and waits)
+        return self.mode == "sync" or (self.mode == "fully_async" and waits and not self.batch_timeout_s)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from verl.trainer.derived import steps_of_run
 from verl.trainer.placement.learners import is_on_policy
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.asynchronous.pace import paces
-from verl.trainer.ppo.asynchronous.stream import GroupStream
+from verl.trainer.ppo.asynchronous.stream import GroupStream, check_checkpoint
 from verl.trainer.ppo.collect.next_step import NextStep
 from verl.trainer.ppo.collect.protocol import Collector, Episode
 from verl.trainer.ppo.collect.source import SampleSource, StepCollection
@@ -371,7 +371,7 @@ class RayPPOTrainer:
         state = read_state(folder, self.placement, None if val_only else self._critics, bases)
         self._models |= state.get("bases", {})  # fingerprints from the start of the run, also of models that are not needed now
         if not val_only:
-            _check_mode(folder, state, self.config.async_training.mode)
+            check_checkpoint(folder, state, self.config)
         self.team.load_checkpoint(folder)
         if self.loader is not None:
             self.loader.load_state_dict(torch.load(folder / "data.pt", weights_only=True))
@@ -390,12 +390,3 @@ class RayPPOTrainer:
             logger.warning("evaluating %s (step %d)", folder, self.global_step)
         else:
             logger.warning("continuing from %s (step %d of %d)", folder, self.global_step, self.total_training_steps)
-
-
-def _check_mode(folder: Path, state: Mapping[str, Any], mode: str) -> None:
-    """Raise CheckpointError for a checkpoint of another `async_training.mode`."""
-    if (found := state.get("async_training", "sync")) != mode:
-        raise CheckpointError(
-            f"{folder} was written with async_training.mode={found}, this run has {mode}, whose next step would differ; set "
-            f"async_training.mode={found}, or start anew with trainer.resume_mode=disable"
-        )

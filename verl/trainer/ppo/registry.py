@@ -25,6 +25,7 @@ class EstimatorTraits:
     Attributes:
         reads: keys and sections of `algorithm` that have an effect only with an estimator that reads them; None: it may read any.
         grouped: rows are compared with their group, so that advantages in a group of equal rewards are 0.
+        whole_batch: an advantage depends on the rows of all groups, as with whitening.
         checks_rewards: it raises ValueError for non-finite rewards, so that no other check is needed.
         learns_from: signal beside the reward of a sample, for messages.
         follows_calls: use of an episode's sequence of calls, which single steps of a tree do not form, as the verb of a message.
@@ -36,6 +37,7 @@ class EstimatorTraits:
 
     reads: Sequence[str] | None = None
     grouped: bool = True
+    whole_batch: bool = False
     checks_rewards: bool = False
     learns_from: str = ""
     follows_calls: str = ""

@@ -17,12 +17,16 @@ class Waiting(RuleBasedStateMachine):
     """A run with `max_off_policy_strategy=wait` and the lowest bound that is allowed."""
 
     @initialize(
-        batch=st.integers(1, 4), staleness=st.sampled_from([0.0, 0.3, 1.0, 2.5]), trigger=st.integers(1, 3), spare=st.integers(0, 2)
+        batch=st.integers(1, 4),
+        staleness=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+        trigger=st.integers(1, 3),
+        spare=st.integers(0, 2),
+        least=st.integers(1, 2),
     )
-    def begin(self, batch: int, staleness: float, trigger: int, spare: int) -> None:
+    def begin(self, batch: int, staleness: float, trigger: int, spare: int, least: int) -> None:
         paces = {"a": Pace(staleness, trigger), "b": Pace(0.5, 2)}
         paces = {name: replace(pace, bound=pace.least_bound + spare) for name, pace in paces.items()}
-        self.queue: GroupQueue[int] = GroupQueue(batch, paces, total=9 * batch)
+        self.queue: GroupQueue[int] = GroupQueue(batch, paces, steps=9, least=least)
         self.step, self.ended, self.trained, self.begun = 1, set[int](), set[int](), dict[int, dict[str, int]]()
 
     @rule(count=st.integers(1, 6))
@@ -43,15 +47,16 @@ class Waiting(RuleBasedStateMachine):
             (self.queue.fail if how == "fails" else self.queue.reject)(group)
 
     @precondition(lambda self: self.step <= 9)
-    @rule(interrupted=st.booleans())
-    def take(self, interrupted: bool) -> None:
-        if interrupted and (groups := self.queue.take(self.step)) is not None:
+    @rule(interrupted=st.booleans(), late=st.booleans())
+    def take(self, interrupted: bool, late: bool) -> None:
+        if interrupted and (groups := self.queue.take(self.step, late)) is not None:
             self.queue.put_back(groups)
-        taken = self.queue.take(self.step)
+        taken = self.queue.take(self.step, late)
         if taken is None:
             assert self.queue.running or self.queue.capacity, "nothing would ever end this wait"
             return
-        assert [index for _, index in taken] == sorted(group.index for group, _ in taken) and len(taken) == self.queue.batch
+        assert [index for _, index in taken] == sorted(group.index for group, _ in taken)
+        assert (self.queue.least if late else self.queue.batch) <= len(taken) <= self.queue.batch
         for _, index in taken:
             for name, pace in self.queue.paces.items():
                 assert 0 <= self.step - 1 - self.begun[index][name] <= pace.bound
@@ -64,7 +69,7 @@ class Waiting(RuleBasedStateMachine):
     def restart(self) -> None:
         state = json.loads(json.dumps(self.queue.state_dict()))
         old = self.queue
-        self.queue = GroupQueue(old.batch, old.paces, total=old.total)
+        self.queue = GroupQueue(old.batch, old.paces, steps=old.steps, least=old.least)
         self.queue.load_state_dict(state, [content for _, content in old.complete.values()])
         assert self.queue == old
 
@@ -76,8 +81,10 @@ class Waiting(RuleBasedStateMachine):
         assert counts.pop("dispatched") == sum(counts.values())
         assert counts["dropped"] == 0
         for name, pace in self.queue.paces.items():
-            ahead = math.floor((1 + pace.staleness) * pace.trigger * self.queue.batch) + self.queue.versions[name] * self.queue.batch
-            assert counts["trained"] + counts["running"] + counts["complete"] <= min(ahead, self.queue.total or ahead)
+            unsent = self.queue.taken - self.queue.versions[name]
+            ahead = math.floor((1 + pace.staleness) * pace.trigger * self.queue.batch) - unsent * self.queue.batch
+            assert counts["running"] + counts["complete"] <= ahead
+            assert counts["trained"] <= self.queue.taken * self.queue.batch <= 9 * self.queue.batch
 
 
 Waiting.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

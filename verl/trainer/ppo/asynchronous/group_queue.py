@@ -4,21 +4,24 @@ A group is all episodes of one task. It is *dispatched* when it begins, at the w
 *complete*, *failed* (no episode of it succeeded) or *rejected* (dynamic sampling: it has no signal). Versions are numbers of training
 steps: step `s` begins with version `s - 1`. For every trained policy `p`
 
-    capacity_p = floor((1 + tau_p) * M_p * B) + v_p * B - (dispatched - failed - dropped - rejected)
+    capacity_p = floor((1 + tau_p) * M_p * B) - (s - v_p) * B - (running + complete)
 
-and the capacity is the lowest of them, with B = `data.train_batch_size`, tau = `staleness_threshold`, M = `trigger_parameter_sync_step`,
-K = `max_off_policy_threshold` under `async_training`, or of the policy alone under `async_training.per_policy`.
+and the capacity is the lowest of them, with s the number of steps that have taken a batch, B = `data.train_batch_size`, tau =
+`staleness_threshold`, M = `trigger_parameter_sync_step`, K = `max_off_policy_threshold` under `async_training`, or of the policy alone
+under `async_training.per_policy`.
 
 Step `s` may train on a group that was dispatched at versions `v_p` if `s - 1 - v_p <= K_p` for all of them: the group's deadline is the
-lowest step `v_p + K_p + 1`. A step takes the `B` complete groups with the earliest deadlines. With
-`max_off_policy_strategy=wait` it waits for groups that are still sampled if without them more groups than fit would be left for the steps
-up to some deadline `d`:
+lowest step `v_p + K_p + 1`. A step takes the `B` complete groups with the earliest deadlines. With `max_off_policy_strategy=wait` it waits
+for groups that are still sampled if without them more groups than fit would be left for the steps up to some deadline `d`:
 
     groups with deadline <= d that are not taken  <=  (d - s) * B      for every d
 
-Of the groups that are dispatched up to version `v`, at most `(1 + tau) * M * B + v * B` are ever trained, and the steps up to `v + K + 1`
-have room for `(v + K + 1) * B`. So none misses its deadline if `K >= ceil((1 + tau) * M) - 1` (`Pace.least_bound`) for every policy. A
-smaller K needs `max_off_policy_strategy=drop`, which leaves such groups out: those that take longest, so that batches get shorter episodes.
+A group that is dispatched after `s` steps at version `v` is one of at most `(1 + tau) * M * B - (s - v) * B` that are not trained yet, and
+the steps up to `v + K + 1` have room for `(v + K + 1 - s) * B`. So none misses its deadline if `K >= ceil((1 + tau) * M) - 1`
+(`Pace.least_bound`) for every policy. A smaller K needs `max_off_policy_strategy=drop`, which leaves such groups out: those that take
+longest, so that batches get shorter episodes.
+
+A step that has waited for `batch_timeout_s` takes fewer groups than B, at least `least_batch_size`, if the rest fits as above.
 """
 
 from __future__ import annotations
@@ -63,8 +66,10 @@ class GroupQueue(Generic[T]):
         batch: groups of a step.
         paces: of every trained policy.
         drops: leave out groups that miss their deadline (`max_off_policy_strategy=drop`).
-        total: groups that the rest of the run needs, trained ones included; None without a limit.
+        steps: number of steps of the run; None without a limit.
+        least: groups of a step that has waited too long, at least.
         versions: published version of every trained policy.
+        taken: number of steps that have taken a batch.
         dispatched, trained, failed, rejected, dropped: numbers of groups so far.
         running: groups that are being sampled, by index.
         complete: groups that no step has taken, with their content, by index.
@@ -74,8 +79,10 @@ class GroupQueue(Generic[T]):
     batch: int
     paces: Mapping[str, Pace]
     drops: bool = False
-    total: int | None = None
+    steps: int | None = None
+    least: int = 1
     versions: dict[str, int] = field(default_factory=dict)
+    taken: int = 0
     dispatched: int = 0
     trained: int = 0
     failed: int = 0
@@ -95,11 +102,13 @@ class GroupQueue(Generic[T]):
     @property
     def capacity(self) -> int:
         """Number of groups that may be dispatched now."""
-        ahead = (
-            math.floor((1 + pace.staleness) * pace.trigger * self.batch) + self.versions[p] * self.batch for p, pace in self.paces.items()
-        )
-        room = min(ahead) - self._used
-        return max(room if self.total is None else min(room, self.total - self._used), 0)
+        rooms = [
+            math.floor((1 + pace.staleness) * pace.trigger * self.batch) - (self.taken - self.versions[policy]) * self.batch
+            for policy, pace in self.paces.items()
+        ]
+        if self.steps is not None:
+            rooms.append((self.steps - self.taken) * self.batch)
+        return max(min(rooms) - len(self.running) - len(self.complete), 0)
 
     @property
     def next_step(self) -> int:
@@ -129,20 +138,22 @@ class GroupQueue(Generic[T]):
         del self.running[group.index]
         self.rejected += 1
 
-    def take(self, step: int) -> list[tuple[Group, T]] | None:
-        """Return the groups of a step in the order of dispatch, or None if it has to wait."""
+    def take(self, step: int, late: bool = False) -> list[tuple[Group, T]] | None:
+        """Return the groups of a step in the order of dispatch, fewer than a batch if the step is late, or None if it has to wait."""
         if self.drops:
-            late = [index for index, (group, _) in self.complete.items() if group.deadline < step]
-            self.late += [self.complete.pop(index) for index in late]
-            self.dropped += len(late)
+            missed = [index for index, (group, _) in self.complete.items() if group.deadline < step]
+            self.late += [self.complete.pop(index) for index in missed]
+            self.dropped += len(missed)
         chosen = sorted(self.complete, key=lambda index: (self.complete[index][0].deadline, index))[: self.batch]
-        if len(chosen) < self.batch or not (self.drops or self._rest_fits(step, set(chosen))):
+        if len(chosen) < (self.least if late else self.batch) or not (self.drops or self._rest_fits(step, set(chosen))):
             return None
+        self.taken = step
         self.trained += len(chosen)
         return [self.complete.pop(index) for index in sorted(chosen)]
 
     def put_back(self, groups: Sequence[tuple[Group, T]]) -> None:
-        """Undo `take`."""
+        """Undo the last `take`."""
+        self.taken -= 1
         self.trained -= len(groups)
         self.complete |= {group.index: (group, content) for group, content in groups}
 
@@ -160,11 +171,12 @@ class GroupQueue(Generic[T]):
         """Return everything but the content of complete groups, in JSON types; a group that is running will run again."""
         counts = {name: getattr(self, name) for name in COUNTS}
         running = [asdict(group) for group in self.running.values()]
+        counts |= {"taken": self.taken}
         return {**counts, "versions": self.versions, "running": running, "complete": [asdict(group) for group, _ in self.complete.values()]}
 
     def load_state_dict(self, state: Mapping[str, Any], contents: list[T]) -> None:
         """Restore `state_dict`, with the content of its complete groups in their order."""
-        for name in COUNTS:
+        for name in (*COUNTS, "taken"):
             setattr(self, name, int(state[name]))
         self.versions |= {policy: version for policy, version in state["versions"].items() if policy in self.versions}
         self.running = {group["index"]: Group(**group) for group in state["running"]}

@@ -1,4 +1,4 @@
-"""The pace of each policy in `async_training.mode=fully_async`."""
+"""The pace of each policy in `async_training.mode=fully_async`, and checks of the keys."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from verl.trainer.config.run import AsyncTrainingConfig
-from verl.trainer.config.spec import with_values
+from verl.trainer.config.run import AsyncTrainingConfig, RunConfig
+from verl.trainer.config.spec import ConfigError, with_values
+from verl.trainer.placement.table import Placement
+from verl.trainer.ppo.registry import ESTIMATORS
+from verl.utils.names import did_you_mean
 
 PER_POLICY_KEYS = ("max_off_policy_threshold", "staleness_threshold", "trigger_parameter_sync_step")
 
@@ -53,3 +56,49 @@ def paces(settings: AsyncTrainingConfig, policies: Collection[str]) -> dict[str,
         values = with_values(replace(settings, per_policy={}), own, where, PER_POLICY_KEYS)
         found[policy] = Pace(values.staleness_threshold, values.trigger_parameter_sync_step, values.max_off_policy_threshold)
     return found
+
+
+def check_async_training(config: RunConfig, placement: Placement) -> None:
+    """Raise ConfigError for keys of `async_training` that contradict others.
+
+    These are a policy that does not exist, a bound under which a group can be too old whatever a step waits for, and small batches that
+    are larger than a batch, or whose estimator reads the whole batch.
+    """
+    settings, policies = config.async_training, {agent.policy_id: None for agent in placement.trained}
+    for name in settings.per_policy:
+        if name not in policies:
+            known = ", ".join(policies)
+            raise ConfigError(
+                f"async_training.per_policy.{name}: no such policy{did_you_mean(name, policies)}; trained policies are {known}"
+            )
+    for policy, pace in paces(settings, policies).items():
+        if settings.mode != "fully_async":
+            continue
+        least = pace.least_bound if settings.max_off_policy_strategy == "wait" else pace.trigger - 1
+        if pace.bound < least:
+            where = f"async_training.per_policy.{policy}" if policy in settings.per_policy else "async_training"
+            raise ConfigError(
+                f"{where}.max_off_policy_threshold={pace.bound} is too low for staleness_threshold={pace.staleness:g} and "
+                f"trigger_parameter_sync_step={pace.trigger}: episodes would be too old whatever a step waits for; set it to "
+                f"{least} or more, or lower the others"
+                + (", or set async_training.max_off_policy_strategy=drop" if pace.bound >= pace.trigger - 1 else "")
+            )
+    if settings.batch_timeout_s:
+        _check_small_batches(config)
+
+
+def _check_small_batches(config: RunConfig) -> None:
+    least, batch = config.async_training.least_batch_size, config.data.train_batch_size
+    if least > batch:
+        raise ConfigError(f"async_training.least_batch_size={least} is more than data.train_batch_size={batch}; lower it")
+    used = {
+        config.algorithm.adv_estimator,
+        *(own["adv_estimator"] for own in config.algorithm.per_agent.values() if "adv_estimator" in own),
+    }
+    for name in sorted(used):
+        if ESTIMATORS.traits(name).whole_batch:
+            raise ConfigError(
+                f"async_training.batch_timeout_s={config.async_training.batch_timeout_s:g} trains on batches of different sizes, but "
+                f"algorithm.adv_estimator={name} whitens advantages over a batch, so that a reward would count differently in each; use an "
+                "estimator that compares the episodes of a task, such as grpo, or leave batch_timeout_s out"
+            )

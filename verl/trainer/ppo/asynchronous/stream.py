@@ -110,7 +110,8 @@ class GroupStream:
             config.data.train_batch_size,
             paces,
             settings.max_off_policy_strategy == "drop",
-            steps * config.data.train_batch_size,
+            steps,
+            settings.least_batch_size,
         )
         self._greedy = needs_greedy_episodes(config) and not config.algorithm.filter_groups.enable
         self._draws: dict[int, Draw] = {}  # by step
@@ -201,20 +202,10 @@ class GroupStream:
         self.collector.save_episodes([e for played in groups for e in played.episodes], folder / FOLDER)
 
     def load(self, folder: Path) -> None:
-        """Restore `save`."""
+        """Restore `save` of a checkpoint that passes `check_checkpoint`."""
         if not (folder / FOLDER).is_dir():
             return
         state = json.loads((folder / FOLDER / STATE).read_text())
-        if state["batch"] != self.queue.batch:
-            raise CheckpointError(
-                f"{folder} was written with data.train_batch_size={state['batch']}, this run has {self.queue.batch}, under which its "
-                "groups make no whole batches; use the same, or start anew with trainer.resume_mode=disable"
-            )
-        if self.config.async_training.fresh and not state["fresh"]:
-            raise CheckpointError(
-                f"{folder} holds groups of older weights, but this run has async_training.staleness_threshold=0; use the staleness of the "
-                "run that wrote it, or start anew with trainer.resume_mode=disable"
-            )
         episodes = iter(self.collector.load_episodes(folder / FOLDER))
         contents = [Played([next(episodes) for _ in range(n)], [next(episodes) for _ in range(greedy)]) for n, greedy in state["episodes"]]
         left_out = [Group(**group) for group in state["left_out"]]
@@ -325,8 +316,10 @@ class GroupStream:
     async def _take(self, step: int) -> StepSamples:
         self._count_busy()
         self._busy_s = 0.0
-        while (groups := self._next_groups(step)) is None:
-            await self._wait(step)
+        clock, patience_s = asyncio.get_running_loop().time, self.config.async_training.batch_timeout_s or math.inf
+        late_at = clock() + patience_s
+        while (groups := self._next_groups(step, clock() >= late_at)) is None:
+            await self._wait(step, late_at - clock())
         left_out, self._left_out = self._left_out, []
         try:
             samples = await self._samples(groups, left_out, step)
@@ -351,26 +344,54 @@ class GroupStream:
             return samples_of(self.config, result)
         return samples_of(self.config, result, await self._player.result([e for _, played in ended for e in played.greedy]))
 
-    def _next_groups(self, step: int) -> list[tuple[Group, Played]] | None:
+    def _next_groups(self, step: int, late: bool) -> list[tuple[Group, Played]] | None:
         if self._error is not None:
             raise self._error
         dropped = self.queue.dropped
-        groups = self.queue.take(step)
+        groups = self.queue.take(step, late)
         if self.queue.dropped > dropped:
             self._notify()
         return groups
 
-    async def _wait(self, step: int) -> None:
-        """Wait until a group ends. Raises TimeoutError if none does within the time that episodes may take."""
+    async def _wait(self, step: int, late_s: float) -> None:
+        """Wait until a group ends, or until the step is late, in `late_s` seconds if that is positive.
+
+        Raises TimeoutError if no group ends within the time that episodes may take.
+        """
         rollout = self.config.rollout
         rounds = 2 * math.ceil(self.config.env.rollout.n / max(rollout.max_concurrent_episodes, 1))
         limit = rounds * rollout.episode_timeout_s + rollout.call_timeout_s
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(min(limit, late_s) if late_s > 0 else limit):
                 await self._change()
         except TimeoutError as error:
+            if 0 < late_s < limit:
+                return
             stuck = ", ".join(self.collector.task_id(self.loader.source[group.place]) for group in self.queue.running.values())
             raise TimeoutError(f"step {step} waited {limit:g} s for tasks in progress: {stuck or 'none'}") from error
+
+
+def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise CheckpointError if a run cannot go on with the samples of a checkpoint, whose trainer state is `state`."""
+    mode, found = config.async_training.mode, state.get("async_training", "sync")
+    if found != mode:
+        raise CheckpointError(
+            f"{folder} was written with async_training.mode={found}, this run has {mode}, whose next step would differ; set "
+            f"async_training.mode={found}, or start anew with trainer.resume_mode=disable"
+        )
+    if not (folder / FOLDER).is_dir():
+        return
+    groups, batch = json.loads((folder / FOLDER / STATE).read_text()), config.data.train_batch_size
+    if groups["batch"] != batch:
+        raise CheckpointError(
+            f"{folder} was written with data.train_batch_size={groups['batch']}, this run has {batch}, under which its groups make no whole "
+            "batches; use the same, or start anew with trainer.resume_mode=disable"
+        )
+    if config.async_training.fresh and not groups["fresh"]:
+        raise CheckpointError(
+            f"{folder} holds groups of older weights, but this run has async_training.staleness_threshold=0; use the staleness of the "
+            "run that wrote it, or start anew with trainer.resume_mode=disable"
+        )
 
 
 def _with_dropped(samples: StepSamples, dropped: Sequence[Played]) -> StepSamples:

@@ -15,7 +15,7 @@ from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
 
 
-@register_adv_est("gae", reads=("gamma", "lam", "gae"), grouped=False)
+@register_adv_est("gae", reads=("gamma", "lam", "gae"), grouped=False, whole_batch=True)
 def compute_gae_advantage_return(
     token_level_rewards: torch.Tensor,
     values: torch.Tensor,

@@ -18,7 +18,10 @@ from verl.utils.names import own_key
 
 
 @register_adv_est(
-    "gdpo", reads=("gdpo_reward_keys", "gdpo_reward_weights", "norm_adv_by_std_in_grpo"), learns_from="algorithm.gdpo_reward_keys"
+    "gdpo",
+    reads=("gdpo_reward_keys", "gdpo_reward_weights", "norm_adv_by_std_in_grpo"),
+    learns_from="algorithm.gdpo_reward_keys",
+    whole_batch=True,
 )
 def compute_gdpo_outcome_advantage(
     token_level_rewards: torch.Tensor,

@@ -15,7 +15,7 @@ from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
 
 
-@register_adv_est("reinforce_plus_plus", reads=("gamma",), grouped=False)
+@register_adv_est("reinforce_plus_plus", reads=("gamma",), grouped=False, whole_batch=True)
 def compute_reinforce_plus_plus_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -61,7 +61,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
     return whiten(returns, mask, policy_index, weights), returns
 
 
-@register_adv_est("reinforce_plus_plus_baseline", reads=(), checks_rewards=True)
+@register_adv_est("reinforce_plus_plus_baseline", reads=(), checks_rewards=True, whole_batch=True)
 def compute_reinforce_plus_plus_baseline_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
