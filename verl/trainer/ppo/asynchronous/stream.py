@@ -384,8 +384,8 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
     groups, batch = json.loads((folder / FOLDER / STATE).read_text()), config.data.train_batch_size
     if groups["batch"] != batch:
         raise CheckpointError(
-            f"{folder} was written with data.train_batch_size={groups['batch']}, this run has {batch}, under which its groups make no whole "
-            "batches; use the same, or start anew with trainer.resume_mode=disable"
+            f"{folder} was written with data.train_batch_size={groups['batch']}, this run has {batch}, which its groups do not fill; "
+            "use the same, or start anew with trainer.resume_mode=disable"
         )
     if config.async_training.fresh and not groups["fresh"]:
         raise CheckpointError(
