@@ -196,12 +196,13 @@ def test_a_step_that_waits_too_long_trains_on_fewer_tasks(train: Run, tmp_path: 
     import my_flow_package
 
     reset = my_flow_package.MyWorld.reset
+    monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
     monkeypatch.setattr(my_flow_package.MyWorld, "reset", lambda *args: (time.sleep(2.0 * (args[1].prompt == "3?")), reset(*args))[1])
     few = {"trainer.test_freq": 0, "trainer.val_before_train": False, "async_training.batch_timeout_s": 0.2}
-    train(STALE | few)
+    train(STALE | few | {"async_training.staleness_threshold": 0})
     trained = [line["fully_async/count/trained"] for line in steps_of(tmp_path / "run")]
     sizes = [after - before for before, after in pairwise([0, *trained])]
-    assert len(sizes) == 6 and set(sizes) == {1, 2}
+    assert len(sizes) == 6 and 1 in sizes and set(sizes) <= {1, 2}
     uids = trained_episodes(tmp_path / "run")
     assert len(uids) == len(set(uids)) == 3 * trained[-1]
 
