@@ -175,7 +175,7 @@ def test_a_reward_model_gives_the_reward_of_the_team() -> None:
     ],
 )
 def test_engines_have_the_gpus_that_they_have_in_verl(given: dict[str, int], nodes: int, gpus: int) -> None:
-    engine = [f"actor_rollout_ref.rollout.{key}={value}" for key, value in given.items()]
+    engine = ["actor_rollout_ref.model.path=owner/model", *(f"actor_rollout_ref.rollout.{key}={value}" for key, value in given.items())]
     config = compose_config([*engine, "actor_rollout_ref.rollout.free_cache_engine=false"])
     assert (config.rollout.nnodes, config.rollout.n_gpus_per_node) == (nodes, gpus)
     assert config.actor_rollout_ref.rollout.free_cache_engine == bool(gpus), "left out where engines never free it"

@@ -1,7 +1,7 @@
 """Keys under `data`, `agent`, `env`, `rollout`, `trainer`, `async_training`, `ray_init`, and the root of the tree.
 
-Three sections are called `rollout`: the top-level one sets how episodes are collected, `env.rollout` the number of episodes per task,
-and `actor_rollout_ref.rollout` how an engine samples a reply.
+Three sections are called `rollout`: the top-level one sets how episodes are collected and the devices of engines, `env.rollout` the number
+of episodes per task, and `actor_rollout_ref.rollout` how an engine samples a reply.
 """
 
 from collections.abc import Mapping
