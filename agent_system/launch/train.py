@@ -21,7 +21,7 @@ from verl.trainer.checkpoint.store import CONFIG_FILE
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import explain, fail, prepare, register_config, report_config_errors, save_config
 from verl.trainer.derived import table_row
-from verl.trainer.placement.pools import assign_devices
+from verl.trainer.placement.pools import describe_devices
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.ppo.controller import build_controller
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
@@ -48,7 +48,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         logger.info(table_row(agent_id, row, checked.adapter_sizes))
     for remote in placement.api:
         logger.info("agent %s -> %s at %s (not trained)", remote.agent_id, remote.policy_id, remote.api.base_url)
-    for wg_id, devices in assign_devices(config.trainer, placement).items():
+    for wg_id, devices in describe_devices(config, placement).items():
         logger.info("worker group %s -> %s", wg_id, devices)
     logger.info("output folder: %s", run_dir)
     with ExitStack() as started:

@@ -165,6 +165,34 @@ def test_a_reward_model_gives_the_reward_of_the_team() -> None:
         compose_config(["reward.reward_model.enable=true", "reward.custom_reward_function.path=f.py", "data.truncation=error"])
 
 
+@pytest.mark.parametrize(
+    ("given", "nodes", "gpus"),
+    [
+        ({"nnodes": 0, "n_gpus_per_node": 2}, 1, 0),
+        ({"n_gpus_per_node": 2}, 1, 0),
+        ({"nnodes": 2, "n_gpus_per_node": 4}, 2, 4),
+        ({"nnodes": 1}, 1, 8),
+    ],
+)
+def test_engines_have_the_gpus_that_they_have_in_verl(given: dict[str, int], nodes: int, gpus: int) -> None:
+    engine = ["actor_rollout_ref.model.path=owner/model", *(f"actor_rollout_ref.rollout.{key}={value}" for key, value in given.items())]
+    config = compose_config([*engine, "actor_rollout_ref.rollout.free_cache_engine=false"])
+    assert (config.rollout.nnodes, config.rollout.n_gpus_per_node) == (nodes, gpus)
+    assert config.actor_rollout_ref.rollout.free_cache_engine == bool(gpus), "left out where engines never free it"
+    apart = [*engine, "actor_rollout_ref.hybrid_engine=false"]
+    if gpus:
+        assert compose_config(apart).rollout == config.rollout
+    else:
+        with pytest.raises(ConfigError, match=r"hybrid_engine; verl's key, here rollout\.n_gpus_per_node"):
+            compose_config(apart)
+
+
+def test_an_engine_spans_the_gpus_of_a_node_of_the_engines() -> None:
+    engine = {"nnodes": 1, "n_gpus_per_node": 2, "tensor_model_parallel_size": 4, "name": "vllm"}
+    config = compose_config([f"actor_rollout_ref.rollout.{key}={value}" for key, value in engine.items()])
+    assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == 2
+
+
 def test_a_command_that_names_a_team_keeps_the_defaults_here() -> None:
     assert compose_config([*ALONE, "data.truncation=error"]) == compose_config(ALONE)
     assert compose_config(["data.truncation=error"]).algorithm.adv_estimator == "gae"

@@ -31,7 +31,12 @@ def check(overrides: Callable[..., list[str]]) -> Check:
 
 @pytest.mark.parametrize(
     ("changes", "episodes"),
-    [({}, 4 * 8), ({"trainer.nnodes": 2, "trainer.n_gpus_per_node": 3}, 4 * 8 * 6), ({"rollout.max_concurrent_episodes": 5}, 5)],
+    [
+        ({}, 4 * 8),
+        ({"trainer.nnodes": 2, "trainer.n_gpus_per_node": 3}, 4 * 8 * 6),
+        ({"trainer.nnodes": 2, "trainer.n_gpus_per_node": 3, "rollout.n_gpus_per_node": 2}, 4 * 8 * 2),
+        ({"rollout.max_concurrent_episodes": 5}, 5),
+    ],
 )
 def test_episodes_in_flight_follow_the_slots_of_the_engines(check: Check, changes: dict[str, Any], episodes: int) -> None:
     config, _ = check(changes)

@@ -114,3 +114,11 @@ def test_an_engine_of_vllm_over_two_gpus(train: Run, tmp_path: Path, wide_heads_
     train(two | GPU | engine | {"actor_rollout_ref.model.path": wide_heads_model_dir})
     assert largest_gap(tmp_path / "run") < 2e-2
     assert titles >= {"VLLM::Worker_TP0", "VLLM::Worker_TP1"}, "one process of the model for each GPU"
+
+
+@needs_gpus(2)
+@pytest.mark.ray
+def test_policies_and_engines_on_gpus_of_their_own(train: Run, tmp_path: Path) -> None:
+    apart = {"trainer.controller": "ray", "rollout.n_gpus_per_node": 1, "actor_rollout_ref.rollout.weight_transfer": "auto"}
+    train(apart | GPU | FP32)
+    assert largest_gap(tmp_path / "run") < 1e-4

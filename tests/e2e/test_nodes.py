@@ -15,6 +15,7 @@ import ray
 from tests.e2e.conftest import Run, read_metrics
 from tests.single_controller.test_worker_group import Adder, batch
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.single_controller.ray.resource_pool import node_of
 from verl.single_controller.ray.start import start_private_cluster
 from verl.trainer.ppo.controller import RAY_SYSTEM_CONFIG
 
@@ -61,6 +62,19 @@ def test_workers_on_two_nodes_meet_and_hand_values_over() -> None:
     (value, _), _ = both.give(1_000)
     assert isinstance(value, ray.ObjectRef) and both.take(value) == [499_500.0] * 2
     both.shutdown()
+
+
+def test_a_group_whose_peers_are_on_another_node_has_an_address_that_they_reach() -> None:
+    first, second = (RayResourcePool([1], use_gpu=False) for _ in range(2))
+    alone = RayWorkerGroup(first, RayClassWithInitArgs(Located), timeout_s=120)
+    asked = RayWorkerGroup(first, RayClassWithInitArgs(Located), timeout_s=120, peers=[second])
+    found = [group.execute_all_sync("getenv", "MASTER_ADDR") for group in (alone, asked)]
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    assert node_of(first.slots()[0].placement_group) != node_of(second.slots()[0].placement_group)
+    assert found == [["127.0.0.1"], [nodes[alone.execute_all_sync("node")[0]]]]
+    for group in (alone, asked):
+        group.shutdown()
+    second.shutdown()
 
 
 def test_a_group_of_two_nodes_trains_as_one_rank(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

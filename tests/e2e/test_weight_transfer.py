@@ -132,3 +132,9 @@ def test_gpu_memory_that_cannot_be_shared_is_one_error_before_anything_starts(re
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     line = refused({"actor_rollout_ref.rollout.weight_transfer": "cuda_ipc", "trainer.device": "cuda"})
     assert "unset PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in line
+
+
+def test_memory_of_a_gpu_that_engines_do_not_share_is_one_error_before_anything_starts(refused: Any) -> None:
+    apart = {"actor_rollout_ref.rollout.weight_transfer": "cuda_ipc", "rollout.n_gpus_per_node": 2, "trainer.controller": "ray"}
+    line = refused(apart | {"trainer.device": "cuda"})
+    assert "rollout.weight_transfer=cuda_ipc sends weights within one GPU, but rollout.n_gpus_per_node=2" in line

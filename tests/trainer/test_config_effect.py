@@ -253,6 +253,16 @@ def test_keys_of_vllm_are_refused_for_a_frozen_agent_on_another_engine_too(confi
         check(config)
 
 
+def test_engines_with_devices_of_their_own_free_no_cache(config: RunConfig) -> None:
+    config.actor_rollout_ref.rollout.free_cache_engine = False
+    check(config)
+    config.rollout.n_gpus_per_node = 2
+    with pytest.raises(
+        IneffectiveKeyError, match=r"free_cache_engine=False has no effect.* needs shared devices: rollout\.n_gpus_per_node=0"
+    ):
+        check(config)
+
+
 def test_a_frozen_agent_frees_no_cache_unless_its_base_learns(config: RunConfig) -> None:
     """The engine that it shares with adapters is one thing, and all on it say the same of it."""
     config.agent.frozen = ["Verifier Agent"]

@@ -10,7 +10,7 @@ from verl.trainer.serving import for_serving, serving_team
 
 def test_a_team_whose_engines_spanned_devices_is_served_on_one(tiny_model_dir: Path) -> None:
     config = RunConfig()
-    config.trainer.n_gpus_per_node = 4
+    config.trainer.n_gpus_per_node, config.rollout.n_gpus_per_node = 4, 2
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     model.path, rollout.name, rollout.tensor_model_parallel_size = str(tiny_model_dir), "vllm", 2
     placement = build_placement(config.agent, config.actor_rollout_ref)

@@ -52,9 +52,9 @@ MAY_HAVE_NO_EFFECT = (
     f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type", f"{ACTOR}.clip_ratio", f"{ACTOR}.ppo_max_token_len_per_gpu",
     f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.fsdp_config.", f"{MODEL}.lora_alpha", f"{REF}.", f"{ROLLOUT}.log_prob_",
     f"{ROLLOUT}.val_kwargs.", f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.enforce_eager",
-    f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.enable_chunked_prefill", "critic.", "algorithm.gamma", "algorithm.lam",
-    "algorithm.kl_ctrl.", "algorithm.kl_penalty", "algorithm.gigpo.", "algorithm.group_by_agent_id", "algorithm.rollout_correction.",
-    "trainer.critic_warmup", "trainer.resume_from_path",
+    f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.free_cache_engine", "critic.",
+    "algorithm.gamma", "algorithm.lam", "algorithm.kl_ctrl.", "algorithm.kl_penalty", "algorithm.gigpo.", "algorithm.group_by_agent_id",
+    "algorithm.rollout_correction.", "trainer.critic_warmup", "trainer.resume_from_path",
 )  # fmt: skip
 
 

@@ -14,7 +14,10 @@ from verl.compat.values import (
     Take,
     below,
     carried,
+    engine_gpus,
+    engine_nodes,
     equal_to_here,
+    hybrid_engine,
     into_dtype,
     loggers,
     longest_input,
@@ -80,7 +83,7 @@ _ALL_TOKENS = "the maximum length of the agent's replies"
 _REWARDS = "the environment computes the reward (docs/workflows.md)"
 _REWARD_MODEL = "kind=sequence_classification with path; verl's team reward is scope=episode, combine=replace"
 _TOOLS = "an orchestra defines the order of calls and the tools (docs/workflows.md)"
-_ENGINE = "engines run on the devices of their worker group, each on tensor_model_parallel_size of them"
+_ENGINE = "devices of the engines' own; with 0 GPUs, the default here, engines share the devices of the trainer"
 _TEXT = "text only: no images, video or audio"
 _FSDP2 = "FSDP2 is the one training engine"
 _WHERE_EPISODES = "episodes are written to trajectories/ in the folder of the run"
@@ -170,12 +173,12 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent("no metrics or routing of experts", "*.router_replay", f"{ROLLOUT}.enable_rollout_routing_replay",
              f"{ROLLOUT}.moe_load_balance_metrics_interval"),
     *_absent(_TEXT, f"{ACTOR}.freeze_vision_tower"),
-    _renamed("actor_rollout_ref.hybrid_engine", "trainer.resource_pool", note="shared: engine and trainer on the same devices",
-             take=nothing("true")),
+    _renamed("actor_rollout_ref.hybrid_engine", "rollout.n_gpus_per_node", note="0: engine and trainer on the same devices",
+             take=hybrid_engine),
     _renamed("actor_rollout_ref.nccl_timeout", "trainer.worker_timeout_s", note="limits every call to a worker", take=carried),
     # Sampling.
-    _renamed(f"{ROLLOUT}.nnodes", "trainer.nnodes", note=_ENGINE),
-    _renamed(f"{ROLLOUT}.n_gpus_per_node", "trainer.n_gpus_per_node", note=_ENGINE),
+    _renamed(f"{ROLLOUT}.nnodes", "rollout.nnodes", "rollout.n_gpus_per_node", note=_ENGINE, take=engine_nodes),
+    _renamed(f"{ROLLOUT}.n_gpus_per_node", "rollout.n_gpus_per_node", note=_ENGINE, take=engine_gpus),
     _renamed(f"{ROLLOUT}.seed", "data.seed", note=_ONE_SEED),
     _renamed(f"{ROLLOUT}.max_model_len", "data.max_prompt_length", "data.max_response_length", note="the sum of both"),
     _renamed(f"{ROLLOUT}.cudagraph_capture_sizes", f"{ROLLOUT}.enforce_eager", note="vLLM's own sizes, or no graphs",

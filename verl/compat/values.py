@@ -180,8 +180,39 @@ def longest_input(setting: Setting) -> Taken | None:
     return Taken({setting.here[0]: str(sum(map(int, lengths)))}) if all(length.isdigit() for length in lengths) else None
 
 
+def engine_nodes(setting: Setting) -> Taken | None:
+    """Translated if above 0, with the GPUs of each node; left out if 0: engines share the devices of the trainer."""
+    if setting.plain == "0":
+        return Taken(listed=False)
+    if not setting.plain.isdigit():
+        return None
+    nodes, per_node = setting.here
+    return Taken({nodes: setting.value, per_node: _gpus_of_an_engine_node(setting.command)})
+
+
+def engine_gpus(setting: Setting) -> Taken:
+    """Translated with nodes of the engines' own, else left out: engines share the devices of the trainer."""
+    return Taken({setting.here[0]: setting.value} if _own_engines(setting.command) else {})
+
+
+def hybrid_engine(setting: Setting) -> Taken | None:
+    """Left out if true, or if engines have devices of their own, else refused."""
+    return Taken(listed=False) if setting.plain == "true" or (setting.plain == "false" and _own_engines(setting.command)) else None
+
+
 def within_a_node(setting: Setting) -> Taken | None:
     """Translated to all devices of a node if the engine would span several nodes."""
-    node = setting.command.get("trainer.n_gpus_per_node", "8")
+    node = _gpus_of_an_engine_node(setting.command)
     spans = setting.plain.isdigit() and node.isdigit() and int(setting.plain) > int(node)
     return Taken({setting.key: node}) if spans else None
+
+
+def _own_engines(command: Mapping[str, str]) -> bool:
+    """Return whether a command line gives engines devices of their own, by verl's keys or by those here."""
+    return any(plain(command.get(key, "0")) != "0" for key in ("actor_rollout_ref.rollout.nnodes", "rollout.n_gpus_per_node"))
+
+
+def _gpus_of_an_engine_node(command: Mapping[str, str]) -> str:
+    """Return the number of GPUs of a node on which engines run, as typed."""
+    own = ("actor_rollout_ref.rollout.n_gpus_per_node", "rollout.n_gpus_per_node") if _own_engines(command) else ()
+    return next((command[key] for key in (*own, "trainer.n_gpus_per_node") if key in command), "8")

@@ -8,6 +8,7 @@ from typing import Any
 
 from verl.models.path import absolute_model_path
 from verl.trainer.config import RolloutConfig, RunConfig, TrainerConfig
+from verl.trainer.placement.pools import engine_pool
 from verl.trainer.placement.table import AgentPlacement, Placement, WorkerGroupSpec
 
 # Enough to keep the engine's slots busy while environments run, few enough that calls do not time out in the queue.
@@ -30,9 +31,8 @@ def resolve_defaults(config: RunConfig) -> None:
     rollout, data = config.actor_rollout_ref.rollout, config.data
     rollout.prompt_length = rollout.prompt_length or data.max_prompt_length
     rollout.response_length = rollout.response_length or data.max_response_length
-    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     config.rollout.max_concurrent_episodes = config.rollout.max_concurrent_episodes or max(
-        1, EPISODES_PER_SLOT * rollout.max_num_seqs * ranks
+        1, EPISODES_PER_SLOT * rollout.max_num_seqs * engine_pool(config).size
     )
     agent, reward_model = config.agent, config.reward.model
     reward_model.path = _folder(reward_model.path)

@@ -26,6 +26,7 @@ def for_serving(config: RunConfig, device: str) -> RunConfig:
     own = copy.deepcopy(config)
     own.trainer.controller, own.trainer.device, own.trainer.nnodes, own.trainer.n_gpus_per_node = "local", device, 1, 1
     own.trainer.resource_pool, own.trainer.pool_sizes = "shared", {}
+    own.rollout.nnodes, own.rollout.n_gpus_per_node, own.rollout.pool_sizes = 1, 0, {}
     own.reward.model = RewardModelConfig()
     own.trainer.val_only, own.rollout.max_failure_rate, own.agent.role_policies = True, 1.0, {}
     return own

@@ -31,6 +31,7 @@ class PolicyWorker(EngineWorker):
         config: everything under `actor_rollout_ref`; with adapters that of the base.
         use_reference: also hold a frozen copy of the initial model; for adapters the base is the reference.
         adapters: everything under `actor_rollout_ref` for each adapter, by name; empty trains the model itself.
+        engine_ranks: number of rollout workers that weights are sent to; None: as many as there are ranks here.
         seed, device, num_threads, plugins: see `EngineWorker`.
     """
 
@@ -44,11 +45,13 @@ class PolicyWorker(EngineWorker):
         num_threads: int,
         plugins: Sequence[str] = (),
         adapters: Mapping[str, ActorRolloutRefConfig] | None = None,
+        engine_ranks: int | None = None,
     ) -> None:
         super().__init__(config.model, seed=seed, device=device, num_threads=num_threads, plugins=plugins)
         self.config = config
         self._adapters = dict(adapters or {})
         self._use_reference = use_reference
+        self._engine_ranks = self.world_size if engine_ranks is None else engine_ranks
         self._reference: FSDPEngine | None = None
         self._buckets: Iterator[dict[str, torch.Tensor]] | None = None
         self._transfer = build_transfer(config.rollout.weight_transfer)
@@ -152,8 +155,8 @@ class PolicyWorker(EngineWorker):
             return None
         self._release_all_but(BUCKETS - 1)
         to_all = self._transfer.direct and adapter is None
-        engines = self.world_size // self.config.rollout.tensor_model_parallel_size
-        bucket = send_bucket(self._transfer, tensors, self.world_size if to_all else engines)
+        engines = self._engine_ranks // self.config.rollout.tensor_model_parallel_size
+        bucket = send_bucket(self._transfer, tensors, self._engine_ranks if to_all else engines)
         self._sent.append(bucket.handle)
         return bucket
 

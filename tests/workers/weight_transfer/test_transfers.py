@@ -97,5 +97,6 @@ def test_an_update_holds_few_buckets_and_leaves_none(name: str, tiny_model_dir: 
 
 def test_auto_is_cuda_ipc_where_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen_transfer("auto", "cpu") == "object_store" and chosen_transfer("auto", "cuda") == "cuda_ipc"
+    assert chosen_transfer("auto", "cpu", shared=False) == "object_store" and chosen_transfer("auto", "cuda", shared=False) == "collective"
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
     assert chosen_transfer("auto", "cuda") == "object_store" and chosen_transfer("collective", "cuda") == "collective"

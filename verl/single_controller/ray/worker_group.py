@@ -31,6 +31,7 @@ class RayWorkerGroup(WorkerGroup):
         name_prefix: start of the actors' names; random when None.
         worker_env: environment variables for the workers, e.g. OMP_NUM_THREADS.
         timeout_s: limit of every wait for a result, in seconds.
+        peers: pools whose processes connect to rank 0 as well, which then has an address that all of them reach.
 
     Raises ValueError when `worker_env` sets a variable that the group sets itself; TimeoutError when resources are not available in time.
     """
@@ -43,8 +44,10 @@ class RayWorkerGroup(WorkerGroup):
         name_prefix: str | None = None,
         worker_env: dict[str, str] | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        peers: Sequence[RayResourcePool] = (),
     ) -> None:
         super().__init__(resource_pool, timeout_s=timeout_s)
+        self._peers = peers
         self._begin(name_prefix)
         self._start(resource_pool, ray_cls_with_init, self._checked_env(worker_env or {}))
         self._bind_worker_methods(ray_cls_with_init.worker_class)
@@ -70,7 +73,7 @@ class RayWorkerGroup(WorkerGroup):
         return pool.use_gpu
 
     def _find_rendezvous(self, slots: list[Slot]) -> tuple[str, int]:
-        return find_rendezvous(slots)
+        return find_rendezvous(slots, peers=[slot for pool in self._peers for slot in pool.slots()])
 
     def _start(self, pool: RayResourcePool, spec: RayClassWithInitArgs, worker_env: dict[str, str]) -> None:
         if not isinstance(pool, RayResourcePool):
@@ -167,20 +170,25 @@ def _address_and_port(port_range: Sequence[int] | None) -> tuple[str, int]:
 
 
 def find_rendezvous(
-    slots: list[Slot], address: str | None = None, port: int | str | None = None, port_range: Sequence[int] | None = None
+    slots: list[Slot],
+    address: str | None = None,
+    port: int | str | None = None,
+    port_range: Sequence[int] | None = None,
+    peers: Sequence[Slot] = (),
 ) -> tuple[str, int]:
-    """Return address and port of rank 0: loopback when all ranks share a node, so that no port is open to the network.
+    """Return address and port of rank 0: loopback when all ranks and peers share a node, so that no port is open to the network.
 
     Args:
         slots: slots of the ranks.
         address: address of rank 0, given together with its port.
         port: port of rank 0.
         port_range: `[begin, end)` to take a free port from.
+        peers: slots of other processes that connect to rank 0.
     """
     if address is not None and port is not None:
         return address, int(port)
     first = slots[0]
-    nodes = {node_of(slot.placement_group, slot.bundle) for slot in slots}
+    nodes = {node_of(slot.placement_group, slot.bundle) for slot in (*slots, *peers)}
     here = ray.get_runtime_context().get_node_id()
     if nodes == {here}:
         found, free = "127.0.0.1", find_free_port("127.0.0.1", port_range)

@@ -16,7 +16,8 @@ from verl.trainer.config.effect import check_effect
 from verl.trainer.config.group_checks import check_filter_groups, check_sampling, check_signal
 from verl.trainer.config.reward import known_terms
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, check_values
-from verl.trainer.placement.pools import assign_devices, check_engine_spans
+from verl.trainer.config.transfer_check import check_transfer
+from verl.trainer.placement.pools import assign_devices, assign_engines, check_engine_spans
 from verl.trainer.placement.reward_model import with_reward_model
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
@@ -27,7 +28,6 @@ from verl.trainer.ppo.critic import needs_values, reads_values
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, own_keys
 from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES, estimator_needs, estimator_takes
 from verl.utils.names import did_you_mean, slug, value_at
-from verl.workers.weight_transfer import EXPANDABLE_SEGMENTS, expandable_segments, transfer_exists
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,8 @@ def check_settings(config: RunConfig) -> Placement:
     """
     check_values(config)
     placement = with_reward_model(build_placement(config.agent, config.actor_rollout_ref), config)
-    assign_devices(config.trainer, placement)
+    assign_devices(config, placement)
+    assign_engines(config, placement)
     check_untrained(config, placement)
     _check_per_agent(config, placement)
     check_reward(config, placement)
@@ -63,7 +64,7 @@ def check_settings(config: RunConfig) -> Placement:
     check_critic_keys(config, placement)
     check_effect(config, placement)
     check_signal(config, placement)
-    check_engine_spans(config.trainer, placement)
+    check_engine_spans(config, placement)
     return placement
 
 
@@ -228,16 +229,7 @@ def _check_models(config: RunConfig, placement: Placement) -> None:
         check_skipping(config, agent)
         if agent in placement.trained:
             _check_attention(agent.config.model, lambda name, agent=agent: _shown(agent, name))  # type: ignore[misc]
-        if not transfer_exists(agent.config.rollout.weight_transfer):
-            raise ConfigError(
-                f"{_shown(agent, 'rollout.weight_transfer')}: expected auto, object_store, shared_memory, collective, cuda_ipc or "
-                "module.Class of a WeightTransfer that can be imported"
-            )
-        if agent.config.rollout.weight_transfer == "cuda_ipc" and config.trainer.device != "cpu" and expandable_segments():
-            raise ConfigError(
-                f"{_shown(agent, 'rollout.weight_transfer')}: CUDA IPC cannot share memory of expandable segments; unset "
-                f"{EXPANDABLE_SEGMENTS}, or use object_store"
-            )
+        check_transfer(config, agent.config.rollout.weight_transfer, _shown(agent, "rollout.weight_transfer"))
 
 
 def _check_mini_batch(size: int, shown: str, tasks: int) -> None:

@@ -245,13 +245,17 @@ class RolloutConfig:
     dtype: str = key("auto", "dtype of the engine's weights; auto: bf16 on GPU, fp32 on CPU", choices=("auto", *DTYPE_NAMES))
     gpu_memory_utilization: float = key(0.5, "fraction of GPU memory for weights and KV cache", gt=0, le=1, effect=(VLLM, ON_A_GPU))
     enforce_eager: bool = key(False, "disable compilation and CUDA graphs: faster start, slower generation", effect=(VLLM, ON_A_GPU))
-    free_cache_engine: bool = key(True, "free the KV cache while the policies are updated; with async_training.mode=sync")
+    free_cache_engine: bool = key(
+        True,
+        "free the KV cache while the policies are updated; with async_training.mode=sync",
+        effect="shared devices: rollout.n_gpus_per_node=0",
+    )
     num_threads: int = key(0, "CPU threads of the engine process; 0: trainer.num_threads", ge=0, le=1024)
     update_bucket_mb: int = key(256, "size of the buckets in which weights are sent to the engine, in MiB", ge=1)
     weight_transfer: str = key(
         "object_store",
         "transport of weights to the engine: object_store | shared_memory (one node) | collective (broadcast by gloo or NCCL) | "
-        "cuda_ipc (memory of a GPU that both use) | auto (cuda_ipc on GPUs, else object_store) | "
+        "cuda_ipc (memory of a GPU that both use) | auto (on GPUs cuda_ipc, or collective if engines have their own; else object_store) | "
         "module.Class (a custom WeightTransfer)",
     )
     log_prob_use_dynamic_bsz: bool = key(

@@ -1,7 +1,7 @@
 """Keys under `data`, `agent`, `env`, `rollout`, `trainer`, `async_training`, `ray_init`, and the root of the tree.
 
-Three sections are called `rollout`: the top-level one sets how episodes are collected, `env.rollout` the number of episodes per task,
-and `actor_rollout_ref.rollout` how an engine samples a reply.
+Three sections are called `rollout`: the top-level one sets how episodes are collected and the devices of engines, `env.rollout` the number
+of episodes per task, and `actor_rollout_ref.rollout` how an engine samples a reply.
 """
 
 from collections.abc import Mapping
@@ -133,6 +133,7 @@ TREE_SELECTIONS = ("greedy", "first", "random", "softmax")
 TREE = "rollout.sampling=tree"
 TREE_RETURNS = ("step", "committed")
 COMMITTED = "rollout.tree.returns=committed"
+OWN_DEVICES = "rollout.n_gpus_per_node>0"
 
 
 @dataclass
@@ -177,7 +178,7 @@ class TreeConfig:
 
 @dataclass
 class CollectConfig:
-    """`rollout`: collection of episodes (not `env.rollout`, episodes per task, nor `actor_rollout_ref.rollout`, sampling of a reply)."""
+    """`rollout`: collection of episodes, devices of engines (not `env.rollout`, episodes per task, nor `actor_rollout_ref.rollout`)."""
 
     sampling: str = key(
         "parallel",
@@ -186,7 +187,7 @@ class CollectConfig:
     )
     tree: TreeConfig = section(TreeConfig)
     max_concurrent_episodes: int = key(
-        0, "maximum number of concurrent episodes; 0: 4 * actor_rollout_ref.rollout.max_num_seqs per rank of a worker group", ge=0
+        0, "maximum number of concurrent episodes; 0: 4 * actor_rollout_ref.rollout.max_num_seqs per device of the engines", ge=0
     )
     env_threads: int = key(1024, "maximum number of threads for environments with blocking methods; threads are started on demand", ge=1)
     max_failure_rate: float = key(
@@ -194,6 +195,19 @@ class CollectConfig:
     )
     episode_timeout_s: float = key(600.0, "time limit of one episode, in seconds", gt=0)
     call_timeout_s: float = key(300.0, "time limit of one reply in seconds, including the wait for a slot of the engine", gt=0)
+    nnodes: int = key(1, "number of nodes with devices of the engines' own", ge=1, effect=OWN_DEVICES)
+    n_gpus_per_node: int = key(
+        0,
+        "devices of the engines' own per node, beside those of trainer.n_gpus_per_node, which then train only; 0: engines share the "
+        "devices of the trainer",
+        ge=0,
+    )
+    pool_sizes: dict[str, int] = key(
+        {},
+        "with dedicated pools: number of own devices of each worker group's engines, by its id; empty: equal numbers",
+        ge=1,
+        effect=(OWN_DEVICES, "trainer.resource_pool=dedicated"),
+    )
 
 
 @dataclass
@@ -231,13 +245,16 @@ class TrainerConfig:
     log_trajectories: int = key(-1, "training episodes per step written to trajectories/; -1: all; 0: none, also of validation", ge=-1)
     controller: str = key("ray", "controller of the workers: ray | local (one process, for debugging)", choices=("ray", "local"))
     device: str = key("auto", "device of models; auto: GPUs if there are any", choices=("auto", "cpu", "cuda"))
-    nnodes: int = key(1, "number of nodes", ge=1)
+    nnodes: int = key(1, "number of nodes; those of engines with devices of their own: rollout.nnodes", ge=1)
     n_gpus_per_node: int = key(1, "devices per node: GPUs, or processes of a worker group if the device is cpu", ge=1)
     resource_pool: str = key(
         "shared", "shared: every worker group spans all devices | dedicated: each has its own devices", choices=("shared", "dedicated")
     )
     pool_sizes: dict[str, int] = key(
-        {}, "with dedicated pools: number of devices of each worker group, by its id; empty: equal numbers", ge=1
+        {},
+        "with dedicated pools: number of devices of each worker group, by its id; empty: equal numbers (rollout.n_gpus_per_node>0: of each "
+        "that is trained)",
+        ge=1,
     )
     num_threads: int = key(0, "CPU threads per worker, engines included; 0 divides the cores among the worker groups", ge=0, le=1024)
     worker_timeout_s: float = key(1800.0, "time limit of any call to a worker, in seconds", gt=0, le=LONGEST_S)

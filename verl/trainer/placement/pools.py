@@ -1,90 +1,167 @@
-"""Devices of each worker group: all of them, or its own part."""
+"""Devices of each worker group: all devices of a pool, or a part of them. Engines share the trainer's pool or have one of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from verl.trainer.config import TrainerConfig
+from verl.trainer.config import RunConfig
 from verl.trainer.placement.agent_overrides import PlacementError
 from verl.trainer.placement.table import Placement
+
+TRAINER, ENGINES = "trainer", "rollout"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Devices of the worker groups' policies, of their engines, or of both.
+
+    Attributes:
+        section: prefix of its keys: `TRAINER` or `ENGINES`.
+        nodes: number of nodes.
+        per_node: devices of each node.
+        sizes: number of devices of each worker group by `wg_id`; empty: equal numbers.
+    """
+
+    section: str
+    nodes: int
+    per_node: int
+    sizes: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return self.nodes * self.per_node
+
+    def __str__(self) -> str:
+        return f"{self.section}.nnodes={self.nodes} * {self.section}.n_gpus_per_node={self.per_node}"
 
 
 @dataclass(frozen=True)
 class Devices:
-    """`ranks` consecutive devices from index `first`; on each, a worker group has one process per worker."""
+    """`ranks` consecutive devices of a pool from index `first`; on each, a worker group has one process per worker."""
 
     first: int
     ranks: int
+    pool: str = TRAINER
 
     def __str__(self) -> str:
-        return f"device {self.first}" if self.ranks == 1 else f"devices {self.first} to {self.first + self.ranks - 1}"
+        pool = "" if self.pool == TRAINER else f"{self.pool} "
+        return f"{pool}device {self.first}" if self.ranks == 1 else f"{pool}devices {self.first} to {self.first + self.ranks - 1}"
 
 
-def assign_devices(trainer: TrainerConfig, placement: Placement) -> dict[str, Devices]:
-    """Return the devices of every worker group, by `wg_id`: all with `trainer.resource_pool=shared`, its own part with `dedicated`.
+def own_engine_devices(config: RunConfig) -> bool:
+    """Return whether engines have devices of their own (`rollout.n_gpus_per_node`)."""
+    return config.rollout.n_gpus_per_node > 0
 
-    The parts are consecutive, in the order of the placement, with `trainer.pool_sizes` ranks each; without sizes they are equal.
+
+def trainer_pool(config: RunConfig) -> Pool:
+    """Return the pool of the policies and critics."""
+    return Pool(TRAINER, config.trainer.nnodes, config.trainer.n_gpus_per_node, config.trainer.pool_sizes)
+
+
+def engine_pool(config: RunConfig) -> Pool:
+    """Return the pool of the engines: that of the policies unless engines have devices of their own."""
+    if not own_engine_devices(config):
+        return trainer_pool(config)
+    return Pool(ENGINES, config.rollout.nnodes, config.rollout.n_gpus_per_node, config.rollout.pool_sizes)
+
+
+def count_devices(config: RunConfig) -> int:
+    """Return the number of devices of the run."""
+    return sum(pool.size for pool in {pool.section: pool for pool in (trainer_pool(config), engine_pool(config))}.values())
+
+
+def assign_devices(config: RunConfig, placement: Placement) -> dict[str, Devices]:
+    """Return the devices of the policies by `wg_id`: all with `trainer.resource_pool=shared`, its own part with `dedicated`.
+
+    The parts are consecutive, in the order of the placement, with `trainer.pool_sizes` ranks each; without sizes they are equal. Where
+    engines have devices of their own, worker groups without training have none here.
 
     Raises PlacementError if sizes name other groups or do not sum to the number of devices, if the devices cannot be divided equally, and
     for dedicated pools of a team without worker groups.
     """
-    total, groups = trainer.nnodes * trainer.n_gpus_per_node, [spec.wg_id for spec in placement.groups]
-    sizes = dict(trainer.pool_sizes)
-    if trainer.resource_pool == "shared":
-        if sizes:
-            raise PlacementError(f"trainer.pool_sizes={sizes} needs trainer.resource_pool=dedicated; shared groups have all devices")
-        return {wg_id: Devices(0, total) for wg_id in groups}
-    if not groups:
-        raise PlacementError(
-            "trainer.resource_pool=dedicated has no effect: all agents are behind an API, and no worker group needs a device; leave it out"
-        )
-    devices = f"trainer.nnodes={trainer.nnodes} * trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
-    if not sizes:
-        if total % len(groups):
+    apart = own_engine_devices(config)
+    groups = [spec.wg_id for spec in placement.groups if spec.trained or not apart]
+    return _divided(config, trainer_pool(config), placement, groups, "trained worker groups" if apart else "worker groups")
+
+
+def assign_engines(config: RunConfig, placement: Placement) -> dict[str, Devices]:
+    """Return the devices of the engines by `wg_id`: those of the policies, or devices of the engines' own, divided in the same way.
+
+    Raises PlacementError as `assign_devices` does.
+    """
+    return _divided(config, engine_pool(config), placement, [spec.wg_id for spec in placement.groups], "worker groups")
+
+
+def _divided(config: RunConfig, pool: Pool, placement: Placement, groups: Sequence[str], what: str) -> dict[str, Devices]:
+    """Divide a pool among worker groups; `what` names these in messages."""
+    key, sizes, dedicated = f"{pool.section}.pool_sizes", dict(pool.sizes), config.trainer.resource_pool == "dedicated"
+    if not placement.groups and (dedicated or pool.section == ENGINES):
+        needless = "trainer.resource_pool=dedicated" if dedicated else f"rollout.n_gpus_per_node={pool.per_node}"
+        raise PlacementError(f"{needless} has no effect: all agents are behind an API, and no worker group needs a device; leave it out")
+    if not dedicated and sizes:
+        raise PlacementError(f"{key}={sizes} needs trainer.resource_pool=dedicated; shared groups have all devices")
+    if not dedicated:
+        return {wg_id: Devices(0, pool.size, pool.section) for wg_id in groups}
+    if not sizes and groups:
+        if pool.size % len(groups):
             raise PlacementError(
-                f"trainer.resource_pool=dedicated: {devices} = {total} devices cannot be divided equally among {len(groups)} worker "
-                f"groups {groups}; set trainer.pool_sizes"
+                f"trainer.resource_pool=dedicated: {pool} = {pool.size} devices cannot be divided equally among {len(groups)} {what} "
+                f"{groups}; set {key}"
             )
-        sizes = dict.fromkeys(groups, total // len(groups))
+        sizes = dict.fromkeys(groups, pool.size // len(groups))
     if set(sizes) != set(groups):
-        raise PlacementError(f"trainer.pool_sizes names {sorted(sizes)}, the worker groups are {groups}; give each of them a size")
-    if min(sizes.values()) < 1 or sum(sizes.values()) != total:
-        raise PlacementError(
-            f"trainer.pool_sizes={sizes}: expected at least 1 each and {total} in all ({devices}), found {sum(sizes.values())} in all"
-        )
+        raise PlacementError(f"{key} names {sorted(sizes)}, the {what} are {groups}; give each of them a size")
+    if sizes and (min(sizes.values()) < 1 or sum(sizes.values()) != pool.size):
+        raise PlacementError(f"{key}={sizes}: expected at least 1 each and {pool.size} in all ({pool}), found {sum(sizes.values())} in all")
     found, first = {}, 0
     for wg_id in groups:
-        found[wg_id] = Devices(first, sizes[wg_id])
+        found[wg_id] = Devices(first, sizes[wg_id], pool.section)
         first += sizes[wg_id]
     return found
 
 
-def check_engine_spans(trainer: TrainerConfig, placement: Placement) -> None:
+def describe_devices(config: RunConfig, placement: Placement) -> dict[str, str]:
+    """Return the devices of every worker group in words, by `wg_id`; with those of its engines where these have their own."""
+    policies, engines = assign_devices(config, placement), assign_engines(config, placement)
+    if not own_engine_devices(config):
+        return {wg_id: str(devices) for wg_id, devices in policies.items()}
+    return {wg_id: f"{policies[wg_id]}, engines on {own}" if wg_id in policies else f"engines on {own}" for wg_id, own in engines.items()}
+
+
+def check_engine_spans(config: RunConfig, placement: Placement) -> None:
     """Raise PlacementError if engines of `rollout.tensor_model_parallel_size` devices do not fit the devices of a worker group."""
-    per_node, devices = trainer.n_gpus_per_node, assign_devices(trainer, placement)
+    pool, devices = engine_pool(config), assign_engines(config, placement)
     for spec in placement.groups:
         tp, own = spec.config.rollout.tensor_model_parallel_size, devices[spec.wg_id]
         if tp == 1:
             continue
         name = "rollout.tensor_model_parallel_size"
         key = f"{placement.agent(spec.agent_ids[0]).key(name) if spec.agent_ids else f'actor_rollout_ref.{name}'}={tp}"
-        if trainer.controller == "local":
+        if config.trainer.controller == "local":
             raise PlacementError(f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} devices needs {tp}")
         if own.ranks % tp:
             raise PlacementError(
-                f"{key} does not divide the {own.ranks} devices of worker group '{spec.wg_id}' (trainer.nnodes * trainer.n_gpus_per_node, "
-                "or its part of them in trainer.pool_sizes); choose a divisor"
+                f"{key} does not divide the {own.ranks} devices of worker group '{spec.wg_id}' ({pool.section}.nnodes * "
+                f"{pool.section}.n_gpus_per_node, or its part of them in {pool.section}.pool_sizes); choose a divisor"
             )
         for first in range(own.first, own.first + own.ranks, tp):
-            if first // per_node != (first + tp - 1) // per_node:
+            if first // pool.per_node != (first + tp - 1) // pool.per_node:
                 raise PlacementError(
-                    f"{key}: an engine of worker group '{spec.wg_id}' would be on {Devices(first, tp)}, which are on different nodes "
-                    f"of {per_node} (trainer.n_gpus_per_node); choose a divisor of {per_node}, and with trainer.pool_sizes let the "
-                    f"devices before the group's first, number {own.first}, be a multiple of it"
+                    f"{key}: an engine of worker group '{spec.wg_id}' would be on {Devices(first, tp, pool.section)}, which are on "
+                    f"different nodes of {pool.per_node} ({pool.section}.n_gpus_per_node); choose a divisor of {pool.per_node}, and with "
+                    f"{pool.section}.pool_sizes let the devices before the group's first, number {own.first}, be a multiple of it"
                 )
 
 
-def processes_per_device(devices: dict[str, Devices]) -> int:
+def processes_per_device(devices: Mapping[str, Devices]) -> int:
     """Return the number of worker groups that share one device."""
     shared = len({d.first for d in devices.values()}) == 1
     return len(devices) if shared else 1
+
+
+def processes_per_node(config: RunConfig, placement: Placement) -> int:
+    """Return the number of processes that may be busy at the same time on one node, where both pools may be."""
+    policies = processes_per_device(assign_devices(config, placement)) * config.trainer.n_gpus_per_node
+    return policies + processes_per_device(assign_engines(config, placement)) * config.rollout.n_gpus_per_node

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config import RunConfig
-from verl.trainer.placement.pools import Devices
+from verl.trainer.placement.pools import ENGINES, TRAINER, Devices, engine_pool, own_engine_devices, trainer_pool
 
 if TYPE_CHECKING:
     from verl.single_controller.ray.resource_pool import RayResourcePool
@@ -26,8 +26,8 @@ RAY_SYSTEM_CONFIG = {
 RAY_TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
 # Groups share the cores and set their number of threads, so bundles only select the node.
 BUNDLE_CPUS = 0.01
-# A policy, its rollout engine and its critic.
-WORKERS_PER_GROUP = 3
+# Workers of a worker group on one device: its policy and its critic, and its engine.
+WORKERS_PER_GROUP = {TRAINER: 2, ENGINES: 1}
 
 
 class ControllerError(ValueError):
@@ -45,8 +45,8 @@ class Controller(Protocol):
     parallel: bool
     device: str
 
-    def threads_per_worker(self, groups_per_device: int) -> int:
-        """Return the CPU threads of one worker if this many groups share every device."""
+    def threads_per_worker(self, processes: int) -> int:
+        """Return the CPU threads of one worker if this many are busy at the same time on a node."""
         ...
 
     def spawn(self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
@@ -98,9 +98,14 @@ class LocalController:
             )
         if config.trainer.resource_pool == "dedicated":
             raise ControllerError("trainer.resource_pool=dedicated needs trainer.controller=ray: local groups run one after the other")
+        if own_engine_devices(config):
+            raise ControllerError(
+                f"rollout.n_gpus_per_node={config.rollout.n_gpus_per_node} needs trainer.controller=ray: a local engine shares the one "
+                "device of its policy"
+            )
         self.device, self.timeout_s = device, config.trainer.worker_timeout_s
 
-    def threads_per_worker(self, groups_per_device: int) -> int:
+    def threads_per_worker(self, processes: int) -> int:
         """Return the number of cores: groups run one after the other."""
         return os.cpu_count() or 1
 
@@ -122,7 +127,7 @@ class RayController:
 
     def __init__(self, config: RunConfig, device: str) -> None:
         self.config, self.device = config, device
-        self.pool: RayResourcePool | None = None
+        self.pools: dict[str, RayResourcePool] = {}
         self._start_ray()
 
     def _start_ray(self) -> None:
@@ -153,9 +158,9 @@ class RayController:
             )
         self.owns_cluster = not address
 
-    def threads_per_worker(self, groups_per_device: int) -> int:
+    def threads_per_worker(self, processes: int) -> int:
         """Return the cores of a node divided by the workers that run concurrently."""
-        return max((os.cpu_count() or 1) // (groups_per_device * self.config.trainer.n_gpus_per_node), 1)
+        return max((os.cpu_count() or 1) // processes, 1)
 
     def spawn(self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
         """Start the actors on their part of the pool, colocated with other groups there."""
@@ -173,28 +178,40 @@ class RayController:
             name_prefix=name,
             worker_env={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": import_path()},
             timeout_s=self.config.trainer.worker_timeout_s,
+            peers=[self._whole_pool(ENGINES)] if own_engine_devices(self.config) and devices.pool == TRAINER else [],
         )
 
     def _pool(self, devices: Devices) -> RayResourcePool:
-        from verl.single_controller.ray.resource_pool import RayResourcePool, SubRayResourcePool
+        from verl.single_controller.ray.resource_pool import SubRayResourcePool
 
-        if self.pool is None:
-            trainer = self.config.trainer
-            groups = len(self.config.agent.agent_ids) + (self.config.reward.model.path is not None)
-            self.pool = RayResourcePool(
-                process_on_nodes=[trainer.n_gpus_per_node] * trainer.nnodes,
+        pool = self._whole_pool(devices.pool)
+        if devices.first + devices.ranks > pool.world_size:
+            raise ControllerError(f"{devices} are not in the pool of {pool.world_size}")
+        return pool if devices.ranks == pool.world_size else SubRayResourcePool(pool, devices.first, devices.ranks)
+
+    def _whole_pool(self, section: str) -> RayResourcePool:
+        """Return the pool of a section, made on the first call; it keeps its placement groups until `shutdown`."""
+        from verl.single_controller.ray.resource_pool import RayResourcePool
+
+        if section not in self.pools:
+            config, wanted = self.config, trainer_pool(self.config) if section == TRAINER else engine_pool(self.config)
+            groups = len(config.agent.agent_ids) + (config.reward.model.path is not None)
+            workers = WORKERS_PER_GROUP[section] if own_engine_devices(config) else sum(WORKERS_PER_GROUP.values())
+            self.pools[section] = RayResourcePool(
+                process_on_nodes=[wanted.per_node] * wanted.nodes,
                 use_gpu=self.device == "cuda",
-                max_colocate_count=WORKERS_PER_GROUP * (1 if trainer.resource_pool == "dedicated" else groups),
+                max_colocate_count=workers * (1 if config.trainer.resource_pool == "dedicated" else groups),
                 cpus_per_process=BUNDLE_CPUS,
             )
-        if devices.first + devices.ranks > self.pool.world_size:
-            raise ControllerError(f"{devices} are not in the pool of {self.pool.world_size}")
-        whole = devices.ranks == self.pool.world_size
-        return self.pool if whole else SubRayResourcePool(self.pool, devices.first, devices.ranks)
+            self.pools[section].acquire(self)
+        return self.pools[section]
 
     def shutdown(self) -> None:
-        """Stop the private cluster, if one was started."""
+        """Stop the private cluster, or give the devices back to a cluster that goes on."""
         import ray
 
         if self.owns_cluster and ray.is_initialized():
             ray.shutdown()
+        elif not self.owns_cluster:
+            for pool in self.pools.values():
+                pool.release(self)

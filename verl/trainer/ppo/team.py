@@ -26,7 +26,7 @@ from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
 from verl.trainer.derived import max_model_len
 from verl.trainer.placement.learners import Learner, by_group, group_learners, policy_learners
-from verl.trainer.placement.pools import assign_devices, processes_per_device
+from verl.trainer.placement.pools import assign_devices, assign_engines, count_devices, own_engine_devices, processes_per_node
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.batching import (
     SubBatch,
@@ -91,8 +91,8 @@ class TeamWorkers:
         self.config, self.placement, self.controller, self._log_dir = config, placement, controller, log_dir
         self.specs = {spec.wg_id: spec for spec in placement.groups}
         self.trained = [wg_id for wg_id, spec in self.specs.items() if spec.trained]
-        self.devices = assign_devices(config.trainer, placement)
-        self.n_devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        self.devices, self.engine_devices = assign_devices(config, placement), assign_engines(config, placement)
+        self.n_devices = count_devices(config)
         self.timeline = Timeline()
         self.learners, self._critic_learners = policy_learners(config, placement), group_learners(config, placement)
         in_reward = config.algorithm.use_kl_in_reward
@@ -118,14 +118,15 @@ class TeamWorkers:
 
     def start(self) -> None:
         """Start the processes of every group; models are loaded by `init_model`."""
-        share = self.controller.threads_per_worker(processes_per_device(self.devices))
+        share = self.controller.threads_per_worker(processes_per_node(self.config, self.placement))
         for wg_id, spec in self.specs.items():
-            common = {"config": self._with_transfer(spec.config), "device": self.controller.device, "seed": self.config.data.seed}
+            common = {"config": self._for_workers(spec.config), "device": self.controller.device, "seed": self.config.data.seed}
             policy: dict[str, Any] = {
                 "adapters": spec.adapters,
                 "use_reference": any(self.reference_of[policy] for policy in spec.policies),
                 "num_threads": self.config.trainer.num_threads or share,
                 "plugins": tuple(self.config.agent.plugins),
+                "engine_ranks": self.engine_devices[wg_id].ranks,
             }
             rollout: dict[str, Any] = {
                 "adapters": spec.adapters,
@@ -144,14 +145,16 @@ class TeamWorkers:
                 self._engine_client(wg_id), partial(self._restart_engine, wg_id), wg_id, partial(self.timeline.add, wg_id, GENERATION)
             )
 
-    def _with_transfer(self, config: ActorRolloutRefConfig) -> ActorRolloutRefConfig:
-        """Return a config with a way of sending weights in place of `auto`."""
-        way = chosen_transfer(config.rollout.weight_transfer, self.controller.device)
-        return replace(config, rollout=replace(config.rollout, weight_transfer=way))
+    def _for_workers(self, config: ActorRolloutRefConfig) -> ActorRolloutRefConfig:
+        """Return a config with a way of sending weights in place of `auto`; engines with devices of their own never free their caches."""
+        apart = own_engine_devices(self.config)
+        way = chosen_transfer(config.rollout.weight_transfer, self.controller.device, shared=not apart)
+        frees = config.rollout.free_cache_engine and not apart
+        return replace(config, rollout=replace(config.rollout, weight_transfer=way, free_cache_engine=frees))
 
     def _spawn_engine(self, wg_id: str) -> None:
         self.rollouts[wg_id] = self.controller.spawn(
-            f"rollout_{wg_id}", RolloutWorker, self.devices[wg_id], self._engines[wg_id], max_concurrency=1000
+            f"rollout_{wg_id}", RolloutWorker, self.engine_devices[wg_id], self._engines[wg_id], max_concurrency=1000
         )
 
     def _engine_client(self, wg_id: str) -> RolloutClient:
@@ -323,7 +326,7 @@ class TeamWorkers:
             except EngineGoneError as error:
                 logger.warning("engine %s died, and is restarted when weights are sent to it: %s", wg_id, _as_raised(error))
 
-        self._on("free_caches", [wg for wg in self.trained if self.specs[wg].config.rollout.free_cache_engine], free)
+        self._on("free_caches", [wg for wg in self.trained if self._engines[wg]["config"].rollout.free_cache_engine], free)
 
     def sync_weights(self, version: int, policies: Collection[str] | None = None) -> None:
         """Send the weights of policies (None: of all) to their rollout servers, in buckets; replies sampled afterwards carry `version`.

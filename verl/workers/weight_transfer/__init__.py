@@ -16,16 +16,22 @@ def expandable_segments() -> bool:
     return "expandable_segments:true" in settings.lower().replace(" ", "")
 
 
-def chosen_transfer(name: str, device: str) -> str:
-    """Return the transfer that a name stands for: `auto` for `cuda_ipc` where it can be used, else `object_store`; others for themselves.
+def chosen_transfer(name: str, device: str, shared: bool = True) -> str:
+    """Return the transfer that a name stands for; all but `auto` stand for themselves.
+
+    On GPUs `auto` is `cuda_ipc` where policy and engine share them and CUDA IPC can be used, and `collective` where they have GPUs of
+    their own; otherwise it is `object_store`.
 
     Args:
         name: `rollout.weight_transfer`.
-        device: cpu or cuda, of policy and engine, which share their devices.
+        device: cpu or cuda, of policy and engine.
+        shared: whether policy and engine are on the same devices.
     """
     if name != "auto":
         return name
-    return "cuda_ipc" if device == "cuda" and not expandable_segments() else "object_store"
+    if device != "cuda":
+        return "object_store"
+    return "collective" if not shared else "object_store" if expandable_segments() else "cuda_ipc"
 
 
 def transfer_exists(name: str) -> bool:
