@@ -155,6 +155,8 @@ class RayPPOTrainer:
                 self._save_if_new()
             finally:
                 self._loop.close()
+        if not self.config.trainer.val_only:
+            self._write_timeline()  # requests in progress have ended with the loop
 
     def _fit(self, stop: StopRequest) -> None:
         trainer = self.config.trainer

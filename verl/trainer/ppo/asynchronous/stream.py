@@ -33,6 +33,8 @@ from verl.utils.loop_thread import LoopThread, Running
 
 T = TypeVar("T")
 FOLDER, STATE = "groups", "queue.json"
+# Period of the timer whose delay is the lag of the event loop, in seconds.
+TICK_S = 0.05
 
 
 class Engine(Protocol):
@@ -122,6 +124,7 @@ class GroupStream:
         self._running: Running[None] | None = None
         self._player: GroupPlayer | None = None
         self._since, self._busy_s = time.perf_counter(), 0.0
+        self._lag_s = 0.0  # largest since the last step
 
     def take(self, step: int, stop: StopRequest) -> StepSamples:
         """As `SampleSource.take`; the first call starts the stream."""
@@ -164,13 +167,14 @@ class GroupStream:
         self._on_loop(set_it())
 
     def metrics(self, step_s: float) -> dict[str, float]:
-        """Return the ledger of groups, and the share of the step in which none was in progress."""
+        """Return the ledger of groups, the share of the step in which none was in progress, and the largest delay of the event loop."""
 
         async def measure() -> dict[str, float]:
             self._count_busy()
             busy, self._busy_s = self._busy_s, 0.0
             counts = {f"fully_async/count/{name}": float(value) for name, value in self.queue.counts().items()}
-            return counts | {"rollouter/idle_ratio": max(1 - busy / step_s, 0.0)}
+            lag, self._lag_s = self._lag_s, 0.0
+            return counts | {"rollouter/idle_ratio": max(1 - busy / step_s, 0.0), "rollouter/loop_lag_s": lag}
 
         return self._on_loop(measure())
 
@@ -181,6 +185,7 @@ class GroupStream:
             state: dict[str, Any] = {
                 "batch": self.queue.batch,
                 "fresh": self.config.async_training.fresh,
+                "bounds": {policy: pace.bound for policy, pace in self.queue.paces.items()},
                 "queue": self.queue.state_dict(),
                 "loader": self.loader.state_dict(),
                 "draws": [[step, asdict(draw)] for step, draw in self._draws.items()],
@@ -209,6 +214,8 @@ class GroupStream:
                 f"{folder} holds groups of older weights, but this run has async_training.staleness_threshold=0; use the staleness of the "
                 "run that wrote it, or start anew with trainer.resume_mode=disable"
             )
+        if not self.config.async_training.fresh:
+            self._check_bounds(folder, state["bounds"])
         episodes = iter(self.collector.load_episodes(folder / FOLDER))
         contents = [Played([next(episodes) for _ in range(n)], [next(episodes) for _ in range(greedy)]) for n, greedy in state["episodes"]]
         left_out = [Group(**group) for group in state["left_out"]]
@@ -217,6 +224,16 @@ class GroupStream:
         self._left_out = list(zip(left_out, contents[complete:], strict=True))
         self.loader.load_state_dict(state["loader"])
         self._draws = {step: Draw(**draw) for step, draw in state["draws"]}
+
+    def _check_bounds(self, folder: Path, bounds: Mapping[str, int]) -> None:
+        """Raise CheckpointError if groups of a checkpoint may be older than this run allows: they were begun under other deadlines."""
+        for policy, pace in self.queue.paces.items():
+            if pace.bound < bounds.get(policy, 0):
+                raise CheckpointError(
+                    f"{folder} holds groups that may become {bounds[policy]} steps old, but this run has "
+                    f"async_training.max_off_policy_threshold={pace.bound} for {policy}; keep {bounds[policy]} and lower "
+                    "async_training.staleness_threshold, or start anew with trainer.resume_mode=disable"
+                )
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.start(work).result()
@@ -236,18 +253,26 @@ class GroupStream:
                 self._player = player
                 for group in list(self.queue.running.values()):  # of a checkpoint
                     self._start(group, player)
+                lag = asyncio.create_task(self._measure_lag())
                 try:
                     while True:
                         while self.queue.capacity and not self._validating and self._error is None:
                             self._start(self._dispatch(), player)
                         await self._change()
                 finally:
-                    for task in self._tasks:
+                    for task in (lag, *self._tasks):
                         task.cancel()
-                    await asyncio.gather(*self._tasks, return_exceptions=True)
+                    await asyncio.gather(lag, *self._tasks, return_exceptions=True)
         except Exception as error:
             self._fail(error)
             raise
+
+    async def _measure_lag(self) -> None:
+        """Note how late a timer is: what delays it delays all episodes."""
+        while True:
+            due = time.perf_counter() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self._lag_s = max(self._lag_s, time.perf_counter() - due)
 
     async def _change(self) -> None:
         self._changed.clear()
