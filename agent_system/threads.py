@@ -12,22 +12,47 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
+class _Call(Future[Any]):
+    """A call; one that is cancelled while it runs is abandoned, since no thread can be stopped."""
+
+    def __init__(self, on_abandoned: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_abandoned, self._lock, self._abandoned = on_abandoned, threading.Lock(), False
+
+    def cancel(self) -> bool:
+        """As `Future.cancel`."""
+        cancelled = super().cancel()
+        with self._lock:
+            newly = self.running() and not self._abandoned
+            self._abandoned |= newly
+        if newly:
+            self._on_abandoned()
+        return cancelled
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it was abandoned; ask when it has ended."""
+        with self._lock:
+            return self._abandoned
+
+
 class DaemonExecutor(Executor):
     """A thread pool of daemon threads, started on demand.
 
     The pool of the standard library joins its threads when Python exits, so one environment that hangs would hang the run. If the
-    system allows fewer threads than `max_workers`, jobs wait for the existing ones.
+    system allows fewer threads than `max_workers`, jobs wait for the existing ones. A call that is cancelled while it runs has its
+    thread replaced: environments that hang would otherwise take all threads of a long run.
     """
 
     def __init__(self, max_workers: int) -> None:
         self._max_workers = max_workers
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[_Call, Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._idle = threading.Semaphore(0)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run `fn` in a thread."""
-        future: Future[Any] = Future()
+        future = _Call(self._replace_thread)
         self._jobs.put((future, fn, args, kwargs))
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._max_workers:
             self._start_thread()
@@ -46,10 +71,14 @@ class DaemonExecutor(Executor):
         else:
             self._threads.append(thread)
 
+    def _replace_thread(self) -> None:
+        self._max_workers += 1  # the thread of the abandoned call ends with it
+        if not self._jobs.empty():
+            self._start_thread()
+
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
         """End the threads after the queued jobs. `wait` is ignored, because a hung environment would block for ever."""
-        for _ in self._threads:
-            self._jobs.put(None)
+        self._jobs.put(None)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -59,7 +88,10 @@ class DaemonExecutor(Executor):
                     future.set_result(fn(*args, **kwargs))
                 except BaseException as error:  # the waiter on the future handles it
                     future.set_exception(error)
+            if future.abandoned:
+                return
             self._idle.release()
+        self._jobs.put(None)  # for the next thread
 
 
 def run_plain(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

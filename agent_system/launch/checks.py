@@ -33,7 +33,7 @@ from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_de
 from verl.trainer.model_checks import adapter_sizes, check_critic, check_reward_model, check_vllm
 from verl.trainer.placement.role_policies import output_dir
 from verl.trainer.placement.table import Placement
-from verl.trainer.ppo.asynchronous.stream import check_checkpoint
+from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
 from verl.trainer.ppo.controller import ControllerError, resolve_device
 from verl.trainer.ppo.critic import critic_signature
 from verl.trainer.ppo.ray_trainer import NoSamplesError

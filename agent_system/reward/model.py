@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Protocol
@@ -138,10 +139,17 @@ class ReplyScorer:
         *earlier, last = record.turn_rewards
         return replace(record, team_reward=team, turn_rewards=(*earlier, self.combined(last, score)))
 
+    def apart(self) -> ReplyScorer:
+        """Return the same scorer, with its cache and its scores in progress, and counts of its own."""
+        scorer = copy(self)
+        scorer._counts = Counter()
+        return scorer
+
     def take_counts(self) -> dict[str, float]:
         """Return counts since the last call: `requests`, `cache_hits`, and those of the model."""
-        counts, self._counts = self._counts, Counter()
-        return {f"{COUNTS}{name}": float(counts[name]) for name in {"requests", "cache_hits", *counts}}
+        taken = {f"{COUNTS}{name}": float(self._counts[name]) for name in {"requests", "cache_hits", *self._counts}}
+        self._counts.clear()  # scores in progress go on counting
+        return taken
 
     async def close(self) -> None:
         """End the scores that no episode waits for any more, and close connections."""

@@ -33,14 +33,13 @@ class Rewarded:
 
 
 class EpisodeScorer:
-    """The reward manager, the functions of agents and the reward model of a run.
+    """The reward manager and the functions of agents of a run, which are called beside its reward model.
 
     Args:
         settings: the keys under `reward`.
         agent_ids: the agents of the team.
         threads: maximum number of threads for plain functions, started on demand.
         prefix: decodes the beginning of a reply.
-        model: the reward model, or None.
         tree_returns: `rollout.tree.returns`.
 
     Raises:
@@ -53,10 +52,9 @@ class EpisodeScorer:
         agent_ids: Sequence[str],
         threads: int,
         prefix: Prefix,
-        model: ReplyScorer | None = None,
         tree_returns: str = "step",
     ) -> None:
-        self._model, self._tree_returns = model, tree_returns
+        self._tree_returns = tree_returns
         self._limit = settings.timeout_s
         self._prefix = prefix if settings.granularity == "token" else None
         self._manager = build_manager(settings)
@@ -73,12 +71,11 @@ class EpisodeScorer:
         self._threads = DaemonExecutor(threads)
 
     @property
-    def scores(self) -> bool:
-        """Whether there is anything to call."""
-        return self._model is not None or self._manager is not None or any(self._functions.values())
+    def _has_functions(self) -> bool:
+        return self._manager is not None or any(self._functions.values())
 
-    async def score(self, record: EpisodeRecord) -> EpisodeRecord:
-        """Return the episode with the rewards of the model and of all functions.
+    async def score(self, record: EpisodeRecord, model: ReplyScorer | None = None) -> EpisodeRecord:
+        """Return the episode with the rewards of the model, if there is one, and of all functions.
 
         Of a tree with `rollout.tree.returns=committed` the committed replies are rewarded as an episode of parallel sampling. With `step`
         nothing remains to be done: the model has scored every candidate when it was tried.
@@ -88,13 +85,12 @@ class EpisodeScorer:
             TimeoutError: no result within `reward.timeout_s`, or `reward.model.timeout_s`.
             Exception: whatever a function or the model raises.
         """
-        if not record.samples or not self.scores or (record.branched and self._tree_returns == "step"):
+        if not record.samples or not (model or self._has_functions) or (record.branched and self._tree_returns == "step"):
             return record
-        played = await self._rewarded(record.as_played())
+        played = await self._rewarded(record.as_played(), model)
         return _with_committed(record, played) if record.branched else played
 
-    async def _rewarded(self, record: EpisodeRecord) -> EpisodeRecord:
-        model = self._model
+    async def _rewarded(self, record: EpisodeRecord, model: ReplyScorer | None) -> EpisodeRecord:
         if model is None:
             return (await self._by_functions(record))[0]
         if model.settings.scope == "episode":

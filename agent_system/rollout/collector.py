@@ -148,10 +148,11 @@ class Collector:
         for runtime in self.runtimes.values():
             runtime.agent.fork()  # a state that cannot be copied is an error before a model loads
         self._shared = {name: own_data(r.agent) for name, r in self.runtimes.items() if not r.agent.stateful}
-        self._model = None if reward_model is None else ReplyScorer(settings.reward.model, reward_model, list(self.runtimes))
-        self._scorer = EpisodeScorer(
-            settings.reward, list(self.runtimes), settings.env_threads, self._beginning, self._model, settings.tree_returns
-        )
+        self._models: dict[bool, ReplyScorer] = {}  # of training and of validation, which count apart
+        if reward_model is not None:
+            model = ReplyScorer(settings.reward.model, reward_model, list(self.runtimes))
+            self._models = {False: model, True: model.apart()}
+        self._scorer = EpisodeScorer(settings.reward, list(self.runtimes), settings.env_threads, self._beginning, settings.tree_returns)
 
     @classmethod
     def from_names(
@@ -251,7 +252,8 @@ class Collector:
         with DaemonExecutor(settings.env_threads) as threads, rare_garbage_collection():
 
             def start(spec: EpisodeSpec) -> EpisodeRunner:
-                return EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), settings, self._model)
+                model = self._models.get(spec.validate)
+                return EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), settings, model)
 
             try:
                 yield EpisodePlayer(start, self._score, slots, settings.max_failure_rate, window)
@@ -261,8 +263,8 @@ class Collector:
                     await self._close()
 
     async def _close(self) -> None:
-        if self._model is not None:
-            await self._model.close()
+        if self._models:
+            await self._models[False].close()
         for runtime in self.runtimes.values():
             if isinstance(runtime.binding, RemoteBinding):
                 await runtime.binding.endpoint.close()
@@ -275,8 +277,8 @@ class Collector:
         self._warn_of_shared_state()
         with rare_garbage_collection():
             result = self._result(played, self.settings.for_validation() if validate else self.settings)
-        if self._model is not None:
-            result = replace(result, metrics=result.metrics | self._model.take_counts())
+        if self._models:
+            result = replace(result, metrics=result.metrics | self._models[validate].take_counts())
         if not validate and self.settings.tree_returns == "step":  # otherwise agents learn from the rewards of `step`, and from ties
             self._tied_candidates.update(result.episodes)
         return result
@@ -328,7 +330,7 @@ class Collector:
 
     async def _score(self, record: EpisodeRecord, spec: EpisodeSpec) -> EpisodeRecord:
         """Call the reward functions on the record of a finished episode."""
-        record = await self._scorer.score(record)
+        record = await self._scorer.score(record, self._models.get(spec.validate))
         if not (spec.validate or spec.greedy):
             self._check_terms(record)
         return record

@@ -58,8 +58,9 @@ class TiedCandidateMonitor:
             )  # fmt: skip
         complete = {agent_id for agent_id, seen in self._seen.items() if len(seen) >= ENOUGH_CALLS}
         for candidates in calls.values():
-            if candidates[0].trained and len({sample.action for sample in candidates}) > 1:
-                self._seen[candidates[0].agent_id].append(tied(candidates))
+            agent_id = candidates[0].agent_id
+            if agent_id not in complete and candidates[0].trained and len({sample.action for sample in candidates}) > 1:
+                self._seen[agent_id].append(tied(candidates))
         for agent_id, seen in self._seen.items():
             if agent_id not in complete and len(seen) >= ENOUGH_CALLS and sum(seen) >= NEARLY_ALL * len(seen):
                 self._warn(agent_id, seen)

@@ -54,3 +54,25 @@ def test_where_the_system_gives_fewer_threads_jobs_wait_for_those_that_there_are
 
 def test_an_environment_that_hangs_does_not_keep_the_process_from_ending() -> None:
     assert subprocess.run([sys.executable, "-c", HANGS], timeout=60, check=False).returncode == 0
+
+
+def test_a_call_that_nobody_waits_for_any_more_does_not_take_the_place_of_others() -> None:
+    go_on, names = threading.Event(), set[str]()
+
+    def wait() -> None:
+        names.add(threading.current_thread().name)
+        go_on.wait(30)
+
+    with DaemonExecutor(2) as threads:
+        for _ in range(3):  # more than there are threads
+            hung = threads.submit(wait)
+            while not hung.running():
+                go_on.wait(0.001)
+            assert not hung.cancel() and not hung.cancel()
+        others = {threads.submit(lambda: threading.current_thread().name).result(5) for _ in range(20)}
+        assert len(others) <= 2 and not others & names
+        go_on.set()
+    ended = {thread for thread in threading.enumerate() if thread.name in names | others and isinstance(thread, threading.Thread)}
+    for thread in ended:
+        thread.join(5)
+        assert not thread.is_alive()

@@ -30,7 +30,9 @@ FOUR = {"trainer.total_training_steps": 4, "trainer.save_freq": 1, "trainer.max_
 ASYNC = {"async_training.mode": "fully_async", "algorithm.rollout_correction.rollout_is": "token"}
 FRESH = ASYNC | {"async_training.staleness_threshold": 0}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "parallel": {"algorithm.rollout_correction.rollout_is": "null"},
+    "a model per agent": {"algorithm.rollout_correction.rollout_is": "null"} | LEVELS["L3"].changes,
+    "one agent": LEVELS["L0"].changes,
+    "one model": LEVELS["L1"].changes,
     "tree, adapters": TREE | {"agent.specialization": "lora"} | ADAPTER,
     "remax, one policy": {"algorithm.adv_estimator": "remax", "agent.model_sharing": True},
     "critics": {"algorithm.adv_estimator": "gae", "actor_rollout_ref.actor.ppo_epochs": 2},
@@ -39,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def without_ledger(run_dir: Path) -> list[dict]:
     """The metrics of a run without its clock and without those that only this mode has."""
-    own = ("fully_async/", "trainer/")
+    own = ("fully_async/", "trainer/", "rollouter/")
     return [{name: value for name, value in line.items() if not name.startswith(own)} for line in comparable(run_dir)]
 
 
@@ -124,8 +126,12 @@ def test_a_resumed_run_trains_on_every_group_once(train: Run, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"data.train_batch_size": 3}, "data.train_batch_size=2, this run has 3"), (FRESH, "holds groups of older weights")],
-    ids=["batch", "staleness"],
+    [
+        ({"data.train_batch_size": 3}, "data.train_batch_size=2, this run has 3"),
+        (FRESH, "holds groups of older weights"),
+        ({"async_training.max_off_policy_threshold": 2}, "may become 4 steps old, but this run has .*_threshold=2 for asker; keep 4"),
+    ],
+    ids=["batch", "staleness", "bound"],
 )
 def test_a_checkpoint_whose_groups_do_not_fit_the_run_is_refused(
     train: Run, tmp_path: Path, once: Callable[..., Path], change: dict[str, Any], said: str
@@ -256,7 +262,9 @@ def test_an_engine_that_dies_while_it_samples_and_gets_weights_is_replaced_once(
     check_ledger(tmp_path / "run", 4)
 
 
-def test_a_task_that_always_fails_is_replaced_by_another_one(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_always_fails_is_named_and_replaced_by_another_one(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     import my_flow_package
 
     reset = my_flow_package.MyWorld.reset
@@ -269,6 +277,8 @@ def test_a_task_that_always_fails_is_replaced_by_another_one(train: Run, tmp_pat
     monkeypatch.setattr(my_flow_package.MyWorld, "reset", broken)
     train(STALE | {"trainer.test_freq": 0, "trainer.val_before_train": False, "rollout.max_failure_rate": 0.5})
     check_ledger(tmp_path / "run", 6, failing=True)
+    said = [record.getMessage() for record in caplog.records if "left out: KeyError: 'no such world'" in record.getMessage()]
+    assert len(said) == 3 and all("/toy:3/" in message for message in said)
     last = steps_of(tmp_path / "run")[-1]
     assert last["fully_async/count/failed"] == 1
     assert sum(line["episode/failed"] for line in steps_of(tmp_path / "run")) == 3

@@ -1,19 +1,28 @@
 """Whole runs that sample with vLLM: both controllers, a shared model and adapters, an engine over two ranks, one that dies in a step."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from agent_system.launch import train as launch
+from agent_system.record import Sample
+from agent_system.rollout.collector import GroupPlayer
 from tests.e2e.conftest import Run, read_metrics
+from tests.e2e.teams import load_exported
 from tests.e2e.test_levels import ADAPTER, policies
 from tests.workers.rollout.conftest import engine_processes
 from verl.protocol.generate import EngineGoneError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spread, pytest.mark.timeout(1500)]
+VLLM = {
+    "actor_rollout_ref.rollout.name": "vllm", "data.val_files": "[]", "trainer.val_before_train": False, "trainer.save_freq": 1,
+}  # fmt: skip
 FAULTS = '''
 """A world that kills vLLM's process: before the update of step 1, when the first episodes of step 2 begin, and twice in step 3."""
 
@@ -64,10 +73,9 @@ def counted(*args, **kwargs):
 @pytest.fixture
 def vllm(train: Run, wide_heads_model_dir: Path) -> Iterator[Callable[[dict[str, Any]], Any]]:
     """Train with vLLM; when the run is over none of its processes is there any more."""
-    settings = {"actor_rollout_ref.rollout.name": "vllm", "actor_rollout_ref.model.path": wide_heads_model_dir, "data.val_files": "[]"}
 
     def go(changes: dict[str, Any]) -> Any:
-        return train(settings | {"trainer.val_before_train": False, "trainer.save_freq": 1} | changes)
+        return train(VLLM | {"actor_rollout_ref.model.path": wide_heads_model_dir} | changes)
 
     yield go
     assert not psutil.wait_procs(engine_processes(), timeout=20)[1]
@@ -125,3 +133,44 @@ def test_an_engine_over_the_devices_of_two_ranks(vllm: Callable[..., Any], tmp_p
     vllm({"agent.specialization": "prompt", "trainer.controller": "ray"} | two)
     check_steps(tmp_path / "run", {"tiny_qwen31"})
     assert titles >= {"VLLM::Worker_TP0", "VLLM::Worker_TP1"}, "one process of the model for each rank's device"
+
+
+def test_it_samples_beside_updates_and_every_token_has_the_version_of_its_weights(
+    overrides: Callable[..., list[str]], wide_heads_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replies go on with new weights; the log-prob of each token is that of the checkpoint whose version it has."""
+    result, samples = GroupPlayer.result, list[Sample]()
+
+    async def kept(player: GroupPlayer, episodes: list[Any]) -> Any:
+        samples.extend(sample for episode in episodes for sample in episode.samples)
+        return await result(player, episodes)
+
+    changes = VLLM | {"actor_rollout_ref.model.path": wide_heads_model_dir, "agent.specialization": "prompt"}
+    changes |= {"async_training.mode": "fully_async", "algorithm.rollout_correction.rollout_is": "token"}
+    changes |= {"rollout.max_concurrent_episodes": 3, "data.max_response_length": 96}
+    changes |= {"trainer.total_training_steps": 3, "trainer.max_ckpt_to_keep": 0}
+    monkeypatch.setattr(GroupPlayer, "result", kept)
+    monkeypatch.setattr(sys, "argv", ["main_ppo", *overrides(changes)])
+    launch.cli()
+    steps = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
+    assert len(steps) == 3 and max(line["trainer/staleness"] for line in steps) > 0
+    assert any(len(sample.generation.spans) > 1 for sample in samples), "a reply that went on with new weights"
+    checkpoints = tmp_path / "run" / "checkpoints"
+    folders = [wide_heads_model_dir, *(next(checkpoints.glob(f"global_step_{step}/actor/*/huggingface")) for step in (1, 2))]
+    models = [load_exported(folder) for folder in folders]
+    assert max(largest_gap(models, sample) for sample in samples) < 1e-4
+    assert max(largest_gap(models[::-1], sample) for sample in samples) > 1e-3, "the versions differ"
+
+
+def largest_gap(models: list[Any], sample: Sample) -> float:
+    """Between the log-probs of a reply and those of a plain model of the version of each token."""
+    ids, first, gaps = torch.tensor([[*sample.prompt_ids, *sample.generation.token_ids]]), len(sample.prompt_ids), [0.0]
+    given = torch.tensor(sample.generation.log_probs)
+    for version, count in sample.generation.spans:
+        with torch.no_grad():
+            scores = models[version](ids).logits[0, first - 1 : first - 1 + count].log_softmax(dim=-1)
+        begin = first - len(sample.prompt_ids)
+        expected = scores.gather(1, ids[0, first : first + count, None])[:, 0]
+        gaps.append(float((expected - given[begin : begin + count]).abs().max()))
+        first += count
+    return max(gaps)

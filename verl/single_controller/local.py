@@ -14,7 +14,14 @@ from typing import Any
 
 from verl.protocol.data_proto import DataProto
 from verl.single_controller.worker import Worker, find_free_port
-from verl.single_controller.worker_group import DEFAULT_TIMEOUT_S, ClassWithInitArgs, PendingResults, ResourcePool, WorkerGroup
+from verl.single_controller.worker_group import (
+    DEFAULT_TIMEOUT_S,
+    ClassWithInitArgs,
+    PendingResults,
+    ResourcePool,
+    WorkerDiedError,
+    WorkerGroup,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +53,12 @@ class LocalPendingResults(PendingResults):
         return LocalPendingResults([self[i] for i in ranks], self.method_name, self.timeout_s)
 
     def get(self, timeout: float | None = None) -> list[Any]:
-        """Wait for all calls and return their results. Raise TimeoutError, or the worker's error."""
+        """Wait for all calls and return their results. Raise TimeoutError, WorkerDiedError, or the worker's error."""
         limit = self.timeout_s if timeout is None else timeout
         _done, unfinished = concurrent.futures.wait(self, timeout=limit)
         if unfinished:
             raise TimeoutError(f"waited {limit:g} s for {self.method_name} on the local worker ({len(unfinished)} calls unfinished)")
-        return [future.result() for future in self]
+        return self._results(self)
 
     async def wait(self) -> list[Any]:
         """Await the results that `get` returns."""
@@ -61,6 +68,11 @@ class LocalPendingResults(PendingResults):
             for future in unfinished:
                 future.cancel()
             raise TimeoutError(f"waited {self.timeout_s:g} s for {self.method_name} on the local worker")
+        return self._results(futures)
+
+    def _results(self, futures: Sequence[concurrent.futures.Future[Any] | asyncio.Future[Any]]) -> list[Any]:
+        if any(future.cancelled() for future in futures):
+            raise WorkerDiedError(f"the local worker was shut down while it ran {self.method_name}")
         return [future.result() for future in futures]
 
 
@@ -128,7 +140,7 @@ class LocalWorkerGroup(WorkerGroup):
 
     def _submit(self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]) -> LocalPendingResults:
         if self._worker is None:
-            raise RuntimeError(f"cannot call {method_name}: this worker group has been shut down")
+            raise WorkerDiedError(f"cannot call {method_name}: this worker group has been shut down")
         futures = []
         for rank, args, kwargs in calls:
             if rank != 0:

@@ -295,3 +295,22 @@ def test_a_server_that_fails_costs_the_episode_after_its_retries(play: Any, serv
             play(reward, judge)
     else:
         assert play(reward, judge).episodes[0].team_reward in (0.3, 0.4)
+
+
+async def test_a_validation_beside_a_collection_counts_apart(make_collector: Any, scripted: Any) -> None:
+    """The validation asks for its scores while those of training wait, and ends first."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def late(conversation: Conversation) -> float:
+        if conversation.task.task_id == "t":
+            begun.set()
+            await go_on.wait()
+        return 1.0
+
+    collector = make_collector(scripted(), reward=rewards(), reward_model=Length(late))
+    training = asyncio.create_task(collector.collect([TASK], 3, step=1))
+    await begun.wait()
+    validation = await collector.collect([Task("v", "1+1?", "sums", "2")], 1, step=1, validate=True)
+    go_on.set()
+    assert validation.metrics["reward/model/requests"] == 2
+    assert (await training).metrics["reward/model/requests"] == 6

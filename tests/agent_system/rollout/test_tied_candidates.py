@@ -111,3 +111,10 @@ async def test_without_a_tree_nothing_is_counted(collector_of, caplog, kind: str
     result = await collector_of(OnlyStepPays).collect(MANY, 1, step=1, **{kind: True})
     assert "agent/a/tied_calls" not in result.metrics
     assert not caplog.records
+
+
+async def test_a_long_run_keeps_the_first_calls_only(collector_of) -> None:
+    collector = collector_of(OnlyAIsPaid)
+    for step in range(1, 5):
+        await collector.collect(MANY, 1, step=step)
+    assert {agent: len(seen) for agent, seen in collector._tied_candidates._seen.items()} == {"A": ENOUGH_CALLS, "B": ENOUGH_CALLS}

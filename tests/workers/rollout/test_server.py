@@ -13,7 +13,7 @@ import ray
 
 from tests.workers.rollout.conftest import request, tiny_model
 from verl.models.loader import ModelPathError
-from verl.protocol.generate import Generation, RolloutClient, RolloutError
+from verl.protocol.generate import EngineGoneError, Generation, RolloutClient, RolloutError
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.worker_group import ClassWithInitArgs
@@ -94,6 +94,31 @@ async def test_a_request_that_takes_too_long_is_an_error_and_frees_its_slot(loca
     await asyncio.sleep(0.1)
     (stats,) = local.stats()
     assert stats["active"] == stats["waiting"] == 0
+
+
+async def test_a_request_does_not_wait_for_a_poll_that_was_cancelled(local):
+    local.pause()
+    client = WorkerGroupClient(local, timeout_s=60)
+    waiting = asyncio.create_task(client.generate(REQUESTS[0]))
+    await asyncio.sleep(0.1)
+    next(task for task in asyncio.all_tasks() if task.get_name() == "rollout-poll").cancel()
+    with pytest.raises(RolloutError, match="was cancelled"):
+        await asyncio.wait_for(waiting, 10)
+    local.resume()
+    assert [await client.generate(REQUESTS[1])] == await serve_all(local, REQUESTS[1:2])
+
+
+async def test_requests_to_an_engine_that_is_shut_down_fail_as_to_one_that_died(init):
+    group = LocalWorkerGroup(class_with_init=ClassWithInitArgs(RolloutWorker, **init), timeout_s=60)
+    group.init_model()
+    group.pause()
+    client = WorkerGroupClient(group, timeout_s=60)
+    waiting = asyncio.create_task(client.generate(REQUESTS[0]))
+    await asyncio.sleep(0.1)
+    await asyncio.to_thread(group.shutdown)
+    for request_of_it in (waiting, client.generate(REQUESTS[1])):
+        with pytest.raises(EngineGoneError):
+            await asyncio.wait_for(request_of_it, 10)
 
 
 async def test_new_weights_arrive_in_buckets_and_carry_their_version(local):

@@ -13,7 +13,7 @@ from verl.single_controller.ray.actor_class import RayClassWithInitArgs
 from verl.single_controller.ray.pending import RayPendingResults
 from verl.single_controller.ray.resource_pool import RayResourcePool, Slot, node_of
 from verl.single_controller.worker import find_free_port
-from verl.single_controller.worker_group import DEFAULT_TIMEOUT_S, WorkerGroup
+from verl.single_controller.worker_group import DEFAULT_TIMEOUT_S, WorkerDiedError, WorkerGroup
 
 SYSTEM_ENV = (
     "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RAY_LOCAL_RANK", "RAY_LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
@@ -135,7 +135,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def _submit(self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]) -> RayPendingResults:
         if not self._workers:
-            raise RuntimeError(f"cannot call {method_name}: this worker group has been shut down")
+            raise WorkerDiedError(f"cannot call {method_name}: this worker group has been shut down")
         shared = _Shared(calls) if len(calls) > 1 else None
         refs = []
         for rank, args, kwargs in calls:

@@ -25,7 +25,8 @@ from verl.trainer.derived import steps_of_run
 from verl.trainer.placement.learners import is_on_policy
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.asynchronous.pace import paces
-from verl.trainer.ppo.asynchronous.stream import GroupStream, check_checkpoint
+from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
+from verl.trainer.ppo.asynchronous.stream import GroupStream
 from verl.trainer.ppo.collect.next_step import NextStep
 from verl.trainer.ppo.collect.protocol import Collector, Episode
 from verl.trainer.ppo.collect.source import SampleSource, StepCollection
@@ -154,6 +155,8 @@ class RayPPOTrainer:
                 self._save_if_new()
             finally:
                 self._loop.close()
+        if not self.config.trainer.val_only:
+            self._write_timeline()  # requests in progress have ended with the loop
 
     def _fit(self, stop: StopRequest) -> None:
         trainer = self.config.trainer

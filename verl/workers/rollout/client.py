@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 from uuid import uuid4
 
@@ -86,35 +87,43 @@ class WorkerGroupClient:
         await self._group.call_async("submit", session, list(batch), rank=self._rank)
 
     async def _poll(self, session: str) -> None:
-        while self._futures:
-            for served in await self._group.call_async("collect", session, POLL_S, rank=self._rank):
-                future = self._futures.pop(served.number, None)
-                if future is None or future.done():
-                    continue
-                if served.generations is None:
-                    future.set_exception((EngineGoneError if served.gone else RolloutError)(served.error))
-                else:
-                    future.set_result(served.generations)
-            await asyncio.sleep(0)
+        try:
+            while self._futures:
+                for served in await self._group.call_async("collect", session, POLL_S, rank=self._rank):
+                    future = self._futures.pop(served.number, None)
+                    if future is None or future.done():
+                        continue
+                    if served.generations is None:
+                        future.set_exception((EngineGoneError if served.gone else RolloutError)(served.error))
+                    else:
+                        future.set_result(served.generations)
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._fail(RolloutError("the poll of the rollout engine was cancelled"))
+            raise
 
     def _cancel(self, number: int) -> None:
         """Cancel a request that is not sent yet, or that the engine may still be serving."""
         if any(number == waiting for waiting, _ in self._outbox):
             self._outbox = [entry for entry in self._outbox if entry[0] != number]
         else:
-            self._group.call_async("cancel", self._session, number, rank=self._rank)
+            with suppress(WorkerDiedError):
+                self._group.call_async("cancel", self._session, number, rank=self._rank)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """If a call failed, fail all unfinished requests with its error: no later call could answer them."""
+        """Fail all unfinished requests with the error of a call that failed."""
         error = None if task.cancelled() else task.exception()
-        if error is None:
-            return
-        kind = EngineGoneError if isinstance(error, WorkerDiedError) else RolloutError
+        if error is not None:
+            kind = EngineGoneError if isinstance(error, WorkerDiedError) else RolloutError
+            self._fail(kind(f"the rollout engine cannot be reached: {error}"), error)
+
+    def _fail(self, failure: RolloutError, cause: BaseException | None = None) -> None:
+        """Fail all unfinished requests: no later call could answer them."""
         for future in self._futures.values():
             if not future.done():
-                failure = kind(f"the rollout engine cannot be reached: {error}")
-                failure.__cause__ = error
-                future.set_exception(failure)
+                own = type(failure)(str(failure))
+                own.__cause__ = cause
+                future.set_exception(own)
 
 
 class Replica(RolloutClient, Protocol):

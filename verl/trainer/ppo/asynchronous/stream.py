@@ -22,17 +22,18 @@ from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
 from verl.trainer.ppo.asynchronous.pace import Pace
+from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, STATE
 from verl.trainer.ppo.collect.dynamic_sampling import keep_signal, signal_rows
 from verl.trainer.ppo.collect.protocol import Collector, Episode, GroupPlayer
 from verl.trainer.ppo.collect.source import OnCollected
 from verl.trainer.ppo.collect.step_samples import StepSamples, filtered_samples, needs_greedy_episodes, samples_of
 from verl.trainer.ppo.interrupt import StopRequest
-from verl.utils.checkpoint import CheckpointError
 from verl.utils.dataset import TaskLoader
 from verl.utils.loop_thread import LoopThread, Running
 
 T = TypeVar("T")
-FOLDER, STATE = "groups", "queue.json"
+# Period of the timer whose delay is the lag of the event loop, in seconds.
+TICK_S = 0.05
 
 
 class Engine(Protocol):
@@ -123,6 +124,7 @@ class GroupStream:
         self._running: Running[None] | None = None
         self._player: GroupPlayer | None = None
         self._since, self._busy_s = time.perf_counter(), 0.0
+        self._lag_s = 0.0  # largest since the last step
 
     def take(self, step: int, stop: StopRequest) -> StepSamples:
         """As `SampleSource.take`; the first call starts the stream."""
@@ -171,13 +173,14 @@ class GroupStream:
         self._on_loop(set_it())
 
     def metrics(self, step_s: float) -> dict[str, float]:
-        """Return the ledger of groups, and the share of the step in which none was in progress."""
+        """Return the ledger of groups, the share of the step in which none was in progress, and the largest delay of the event loop."""
 
         async def measure() -> dict[str, float]:
             self._count_busy()
             busy, self._busy_s = self._busy_s, 0.0
             counts = {f"fully_async/count/{name}": float(value) for name, value in self.queue.counts().items()}
-            return counts | {"rollouter/idle_ratio": max(1 - busy / step_s, 0.0)}
+            lag, self._lag_s = self._lag_s, 0.0
+            return counts | {"rollouter/idle_ratio": max(1 - busy / step_s, 0.0), "rollouter/loop_lag_s": lag}
 
         return self._on_loop(measure())
 
@@ -188,6 +191,7 @@ class GroupStream:
             state: dict[str, Any] = {
                 "batch": self.queue.batch,
                 "fresh": self.config.async_training.fresh,
+                "bounds": {policy: pace.bound for policy, pace in self.queue.paces.items()},
                 "queue": self.queue.state_dict(),
                 "loader": self.loader.state_dict(),
                 "draws": [[step, asdict(draw)] for step, draw in self._draws.items()],
@@ -233,18 +237,26 @@ class GroupStream:
                 self._player = player
                 for group in list(self.queue.running.values()):  # of a checkpoint
                     self._start(group, player)
+                lag = asyncio.create_task(self._measure_lag())
                 try:
                     while True:
                         while self.queue.capacity and not self._validating and self._error is None:
                             self._start(self._dispatch(), player)
                         await self._change()
                 finally:
-                    for task in self._tasks:
+                    for task in (lag, *self._tasks):
                         task.cancel()
-                    await asyncio.gather(*self._tasks, return_exceptions=True)
+                    await asyncio.gather(lag, *self._tasks, return_exceptions=True)
         except Exception as error:
             self._fail(error)
             raise
+
+    async def _measure_lag(self) -> None:
+        """Note how late a timer is: what delays it delays all episodes."""
+        while True:
+            due = time.perf_counter() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self._lag_s = max(self._lag_s, time.perf_counter() - due)
 
     async def _change(self) -> None:
         self._changed.clear()
@@ -369,29 +381,6 @@ class GroupStream:
                 return
             stuck = ", ".join(self.collector.task_id(self.loader.source[group.place]) for group in self.queue.running.values())
             raise TimeoutError(f"step {step} waited {limit:g} s for tasks in progress: {stuck or 'none'}") from error
-
-
-def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) -> None:
-    """Raise CheckpointError if a run cannot go on with the samples of a checkpoint, whose trainer state is `state`."""
-    mode, found = config.async_training.mode, state.get("async_training", "sync")
-    if found != mode:
-        raise CheckpointError(
-            f"{folder} was written with async_training.mode={found}, this run has {mode}, whose next step would differ; set "
-            f"async_training.mode={found}, or start anew with trainer.resume_mode=disable"
-        )
-    if not (folder / FOLDER).is_dir():
-        return
-    groups, batch = json.loads((folder / FOLDER / STATE).read_text()), config.data.train_batch_size
-    if groups["batch"] != batch:
-        raise CheckpointError(
-            f"{folder} was written with data.train_batch_size={groups['batch']}, this run has {batch}, which its groups do not fill; "
-            "use the same, or start anew with trainer.resume_mode=disable"
-        )
-    if config.async_training.fresh and not groups["fresh"]:
-        raise CheckpointError(
-            f"{folder} holds groups of older weights, but this run has async_training.staleness_threshold=0; use the staleness of the "
-            "run that wrote it, or start anew with trainer.resume_mode=disable"
-        )
 
 
 def _with_dropped(samples: StepSamples, dropped: Sequence[Played]) -> StepSamples:

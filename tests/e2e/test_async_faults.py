@@ -1,0 +1,228 @@
+"""What a run of `async_training.mode=fully_async` survives: a full disk, lost workers, worlds that hang or always fail."""
+
+import asyncio
+import json
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agent_system.environment import Observation
+from agent_system.rollout import TooManyFailuresError
+from agent_system.rollout.collector import Collector
+from tests.conftest import is_idle
+from tests.e2e.conftest import Run
+from tests.e2e.teams import LEVELS
+from tests.e2e.test_fully_async import STALE, check_ledger, steps_of
+from tests.forked import ForkServer
+from verl.trainer.ppo import weight_sync
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.team import TeamError
+from verl.utils.checkpoint import CheckpointError
+
+QUICK = STALE | {"data.val_files": "[]", "trainer.val_before_train": False, "trainer.test_freq": 0, "trainer.save_hf_model": False}
+# Two episodes at a time with longer replies: sampling takes longer than updates, so episodes are always in progress.
+BUSY = QUICK | LEVELS["L1"].changes | {"rollout.max_concurrent_episodes": 2, "data.max_response_length": 48}
+
+
+def test_a_disk_that_fills_up_while_groups_are_saved_keeps_the_checkpoint_before_and_no_group_is_lost(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, limit, saves = Collector.save_episodes, resource.getrlimit(resource.RLIMIT_FSIZE), list[Path]()
+
+    def third_has_no_room(collector: Collector, episodes: Any, folder: Path) -> None:
+        saves.append(folder)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100 if len(saves) == 3 else limit[0], limit[1]))
+            save(collector, episodes, folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+    monkeypatch.setattr(Collector, "save_episodes", third_has_no_room)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    with pytest.raises(CheckpointError, match=f"checkpoint of step 3 could not be written to {checkpoints}: .* previous one is") as error:
+        train(QUICK)
+    assert "\n" not in str(error.value)
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["global_step_1", "global_step_2", "latest_checkpointed_iteration.txt"]
+    train(QUICK)
+    check_ledger(tmp_path / "run", 6)
+
+
+# ---- worlds
+
+
+@pytest.fixture
+def hanging(train: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], bool]], list[float]]]:
+    """Let the steps of tasks hang whose number, in the order in which they begin, is chosen; returns when they began to."""
+    import my_flow_package
+
+    over, numbers, began = threading.Event(), dict[str, int](), list[float]()
+    world = my_flow_package.MyWorld
+
+    def go(chosen: Callable[[int], bool]) -> list[float]:
+        step = world.step
+
+        def reset(self: Any, task: Any) -> Observation:
+            self.hangs = chosen(numbers.setdefault(task.prompt, len(numbers)))
+            return Observation(task.prompt)
+
+        def hang(self: Any, action: str) -> Any:
+            if self.hangs:
+                began.append(time.time())
+                over.wait(60)
+            return step(self, action)
+
+        monkeypatch.setattr(world, "blocking", True)
+        monkeypatch.setattr(world, "reset", reset)
+        monkeypatch.setattr(world, "step", hang)
+        return began
+
+    yield go
+    over.set()
+
+
+def test_a_world_that_hangs_holds_its_own_group_alone(
+    train: Run, tmp_path: Path, hanging: Callable[..., list[float]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Steps train on other groups until the time of its episodes is over; another task takes the place of its group."""
+    update, updates = RayPPOTrainer._update, list[float]()
+    monkeypatch.setattr(RayPPOTrainer, "_update", lambda *args: (updates.append(time.time()), update(*args))[1])
+    began = hanging(lambda number: number == 2)
+    train(QUICK | {"rollout.episode_timeout_s": 5, "rollout.max_failure_rate": 0.5, "trainer.save_freq": 6})
+    failed = [record.created for record in caplog.records if "waiting for the environment's step 1" in record.getMessage()]
+    assert len(began) == len(failed) == 3
+    assert sum(max(began) < at < min(failed) for at in updates) >= 2
+    assert steps_of(tmp_path / "run")[-1]["fully_async/count/failed"] == 1
+    check_ledger(tmp_path / "run", 6, failing=True)
+
+
+def test_worlds_that_all_hang_end_the_run_with_the_cause(train: Run, hanging: Callable[..., list[float]]) -> None:
+    hanging(lambda number: True)
+    with pytest.raises(TooManyFailuresError, match=r"x TimeoutError: episode took longer than .*=1 s, waiting for the environment's step"):
+        train(QUICK | {"rollout.episode_timeout_s": 1})
+
+
+def test_episodes_that_cannot_be_ended_are_named(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that swallows its own cancellation outlasts every limit of an episode."""
+    import my_flow_package
+
+    async def deaf(world: Any, action: str) -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    monkeypatch.setattr(my_flow_package.MyWorld, "step", deaf)
+    monkeypatch.setattr("verl.utils.loop_thread.END_TIMEOUT_S", 0.5)
+    with pytest.raises(TimeoutError, match=r"^step 1 waited 3 s for tasks in progress: toy:\d+, toy:\d+, toy:\d+, toy:\d+$"):
+        train(QUICK | {"rollout.episode_timeout_s": 1, "rollout.call_timeout_s": 1})
+
+
+# ---- workers, killed under Ray
+
+
+def kill(fork_server: ForkServer, kind: str) -> None:
+    """Kill the last process of a class of workers."""
+    processes = psutil.Process(fork_server.process.pid).children(recursive=True)
+    found = [process for process in processes if f"ray::{kind}" in " ".join(process.cmdline())]
+    found[-1].kill()
+    found[-1].wait(30)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_a_rank_that_dies_in_an_update_ends_the_run_in_one_line_and_its_checkpoint_goes_on(
+    train: Run, tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update, running = RayPPOTrainer._update, list[float]()
+
+    def mortal(trainer: RayPPOTrainer, *args: Any) -> Any:
+        if trainer.global_step == 1:
+            assert trainer._source is not None
+            running.append(trainer._source.metrics(1.0)["fully_async/count/running"])
+            kill(fork_server, "PolicyWorker")
+        return update(trainer, *args)
+
+    steps = BUSY | {"trainer.total_training_steps": 3}
+    with monkeypatch.context() as patch:
+        patch.setattr(RayPPOTrainer, "_update", mortal)
+        with pytest.raises(TeamError, match=r"^worker group '(tiny_qwen3\d)': worker policy_\1.*  died while it ran ") as error:
+            train(steps | {"trainer.controller": "ray", "trainer.n_gpus_per_node": 2})
+    assert "\n" not in str(error.value)
+    assert running[0] > 0
+    assert is_idle(within_s=20)
+    train(steps)  # with one rank
+    check_ledger(tmp_path / "run", 3)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_an_engine_that_is_killed_in_an_update_when_it_gets_weights_and_while_it_samples_is_replaced_each_time(
+    train: Run, tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import my_flow_package
+
+    update, load, act, kills = RayPPOTrainer._update, weight_sync.load_weights, my_flow_package.MyWorld.act, list[str]()
+    updated = 0
+
+    def once(moment: str) -> None:
+        if moment not in kills:
+            kills.append(moment)
+            kill(fork_server, "RolloutWorker")
+
+    def in_update(trainer: RayPPOTrainer, *args: Any) -> Any:
+        nonlocal updated
+        updated = trainer.global_step
+        if updated == 1:
+            once("update")
+        return update(trainer, *args)
+
+    def with_weights(engine: Any, buckets: Any, version: int, adapter: str | None) -> int:
+        if version == 3:
+            once("weights")
+        return load(engine, buckets, version, adapter)
+
+    def sampling(world: Any, agent_id: str, action: str) -> Any:
+        if updated == 3:
+            once("sampling")
+        return act(world, agent_id, action)
+
+    monkeypatch.setattr(RayPPOTrainer, "_update", in_update)
+    monkeypatch.setattr(weight_sync, "load_weights", with_weights)
+    monkeypatch.setattr(my_flow_package.MyWorld, "act", sampling)
+    train(BUSY | {"trainer.controller": "ray", "trainer.total_training_steps": 5, "trainer.save_freq": 5})
+    assert kills == ["update", "weights", "sampling"]
+    last = steps_of(tmp_path / "run")[-1]
+    assert (last["training/engine_restarts"], last["fully_async/count/failed"]) == (3, 0)
+    check_ledger(tmp_path / "run", 5)
+
+
+# ---- what is measured
+
+
+def test_a_loop_that_is_blocked_and_an_engine_that_is_busy_at_the_end_are_recorded(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import my_flow_package
+
+    act, calls = my_flow_package.MyWorld.act, list[str]()
+
+    def slow_once(world: Any, agent_id: str, action: str) -> Any:
+        calls.append(agent_id)
+        if len(calls) == 5:
+            time.sleep(0.7)
+        return act(world, agent_id, action)
+
+    monkeypatch.setattr(my_flow_package.MyWorld, "act", slow_once)
+    train(BUSY | {"trainer.total_generated_tokens": 600, "trainer.save_freq": -1})
+    steps = steps_of(tmp_path / "run")
+    assert len(steps) < 6 and steps[-1]["fully_async/count/running"] > 0
+    assert max(line["rollouter/loop_lag_s"] for line in steps) > 0.6
+    spans = [json.loads(line) for line in (tmp_path / "run" / "timeline.jsonl").read_text().splitlines()]
+    ends = {call: max(span["end"] for span in spans if span["call"] == call) for call in ("generate", "sync_weights")}
+    assert ends["generate"] > ends["sync_weights"]

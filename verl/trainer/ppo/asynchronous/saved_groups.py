@@ -1,0 +1,44 @@
+"""The part of a checkpoint of `async_training.mode=fully_async` with the groups that no step has trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verl.trainer.config import RunConfig
+from verl.trainer.ppo.asynchronous.pace import paces
+from verl.utils.checkpoint import CheckpointError
+
+FOLDER, STATE = "groups", "queue.json"
+
+
+def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise CheckpointError if a run cannot go on with the samples of a checkpoint, whose trainer state is `state`."""
+    mode, found = config.async_training.mode, state.get("async_training", "sync")
+    if found != mode:
+        raise CheckpointError(
+            f"{folder} was written with async_training.mode={found}, this run has {mode}, whose next step would differ; set "
+            f"async_training.mode={found}, or start anew with trainer.resume_mode=disable"
+        )
+    if not (folder / FOLDER).is_dir():
+        return
+    groups, batch = json.loads((folder / FOLDER / STATE).read_text()), config.data.train_batch_size
+    if groups["batch"] != batch:
+        raise CheckpointError(
+            f"{folder} was written with data.train_batch_size={groups['batch']}, this run has {batch}, which its groups do not fill; "
+            "use the same, or start anew with trainer.resume_mode=disable"
+        )
+    if config.async_training.fresh and not groups["fresh"]:
+        raise CheckpointError(
+            f"{folder} holds groups of older weights, but this run has async_training.staleness_threshold=0; use the staleness of the "
+            "run that wrote it, or start anew with trainer.resume_mode=disable"
+        )
+    for policy, pace in paces(config.async_training, groups["bounds"]).items():
+        if pace.bound < (before := groups["bounds"][policy]) and not config.async_training.fresh:
+            raise CheckpointError(
+                f"{folder} holds groups that may become {before} steps old, but this run has async_training.max_off_policy_threshold="
+                f"{pace.bound} for {policy}; keep {before} and lower async_training.staleness_threshold, or start anew with "
+                "trainer.resume_mode=disable"
+            )
