@@ -227,7 +227,7 @@ def measure(config: RunConfig) -> Comparison:
     team = TeamWorkers(config, placement, controller)
     try:
         team.start()
-        collector = build_collector(config, placement, tokenizers, team.clients)
+        collector = build_collector(config, placement, tokenizers, team.engines.clients)
         comparison = Comparison(collector, BareTeam(Path(str(config.actor_rollout_ref.model.path)), len(placement.groups)))
         RayPPOTrainer(config, placement, team, comparison, train, None, comparison, run_dir).fit()  # type: ignore[arg-type]
         comparison.peak_gib += peak_gib(*psutil.Process().children(recursive=True))

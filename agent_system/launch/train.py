@@ -60,7 +60,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         started.callback(team.shutdown)
         team.start()
         workers = started.enter_context(env_workers(config))
-        collector = build_collector(config, placement, checked.tokenizers, team.clients, workers)
+        collector = build_collector(config, placement, checked.tokenizers, team.engines.clients, workers)
         tracking = Tracking(config.trainer.project_name, checked.name, config.trainer.logger, asdict(config), run_dir)
         started.callback(tracking.finish)
         trainer = RayPPOTrainer(config, placement, team, collector, checked.train, checked.val, tracking, run_dir)

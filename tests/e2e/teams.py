@@ -78,7 +78,7 @@ def asked_at_the_end() -> Iterator[dict[str, Generation]]:
     async def ask(team: TeamWorkers, rows: list[AgentPlacement]) -> None:
         for row in rows:
             request = GenerateRequest(PROMPT, SamplingParams(max_tokens=12), adapter=row.adapter, seed=5)
-            (said[row.policy_id],) = await team.clients[row.wg_id].generate(request)
+            (said[row.policy_id],) = await team.engines.clients[row.wg_id].generate(request)
 
     def first_ask(team: TeamWorkers) -> None:
         asyncio.run(ask(team, list(team.placement.agents)))

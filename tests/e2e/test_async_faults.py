@@ -22,8 +22,8 @@ from tests.e2e.teams import LEVELS
 from tests.e2e.test_fully_async import STALE, check_ledger, steps_of
 from tests.forked import ForkServer
 from verl.trainer.ppo import weight_sync
+from verl.trainer.ppo.group_calls import TeamError
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
-from verl.trainer.ppo.team import TeamError
 from verl.utils.checkpoint import CheckpointError
 
 QUICK = STALE | {"data.val_files": "[]", "trainer.val_before_train": False, "trainer.test_freq": 0, "trainer.save_hf_model": False}

@@ -13,7 +13,7 @@ from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.teams import LEVELS
 from verl.protocol.generate import EngineGoneError
 from verl.single_controller.worker_group import WorkerDiedError
-from verl.trainer.ppo.team import TeamError
+from verl.trainer.ppo.group_calls import TeamError
 from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.server import RolloutWorker
 

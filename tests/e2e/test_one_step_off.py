@@ -51,13 +51,13 @@ def by_hand(trainer: RayPPOTrainer, steps: int) -> None:
         return asyncio.run(collect_step(trainer.config, trainer.collector, trainer.loader, step))
 
     trainer.team.init_model(steps, steps)
-    trainer.team.sync_weights(0)
+    trainer.team.engines.sync_weights(0)
     samples = collect(1)
     for step in range(1, steps + 1):
         following = collect(step + 1) if step < steps else None
         batch, _ = trainer.credit.score(samples.batch, Timer(), step - 1)
         trainer._update(batch)
-        trainer.team.sync_weights(step)
+        trainer.team.engines.sync_weights(step)
         trainer.global_step, samples = step, following
     trainer._save_if_new()
 

@@ -39,8 +39,8 @@ def test_a_frozen_agent_has_no_trainer_and_its_engine_keeps_every_bit(
     shutdown = TeamWorkers.shutdown
 
     def first_look(team: TeamWorkers) -> None:
-        assert list(team.policies) == ["asker"] and list(team.rollouts) == ["asker", "verifier_agent"]
-        for wg_id, group in team.rollouts.items():
+        assert list(team.policies) == ["asker"] and list(team.engines.groups) == ["asker", "verifier_agent"]
+        for wg_id, group in team.engines.groups.items():
             served[wg_id] = {name: p.detach().clone() for name, p in group.worker._engine._model._model.named_parameters()}
         shutdown(team)
 

@@ -52,5 +52,5 @@ def serve_weights(saved: SavedRun, team: TeamWorkers) -> None:
         for adapter in (spec.adapters or (None,)) if spec.trained else ():
             pieces = saved.weights(spec, adapter, limit)
             buckets = (send_bucket(transfer, {name: value.to(dtype) for name, value in piece.items()}) for piece in pieces)
-            if not load_weights(team.rollouts[spec.wg_id], buckets, saved.step, adapter):
+            if not load_weights(team.engines.groups[spec.wg_id], buckets, saved.step, adapter):
                 raise CheckpointError(f"{saved.folder} has no weights of policy '{adapter or spec.wg_id}'")

@@ -141,7 +141,7 @@ class RayPPOTrainer:
         self._source = self._build_source(self.loader) if self.loader is not None else None
         self._resume()
         self.tracking.start(self.total_training_steps)
-        self.team.sync_weights(self.global_step)
+        self.team.engines.sync_weights(self.global_step)
         if self._source is not None:
             self._source.published(self.global_step, self.team.learners)
         with StopRequest() as stop:
@@ -192,8 +192,8 @@ class RayPPOTrainer:
     def _train_step(self, loader: TaskLoader, source: SampleSource, stop: StopRequest) -> dict[str, float]:
         self.timer = Timer()
         self._write_timeline()
-        self.team.take_engine_metrics()  # discard those of a validation
-        self.team.allow_restarts()
+        self.team.engines.take_metrics()  # discard those of a validation
+        self.team.engines.allow_restarts()
         step = self.global_step + 1
         with self.timer("step"):
             with self.timer("gen"):
@@ -205,7 +205,7 @@ class RayPPOTrainer:
             source.update_begins(step, last)
             batch, metrics = self.credit.score(result.batch, self.timer, self.global_step)
             if self.config.async_training.mode == "sync":
-                self.team.free_caches()
+                self.team.engines.free_caches()
             everyone = last or self._validates(step)
             published: set[str] = set()
 
@@ -213,7 +213,7 @@ class RayPPOTrainer:
                 """Send a policy's weights while other policies are updated."""
                 if everyone or source.wants(step, policy):
                     source.update_ended(step, [policy])
-                    self.team.publish(policy)
+                    self.team.engines.publish(policy)
                     source.published(step, [policy])
                     published.add(policy)
 
@@ -230,7 +230,7 @@ class RayPPOTrainer:
             self.config.algorithm,
             seconds=self.timer.seconds,
             spans=spans,
-            team=self.team.take_engine_metrics(),
+            team=self.team.engines.take_metrics(),
             n_devices=self.team.n_devices,
         )
         if self.config.async_training.mode != "sync":
@@ -238,13 +238,13 @@ class RayPPOTrainer:
             metrics |= source.metrics(self.timer.seconds["step"])
             metrics["trainer/staleness"] = max(value for name, value in metrics.items() if name.endswith("/staleness/max"))
         metrics["training/generated_tokens"] = float(self.generated_tokens)
-        metrics["training/engine_restarts"] = float(self.team.engine_restarts)
+        metrics["training/engine_restarts"] = float(self.team.engines.restarts)
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
 
     def _build_source(self, loader: TaskLoader) -> SampleSource:
         arguments = (self.config, self.collector, loader, self._loop, self._collected)
         if self.config.async_training.mode == "fully_async":
-            engines = {policy: self.team.clients[learner.wg_id] for policy, learner in self.team.learners.items()}
+            engines = {policy: self.team.engines.clients[learner.wg_id] for policy, learner in self.team.learners.items()}
             return GroupStream(*arguments, self.total_training_steps, paces(self.config.async_training, self.team.learners), engines)
         return (NextStep if self.config.async_training.mode == "one_step_off" else StepCollection)(*arguments)
 
@@ -265,12 +265,12 @@ class RayPPOTrainer:
         with self.timer("gen"):
             source.update_ended(step, policies)
         with self.timer("sync_weights"):
-            self.team.sync_weights(step, policies)
+            self.team.engines.sync_weights(step, policies)
         source.published(step, policies)
 
     def _write_timeline(self) -> list[Span]:
         """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the current step."""
-        spans = self.team.timeline.take()
+        spans = self.team.calls.timeline.take()
         path = self.run_dir / "timeline.jsonl"
         with writing(path):
             append_spans(path, self.global_step, spans)

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import zlib
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from verl.models.loader import ModelPathError
-from verl.protocol import DataProto, RolloutClient
-from verl.protocol.generate import EngineGoneError, EngineSetupError
-from verl.single_controller.worker_group import WorkerDiedError, WorkerGroup
-from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
+from verl.protocol import DataProto
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
-from verl.trainer.derived import max_model_len
 from verl.trainer.placement.learners import Learner, by_group, group_learners, policy_learners
-from verl.trainer.placement.pools import assign_devices, assign_engines, count_devices, own_engine_devices, processes_per_node
+from verl.trainer.placement.pools import assign_devices, count_devices, own_engine_devices, processes_per_node
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.batching import (
     SubBatch,
@@ -43,16 +34,12 @@ from verl.trainer.ppo.batching import (
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.core_algos.rollout_correction import aggregate_policies
 from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
+from verl.trainer.ppo.engines import TeamEngines
+from verl.trainer.ppo.group_calls import GroupCalls
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
-from verl.trainer.ppo.timeline import GENERATION, Timeline
-from verl.trainer.ppo.weight_sync import engine_errors, send_weights
-from verl.utils.checkpoint import CheckpointError
 from verl.utils.names import slug
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
-from verl.workers.rollout.client import replica_client, start_engines
-from verl.workers.rollout.restart import RestartingClient
-from verl.workers.rollout.server import RolloutWorker
 from verl.workers.weight_transfer import chosen_transfer
 
 logger = logging.getLogger(__name__)
@@ -65,14 +52,6 @@ UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_
 CRITIC_COLUMNS = (*LOG_PROB_COLUMNS, "values", "returns", "row_weights")
 # Metrics of an update that are also reported for the whole team; the others are reported per worker group only.
 TEAM_METRICS = ("actor/", "critic/", "training/", "rollout_corr/", "global_seqlen/")
-# Time limit of the shutdown of engines at the end of a run.
-END_TIMEOUT_S = 10.0
-# Errors with a complete message; any other is a bug and keeps its traceback.
-PLAIN_ERRORS = (WorkerDiedError, EngineGoneError, EngineSetupError, CheckpointError, ModelPathError, TimeoutError)
-
-
-class TeamError(RuntimeError):
-    """A worker died, timed out, or could not load or save; the message names its worker group."""
 
 
 class TeamWorkers:
@@ -88,12 +67,11 @@ class TeamWorkers:
     """
 
     def __init__(self, config: RunConfig, placement: Placement, controller: Controller, log_dir: Path | None = None) -> None:
-        self.config, self.placement, self.controller, self._log_dir = config, placement, controller, log_dir
+        self.config, self.placement, self.controller = config, placement, controller
         self.specs = {spec.wg_id: spec for spec in placement.groups}
         self.trained = [wg_id for wg_id, spec in self.specs.items() if spec.trained]
-        self.devices, self.engine_devices = assign_devices(config, placement), assign_engines(config, placement)
+        self.devices = assign_devices(config, placement)
         self.n_devices = count_devices(config)
-        self.timeline = Timeline()
         self.learners, self._critic_learners = policy_learners(config, placement), group_learners(config, placement)
         in_reward = config.algorithm.use_kl_in_reward
         self.reference_of = {
@@ -104,17 +82,8 @@ class TeamWorkers:
         self.uses_critic = bool(self.critic_agents)
         self.policies: dict[str, WorkerGroup] = {}
         self.critics: dict[str, WorkerGroup] = {}
-        self.rollouts: dict[str, WorkerGroup] = {}
-        self.clients: dict[str, RestartingClient] = {}
-        self._engines: dict[str, dict[str, Any]] = {}
-        self._given = fingerprints(groups_with_fixed_models(placement))
-        # Step of each policy's weights, and a lock for calls to a group's workers: engines may be restarted during updates.
-        self._versions = dict.fromkeys(self.learners, 0)
-        self._locks = {wg_id: threading.RLock() for wg_id in self.specs}
-        self._sent = Counter[str]()  # bytes
-        self._threads = ThreadPoolExecutor(
-            max_workers=max(len(self.specs), 1) if controller.parallel else 1, thread_name_prefix="worker_group"
-        )
+        self.calls = GroupCalls(self.specs, controller.parallel)
+        self.engines = TeamEngines(config, placement, controller, self.calls, self.policies, self.learners, log_dir)
 
     def start(self) -> None:
         """Start the processes of every group; models are loaded by `init_model`."""
@@ -126,24 +95,14 @@ class TeamWorkers:
                 "use_reference": any(self.reference_of[policy] for policy in spec.policies),
                 "num_threads": self.config.trainer.num_threads or share,
                 "plugins": tuple(self.config.agent.plugins),
-                "engine_ranks": self.engine_devices[wg_id].ranks,
-            }
-            rollout: dict[str, Any] = {
-                "adapters": spec.adapters,
-                "max_model_len": max_model_len(self.config, self.placement, spec),
-                "num_threads": spec.config.rollout.num_threads or self.config.trainer.num_threads or share,
-                "log": str(self._log_dir / f"engine-{wg_id}.log") if self._log_dir else "",
+                "engine_ranks": self.engines.devices[wg_id].ranks,
             }
             if spec.trained:
                 self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.devices[wg_id], common | policy)
-            self._engines[wg_id] = common | rollout
-            self._spawn_engine(wg_id)
+            self.engines.spawn(wg_id, common, share)
             if wg_id in self.critic_agents:
                 critic = common | {"config": critic_config(self.config.critic, spec), "num_threads": policy["num_threads"]}
                 self.critics[wg_id] = self.controller.spawn(f"critic_{wg_id}", CriticWorker, self.devices[wg_id], critic)
-            self.clients[wg_id] = RestartingClient(
-                self._engine_client(wg_id), partial(self._restart_engine, wg_id), wg_id, partial(self.timeline.add, wg_id, GENERATION)
-            )
 
     def _for_workers(self, config: ActorRolloutRefConfig) -> ActorRolloutRefConfig:
         """Return a config with a way of sending weights in place of `auto`; engines with devices of their own never free their caches."""
@@ -151,35 +110,6 @@ class TeamWorkers:
         way = chosen_transfer(config.rollout.weight_transfer, self.controller.device, shared=not apart)
         frees = config.rollout.free_cache_engine and not apart
         return replace(config, rollout=replace(config.rollout, weight_transfer=way, free_cache_engine=frees))
-
-    def _spawn_engine(self, wg_id: str) -> None:
-        self.rollouts[wg_id] = self.controller.spawn(
-            f"rollout_{wg_id}", RolloutWorker, self.engine_devices[wg_id], self._engines[wg_id], max_concurrency=1000
-        )
-
-    def _engine_client(self, wg_id: str) -> RolloutClient:
-        per_engine = self.specs[wg_id].config.rollout.tensor_model_parallel_size
-        return replica_client(self.rollouts[wg_id], self.config.rollout.call_timeout_s, per_engine)
-
-    def _start_engine(self, wg_id: str) -> None:
-        start_engines(self.rollouts[wg_id], self.specs[wg_id].config.rollout.tensor_model_parallel_size)
-
-    def _restart_engine(self, wg_id: str) -> RolloutClient:
-        """Replace a worker group's engines by new ones with the same weights.
-
-        Raises EngineGoneError if the files of their model have changed.
-        """
-        spec = self.specs[wg_id]
-        if wg_id in self._given and fingerprints([spec]).get(wg_id) != self._given[wg_id]:
-            raise EngineGoneError(f"the files of the model {spec.model_path!r} have changed since the run began; restore them and continue")
-        with self._locks[wg_id]:  # no weights are sent to an engine that is being replaced
-            self._end_engines([wg_id])
-            self.rollouts[wg_id].shutdown()
-            self._spawn_engine(wg_id)
-            self._start_engine(wg_id)
-            if wg_id in self.policies:
-                self._send_weights(wg_id, by_group(self.learners, self.learners)[wg_id])
-        return self._engine_client(wg_id)
 
     def init_model(self, steps: int, critic_steps: int = 1) -> None:
         """Load every model; learning-rate schedules span the updates of `steps` (policies) and `critic_steps` (critics) training steps."""
@@ -190,12 +120,12 @@ class TeamWorkers:
                 for learner in self.learners.values():
                     if learner.wg_id == wg_id:
                         self.policies[wg_id].set_total_training_steps(max(steps * learner.updates, 1), learner.adapter)
-            self._start_engine(wg_id)
+            self.engines.start(wg_id)
             if wg_id in self.critics:
                 self.critics[wg_id].init_model()
                 self.critics[wg_id].set_total_training_steps(max(critic_steps * self._critic_learners[wg_id].updates, 1))
 
-        self._on_all("init_model", init)
+        self.calls.run("init_model", list(self.specs), init)
 
     def compute_log_prob(self, batch: DataProto, sum_pi_squared: bool = False) -> DataProto:
         """Return log-probs under the current policies: `old_log_probs`, `entropys`, on request `sum_pi_squared`, `[bsz, response_len]`."""
@@ -307,104 +237,31 @@ class TeamWorkers:
             start = time.perf_counter()
             metrics = reduce_metrics(getattr(workers[learner.wg_id], method)(sub).meta_info["metrics"])
             if workers is self.policies:
-                self._versions[name] = seed[-1]
+                self.engines.note_update(name, seed[-1])
             return metrics | shares | {f"timing_s/{method}": time.perf_counter() - start}
 
         return self._on_learners(method, learners, list(parts), update, then)
 
-    def free_caches(self) -> None:
-        """Free the KV caches of engines (`actor_rollout_ref.rollout.free_cache_engine`); `sync_weights` allocates them again.
-
-        Engines of untrained groups are not included: one that also frees its weights would never receive them again. A dead engine is
-        skipped; `sync_weights` replaces it.
-        """
-
-        def free(wg_id: str) -> None:
-            try:
-                with engine_errors():
-                    self.rollouts[wg_id].sleep()
-            except EngineGoneError as error:
-                logger.warning("engine %s died, and is restarted when weights are sent to it: %s", wg_id, _as_raised(error))
-
-        self._on("free_caches", [wg for wg in self.trained if self._engines[wg]["config"].rollout.free_cache_engine], free)
-
-    def sync_weights(self, version: int, policies: Collection[str] | None = None) -> None:
-        """Send the weights of policies (None: of all) to their rollout servers, in buckets; replies sampled afterwards carry `version`.
-
-        For a policy that is an adapter, only the adapter is sent. A dead engine is replaced, as one that dies while it samples.
-        """
-        of_group = by_group(self.learners, self.learners if policies is None else policies)
-        self._versions |= {policy: version for own in of_group.values() for policy in own}
-        self._each(list(of_group), lambda wg: self._publish(wg, of_group[wg]))
-
-    def publish(self, policy: str) -> None:
-        """Send the weights of one policy, as `sync_weights` does, in this thread: from `updated` of `update_actor`."""
-        self._publish(self.learners[policy].wg_id, [policy])
-
-    def _publish(self, wg_id: str, policies: Collection[str]) -> None:
-        """Send the weights of a group's policies, and allow its engine a restart. Raises EngineGoneError if it cannot be replaced."""
-        serving, why = self.clients[wg_id].serving, ""
-        with self._call(wg_id, "sync_weights"):
-            try:
-                self._send_weights(wg_id, policies)
-            except EngineGoneError as error:
-                why = str(_as_raised(error))  # not the error itself, which references a bucket
-        if why:  # without the group's lock, which a restart in another thread may wait for; the new engine has received its weights
-            self.clients[wg_id].replace(serving, EngineGoneError(why))
-        self.clients[wg_id].allow()
-
-    def allow_restarts(self) -> None:
-        """Allow one restart of each engine in the step that begins."""
-        for client in self.clients.values():
-            client.allow()
-
-    def _send_weights(self, wg_id: str, policies: Collection[str]) -> None:
-        """Send the current weights of a group's policies; raises as `send_weights` does."""
-        versions = {self.learners[policy].adapter: self._versions[policy] for policy in policies}
-        self._sent[wg_id] += send_weights(self.policies[wg_id], self.rollouts[wg_id], versions)
-
-    def take_engine_metrics(self) -> dict[str, float]:
-        """Return of every worker group, since the last call: `timing_s/gen`, the seconds in which its engine had a request, and
-        `perf/sync_mb`, the MiB that it was sent, if it was.
-        """
-        sent, self._sent = self._sent, Counter[str]()
-        seconds = {f"wg/{wg}/timing_s/gen": client.take_busy_seconds() for wg, client in self.clients.items()}
-        return seconds | {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
-
-    @property
-    def engine_restarts(self) -> int:
-        """Number of restarts of engines that died."""
-        return sum(client.restarts for client in self.clients.values())
-
     def save_checkpoint(self, folder: Path, save_hf_model: bool) -> None:
         """Write every policy under `folder/actor/<wg_id>` and every critic under `folder/critic/<wg_id>`."""
-        self._on("save_checkpoint", self.trained, lambda wg: self.policies[wg].save_checkpoint(str(folder / "actor" / wg), save_hf_model))
-        self._on(
+        self.calls.run(
+            "save_checkpoint", self.trained, lambda wg: self.policies[wg].save_checkpoint(str(folder / "actor" / wg), save_hf_model)
+        )
+        self.calls.run(
             "save_checkpoint", list(self.critics), lambda wg: self.critics[wg].save_checkpoint(str(folder / "critic" / wg), save_hf_model)
         )
 
     def load_checkpoint(self, folder: Path) -> None:
         """Load a checkpoint of `save_checkpoint`."""
-        self._on("load_checkpoint", self.trained, lambda wg: self.policies[wg].load_checkpoint(str(folder / "actor" / wg)))
-        self._on("load_checkpoint", list(self.critics), lambda wg: self.critics[wg].load_checkpoint(str(folder / "critic" / wg)))
+        self.calls.run("load_checkpoint", self.trained, lambda wg: self.policies[wg].load_checkpoint(str(folder / "actor" / wg)))
+        self.calls.run("load_checkpoint", list(self.critics), lambda wg: self.critics[wg].load_checkpoint(str(folder / "critic" / wg)))
 
     def shutdown(self) -> None:
         """Stop every worker; their state is lost."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._end_engines(list(self.rollouts))
-        for group in (*self.rollouts.values(), *self.policies.values(), *self.critics.values()):
+        self.calls.end()
+        self.engines.shutdown()
+        for group in (*self.policies.values(), *self.critics.values()):
             group.shutdown()
-
-    def _end_engines(self, wg_ids: Sequence[str]) -> None:
-        """Let engines with child processes stop them and clean up; dead or hanging engines are killed later."""
-        pending = []
-        for wg_id in wg_ids:
-            with suppress(Exception):
-                if self.specs[wg_id].config.rollout.name == "vllm":
-                    pending.append(self.rollouts[wg_id].end())
-        for calls in pending:
-            with suppress(Exception):
-                calls.get(timeout=END_TIMEOUT_S)
 
     def _for_ranks(self, sub: DataProto, columns: Sequence[str], wg_id: str) -> tuple[DataProto, np.ndarray, int]:
         """Trim, pad with zero-weight rows to a multiple of the ranks, and order rows so that ranks have similar numbers of tokens."""
@@ -428,47 +285,13 @@ class TeamWorkers:
         def run(wg_id: str) -> dict[str, T]:
             results: dict[str, T] = {}
             for name in of_group[wg_id]:
-                with self._call(wg_id, call):
+                with self.calls.hold(wg_id, call):
                     results[name] = fn(name)
                 if then is not None:
                     then(name)
             return results
 
-        return {name: result for results in self._each(list(of_group), run).values() for name, result in results.items()}
-
-    def _on_all(self, call: str, fn: Callable[[str], T]) -> dict[str, T]:
-        return self._on(call, list(self.specs), fn)
-
-    def _on(self, call: str, wg_ids: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
-        """Run `fn` for several groups in parallel, recorded as `call` in the timeline."""
-
-        def run(wg_id: str) -> T:
-            with self._call(wg_id, call):
-                return fn(wg_id)
-
-        return self._each(wg_ids, run)
-
-    @contextmanager
-    def _call(self, wg_id: str, call: str) -> Iterator[None]:
-        """Hold the lock of a group, and record the call in the timeline."""
-        with self._locks[wg_id], self.timeline.span(wg_id, call):
-            yield
-
-    def _each(self, wg_ids: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
-        """Run `fn` for several groups in parallel; the first error is raised after all have ended."""
-        futures = {wg: self._threads.submit(fn, wg) for wg in wg_ids}
-        errors: Mapping[str, BaseException | None] = {wg: f.exception() for wg, f in futures.items()}
-        for wg, error in errors.items():
-            if isinstance(error, PLAIN_ERRORS):
-                raise TeamError(f"worker group '{wg}': {_as_raised(error)}") from error
-            if error is not None:
-                raise RuntimeError(f"worker group '{wg}': {error}") from error
-        return {wg: f.result() for wg, f in futures.items()}
-
-
-def _as_raised(error: BaseException) -> BaseException:
-    """Return the error that the worker raised, without Ray's traceback."""
-    return error.args[0] if error.args and isinstance(error.args[0], BaseException) else error
+        return {name: result for results in self.calls.each(list(of_group), run).values() for name, result in results.items()}
 
 
 def _team_metrics(per_group: dict[str, dict[str, float]]) -> dict[str, float]:

@@ -1,0 +1,208 @@
+"""The rollout engines of a team: started, replaced when they die, and given the weights of their policies."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from verl.protocol import RolloutClient
+from verl.protocol.generate import EngineGoneError
+from verl.single_controller.worker_group import WorkerGroup
+from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
+from verl.trainer.config import RunConfig
+from verl.trainer.derived import max_model_len
+from verl.trainer.placement.learners import Learner, by_group
+from verl.trainer.placement.pools import assign_engines
+from verl.trainer.placement.table import Placement
+from verl.trainer.ppo.controller import Controller
+from verl.trainer.ppo.group_calls import GroupCalls, as_raised
+from verl.trainer.ppo.timeline import GENERATION
+from verl.trainer.ppo.weight_sync import engine_errors, send_weights
+from verl.workers.rollout.client import replica_client, start_engines
+from verl.workers.rollout.restart import RestartingClient
+from verl.workers.rollout.server import RolloutWorker
+
+logger = logging.getLogger(__name__)
+# Time limit of the shutdown of engines at the end of a run.
+END_TIMEOUT_S = 10.0
+
+
+class TeamEngines:
+    """A rollout server for every worker group.
+
+    Args:
+        config: configuration of the run.
+        placement: agents, policies and worker groups.
+        controller: starts workers.
+        calls: calls to the worker groups.
+        policies: policy workers of the trained groups, once they are started.
+        learners: trained policies.
+        log_dir: folder for logs of engine processes; None for temporary files.
+
+    Attributes:
+        devices: of the engines of every worker group.
+        groups: the engines' workers, by worker group.
+        clients: for requests, by worker group.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        placement: Placement,
+        controller: Controller,
+        calls: GroupCalls,
+        policies: Mapping[str, WorkerGroup],
+        learners: Mapping[str, Learner],
+        log_dir: Path | None,
+    ) -> None:
+        self._config, self._placement, self._controller, self._log_dir = config, placement, controller, log_dir
+        self._calls, self._policies, self._learners = calls, policies, learners
+        self._specs = {spec.wg_id: spec for spec in placement.groups}
+        self.devices = assign_engines(config, placement)
+        self.groups: dict[str, WorkerGroup] = {}
+        self.clients: dict[str, RestartingClient] = {}
+        self._arguments: dict[str, dict[str, Any]] = {}
+        self._given = fingerprints(groups_with_fixed_models(placement))
+        self._versions = dict.fromkeys(learners, 0)  # step of each policy's weights
+        self._sent = Counter[str]()  # bytes, by worker group
+
+    def spawn(self, wg_id: str, common: Mapping[str, Any], threads: int) -> None:
+        """Start the processes of a group's engines; `start` loads the model.
+
+        Args:
+            wg_id: the worker group.
+            common: arguments of all workers of the group.
+            threads: CPU threads, unless `rollout.num_threads` or `trainer.num_threads` is set.
+        """
+        spec = self._specs[wg_id]
+        self._arguments[wg_id] = {
+            **common,
+            "adapters": spec.adapters,
+            "max_model_len": max_model_len(self._config, self._placement, spec),
+            "num_threads": spec.config.rollout.num_threads or self._config.trainer.num_threads or threads,
+            "log": str(self._log_dir / f"engine-{wg_id}.log") if self._log_dir else "",
+        }
+        self._spawn(wg_id)
+        on_busy = partial(self._calls.timeline.add, wg_id, GENERATION)
+        self.clients[wg_id] = RestartingClient(self._client(wg_id), partial(self._restarted, wg_id), wg_id, on_busy)
+
+    def _spawn(self, wg_id: str) -> None:
+        self.groups[wg_id] = self._controller.spawn(
+            f"rollout_{wg_id}", RolloutWorker, self.devices[wg_id], self._arguments[wg_id], max_concurrency=1000
+        )
+
+    def _client(self, wg_id: str) -> RolloutClient:
+        per_engine = self._specs[wg_id].config.rollout.tensor_model_parallel_size
+        return replica_client(self.groups[wg_id], self._config.rollout.call_timeout_s, per_engine)
+
+    def start(self, wg_id: str) -> None:
+        """Load the model of a group."""
+        start_engines(self.groups[wg_id], self._specs[wg_id].config.rollout.tensor_model_parallel_size)
+
+    def _restarted(self, wg_id: str) -> RolloutClient:
+        """Replace a worker group's engines by new ones with the same weights, and return their client.
+
+        Raises EngineGoneError if the files of their model have changed.
+        """
+        spec = self._specs[wg_id]
+        if wg_id in self._given and fingerprints([spec]).get(wg_id) != self._given[wg_id]:
+            raise EngineGoneError(f"the files of the model {spec.model_path!r} have changed since the run began; restore them and continue")
+        with self._calls.hold(wg_id):  # no weights are sent to an engine that is being replaced
+            self._end([wg_id])
+            self.groups[wg_id].shutdown()
+            self._spawn(wg_id)
+            self.start(wg_id)
+            if wg_id in self._policies:
+                self._send_weights(wg_id, by_group(self._learners, self._learners)[wg_id])
+        return self._client(wg_id)
+
+    def free_caches(self) -> None:
+        """Free the KV caches of engines (`actor_rollout_ref.rollout.free_cache_engine`); `sync_weights` allocates them again.
+
+        Engines of untrained groups are not included: one that also frees its weights would never receive them again. A dead engine is
+        skipped; `sync_weights` replaces it.
+        """
+
+        def free(wg_id: str) -> None:
+            try:
+                with engine_errors():
+                    self.groups[wg_id].sleep()
+            except EngineGoneError as error:
+                logger.warning("engine %s died, and is restarted when weights are sent to it: %s", wg_id, as_raised(error))
+
+        self._calls.run("free_caches", [wg for wg in self._policies if self._arguments[wg]["config"].rollout.free_cache_engine], free)
+
+    def note_update(self, policy: str, version: int) -> None:
+        """Label the weights of a policy, which a restarted engine gets as well."""
+        self._versions[policy] = version
+
+    def sync_weights(self, version: int, policies: Collection[str] | None = None) -> None:
+        """Send the weights of policies (None: of all), in buckets; replies sampled afterwards carry `version`.
+
+        For a policy that is an adapter, only the adapter is sent. A dead engine is replaced, as one that dies while it samples.
+        """
+        of_group = by_group(self._learners, self._learners if policies is None else policies)
+        self._versions |= {policy: version for own in of_group.values() for policy in own}
+        self._calls.each(list(of_group), lambda wg: self._publish(wg, of_group[wg]))
+
+    def publish(self, policy: str) -> None:
+        """Send the weights of one policy, as `sync_weights` does, in this thread: after its update, while others are updated."""
+        self._publish(self._learners[policy].wg_id, [policy])
+
+    def _publish(self, wg_id: str, policies: Collection[str]) -> None:
+        """Send the weights of a group's policies, and allow its engine a restart. Raises EngineGoneError if it cannot be replaced."""
+        serving, why = self.clients[wg_id].serving, ""
+        with self._calls.hold(wg_id, "sync_weights"):
+            try:
+                self._send_weights(wg_id, policies)
+            except EngineGoneError as error:
+                why = str(as_raised(error))  # not the error itself, which references a bucket
+        if why:  # without holding the group, for which a restart in another thread may wait; the new engine has received its weights
+            self.clients[wg_id].replace(serving, EngineGoneError(why))
+        self.clients[wg_id].allow()
+
+    def _send_weights(self, wg_id: str, policies: Collection[str]) -> None:
+        """Send the current weights of a group's policies; raises as `send_weights` does."""
+        versions = {self._learners[policy].adapter: self._versions[policy] for policy in policies}
+        self._sent[wg_id] += send_weights(self._policies[wg_id], self.groups[wg_id], versions)
+
+    def allow_restarts(self) -> None:
+        """Allow one restart of each engine in the step that begins."""
+        for client in self.clients.values():
+            client.allow()
+
+    @property
+    def restarts(self) -> int:
+        """Number of restarts of engines that died."""
+        return sum(client.restarts for client in self.clients.values())
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return numbers of every worker group since the last call.
+
+        `timing_s/gen` are the seconds in which its engine had a request, `perf/sync_mb` the MiB that it was sent, if it was.
+        """
+        sent, self._sent = self._sent, Counter[str]()
+        seconds = {f"wg/{wg}/timing_s/gen": client.take_busy_seconds() for wg, client in self.clients.items()}
+        return seconds | {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
+
+    def shutdown(self) -> None:
+        """Stop all engines."""
+        self._end(list(self.groups))
+        for group in self.groups.values():
+            group.shutdown()
+
+    def _end(self, wg_ids: Sequence[str]) -> None:
+        """Let engines with child processes stop them and clean up; dead or hanging engines are killed later."""
+        pending = []
+        for wg_id in wg_ids:
+            with suppress(Exception):
+                if self._specs[wg_id].config.rollout.name == "vllm":
+                    pending.append(self.groups[wg_id].end())
+        for calls in pending:
+            with suppress(Exception):
+                calls.get(timeout=END_TIMEOUT_S)
