@@ -26,9 +26,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.async_training import CORRECTION, MODES, add_sizes, workloads_of
+from benchmarks.async_training import CORRECTION, MODES, add_sizes, schedule_of, workloads_of
 from benchmarks.asynchronous.calibration import calibrate, played
-from benchmarks.asynchronous.simulator import Costs, Group, Schedule, run_steps
+from benchmarks.asynchronous.simulator import Costs, Group, run_steps
 from benchmarks.asynchronous.team import Mode, Workload, run
 from benchmarks.placement import prepare, run_forked
 from verl.trainer.config.run import ASYNC_MODES
@@ -56,14 +56,6 @@ SCENARIOS = {
     "gpu_rollout_bound": Scenario(Workload(wait_s=5.0, wait_sigma=1.2, tokens=600.0, tokens_sigma=1.2), 16384),
 }
 SPLITS = (1, 2, 4, 6, GPUS)  # GPUs that sample in an asynchronous run, the others train; all of them: both, at half speed
-
-
-def schedule_of(name: str) -> Schedule:
-    """Return the schedule of a mode of `benchmarks/async_training.py`."""
-    keys = {key.removeprefix("async_training."): value for key, value in MODES[name].keys.items()}
-    if name != "fully_async":
-        return Schedule(name)
-    return Schedule(name, keys["staleness_threshold"], keys["trigger_parameter_sync_step"], keys["max_off_policy_threshold"])
 
 
 def drawn(scenario: Scenario) -> Iterator[Group]:

@@ -1,17 +1,17 @@
 """Seconds of a training step in asynchronous modes against the synchronous one, of a team with four calls an episode, in one run.
 
-    python benchmarks/async_training.py [--modes one_step_off fully_async] [--tasks 16] [--group 8] [--steps 4] [--rounds 3] [key=value ...]
+    python benchmarks/async_training.py [--modes fully_async] [--tasks 16] [--group 8] [--steps 4] [--rounds 3] [key=value ...]
 
 Workloads: `tools` (every call is followed by a tool that sleeps 1 s in the median, log-normal with sigma 1.2), `tail` (lengths of replies
-are log-normal with sigma 1.2), `compute` (neither). All train one tiny model with the local controller and the engine `hf`, as
-`python -m verl.trainer.main_ppo` does; a reply ends at its forced length. In every round each workload is trained in every mode, one after
-the other; a step lasts from the end of one update to that of the next, in the steady state.
+are log-normal with sigma 1.2), `compute` (neither). All train one tiny model with the local controller and the engine `hf`, as `python -m
+verl.trainer.main_ppo` does; a reply ends at its forced length. In every round, which has lengths and waits of its own, each workload is
+trained in every mode, one after the other; a step lasts from the end of one update to that of the next, in the steady state.
 
 The last line is JSON. `speedup_<workload>` is the median over rounds of synchronous / asynchronous seconds, for the last of `--modes`, as
-are `step_over_bound` and `control_ms_per_call`; `modes` has the speed-ups of all. `step_over_bound` compares a step of `tools` with what no
-schedule of its mode can go below: the larger of a step without waits (the fastest mode on `compute`) and the waits that cannot be hidden,
-those of the slowest episode of the batch, or, where `n` batches are in flight, the mean of the slowest of each group / `n`.
-`control_ms_per_call` is CPU time of the thread that plays the episodes (of the last workload).
+are `step_over_bound` and `control_ms_per_call`; `modes` has the speed-ups of all, `step_s` the seconds. `step_over_bound` compares a step
+of `tools` with the simulated step (`benchmarks/asynchronous/simulator.py`) of the same waits in the same mode on a machine whose engines
+need no time, and which spends on each step what the fastest mode needs on `compute`. `control_ms_per_call` is CPU time of the thread that
+plays the episodes (of the last workload).
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.asynchronous.calibration import played
+from benchmarks.asynchronous.simulator import Costs, Schedule, run_steps
 from benchmarks.asynchronous.team import MeasuredRun, Mode, Workload, run
 from benchmarks.placement import prepare, run_forked
 from verl.trainer.config.run import ASYNC_MODES
@@ -42,19 +44,24 @@ FULLY_ASYNC = {
 MODES = {
     "sync": Mode({}),
     "one_step_off": Mode(CORRECTION | {"async_training.mode": "one_step_off"}, ahead=1),
-    "fully_async": Mode(CORRECTION | FULLY_ASYNC, warm_up=4, ahead=3, batches=3),
+    "fully_async": Mode(CORRECTION | FULLY_ASYNC, warm_up=4, ahead=3),
 }
 NAMES = ("tools", "tail", "compute")
 Round = Mapping[str, Mapping[str, MeasuredRun]]  # workload -> mode -> run
 
 
-def bound_s(mode: Mode, found: MeasuredRun, compute_s: float, tasks: int) -> float:
-    """Return the seconds below which the mean step of the mode cannot be: see the top."""
-    slowest = found.slowest_s()
-    if mode.batches is not None:
-        return max(compute_s, statistics.mean(slowest) / mode.batches)
-    starts = range(mode.warm_up * tasks, (mode.warm_up + len(found.step_s)) * tasks, tasks)
-    return statistics.mean(max(compute_s, *slowest[start : start + tasks]) for start in starts)
+def schedule_of(name: str) -> Schedule:
+    """Return the schedule of one of `MODES`."""
+    keys = {key.removeprefix("async_training."): value for key, value in MODES[name].keys.items()}
+    if name != "fully_async":
+        return Schedule(name)
+    return Schedule(name, keys["staleness_threshold"], keys["trigger_parameter_sync_step"], keys["max_off_policy_threshold"])
+
+
+def bound_s(name: str, found: MeasuredRun, compute_s: float, tasks: int) -> float:
+    """Return the seconds of a step of a mode on the machine whose engines need no time: see the top."""
+    costs, warm_up, steps = Costs(decode_s=1e-9, row_s=0.0, update_s=compute_s), MODES[name].warm_up, len(found.step_s)
+    return run_steps(costs, schedule_of(name), played(found.groups()), tasks, warm_up + steps).step_s(warm_up, steps)
 
 
 def summarise(rounds: list[Round], modes: list[str], tasks: int) -> dict[str, Any]:
@@ -68,7 +75,7 @@ def summarise(rounds: list[Round], modes: list[str], tasks: int) -> dict[str, An
 
     def over_bound(found: Round) -> float:
         compute_s = min(run.mean_step_s for run in found["compute"].values())
-        return found["tools"][last].mean_step_s / bound_s(MODES[last], found["tools"][last], compute_s, tasks)
+        return found["tools"][last].mean_step_s / bound_s(last, found["tools"][last], compute_s, tasks)
 
     last, workloads = modes[-1], list(rounds[0])
     values = {f"speedup_{workload}": speedup(workload, last) for workload in workloads}
@@ -80,7 +87,7 @@ def summarise(rounds: list[Round], modes: list[str], tasks: int) -> dict[str, An
         **median,
         "mode": last,
         "modes": {mode: {workload: round(statistics.median(speedup(workload, mode)), 3) for workload in workloads} for mode in modes[1:]},
-        "seconds": {
+        "step_s": {
             mode: {workload: round(statistics.median([found[workload][mode].mean_step_s for found in rounds]), 3) for workload in workloads}
             for mode in modes
         },
@@ -115,7 +122,7 @@ def main() -> None:
     """Measure rounds of all workloads and modes and report medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = [mode for mode in MODES if mode in ASYNC_MODES and mode != "sync"]
-    parser.add_argument("--modes", nargs="+", choices=known, default=known, help="asynchronous modes")
+    parser.add_argument("--modes", nargs="+", choices=known, default=["fully_async"], help="asynchronous modes")
     parser.add_argument("--rounds", type=int, default=3)
     add_sizes(parser)
     args = parser.parse_args()
@@ -127,7 +134,7 @@ def main() -> None:
             found: dict[str, dict[str, MeasuredRun]] = {}
             for name, workload in workloads_of(args).items():
                 run_dirs = {mode: Path(folder) / f"{name}-{mode}-{number}" for mode in modes}
-                found[name] = {mode: run(MODES[mode], workload, Path(folder), run_dirs[mode], args) for mode in modes}
+                found[name] = {mode: run(MODES[mode], workload, Path(folder), run_dirs[mode], args, number + 1) for mode in modes}
                 shown = "  ".join(f"{mode} {one.mean_step_s:.2f} s" for mode, one in found[name].items())
                 sys.stdout.write(f"round {number + 1} of {args.rounds}, {name}: {shown}\n")
                 sys.stdout.flush()

@@ -58,13 +58,11 @@ class Mode:
         keys: configuration of the mode.
         warm_up: steps before the steady state, which are not measured.
         ahead: last steps of a run, during which fewer episodes are in flight than before, which are not measured either.
-        batches: batches of episodes in flight at most; None if a step waits for the slowest episode of its batch.
     """
 
     keys: Mapping[str, Any]
     warm_up: int = 2
     ahead: int = 0
-    batches: float | None = None
 
 
 @dataclass(frozen=True)
@@ -125,10 +123,6 @@ class MeasuredRun:
         for episode in sorted(self.episodes, key=lambda episode: episode.began):
             groups[episode.group].append(episode)
         return list(groups.values())
-
-    def slowest_s(self) -> list[float]:
-        """Return the waiting seconds of the slowest episode of every group, in the order of `groups`."""
-        return [max(sum(episode.waits_s) for episode in group) for group in self.groups()]
 
 
 for _name in AGENTS:
@@ -191,8 +185,8 @@ def train_forced(overrides: list[str], workload: Workload, run_dir: Path) -> Non
     (run_dir / EPISODES).write_text(json.dumps([asdict(episode) for episode in ToolWorld.played]))
 
 
-def run(mode: Mode, workload: Workload, folder: Path, run_dir: Path, args: argparse.Namespace) -> MeasuredRun:
-    """Train `args.steps` measured steps and those around them, in a process of its own."""
+def run(mode: Mode, workload: Workload, folder: Path, run_dir: Path, args: argparse.Namespace, seed: int = 1) -> MeasuredRun:
+    """Train `args.steps` measured steps and those around them, in a process of its own; lengths and waits depend on `seed`."""
     steps = mode.warm_up + args.steps + mode.ahead
     settings = shared_settings(folder, args) | {
         "agent.orchestra_type": "tool_team",
@@ -201,6 +195,7 @@ def run(mode: Mode, workload: Workload, folder: Path, run_dir: Path, args: argpa
         "env.env_name": "tools",
         "env.params.wait_s": workload.wait_s,
         "env.params.wait_sigma": workload.wait_sigma,
+        "data.seed": seed,
         "rollout.episode_timeout_s": 3600,
         "trainer.total_training_steps": steps,
         "trainer.log_trajectories": 0,
