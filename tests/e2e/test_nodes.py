@@ -7,17 +7,18 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import ray
 
-from tests.e2e.conftest import Run, read_metrics
+from tests.e2e.conftest import Run, read_metrics, weights
 from tests.single_controller.test_worker_group import Adder, batch
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.resource_pool import node_of
 from verl.single_controller.ray.start import start_private_cluster
-from verl.trainer.ppo.controller import RAY_SYSTEM_CONFIG
+from verl.trainer.ppo.controller import RAY_SYSTEM_CONFIG, RayController
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 STORE = 100 * 2**20
@@ -64,19 +65,6 @@ def test_workers_on_two_nodes_meet_and_hand_values_over() -> None:
     both.shutdown()
 
 
-def test_a_group_whose_peers_are_on_another_node_has_an_address_that_they_reach() -> None:
-    first, second = (RayResourcePool([1], use_gpu=False) for _ in range(2))
-    alone = RayWorkerGroup(first, RayClassWithInitArgs(Located), timeout_s=120)
-    asked = RayWorkerGroup(first, RayClassWithInitArgs(Located), timeout_s=120, peers=[second])
-    found = [group.execute_all_sync("getenv", "MASTER_ADDR") for group in (alone, asked)]
-    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    assert node_of(first.slots()[0].placement_group) != node_of(second.slots()[0].placement_group)
-    assert found == [["127.0.0.1"], [nodes[alone.execute_all_sync("node")[0]]]]
-    for group in (alone, asked):
-        group.shutdown()
-    second.shutdown()
-
-
 def test_a_group_of_two_nodes_trains_as_one_rank(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verl.trainer.ppo.controller.BUNDLE_CPUS", 1.0)  # so that a node has room for one
     train({"agent.model_sharing": True})
@@ -86,3 +74,25 @@ def test_a_group_of_two_nodes_trains_as_one_rank(train: Run, tmp_path: Path, mon
     for a, b in zip(one, two, strict=True):
         for name, far in (("actor/grad_norm", 1e-5), ("actor/pg_loss", 1e-6), ("critic/score/mean", 1e-6)):
             assert b.get(name, 0.0) == pytest.approx(a.get(name, 0.0), abs=far)
+
+
+def test_an_engine_on_another_node_gets_the_weights_of_its_policy(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By broadcast, from an address that the other node reaches."""
+    monkeypatch.setattr("verl.trainer.ppo.controller.BUNDLE_CPUS", 1.0)  # so that a node has room for one
+    train({"agent.model_sharing": True})
+    found: dict[str, tuple[str, str]] = {}
+    spawn = RayController.spawn
+
+    def noted(controller: RayController, name: str, *args: Any, **kwargs: Any) -> Any:
+        group = spawn(controller, name, *args, **kwargs)
+        (slot,) = group.resource_pool.slots()
+        found[name.partition("_")[0]] = group._rendezvous[0], node_of(slot.placement_group)
+        return group
+
+    monkeypatch.setattr(RayController, "spawn", noted)
+    apart = {"trainer.controller": "ray", "rollout.n_gpus_per_node": 1, "agent.model_sharing": True}
+    train({"trainer.default_local_dir": tmp_path / "two", "actor_rollout_ref.rollout.weight_transfer": "collective"} | apart)
+    assert weights(tmp_path / "run", 2) == weights(tmp_path / "two", 2)
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    (sender, here), (_, there) = found["policy"], found["rollout"]
+    assert here != there and sender == addresses[here] != "127.0.0.1"

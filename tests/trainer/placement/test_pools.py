@@ -4,8 +4,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import ray
 
-from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RunConfig
+from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ModelConfig, RunConfig
 from verl.trainer.placement.agent_overrides import PlacementError
 from verl.trainer.placement.pools import (
     ENGINES,
@@ -19,7 +20,7 @@ from verl.trainer.placement.pools import (
     processes_per_node,
 )
 from verl.trainer.placement.table import Placement, build_placement
-from verl.trainer.ppo.controller import ControllerError, LocalController
+from verl.trainer.ppo.controller import ControllerError, LocalController, RayController
 
 
 def run_on(devices: int, engines: int = 0, **keys: Any) -> RunConfig:
@@ -202,3 +203,26 @@ def test_one_process_has_no_pools() -> None:
         LocalController(run_on(1, resource_pool="dedicated"), "cpu")
     with pytest.raises(ControllerError, match=r"rollout\.n_gpus_per_node=1 needs trainer\.controller=ray"):
         LocalController(run_on(1, 1), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("config", "policies", "engines"),
+    [
+        (run_on(4), ([4], 2 * 3), ([4], 2 * 3)),
+        (run_on(4, resource_pool="dedicated"), ([4], 3), ([4], 3)),
+        (run_on(6, 1, rollout={"nnodes": 2}), ([6], 2 * 2), ([1, 1], 2)),
+        (run_on(6, 2, resource_pool="dedicated"), ([6], 2), ([2], 1)),
+    ],
+)
+def test_a_gpu_has_room_for_the_workers_of_its_pool(
+    monkeypatch: pytest.MonkeyPatch, config: RunConfig, policies: tuple[list[int], int], engines: tuple[list[int], int]
+) -> None:
+    """Of two agents: a policy, a critic and an engine each, or on GPUs of their own the first two or the last."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    placement = build_placement(config.agent, ActorRolloutRefConfig(model=ModelConfig(path="some/model")))
+    controller = RayController(config, "cuda")
+    for devices, expected in ((assign_devices, policies), (assign_engines, engines)):
+        pool = controller._pool(next(iter(devices(config, placement).values())))
+        whole = getattr(pool, "parent", pool)
+        assert (whole.store, whole.max_colocate_count, whole.use_gpu) == (*expected, True)
+        assert pool.world_size == whole.world_size // (2 if config.trainer.resource_pool == "dedicated" else 1)
