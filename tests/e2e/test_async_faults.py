@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from agent_system.environment import Observation
+from agent_system.launch import collector
 from agent_system.rollout import TooManyFailuresError
-from agent_system.rollout.collector import Collector
 from tests.conftest import is_idle
 from tests.e2e.conftest import Run
 from tests.e2e.teams import LEVELS
@@ -34,17 +34,17 @@ BUSY = QUICK | LEVELS["L1"].changes | {"rollout.max_concurrent_episodes": 2, "da
 def test_a_disk_that_fills_up_while_groups_are_saved_keeps_the_checkpoint_before_and_no_group_is_lost(
     train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save, limit, saves = Collector.save_episodes, resource.getrlimit(resource.RLIMIT_FSIZE), list[Path]()
+    save, limit, saves = collector.save_episodes, resource.getrlimit(resource.RLIMIT_FSIZE), list[Path]()
 
-    def third_has_no_room(collector: Collector, episodes: Any, folder: Path) -> None:
+    def third_has_no_room(episodes: Any, folder: Path) -> None:
         saves.append(folder)
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (100 if len(saves) == 3 else limit[0], limit[1]))
-            save(collector, episodes, folder)
+            save(episodes, folder)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
-    monkeypatch.setattr(Collector, "save_episodes", third_has_no_room)
+    monkeypatch.setattr(collector, "save_episodes", third_has_no_room)
     checkpoints = tmp_path / "run" / "checkpoints"
     with pytest.raises(CheckpointError, match=f"checkpoint of step 3 could not be written to {checkpoints}: .* previous one is") as error:
         train(QUICK)
