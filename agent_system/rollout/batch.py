@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -78,7 +77,8 @@ def _pack(rows: Iterable[Sequence[Any]], dtype: Any, pad: np.ndarray, *, left: b
     columns = np.arange(width)[None, :]
     mask = columns >= width - lengths[:, None] if left else columns < lengths[:, None]
     packed = np.broadcast_to(pad, mask.shape).astype(dtype)
-    packed[mask] = np.fromiter(chain.from_iterable(rows), dtype, int(lengths.sum()))
+    for row, tokens in zip(packed, rows, strict=True):  # row by row: other threads run in between
+        row[width - len(tokens) if left else 0 :][: len(tokens)] = np.fromiter(tokens, dtype, len(tokens))
     return packed, mask
 
 

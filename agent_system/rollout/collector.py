@@ -275,8 +275,9 @@ class Collector:
             self._sandbox_failures = await self._workers.sandbox_failures()
         player.check_left_out(played)
         self._warn_of_shared_state()
+        settings = self.settings.for_validation() if validate else self.settings
         with rare_garbage_collection():
-            result = self._result(played, self.settings.for_validation() if validate else self.settings)
+            result = await asyncio.to_thread(self._result, played, settings)  # other episodes go on
         if self._models:
             result = replace(result, metrics=result.metrics | self._models[validate].take_counts())
         if not validate and self.settings.tree_returns == "step":  # otherwise agents learn from the rewards of `step`, and from ties

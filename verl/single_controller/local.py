@@ -130,13 +130,13 @@ class LocalWorkerGroup(WorkerGroup):
         return self._worker
 
     def shutdown(self) -> None:
-        """Close the worker and end its event loop."""
+        """End the event loop of the worker, and close it."""
         worker, self._worker = self._worker, None
-        if isinstance(worker, Worker):
-            worker.close()
-        if self._loop is not None:
+        if self._loop is not None:  # first: what it still runs fails, and is not served by half a worker
             self._loop = None
             self._end_loop()
+        if isinstance(worker, Worker):
+            worker.close()
 
     def _submit(self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]) -> LocalPendingResults:
         if self._worker is None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutClient, RolloutError
@@ -99,7 +99,9 @@ class WorkerGroupClient:
                         future.set_result(served.generations)
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
-            self._fail(RolloutError("the poll of the rollout engine was cancelled"))
+            # When the requests are cancelled as well, that comes first.
+            error = RolloutError("the poll of the rollout engine was cancelled")
+            asyncio.get_running_loop().call_soon(_fail, list(self._futures.values()), error)
             raise
 
     def _cancel(self, number: int) -> None:
@@ -115,15 +117,16 @@ class WorkerGroupClient:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             kind = EngineGoneError if isinstance(error, WorkerDiedError) else RolloutError
-            self._fail(kind(f"the rollout engine cannot be reached: {error}"), error)
+            _fail(self._futures.values(), kind(f"the rollout engine cannot be reached: {error}"), error)
 
-    def _fail(self, failure: RolloutError, cause: BaseException | None = None) -> None:
-        """Fail all unfinished requests: no later call could answer them."""
-        for future in self._futures.values():
-            if not future.done():
-                own = type(failure)(str(failure))
-                own.__cause__ = cause
-                future.set_exception(own)
+
+def _fail(futures: Iterable[asyncio.Future[Any]], failure: RolloutError, cause: BaseException | None = None) -> None:
+    """Fail the requests that are not finished: no later call could answer them."""
+    for future in futures:
+        if not future.done():
+            own = type(failure)(str(failure))
+            own.__cause__ = cause
+            future.set_exception(own)
 
 
 class Replica(RolloutClient, Protocol):
