@@ -137,6 +137,12 @@ class Sample:
         return self.rounds or (self,)
 
     @property
+    def mean_version(self) -> float:
+        """Version of the weights, averaged over the tokens that they sampled."""
+        replies = [s.generation for s in self.generations]
+        return sum(reply.mean_version * len(reply.token_ids) for reply in replies) / sum(len(reply.token_ids) for reply in replies)
+
+    @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt; behind an API the server's count, 0 when it gives none."""
         return int(getattr(self.generation, "prompt_tokens", len(self.prompt_ids)))

@@ -90,7 +90,8 @@ def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]
     )  # fmt: skip
     columns = {name: [getattr(e, name) for e, _ in rows] for name in episode_fields}
     columns |= {name: [getattr(s, name) for _, s in rows] for name in sample_fields}
-    for name in ("version", "oldest_version", "mean_version"):
+    columns["mean_version"] = [s.mean_version for _, s in rows]
+    for name in ("version", "oldest_version"):
         columns[name] = [getattr(s.generation, name) for _, s in rows]
     columns["response_clipped"] = [s.generation.stop_reason == "length" for _, s in rows]
     columns["prompt_clipped"] = [s.dropped_context > 0 for _, s in rows]

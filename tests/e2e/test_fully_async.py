@@ -221,9 +221,12 @@ def test_what_cannot_be_is_said_before_a_worker_starts(refused: Callable[[dict[s
         ASYNC | {"async_training.per_policy.judge.staleness_threshold": 1}
     )
     assert "async_training.mode=fully_async" in refused({"async_training.staleness_threshold": 0.5})
+    hasty = ASYNC | {"async_training.staleness_threshold": 0}
+    assert "set it to 1 or more" in refused(hasty | {"async_training.batch_timeout_s": 5, "async_training.max_off_policy_threshold": 0})
     hasty = ASYNC | {"async_training.batch_timeout_s": 5}
     assert "least_batch_size=3 is more than data.train_batch_size=2" in refused(hasty | {"async_training.least_batch_size": 3})
-    assert "adv_estimator=reinforce_plus_plus whitens" in refused(hasty | {"algorithm.adv_estimator": "reinforce_plus_plus"})
+    assert "group_by=['policy_id'] compares tasks" in refused(hasty | {"algorithm.group_by": "[policy_id]"})
+    assert "adv_estimator=reinforce_plus_plus scales" in refused(hasty | {"algorithm.adv_estimator": "reinforce_plus_plus"})
 
 
 def test_each_policy_has_its_own_pace(train: Run, tmp_path: Path) -> None:

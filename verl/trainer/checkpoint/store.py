@@ -37,7 +37,9 @@ class CheckpointStore:
         pointer = self.root / POINTER
         if not pointer.is_file():
             return None
-        folder = self.path(int(pointer.read_text().strip()))
+        folder = self.path(step := int(pointer.read_text().strip()))
+        if not folder.exists() and self._replaced(step).is_dir():  # the process was killed while it replaced the folder
+            self._replaced(step).rename(folder)
         if not (folder / STATE_FILE).is_file():
             raise CheckpointError(f"{pointer} names {folder.name}, which has no {STATE_FILE}; restore it or correct the pointer")
         return folder
@@ -47,7 +49,7 @@ class CheckpointStore:
 
         Raises CheckpointError if a file cannot be written; the previous checkpoint is then intact.
         """
-        aside, final, replaced = self.root / f".writing_global_step_{step}", self.path(step), self.root / f".replaced_global_step_{step}"
+        aside, final, replaced = self.root / f".writing_global_step_{step}", self.path(step), self._replaced(step)
         for unfinished in self.root.glob(".writing_global_step_*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         try:
@@ -74,6 +76,10 @@ class CheckpointStore:
             ) from error
         self._drop_old(keep)
         return final
+
+    def _replaced(self, step: int) -> Path:
+        """Return where the checkpoint of a step is while another one takes its place."""
+        return self.root / f".replaced_global_step_{step}"
 
     def amend(self, step: int, state: Mapping[str, Any]) -> None:
         """Add `state` to the trainer state of a step's checkpoint, if there is one.

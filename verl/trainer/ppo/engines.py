@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -69,7 +70,7 @@ class TeamEngines:
         self._arguments: dict[str, dict[str, Any]] = {}
         self._given = fingerprints(groups_with_fixed_models(placement))
         self._versions = dict.fromkeys(learners, 0)  # step of each policy's weights
-        self._sent = Counter[str]()  # bytes, by worker group
+        self._sent, self._sent_lock = Counter[str](), threading.Lock()  # bytes, by worker group
 
     def spawn(self, wg_id: str, common: Mapping[str, Any], threads: int) -> None:
         """Start the processes of a group's engines; `start` loads the model.
@@ -169,7 +170,9 @@ class TeamEngines:
     def _send_weights(self, wg_id: str, policies: Collection[str]) -> None:
         """Send the current weights of a group's policies; raises as `send_weights` does."""
         versions = {self._learners[policy].adapter: self._versions[policy] for policy in policies}
-        self._sent[wg_id] += send_weights(self._policies[wg_id], self.groups[wg_id], versions)
+        n_bytes = send_weights(self._policies[wg_id], self.groups[wg_id], versions)
+        with self._sent_lock:
+            self._sent[wg_id] += n_bytes
 
     def allow_restarts(self) -> None:
         """Allow one restart of each engine in the step that begins."""
@@ -186,7 +189,8 @@ class TeamEngines:
 
         `timing_s/gen` are the seconds in which its engine had a request, `perf/sync_mb` the MiB that it was sent, if it was.
         """
-        sent, self._sent = self._sent, Counter[str]()
+        with self._sent_lock:
+            sent, self._sent = self._sent, Counter[str]()
         seconds = {f"wg/{wg}/timing_s/gen": client.take_busy_seconds() for wg, client in self.clients.items()}
         return seconds | {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
 

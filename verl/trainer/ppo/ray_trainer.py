@@ -259,7 +259,7 @@ class RayPPOTrainer:
 
     def _validates(self, step: int) -> bool:
         test_freq = self.config.trainer.test_freq
-        return test_freq > 0 and step % test_freq == 0
+        return self.val_dataset is not None and test_freq > 0 and step % test_freq == 0
 
     def _publish(self, source: SampleSource, step: int, policies: Collection[str]) -> None:
         with self.timer("gen"):
@@ -276,7 +276,7 @@ class RayPPOTrainer:
             append_spans(path, self.global_step, spans)
         return spans
 
-    def _update(self, batch: DataProto, updated: Callable[[str], None] | None) -> dict[str, float]:
+    def _update(self, batch: DataProto, updated: Callable[[str], None] | None = None) -> dict[str, float]:
         """Update every critic and, after `trainer.critic_warmup` steps, every policy; `updated` is that of `TeamWorkers.update_actor`."""
         before, warmup = self.global_step, self.config.trainer.critic_warmup
         seed = (self.config.data.seed, before + 1)

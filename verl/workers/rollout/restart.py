@@ -33,7 +33,7 @@ class RestartingClient:
     ) -> None:
         self._client, self._restart, self._name, self._on_busy = client, restart, name, on_busy
         self._allowed = True
-        self._lock = threading.Lock()
+        self._lock, self._count_lock = threading.Lock(), threading.Lock()
         self._restarting: asyncio.Task[None] | None = None
         self.restarts = 0
         self._requests, self._since, self._busy_s = 0, 0.0, 0.0
@@ -44,13 +44,14 @@ class RestartingClient:
 
     def take_busy_seconds(self) -> float:
         """Return the seconds since the last call with at least one request in flight."""
-        now, seconds = time.perf_counter(), self._busy_s
-        if self._requests:
-            seconds += now - self._since
-            began, self._began = self._began, time.time()
-            self._on_busy(began, self._began)
-        self._busy_s, self._since = 0.0, now
-        return seconds
+        with self._count_lock:
+            now, seconds = time.perf_counter(), self._busy_s
+            if self._requests:
+                seconds += now - self._since
+                began, self._began = self._began, time.time()
+                self._on_busy(began, self._began)
+            self._busy_s, self._since = 0.0, now
+            return seconds
 
     async def drain(self) -> None:
         """Let new requests wait until `release`, and return when none is in flight."""
@@ -63,18 +64,20 @@ class RestartingClient:
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        if not self._requests:
-            self._since, self._began = time.perf_counter(), time.time()
-        self._requests += 1
-        self._idle.clear()
+        with self._count_lock:
+            if not self._requests:
+                self._since, self._began = time.perf_counter(), time.time()
+            self._requests += 1
+            self._idle.clear()
         try:
             yield
         finally:
-            self._requests -= 1
-            if not self._requests:
-                self._busy_s += time.perf_counter() - self._since
-                self._on_busy(self._began, time.time())
-                self._idle.set()
+            with self._count_lock:
+                self._requests -= 1
+                if not self._requests:
+                    self._busy_s += time.perf_counter() - self._since
+                    self._on_busy(self._began, time.time())
+                    self._idle.set()
 
     def allow(self) -> None:
         """Allow one restart in the step that begins."""

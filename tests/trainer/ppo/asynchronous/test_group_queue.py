@@ -26,7 +26,8 @@ class Waiting(RuleBasedStateMachine):
     def begin(self, batch: int, staleness: float, trigger: int, spare: int, least: int) -> None:
         paces = {"a": Pace(staleness, trigger), "b": Pace(0.5, 2)}
         paces = {name: replace(pace, bound=pace.least_bound + spare) for name, pace in paces.items()}
-        self.queue: GroupQueue[int] = GroupQueue(batch, paces, steps=9, least=min(least, batch))
+        self.queue: GroupQueue[int] = GroupQueue(batch, paces, steps=9)
+        self.least = min(least, batch)
         self.step, self.ended, self.trained, self.begun = 1, set[int](), set[int](), dict[int, dict[str, int]]()
 
     @rule(count=st.integers(1, 6))
@@ -49,14 +50,15 @@ class Waiting(RuleBasedStateMachine):
     @precondition(lambda self: self.step <= 9)
     @rule(interrupted=st.booleans(), late=st.booleans())
     def take(self, interrupted: bool, late: bool) -> None:
-        if interrupted and (groups := self.queue.take(self.step, late)) is not None:
+        least = self.least if late else None
+        if interrupted and (groups := self.queue.take(self.step, least)) is not None:
             self.queue.put_back(groups)
-        taken = self.queue.take(self.step, late)
+        taken = self.queue.take(self.step, least)
         if taken is None:
             assert self.queue.running or self.queue.capacity, "nothing would ever end this wait"
             return
         assert [index for _, index in taken] == sorted(group.index for group, _ in taken)
-        assert (self.queue.least if late else self.queue.batch) <= len(taken) <= self.queue.batch
+        assert (least or self.queue.batch) <= len(taken) <= self.queue.batch
         for _, index in taken:
             for name, pace in self.queue.paces.items():
                 assert 0 <= self.step - 1 - self.begun[index][name] <= pace.bound
@@ -69,7 +71,7 @@ class Waiting(RuleBasedStateMachine):
     def restart(self) -> None:
         state = json.loads(json.dumps(self.queue.state_dict()))
         old = self.queue
-        self.queue = GroupQueue(old.batch, old.paces, steps=old.steps, least=old.least)
+        self.queue = GroupQueue(old.batch, old.paces, steps=old.steps)
         self.queue.load_state_dict(state, [content for _, content in old.complete.values()])
         assert self.queue == old
 

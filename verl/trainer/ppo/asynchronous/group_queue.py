@@ -21,7 +21,8 @@ the steps up to `v + K + 1` have room for `(v + K + 1 - s) * B`. So none misses 
 (`Pace.least_bound`) for every policy. A smaller K needs `max_off_policy_strategy=drop`, which leaves such groups out: those that take
 longest, so that batches get shorter episodes.
 
-A step that has waited for `batch_timeout_s` takes fewer groups than B, at least `least_batch_size`, if the rest fits as above.
+A step that has waited for `batch_timeout_s` takes fewer groups than B, at least `least_batch_size`, if the rest fits as above; so does a
+step for which no more tasks can be sampled.
 """
 
 from __future__ import annotations
@@ -67,7 +68,6 @@ class GroupQueue(Generic[T]):
         paces: of every trained policy.
         drops: leave out groups that miss their deadline (`max_off_policy_strategy=drop`).
         steps: number of steps of the run; None without a limit.
-        least: groups of a step that has waited too long, at least.
         versions: published version of every trained policy.
         taken: number of steps that have taken a batch.
         dispatched, trained, failed, rejected, dropped: numbers of groups so far.
@@ -80,7 +80,6 @@ class GroupQueue(Generic[T]):
     paces: Mapping[str, Pace]
     drops: bool = False
     steps: int | None = None
-    least: int = 1
     versions: dict[str, int] = field(default_factory=dict)
     taken: int = 0
     dispatched: int = 0
@@ -96,10 +95,6 @@ class GroupQueue(Generic[T]):
         self.versions = dict.fromkeys(self.paces, 0) | self.versions
 
     @property
-    def _used(self) -> int:
-        return self.dispatched - self.failed - self.rejected - self.dropped
-
-    @property
     def capacity(self) -> int:
         """Number of groups that may be dispatched now."""
         rooms = [
@@ -108,12 +103,19 @@ class GroupQueue(Generic[T]):
         ]
         if self.steps is not None:
             rooms.append((self.steps - self.taken) * self.batch)
-        return max(min(rooms) - len(self.running) - len(self.complete), 0)
+        if self.drops:  # no more than can be trained in time
+            rooms += [(pace.bound + 1 + self.versions[policy] - self.taken) * self.batch for policy, pace in self.paces.items()]
+        return max(min(rooms) - self._ahead, 0)
+
+    @property
+    def _ahead(self) -> int:
+        """Number of groups that later steps can train on."""
+        return len(self.complete) + sum(not self.drops or group.deadline > self.taken for group in self.running.values())
 
     @property
     def next_step(self) -> int:
-        """`Group.step` of the next group: a group takes the place of one that failed or was rejected."""
-        return self._used // self.batch + 1
+        """`Group.step` of the next group: a group takes the place of one that failed, was rejected or dropped."""
+        return self.taken + 1 + self._ahead // self.batch
 
     def dispatch(self, place: int, attempt: int, number: int) -> Group:
         """Begin a group of `next_step`."""
@@ -138,14 +140,14 @@ class GroupQueue(Generic[T]):
         del self.running[group.index]
         self.rejected += 1
 
-    def take(self, step: int, late: bool = False) -> list[tuple[Group, T]] | None:
-        """Return the groups of a step in the order of dispatch, fewer than a batch if the step is late, or None if it has to wait."""
+    def take(self, step: int, least: int | None = None) -> list[tuple[Group, T]] | None:
+        """Return the groups of a step in the order of dispatch: a batch, or at least `least`; None if it has to wait."""
         if self.drops:
             missed = [index for index, (group, _) in self.complete.items() if group.deadline < step]
             self.late += [self.complete.pop(index) for index in missed]
             self.dropped += len(missed)
         chosen = sorted(self.complete, key=lambda index: (self.complete[index][0].deadline, index))[: self.batch]
-        if len(chosen) < (self.least if late else self.batch) or not (self.drops or self._rest_fits(step, set(chosen))):
+        if len(chosen) < (self.batch if least is None else least) or not (self.drops or self._rest_fits(step, set(chosen))):
             return None
         self.taken = step
         self.trained += len(chosen)

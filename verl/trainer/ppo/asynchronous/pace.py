@@ -6,9 +6,11 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.run import AsyncTrainingConfig, RunConfig
 from verl.trainer.config.spec import ConfigError, with_values
 from verl.trainer.placement.table import Placement
+from verl.trainer.ppo.per_agent import agent_config, group_fields
 from verl.trainer.ppo.registry import ESTIMATORS
 from verl.utils.names import did_you_mean
 
@@ -62,7 +64,7 @@ def check_async_training(config: RunConfig, placement: Placement) -> None:
     """Raise ConfigError for keys of `async_training` that contradict others.
 
     These are a policy that does not exist, a bound under which a group can be too old whatever a step waits for, and small batches that
-    are larger than a batch, or whose estimator reads the whole batch.
+    no group could wait for, that are larger than a batch, or whose rewards or advantages depend on the whole batch.
     """
     settings, policies = config.async_training, {agent.policy_id: None for agent in placement.trained}
     for name in settings.per_policy:
@@ -75,6 +77,8 @@ def check_async_training(config: RunConfig, placement: Placement) -> None:
         if settings.mode != "fully_async":
             continue
         least = pace.least_bound if settings.max_off_policy_strategy == "wait" else pace.trigger - 1
+        if settings.batch_timeout_s:
+            least = max(least, 1)  # the rest of a batch is trained by a later step
         if pace.bound < least:
             where = f"async_training.per_policy.{policy}" if policy in settings.per_policy else "async_training"
             raise ConfigError(
@@ -91,14 +95,19 @@ def _check_small_batches(config: RunConfig) -> None:
     least, batch = config.async_training.least_batch_size, config.data.train_batch_size
     if least > batch:
         raise ConfigError(f"async_training.least_batch_size={least} is more than data.train_batch_size={batch}; lower it")
-    used = {
-        config.algorithm.adv_estimator,
-        *(own["adv_estimator"] for own in config.algorithm.per_agent.values() if "adv_estimator" in own),
-    }
-    for name in sorted(used):
-        if ESTIMATORS.traits(name).whole_batch:
+    where = f"async_training.batch_timeout_s={config.async_training.batch_timeout_s:g} trains on batches of different sizes, but"
+    for agent_id in dict.fromkeys([None, *config.algorithm.per_agent]):
+        own = config.algorithm if agent_id is None else agent_config(config.algorithm, agent_id)
+        compares = ESTIMATORS.traits(own.adv_estimator).grouped and not set(group_fields(own)) & set(TASK_FIELDS)
+        if ESTIMATORS.traits(own.adv_estimator).whole_batch or compares:
+            what = f"group_by={group_fields(own)} compares tasks" if compares else f"adv_estimator={own.adv_estimator} scales advantages"
             raise ConfigError(
-                f"async_training.batch_timeout_s={config.async_training.batch_timeout_s:g} trains on batches of different sizes, but "
-                f"algorithm.adv_estimator={name} whitens advantages over a batch, so that a reward would count differently in each; use an "
-                "estimator that compares the episodes of a task, such as grpo, or leave batch_timeout_s out"
+                f"{where} algorithm.{what} of a whole batch; use an estimator that compares the episodes of a task, such as grpo with "
+                "group_by=[uid], or leave batch_timeout_s out"
             )
+    beside = {
+        "algorithm.rollout_correction.rollout_is_batch_normalize=true": config.algorithm.rollout_correction.rollout_is_batch_normalize,
+        "reward.propagation.mode=threshold": config.reward.propagation.mode == "threshold",
+    }
+    for key in (key for key, holds in beside.items() if holds):
+        raise ConfigError(f"{where} {key} depends on the whole batch; leave one of them out")

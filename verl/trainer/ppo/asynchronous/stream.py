@@ -69,13 +69,11 @@ class Draw:
         places: all of them, in the data set.
         left: those that are not dispatched yet, as (place, attempt, number), see `Group`.
         seen: number of groups by task in the last attempt.
-        exhausted: every task of the data set was drawn.
     """
 
     places: list[int] = field(default_factory=list)
     left: list[tuple[int, int, int]] = field(default_factory=list)
     seen: dict[str, int] = field(default_factory=dict)
-    exhausted: bool = False
 
 
 class GroupStream:
@@ -112,7 +110,6 @@ class GroupStream:
             paces,
             settings.max_off_policy_strategy == "drop",
             steps,
-            settings.least_batch_size,
         )
         self._greedy = needs_greedy_episodes(config) and not config.algorithm.filter_groups.enable
         self._draws: dict[int, Draw] = {}  # by step
@@ -125,6 +122,8 @@ class GroupStream:
         self._player: GroupPlayer | None = None
         self._since, self._busy_s = time.perf_counter(), 0.0
         self._lag_s = 0.0  # largest since the last step
+        self._failures = 0  # groups that failed in a row, in this step
+        self._drained = False  # no more tasks may be drawn for the step of the next group
 
     def take(self, step: int, stop: StopRequest) -> StepSamples:
         """As `SampleSource.take`; the first call starts the stream."""
@@ -240,8 +239,7 @@ class GroupStream:
                 lag = asyncio.create_task(self._measure_lag())
                 try:
                     while True:
-                        while self.queue.capacity and not self._validating and self._error is None:
-                            self._start(self._dispatch(), player)
+                        self._fill(player)
                         await self._change()
                 finally:
                     for task in (lag, *self._tasks):
@@ -258,6 +256,17 @@ class GroupStream:
             await asyncio.sleep(TICK_S)
             self._lag_s = max(self._lag_s, time.perf_counter() - due)
 
+    def _fill(self, player: GroupPlayer) -> None:
+        """Begin groups while there is room and their steps may have more tasks."""
+        before, self._drained = self._drained, False
+        while self.queue.capacity and not self._validating and self._error is None and not self._drained:
+            group = self._dispatch()
+            self._drained = group is None
+            if group is not None:
+                self._start(group, player)
+        if self._drained and not before:
+            self._notify()  # a step may wait for groups that do not come
+
     async def _change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
@@ -266,25 +275,28 @@ class GroupStream:
         self._error = self._error or error
         self._notify()
 
-    def _dispatch(self) -> Group:
+    def _dispatch(self) -> Group | None:
+        """Begin a group, or return None if its step has to make do with those that it has."""
         draw = self._draws.setdefault(self.queue.next_step, Draw())
         if not draw.left:
             self._draw_tasks(draw)
-        return self.queue.dispatch(*draw.left.pop(0))
+        return self.queue.dispatch(*draw.left.pop(0)) if draw.left else None
 
     def _draw_tasks(self, draw: Draw) -> None:
         """Draw the tasks of a step: a batch, then one for each group that failed or was rejected.
 
-        Without staleness dynamic sampling draws further batches, as in synchronous training, which uses the same tasks then.
+        Without staleness dynamic sampling draws further batches, as in synchronous training, which uses the same tasks then. No task is
+        drawn after all tasks or `max_num_gen_batches` batches, nor after as many failures in a row as a batch has groups.
         """
+        rule = self.config.algorithm.filter_groups
+        if self._failures >= self.queue.batch or 0 < rule.max_num_gen_batches * self.queue.batch * rule.enable <= len(draw.places):
+            return
         batch = self.queue.batch
         whole = not draw.places or (self.config.async_training.fresh and self.config.algorithm.filter_groups.enable)
         attempt, count = len(draw.places) // batch, batch if whole else 1
         if len(draw.places) % batch == 0:
             draw.seen = {}
         places = self.loader.take(count, draw.places)
-        if not places:  # a task may be sampled again
-            draw.exhausted, places = True, self.loader.take(count)
         for place in places:
             task = self.collector.task_id(self.loader.source[place])
             draw.left.append((place, attempt, draw.seen.get(task, 0)))
@@ -308,19 +320,16 @@ class GroupStream:
         row, n = self.loader.source[group.place], self.config.env.rollout.n
         play = partial(player.play, row, step=group.step, attempt=group.attempt, number=group.number)
         played = Played(*await asyncio.gather(play(n), *([play(1, greedy=True)] if self._greedy else ())))
-        if all(episode.failure is not None for episode in played.sampled):
+        failed = all(episode.failure is not None for episode in played.sampled)
+        self._failures = self._failures + 1 if failed else 0
+        if failed:
             self.queue.fail(group)
-        elif self._filters(group) and not self._has_signal(player.rows(played.sampled)):
+        elif self.config.algorithm.filter_groups.enable and not self._has_signal(player.rows(played.sampled)):
             self.queue.reject(group)
         else:
             self.queue.end(group, played)
             return
         self._left_out.append((group, played))
-
-    def _filters(self, group: Group) -> bool:
-        """Return whether another task may be sampled in place of this group: not after `max_num_gen_batches` batches or all tasks."""
-        rule, draw = self.config.algorithm.filter_groups, self._draws.get(group.step, Draw())
-        return rule.enable and not draw.exhausted and (rule.max_num_gen_batches == 0 or group.attempt + 1 < rule.max_num_gen_batches)
 
     def _has_signal(self, rows: DataProto | None) -> bool:
         return rows is not None and bool(signal_rows(rows, self.config.algorithm).any())
@@ -330,8 +339,9 @@ class GroupStream:
         self._busy_s = 0.0
         clock, patience_s = asyncio.get_running_loop().time, self.config.async_training.batch_timeout_s or math.inf
         late_at = clock() + patience_s
-        while (groups := self._next_groups(step, clock() >= late_at)) is None:
-            await self._wait(step, late_at - clock())
+        while (groups := self._next_groups(step, late_s := late_at - clock())) is None:
+            await self._wait(step, late_s)
+        self._failures, self._drained = 0, False
         left_out, self._left_out = self._left_out, []
         try:
             samples = await self._samples(groups, left_out, step)
@@ -340,7 +350,7 @@ class GroupStream:
             self._left_out = left_out + self._left_out
             raise
         late, self.queue.late = [played for _, played in self.queue.late], []
-        self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.trained // self.queue.batch}
+        self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.taken}
         self._notify()
         return _with_dropped(samples, late)
 
@@ -356,11 +366,12 @@ class GroupStream:
             return samples_of(self.config, result)
         return samples_of(self.config, result, await self._player.result([e for _, played in ended for e in played.greedy]))
 
-    def _next_groups(self, step: int, late: bool) -> list[tuple[Group, Played]] | None:
+    def _next_groups(self, step: int, late_s: float) -> list[tuple[Group, Played]] | None:
+        """Return the groups of a step, or None if it has to wait; it is late in `late_s` seconds."""
         if self._error is not None:
             raise self._error
-        dropped = self.queue.dropped
-        groups = self.queue.take(step, late)
+        dropped, least = self.queue.dropped, self.config.async_training.least_batch_size if late_s <= 0 else None
+        groups = self.queue.take(step, 0 if self._drained and not self.queue.running else least)
         if self.queue.dropped > dropped:
             self._notify()
         return groups

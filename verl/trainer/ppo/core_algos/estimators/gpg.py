@@ -15,7 +15,7 @@ from verl.trainer.ppo.core_algos.grouping import group_index
 from verl.trainer.ppo.registry import register_adv_est
 
 
-@register_adv_est("gpg", reads=())
+@register_adv_est("gpg", reads=(), whole_batch=True)
 def compute_gpg_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
