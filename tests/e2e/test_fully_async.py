@@ -22,6 +22,7 @@ from tests.e2e.teams import ADAPTER, LEVELS, policies
 from tests.e2e.test_one_step_off import TREE, comparable
 from tests.house.source import ROOT
 from verl.single_controller.worker_group import WorkerDiedError
+from verl.trainer.ppo.ray_trainer import NoSamplesError
 from verl.utils.checkpoint import CheckpointError
 from verl.workers.rollout.server import RolloutWorker
 
@@ -55,22 +56,32 @@ def test_without_staleness_it_equals_synchronous_training_to_the_last_bit(train:
     assert without_ledger(tmp_path / "async") == without_ledger(tmp_path / "sync")
 
 
+@pytest.mark.parametrize("limit", [10, 2])
 def test_dynamic_sampling_without_staleness_trains_on_the_tasks_of_synchronous_training(
-    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    """A reward of 0 or 1 for each of two samples: many tasks have no signal, and others are sampled in their place."""
+    """A reward of 0 or 1 for each of two samples: many tasks have no signal, and others are sampled in their place, up to the limit."""
     import my_flow_package
 
     act = my_flow_package.MyWorld.act
     monkeypatch.setattr(my_flow_package.MyWorld, "act", lambda *args: Outcome(local=float(act(*args).local > 0.7)))
     keys = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "seq_reward", "trainer.total_training_steps": 3}
-    keys |= {"env.rollout.n": 2, "trainer.val_before_train": False} | LEVELS["L0"].changes
+    keys |= {"env.rollout.n": 2, "trainer.val_before_train": False, "algorithm.filter_groups.max_num_gen_batches": limit}
+    keys |= LEVELS["L0"].changes
     train(FRESH | keys | {"trainer.default_local_dir": tmp_path / "async"})
     train(keys | {"algorithm.rollout_correction.rollout_is": "token", "trainer.default_local_dir": tmp_path / "sync"})
     assert policies(tmp_path / "async", 3) and policies(tmp_path / "async", 3) == policies(tmp_path / "sync", 3)
     drawn = [line["train/filter_groups/tasks_drawn"] for line in steps_of(tmp_path / "async")]
     assert max(drawn) > 2
     assert sum(line["fully_async/count/rejected"] > 0 for line in steps_of(tmp_path / "async")) > 0
+
+
+def test_a_step_whose_groups_all_fail_ends_the_run(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import my_flow_package
+
+    monkeypatch.setattr(my_flow_package.MyWorld, "act", lambda *args: 1 / 0)
+    with pytest.raises(NoSamplesError, match="step 1: no episode has a sample to train on"):
+        train(STALE | {"trainer.test_freq": 0, "trainer.val_before_train": False, "rollout.max_failure_rate": 1.0})
 
 
 STALE = ASYNC | FOUR | {"async_training.staleness_threshold": 1.0, "trainer.total_training_steps": 6}

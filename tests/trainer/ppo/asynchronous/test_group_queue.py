@@ -116,6 +116,15 @@ def test_with_drop_a_step_goes_on_and_leaves_out_what_is_too_old() -> None:
     assert queue.late == [(slow, "slow")]
 
 
+def test_with_drop_groups_that_can_no_longer_be_trained_hold_no_room() -> None:
+    queue: GroupQueue[str] = GroupQueue(1, {"p": Pace(1.0, bound=0)}, drops=True)
+    slow, fast = queue.dispatch(0, 0, 0), queue.dispatch(1, 0, 0)
+    queue.end(fast, "fast")
+    assert queue.capacity == 0 and queue.take(1) == [(fast, "fast")]
+    queue.versions["p"] = 1
+    assert slow.deadline == 1 and queue.capacity == 2
+
+
 @pytest.mark.parametrize(("staleness", "trigger", "least"), [(0, 1, 0), (0.5, 1, 1), (1, 1, 1), (1, 2, 3), (2.5, 3, 10)])
 def test_the_least_bound(staleness: float, trigger: int, least: int) -> None:
     assert Pace(staleness, trigger).least_bound == least

@@ -103,8 +103,6 @@ class GroupQueue(Generic[T]):
         ]
         if self.steps is not None:
             rooms.append((self.steps - self.taken) * self.batch)
-        if self.drops:  # no more than can be trained in time
-            rooms += [(pace.bound + 1 + self.versions[policy] - self.taken) * self.batch for policy, pace in self.paces.items()]
         return max(min(rooms) - self._ahead, 0)
 
     @property
