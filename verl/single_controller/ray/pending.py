@@ -123,4 +123,5 @@ class RayPendingResults(PendingResults):
 
     def _died(self, rank: int, error: Exception) -> WorkerDiedError:
         verb = "cannot be reached" if isinstance(error, ActorUnavailableError) else "died"
-        return WorkerDiedError(f"worker {self.workers[rank]} {verb} while it ran {self.method_name}: {error}")
+        why = " ".join(str(error).split())  # Ray describes the actor in lines of their own
+        return WorkerDiedError(f"worker {self.workers[rank]} {verb} while it ran {self.method_name}: {why}")
