@@ -19,7 +19,7 @@ for groups that are still sampled if without them more groups than fit would be 
 A group that is dispatched after `s` steps at version `v` is one of at most `(1 + tau) * M * B - (s - v) * B` that are not trained yet, and
 the steps up to `v + K + 1` have room for `(v + K + 1 - s) * B`. So none misses its deadline if `K >= ceil((1 + tau) * M) - 1`
 (`Pace.least_bound`) for every policy. A smaller K needs `max_off_policy_strategy=drop`, which leaves such groups out: those that take
-longest, so that batches get shorter episodes.
+longest, so that batches get shorter episodes, and the surplus over the groups that fit.
 
 A step that has waited for `batch_timeout_s` takes fewer groups than B, at least `least_batch_size`, if the rest fits as above; so does a
 step for which no more tasks can be sampled.
