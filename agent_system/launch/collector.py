@@ -262,6 +262,7 @@ def build_collector(
     tree = replace(config.rollout.tree, k_per_agent=candidates_of(config))
     settings = CollectorSettings(
         seed=config.data.seed,
+        experiment_name=config.trainer.experiment_name,
         reward=config.reward,
         invalid_action_penalty={
             a.agent_id: a.config.actor.invalid_action_penalty_coef for a in placement.trained if a.config.actor.use_invalid_action_penalty

@@ -40,7 +40,9 @@ class NaiveRewardManager(RewardManager):
     """Calls verl's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)` on the answer of the episode.
 
     `solution_str` is the text that the orchestra passed to the environment at the end of its last turn; in an episode that ended before,
-    the last reply. A mapping must have a `score`; its other numbers are terms.
+    the last reply. `extra_info` is the row's, with `num_turns` (messages of the episode: a prompt and a reply per turn),
+    `rollout_reward_scores` (empty: tools give no rewards) and `experiment_name`, as verl's managers `naive` and `gdpo` add them. A
+    mapping must have a `score`; its other numbers are terms.
     """
 
     def __init__(self, function: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> None:
@@ -52,8 +54,13 @@ class NaiveRewardManager(RewardManager):
         task = episode.task
         assert task is not None, "the collector sets the task"
         text = episode.answer or episode.samples[-1].generations[-1].text
+        added = {"num_turns": 2 * episode.samples[-1].turn, "rollout_reward_scores": {}, "experiment_name": self.experiment_name}
         return self._call(
-            data_source=task.data_source, solution_str=text, ground_truth=task.ground_truth, extra_info=dict(task.extra), **self.kwargs
+            data_source=task.data_source,
+            solution_str=text,
+            ground_truth=task.ground_truth,
+            extra_info={**task.extra, **added},
+            **self.kwargs,
         )
 
     def read(self, found: Any) -> Reward:
@@ -117,7 +124,7 @@ def _load(place: str) -> ModuleType:
     return module
 
 
-def build_manager(settings: RewardConfig) -> RewardManager | None:
+def build_manager(settings: RewardConfig, experiment_name: str = "") -> RewardManager | None:
     """Return the manager of `reward.reward_manager.name`; None if the environment alone gives rewards.
 
     `auto` takes `naive` for a function that has a parameter of `VERLS`, and `episode` for any other.
@@ -133,4 +140,6 @@ def build_manager(settings: RewardConfig) -> RewardManager | None:
         function = load_function(custom.path, custom.name, "reward.custom_reward_function")
         if name == AUTO:
             name = "naive" if set(VERLS) & set(inspect.signature(function).parameters) else "episode"
-    return RewardManagerRegistry.get(name)(function, custom.reward_kwargs)
+    manager = RewardManagerRegistry.get(name)(function, custom.reward_kwargs)
+    manager.experiment_name = experiment_name
+    return manager

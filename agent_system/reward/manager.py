@@ -34,9 +34,14 @@ class RewardManager(ABC):
         function: the function of `reward.custom_reward_function`, or None.
         kwargs: `reward.custom_reward_function.reward_kwargs`.
 
+    Attributes:
+        experiment_name: `trainer.experiment_name`; set after construction.
+
     Raises:
         AgentSystemError: a subclass cannot call the function; found before a model loads.
     """
+
+    experiment_name = ""
 
     def __init__(self, function: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> None:
         self.function, self.kwargs = function, kwargs

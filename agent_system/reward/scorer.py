@@ -41,6 +41,7 @@ class EpisodeScorer:
         threads: maximum number of threads for plain functions, started on demand.
         prefix: decodes the beginning of a reply.
         tree_returns: `rollout.tree.returns`.
+        experiment_name: `trainer.experiment_name`.
 
     Raises:
         AgentSystemError: a manager or function that does not exist or has a wrong signature, or a pattern that matches no agent.
@@ -53,11 +54,12 @@ class EpisodeScorer:
         threads: int,
         prefix: Prefix,
         tree_returns: str = "step",
+        experiment_name: str = "",
     ) -> None:
         self._tree_returns = tree_returns
         self._limit = settings.timeout_s
         self._prefix = prefix if settings.granularity == "token" else None
-        self._manager = build_manager(settings)
+        self._manager = build_manager(settings, experiment_name)
         self._functions: dict[str, list[Callable[..., Any]]] = {agent_id: [] for agent_id in agent_ids}
         for pattern, place in settings.agent_functions.items():
             path, _, name = place.rpartition(":")

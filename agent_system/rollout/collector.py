@@ -152,7 +152,9 @@ class Collector:
         if reward_model is not None:
             model = ReplyScorer(settings.reward.model, reward_model, list(self.runtimes))
             self._models = {False: model, True: model.apart()}
-        self._scorer = EpisodeScorer(settings.reward, list(self.runtimes), settings.env_threads, self._beginning, settings.tree_returns)
+        self._scorer = EpisodeScorer(
+            settings.reward, list(self.runtimes), settings.env_threads, self._beginning, settings.tree_returns, settings.experiment_name
+        )
 
     @classmethod
     def from_names(
@@ -184,7 +186,7 @@ class Collector:
         if not isinstance(runtime.prompts, PromptBuilder):
             return [0] * len(tasks)
         memory = self.orchestra.memory_class(self.settings.history_length)
-        variables = [{"env_prompt": task.prompt, "step": 1} for task in tasks]
+        variables = [{"env_prompt": task.prompt, "messages": task.messages, "step": 1} for task in tasks]
         if not runtime.agent.stateful:
             return runtime.prompts.first_lengths(variables, memory)
         return [self._first_length(runtime, task, own, memory) for task, own in zip(tasks, variables, strict=True)]

@@ -17,6 +17,7 @@ class CollectorSettings:
 
     Attributes:
         seed: `data.seed`.
+        experiment_name: `trainer.experiment_name`, which verl's reward functions may read.
         reward: the keys under `reward`.
         invalid_action_penalty: agent -> penalty of a reply that cannot be parsed (`actor.invalid_action_penalty_coef`); 0 for others.
         max_steps: `env.max_steps`, maximum number of turns of one episode.
@@ -34,6 +35,7 @@ class CollectorSettings:
     """
 
     seed: int = 0
+    experiment_name: str = ""
     reward: RewardConfig = field(default_factory=RewardConfig)
     invalid_action_penalty: Mapping[str, float] = field(default_factory=dict)
     max_steps: int = 1

@@ -52,7 +52,9 @@ import zlib
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info):
-    """Two rewards of different scale that differ between replies."""
+    """Two rewards of different scale that differ between replies; the experiment is named after the model."""
+    if "qwen" not in extra_info["experiment_name"]:
+        raise NotImplementedError("Unknown model name: " + extra_info["experiment_name"])
     digest = zlib.crc32(solution_str.encode())
     accuracy, layout = digest % 7, digest // 7 % 5 / 100
     return {"score": accuracy + layout, "accuracy_reward": accuracy, "format_reward": layout}

@@ -1,9 +1,8 @@
 """A key of verl 0.9 is a key here, or the one line that refuses it says which of ours does the same or why there is none."""
 
-from pathlib import Path
-
 import pytest
 
+from verl.compat.defaults import verl_0_9_defaults
 from verl.compat.keys import VERL_KEYS, VerlKey, find_verl_key
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import compose_config
@@ -13,12 +12,6 @@ OURS = {*keys(RunConfig)}
 SECTIONS = {name.rsplit(".", depth)[0] for name in OURS for depth in range(1, name.count(".") + 1)}
 
 
-def keys_of_verl() -> list[str]:
-    """Every key of verl 0.9's `ppo_trainer`."""
-    lines = (Path(__file__).parent / "verl_0_9_keys.txt").read_text(encoding="utf-8").splitlines()[1:]
-    return [f"{section}.{name}" for section, _, names in (line.partition(": ") for line in lines) for name in names.split()]
-
-
 def said(override: str) -> str:
     with pytest.raises(ConfigError) as refused:
         compose_config([override])
@@ -26,7 +19,7 @@ def said(override: str) -> str:
 
 
 def test_every_key_of_verl_is_a_key_here_or_accounted_for() -> None:
-    keys = keys_of_verl()
+    keys = verl_0_9_defaults()
     assert len(keys) > 700
     assert [key for key in keys if key not in OURS and find_verl_key(key) is None] == []
 

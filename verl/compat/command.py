@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from verl.compat.defaults import DR_MAS, TEAM, upstream_defaults
+from verl.compat.defaults import DR_MAS, TEAM, is_verls_default, upstream_defaults
 from verl.compat.keys import VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
-from verl.compat.values import Setting, Taken, same
+from verl.compat.values import Setting, Taken, plain, same
 
 
 @dataclass
@@ -90,13 +90,19 @@ def _find(override: str) -> VerlKey | None:
 
 
 def _take(override: str, entry: VerlKey | None, settings: Mapping[str, str]) -> Taken | None:
+    """Return what becomes of a setting; None if it is refused, or stays as it is. verl's default of a key that is not here is left out."""
     pair = split(override)
-    if pair is None or entry is None or entry.take is None:
+    if pair is None or entry is None:
         return None
     key, value = pair
+    default = key not in entry.here and is_verls_default(key, value)
+    if default and plain(value) == "null":
+        return Taken(listed=False)
     whole = key if "*" in entry.name else entry.name
-    taken = entry.take(Setting(key, value, key[len(whole) :], entry.here, settings))
-    return None if taken is None else Taken(taken.overrides, taken.listed, taken.note or entry.note)
+    taken = entry.take(Setting(key, value, key[len(whole) :], entry.here, settings)) if entry.take else None
+    if taken is None:
+        return Taken(listed=False) if default else None
+    return Taken(taken.overrides, taken.listed, taken.note or entry.note)
 
 
 def key_of(override: str) -> str:

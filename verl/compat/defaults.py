@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 
-from verl.compat.values import plain
+from verl.compat.values import plain, same
 
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{section}" for section in ("actor", "ref", "rollout", "model"))
 # A command line in the names of verl without any of these keys names no team (`ALONE`).
@@ -25,6 +27,7 @@ VERL_DEFAULTS = {
     f"{ROLLOUT}.val_kwargs.do_sample": "false",
     "critic.model.enable_gradient_checkpointing": "true",
     "algorithm.adv_estimator": "gae",
+    "algorithm.filter_groups.max_num_gen_batches": "0",
     "env.rollout.n": "1",
     "trainer.total_epochs": "30",
     "trainer.n_gpus_per_node": "8",
@@ -37,10 +40,14 @@ DR_MAS_DEFAULTS = {
     "env.max_steps": "50",
     "env.history_length": "2",
 }
+# Defaults of keys of older versions, which verl 0.9 replaced.
+OLDER_DEFAULTS = {"reward_model.enable": "false", "reward_model.reward_manager": "naive", "reward_model.launch_reward_fn_async": "false"}
 # Keys whose default is the value of another key.
 FOLLOW = {
     f"{REF}.log_prob_use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
     f"{ROLLOUT}.log_prob_use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
+    f"{REF}.log_prob_max_token_len_per_gpu": f"{ACTOR}.ppo_max_token_len_per_gpu",
+    f"{ROLLOUT}.log_prob_max_token_len_per_gpu": f"{ACTOR}.ppo_max_token_len_per_gpu",
     "critic.use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
     "critic.ppo_mini_batch_size": f"{ACTOR}.ppo_mini_batch_size",
     "critic.ppo_epochs": f"{ACTOR}.ppo_epochs",
@@ -56,6 +63,19 @@ MAY_HAVE_NO_EFFECT = (
     "algorithm.gamma", "algorithm.lam", "algorithm.kl_ctrl.", "algorithm.kl_penalty", "algorithm.gigpo.", "algorithm.group_by_agent_id",
     "algorithm.rollout_correction.", "trainer.critic_warmup", "trainer.resume_from_path",
 )  # fmt: skip
+
+
+@cache
+def verl_0_9_defaults() -> dict[str, str | None]:
+    """Return every key of verl 0.9's `ppo_trainer` with its default as typed; None for one that follows another key, or is required."""
+    lines = Path(__file__).with_name("verl_0_9_defaults.txt").read_text(encoding="utf-8").splitlines()[1:]
+    words = [(section, word.partition("=")) for section, _, names in (line.partition(": ") for line in lines) for word in names.split()]
+    return {f"{section}.{name}": value if equals else None for section, (name, equals, value) in words}
+
+
+def is_verls_default(key: str, value: str) -> bool:
+    """Return whether a value as typed is verl's default, which says what is so anyway."""
+    return any(default is not None and same(value, default) for default in (verl_0_9_defaults().get(key), OLDER_DEFAULTS.get(key)))
 
 
 def upstream_defaults(settings: Mapping[str, str], translated: Mapping[str, str]) -> dict[str, str]:

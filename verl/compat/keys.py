@@ -17,6 +17,7 @@ from verl.compat.values import (
     engine_gpus,
     engine_nodes,
     equal_to_here,
+    greedy_temperature,
     hybrid_engine,
     into_dtype,
     loggers,
@@ -308,6 +309,9 @@ VERL_MEANINGS: tuple[VerlKey, ...] = (
     _renamed(f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size", note="an engine's devices are on one node",
              take=within_a_node),
     _renamed(f"{MODEL}.lora_rank", f"{MODEL}.lora_rank", note="0: no adapter", take=nothing("0")),
+    _renamed(f"{ROLLOUT}.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.temperature", note="do_sample=false is greedy",
+             take=greedy_temperature),
+    _renamed("data.seed", "data.seed", note="a run always has a seed", take=nothing("null")),
     _renamed("reward.reward_manager.name", "reward.reward_manager.name",
              note="a function may return terms beside its score; without one, the environment gives the reward", take=reward_manager),
 )  # fmt: skip

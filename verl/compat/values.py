@@ -128,6 +128,12 @@ def own_values(setting: Setting) -> Taken | None:
     return Taken(listed=False) if setting.plain == "null" and own in setting.command else None
 
 
+def greedy_temperature(setting: Setting) -> Taken | None:
+    """Left out if 0 and validation is greedy, as by default, else refused."""
+    greedy = plain(setting.command.get(setting.key.replace(".temperature", ".do_sample"), "false")) == "false"
+    return Taken(listed=False) if greedy and same(setting.value, "0") else None
+
+
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "bf16": "bf16", "fp32": "fp32"}
 LOGGERS = {"file": "jsonl"}
 
@@ -152,13 +158,13 @@ def loggers(setting: Setting) -> Taken | None:
 
 
 def reward_manager(setting: Setting) -> Taken | None:
-    """Translated: naive, dapo and prime, with a function of the user also gdpo and batch.
+    """Translated: naive, dapo and prime, with a function of the user also gdpo.
 
-    With such a function all of them call `compute_score` with verl's arguments, which is `naive` here.
+    With such a function all of them call `compute_score` with verl's arguments, which is `naive` here; `batch` calls it with lists.
     """
     function = any(key.endswith("custom_reward_function.path") and plain(value) != "null" for key, value in setting.command.items())
     if function:
-        return Taken({setting.here[0]: "naive"}) if setting.plain in ("dapo", "gdpo", "batch", "prime") else None
+        return Taken({setting.here[0]: "naive"}) if setting.plain in ("dapo", "gdpo", "prime") else None
     return Taken(listed=setting.plain != "naive") if setting.plain in ("naive", "dapo", "prime") else None
 
 

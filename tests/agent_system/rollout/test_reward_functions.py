@@ -32,6 +32,11 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0.0
     return {"score": float(right) + bonus + extra_info.get("level", 0), "right": right, "note": "text"}
 
 
+def of_a_run(data_source, solution_str, ground_truth, extra_info):
+    assert (extra_info["experiment_name"], extra_info["rollout_reward_scores"]) == ("qwen", {})
+    return extra_info["num_turns"]
+
+
 def by_call(episode):
     return {0: 0.25, "Verifier": 0.5}
 
@@ -138,6 +143,11 @@ def test_a_function_with_verls_parameters_gets_the_answer_and_the_task(play, fun
     assert result.metrics["reward/right/mean"] == 1.0
     assert "reward/note/mean" not in result.metrics
     assert result.episodes[0].to_json()["reward_terms"] == {"right": 1.0}
+
+
+def test_a_function_with_verls_parameters_gets_what_verls_managers_add(play, functions) -> None:
+    result = play(custom(functions, "of_a_run"), experiment_name="qwen")
+    assert result.episodes[0].team_reward == 2 * result.episodes[0].samples[-1].turn == 2
 
 
 def test_a_mapping_gives_local_rewards_and_keeps_the_environments_team_reward(play, functions) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from agent_system.errors import AgentSystemError
 from agent_system.task import task_from_row
-from agent_system.testing import check_env
+from agent_system.testing import check_env, scripted_team
 from agent_system.workflows.data_source import DataSourceAgent, DataSourceEnv, DataSourceOptions
 
 MESSAGES = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": " 40+2?"}]
@@ -43,6 +43,13 @@ def test_a_reply_is_graded_as_its_data_source_says(source: str, reply: str, rewa
 def test_the_agent_is_given_the_messages_unchanged() -> None:
     seen = DataSourceEnv().reset(task_from_row(row("openai/gsm8k")))
     assert DataSourceAgent("Single Agent").messages({**seen.info, "env_prompt": seen.text}) == MESSAGES
+
+
+def test_the_measured_prompt_is_the_one_that_is_played() -> None:
+    task = task_from_row(row("openai/gsm8k") | {"prompt": [{"role": "system", "content": "Be brief. " * 99}, *MESSAGES[1:]]})
+    team = scripted_team("single", {"Single Agent": lambda prompt, request: "#### 42"}, env_name="data_source")
+    (episode,) = asyncio.run(team.collect([task], n=1, step=1)).episodes
+    assert team.first_prompt_lengths("Single Agent", [task]) == [len(episode.samples[0].prompt_ids)]
 
 
 def test_a_source_without_a_reward_is_refused_unless_a_function_scores() -> None:
