@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
 import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -142,8 +143,21 @@ def own_data(agent: BaseAgent) -> dict[str, bytes]:
     for name, value in vars(agent).items():
         with suppress(Exception):  # whatever the attributes of a user's class raise
             if type(value).__module__ == "builtins":
-                data[name] = pickle.dumps(value)
+                _WithoutAgent(agent, written := io.BytesIO()).dump(value)
+                data[name] = written.getvalue()
     return data
+
+
+class _WithoutAgent(pickle.Pickler):
+    """Pickles an attribute of an agent without the agent itself, to which its tools may refer."""
+
+    def __init__(self, agent: BaseAgent, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._agent = agent
+
+    def persistent_id(self, obj: Any) -> str | None:
+        """Return a name for the agent."""
+        return "agent" if obj is self._agent else None
 
 
 def _uncopyable(agent: BaseAgent) -> str:

@@ -128,6 +128,9 @@ class BaseEnv(ABC):
     def check_source(self, data_source: str) -> None:  # noqa: B027 - most environments take any
         """Raise AgentSystemError if tasks of this `data_source` cannot be graded; called for each one of the data before training."""
 
+    def check_workers(self) -> None:  # noqa: B027 - most environments take any
+        """Raise AgentSystemError if these options are unfit for worker processes; called before a run with `env.workers.num>0`."""
+
     def fork(self) -> BaseEnv:
         """Return a cheap independent copy of the state (needed by tree sampling only); the task object is shared.
 

@@ -56,7 +56,8 @@ class Sample:
         pad_token_id: padding token of the row in a batch.
         seed: seed of the request.
         max_tokens: longest reply of the agent, in tokens.
-        anchor: the state that the call acted on: `Observation.info["anchor"]`, else the text of this agent's observation.
+        anchor: the state that the call acted on: `Observation.info["anchor"]`, else the text of this agent's observation; for a later round
+            of a `ToolAgent` with the tool calls and results before it, for a summary with that word.
         act_reward: `Outcome.team` of the `act` that followed this call; None when the environment has no `act`, and for a candidate that
             was not committed.
         local_reward: reward that the environment gave to this call alone; 0 where it gave none.
@@ -217,7 +218,7 @@ class EpisodeRecord:
         failure: why the episode was left out, or None.
         turn_rewards: `Outcome.team` of `step`, one per turn; 0 for a turn that `act` ended.
         left_out: number of candidates of a tree that could not be sampled or scored.
-        answer: the action that the orchestra passed to the environment at the end of its last turn, as text.
+        answer: the action that the orchestra passed to the environment at the end of the last turn, as text; empty if `act` ended it.
         task: the task with its ground truth and extra data, for reward functions; not in trajectory files.
         reward_terms: named terms that a reward function reported for the episode.
     """

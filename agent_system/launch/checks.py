@@ -146,6 +146,9 @@ def check_run(config: RunConfig) -> CheckedRun:
     resolve_defaults(config)
     check_team(config)
     placement = check_settings(config)
+    env = EnvRegistry.get(config.env.env_name)
+    if config.env.workers.num and env.overrides("check_workers"):
+        env(build_options(env.config_class, config.env.params, "env.params")).check_workers()
     start_sandbox(config)
     try:
         check_backends(config.trainer.logger)

@@ -90,7 +90,9 @@ def _chains(played: Sequence[EpisodeRecord], samples: Sequence[Sample], scope: s
     team = np.array([value for r in played for value in team_rewards(r, scope)], dtype=np.float64)
     local = np.array([s.local_reward for s in samples], dtype=np.float64)
     given = np.array([s.local_given for s in samples], dtype=bool)
-    return Chains(hop, hops, team, local, given, [s.agent_id for s in samples])
+    final = np.array([s.final_call is None for s in samples], dtype=bool)
+    episode = np.repeat(np.arange(len(played)), [len(r.samples) for r in played])
+    return Chains(episode, hop, hops, final, team, local, given, [s.agent_id for s in samples])
 
 
 def _positions(played: Sequence[EpisodeRecord]) -> CallPositions:
@@ -100,9 +102,14 @@ def _positions(played: Sequence[EpisodeRecord]) -> CallPositions:
 
 
 def _hops(played: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each sample the number of its call, from 1, and the calls of its episode; candidates of a call share its number."""
-    hops = []
+    """Return for each sample the number of its call, from 1, and the calls of its episode.
+
+    The candidates of a call share its number, and so do its generations: rounds of a `ToolAgent`, a summary before it.
+    """
+    hops, totals = list[int](), list[int]()
     for record in played:
-        calls = [(s.turn, s.call) for s in record.samples]
-        hops.append(np.cumsum([before != call for before, call in zip([None, *calls], calls, strict=False)]))
-    return np.concatenate(hops), np.concatenate([np.full(len(hop), hop[-1]) for hop in hops])
+        numbers: dict[tuple[int, int], int] = {}
+        for s in record.samples:
+            hops.append(numbers.setdefault((s.turn, s.call if s.final_call is None else s.final_call), len(numbers) + 1))
+        totals += [len(numbers)] * len(record.samples)
+    return np.array(hops), np.array(totals)

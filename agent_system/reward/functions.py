@@ -37,12 +37,13 @@ class EpisodeRewardManager(RewardManager):
 
 @RewardManagerRegistry.register("naive")
 class NaiveRewardManager(RewardManager):
-    """Calls verl's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)` on the answer of the episode.
+    """Calls verl's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)` on the reply with the team's answer.
 
-    `solution_str` is the text that the orchestra passed to the environment at the end of its last turn; in an episode that ended before,
-    the last reply. `extra_info` is the row's, with `num_turns` (messages of the episode: a prompt and a reply per turn),
-    `rollout_reward_scores` (empty: tools give no rewards) and `experiment_name`, as verl's managers `naive` and `gdpo` add them. A
-    mapping must have a `score`; its other numbers are terms.
+    `solution_str` is the whole text of the last reply whose action is `episode.answer`, so that functions find the box or tag they look
+    for; `episode.answer` itself if no reply has that action, and the last reply if the last turn gave no answer. `extra_info` is the
+    row's, with `num_turns` (messages of the episode: a prompt and a reply per turn), `rollout_reward_scores` (empty: tools give no
+    rewards) and `experiment_name`, as verl's managers `naive` and `gdpo` add them. A mapping must have a `score`; its other numbers are
+    terms.
     """
 
     def __init__(self, function: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> None:
@@ -53,15 +54,21 @@ class NaiveRewardManager(RewardManager):
         """Return the function's result."""
         task = episode.task
         assert task is not None, "the collector sets the task"
-        text = episode.answer or episode.samples[-1].generations[-1].text
         added = {"num_turns": 2 * episode.samples[-1].turn, "rollout_reward_scores": {}, "experiment_name": self.experiment_name}
         return self._call(
             data_source=task.data_source,
-            solution_str=text,
+            solution_str=self.solution(episode),
             ground_truth=task.ground_truth,
             extra_info={**task.extra, **added},
             **self.kwargs,
         )
+
+    def solution(self, episode: EpisodeRecord) -> str:
+        """Return `solution_str`."""
+        replies = [s.generations[-1] for s in reversed(episode.samples) if s.final_call is None]
+        if not episode.answer:
+            return replies[0].text
+        return next((s.text for s in replies if str(s.action) == episode.answer), episode.answer)
 
     def read(self, found: Any) -> Reward:
         """Return a score, or a mapping with `score`, as the team reward."""
@@ -70,6 +77,15 @@ class NaiveRewardManager(RewardManager):
         if "score" not in found:
             raise AgentSystemError(f"compute_score returned a mapping without 'score'; it has {sorted(map(str, found))}")
         return Reward(found["score"], {k: float(v) for k, v in found.items() if k != "score" and isinstance(v, NUMBERS)})
+
+
+@RewardManagerRegistry.register("naive_action")
+class NaiveActionRewardManager(NaiveRewardManager):
+    """As `naive`, but `solution_str` is `episode.answer`, the parsed action, without the rest of its reply."""
+
+    def solution(self, episode: EpisodeRecord) -> str:
+        """Return `solution_str`."""
+        return episode.answer or super().solution(episode)
 
 
 def checked(function: Callable[..., Any] | None, where: str, /, *arguments: Any, **named: Any) -> Callable[..., Any]:

@@ -7,7 +7,8 @@ Local rewards are scaled to 0..1 first, so that `alpha` has the same weight in e
     threshold    b_m = R;  b_j = b_(j+1) if local_(j+1) >= theta, or call j+1 was given no local reward, else 0
 
 The reward of a call is `alpha * b_j + local_j`. With `threshold`, a call with a low local reward cuts the credit of all earlier calls; a
-call without a local reward cuts none. A missing local reward counts as 0 in the call's own reward, scaled like the others.
+call without a local reward cuts none. A missing local reward counts as 0 in the call's own reward, scaled like the others. The generations
+of a call (rounds of a `ToolAgent`, a summary before it) count as one call, with the local reward of the last one.
 No paper: the rule is this project's; `discounted` is the return of a reward at the end of the episode.
 
 Keys: `reward.propagation.mode`, `reward.propagation.gamma`, `reward.propagation.theta`, `reward.propagation.theta_quantile`,
@@ -33,19 +34,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Chains:
-    """The calls of all episodes, one episode after the other; arrays of `[calls]`.
+    """The samples of all episodes, one episode after the other; arrays of `[samples]`.
 
     Attributes:
-        hop: number of the call in its episode, from 1.
+        episode: number of the episode, from 0.
+        hop: number of the call in its episode, from 1; the generations of a call share it.
         hops: calls of its episode.
+        final: whether it is the last generation of its call, whose local reward is the call's.
         team: the episode's team reward.
-        local: the call's local reward, 0 where it has none.
-        given: whether the call has a local reward.
-        agent_ids: agent of each call.
+        local: the sample's local reward, 0 where it has none.
+        given: whether the sample has a local reward.
+        agent_ids: agent of each sample.
     """
 
+    episode: np.ndarray
     hop: np.ndarray
     hops: np.ndarray
+    final: np.ndarray
     team: np.ndarray
     local: np.ndarray
     given: np.ndarray
@@ -54,7 +59,7 @@ class Chains:
 
 @dataclass(frozen=True)
 class PropagationResult:
-    """The rewards credited to calls, `[calls]`, with metrics.
+    """The rewards credited to samples, `[samples]`, with metrics.
 
     Attributes:
         team: b_j.
@@ -68,7 +73,7 @@ class PropagationResult:
 
 
 def propagate(chains: Chains, settings: PropagationConfig) -> PropagationResult:
-    """Return the rewards of every call. Raise AgentSystemError for a local reward outside `local_range`, with the agent and the value."""
+    """Return the rewards of every sample. Raise AgentSystemError for a local reward outside `local_range`, with the agent and the value."""
     if settings.mode == "none":
         return PropagationResult(chains.team, chains.local)
     local = scaled(chains, settings.local_range)
@@ -94,11 +99,11 @@ def scaled(chains: Chains, local_range: Sequence[float]) -> np.ndarray:
 
 
 def _threshold(chains: Chains, local: np.ndarray, settings: PropagationConfig) -> PropagationResult:
-    theta = settings.theta
-    if settings.theta_quantile is not None and chains.given.any():
-        theta = float(np.quantile(local[chains.given], settings.theta_quantile))
-    bad = chains.given & (local < theta)
-    links = chains.hop > 1
+    theta, given = settings.theta, chains.given & chains.final
+    if settings.theta_quantile is not None and given.any():
+        theta = float(np.quantile(local[given], settings.theta_quantile))
+    bad = given & (local < theta)
+    links = chains.final & (chains.hop > 1)
     pass_rate = 1.0 - float(np.mean(bad[links])) if links.any() else 1.0
     fallback = pass_rate < settings.min_pass_rate
     if fallback:
@@ -107,9 +112,9 @@ def _threshold(chains: Chains, local: np.ndarray, settings: PropagationConfig) -
             "in this step every call gets the full team reward",
             pass_rate, theta, settings.min_pass_rate,
         )  # fmt: skip
-    so_far = np.cumsum(bad)
-    ends = np.arange(len(bad)) + chains.hops - chains.hop
-    cut = so_far[ends] > so_far  # a bad call comes after this one in the same episode
+    last_bad = np.zeros(chains.episode[-1] + 1, dtype=np.int64)
+    np.maximum.at(last_bad, chains.episode[bad], chains.hop[bad])
+    cut = chains.hop < last_bad[chains.episode]  # a bad call comes after this one in the same episode
     team = chains.team if fallback else np.where(cut, 0.0, chains.team)
     metrics = {"pass_rate": pass_rate, "theta": theta, "fallback": float(fallback)}
     return PropagationResult(team, local, {f"reward/propagation/{name}": value for name, value in metrics.items()})

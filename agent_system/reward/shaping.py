@@ -27,11 +27,11 @@ from verl.trainer.config.reward import SHAPINGS, RewardConfig
 
 @dataclass(frozen=True)
 class CallPositions:
-    """Position of each call in its episode, arrays of `[calls]`.
+    """Position of each sample in its episode, arrays of `[samples]`.
 
     Attributes:
         turn, turns: number of its turn, from 1, and turns of the episode.
-        hop, hops: number of the call in the episode, from 1, and calls of the episode.
+        hop, hops: number of its call in the episode, from 1, and calls of the episode; the generations of a call share its number.
     """
 
     turn: np.ndarray

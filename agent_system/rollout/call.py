@@ -115,6 +115,7 @@ class Call:
         seed: seed of the request.
         before: the agent at the beginning of the call, before its summary and its first round.
         summary: the generation of a summary with which the call began, and its reply; None for a call without one.
+        so_far: the tool calls and results before this round of a `ToolAgent`, as texts; they belong to the anchor.
     """
 
     spec: EpisodeSpec
@@ -129,6 +130,7 @@ class Call:
     seed: int
     before: BaseAgent
     summary: tuple[Call, Reply] | None = None
+    so_far: tuple[str, ...] = ()
 
     def read(self, generation: Generation) -> Reply:
         """Decode and project one reply. The state of the call's agent does not change: a copy projects."""
@@ -157,7 +159,7 @@ class Call:
             binding.pad_token_id,
             self.seed,
             self.spec.sampling_of(binding).max_tokens,
-            str(self.seen.info.get("anchor", self.seen.text)),
+            "\n".join((str(self.seen.info.get("anchor", self.seen.text)), *self.so_far)),
             prior_replies=self.prior_replies,
             order=order,
             trained=binding.trained,

@@ -112,7 +112,7 @@ class EpisodeRunner:
         observation = await self._env.observation("reset", self.spec.task)
         memory = self._orchestra.memory_class(self._settings.history_length)
         for step in range(1, self._settings.max_steps + 1):
-            self._callers = {}
+            self._callers, self._answer = {}, ""
             self._ledger.open_turn(self._callers)
             turn = self._turn = Turn(observation, step, memory, self._branch if self._tree else self._sample)
             try:

@@ -86,6 +86,7 @@ def _joined(rounds: Sequence[Sample], text_of: Callable[[str, Generation], str])
         seed=first.seed,
         prior_replies=first.prior_replies,
         messages=first.messages,
+        anchor=first.anchor,
         tools=_total([s.tools for s in rounds if s.tools is not None]),
         rounds=tuple(rounds),
         response_mask=tuple(mask),

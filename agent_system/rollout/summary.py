@@ -44,7 +44,8 @@ async def summarize(call: Call, number: int, variables: Mapping[str, Any], limit
     memory = agent.memory.at(call.seen.text)
     runtime = call.runtime.of(_Writer(call.agent_id, agent.memory.prompt))
     prompt = runtime.prompts.build(variables, [], memory)
-    asked = replace(call, runtime=runtime, number=number, prompt=prompt, seed=stable_seed(call.seed, "summary"))
+    seed = stable_seed(call.seed, "summary")
+    asked = replace(call, runtime=runtime, number=number, prompt=prompt, seed=seed, so_far=("summary",))
     (generation,) = await asked.generate(1, limit)
     assert generation is not None, "a single aborted reply is an error of generate"
     reply = asked.read(generation)

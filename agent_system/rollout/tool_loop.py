@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from agent_system.agent import BaseAgent, Message
@@ -93,14 +94,18 @@ class ToolPromptBuilder(PromptBuilder):
         )
 
     def _described(self, messages: list[Message]) -> list[Message]:
-        """Return the messages for a template that knows no tools: their description in the system message, results in user messages."""
+        """Return the messages for a template that knows no tools: their description in the system message, results in a user message."""
         text, rest = self.agent.describe_tools(), messages
         if messages and messages[0]["role"] == "system":
             text, rest = f"{text}\n\n{messages[0]['content']}", messages[1:]
-        results = [
-            {"role": "user", "content": f"<tool_response>\n{m['content']}\n</tool_response>"} if m["role"] == "tool" else m for m in rest
-        ]
-        return [{"role": "system", "content": text}, *results]
+        shown: list[Message] = [{"role": "system", "content": text}]
+        for role, group in groupby(rest, key=lambda m: m["role"]):
+            if role == "tool":  # one message for all results of a reply: some templates want user and assistant in turn
+                results = "\n".join(f"<tool_response>\n{m['content']}\n</tool_response>" for m in group)
+                shown.append({"role": "user", "content": results})
+            else:
+                shown += group
+        return shown
 
 
 async def play_rounds(
@@ -139,7 +144,8 @@ async def play_rounds(
         if following is None:
             break
         earlier.append(call.number)
-        call, restarted = again(replace(call, runtime=runtime), following, stable_seed(seed, "round", number + 1)), anew
+        so_far = (*call.so_far, *(f"{r.name} {r.arguments!r}" for r in requests), *(str(m["content"]) for m in results))
+        call, restarted = again(replace(call, runtime=runtime, so_far=so_far), following, stable_seed(seed, "round", number + 1)), anew
     return call, reply, tuple(earlier)
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.projection import strip_thinking
+from agent_system.projection import fenced_blocks, strip_thinking
 from agent_system.sandbox.result import parse_json
 
 FORMATS = ("hermes", "llama3", "json")
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
-_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+_CLOSED_IN_LINE = re.compile(r"([}\]])[ \t]*```[ \t\r]*$", re.MULTILINE)  # the end of a fence on the last line of its JSON
 _SEPARATORS = " \t\r\n;,"
 
 
@@ -61,8 +61,10 @@ def read_calls(text: str, tool_format: str) -> list[ToolRequest]:
     visible = strip_thinking(text)
     if tool_format == "hermes":
         return [_request(found) for found in _HERMES.findall(visible)]
-    if tool_format == "json" and (fenced := _FENCE.findall(visible)):
-        return [request for found in fenced if found.lstrip().startswith(("{", "[")) for request in _objects(found)]
+    if tool_format == "json":
+        blocks = fenced_blocks(_CLOSED_IN_LINE.sub(r"\1\n```", visible))
+        if fenced := [found for language, found in blocks if language in ("", "json")]:
+            return [request for found in fenced for request in _objects(found)]
     return _objects(visible.removeprefix("<|python_tag|>").strip())
 
 

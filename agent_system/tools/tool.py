@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,14 @@ class Tool:
     schema: Mapping[str, Any]
     function: Callable[..., Any]
     arguments: type[BaseModel]
+
+    def __reduce__(self) -> tuple[Callable[..., Tool], tuple[Any, ...]]:
+        """Pickle without the model of the arguments, a class that no module has."""
+        return _tool_of, (self.name, self.schema, self.function)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tool:
+        """Copy the schema and the function, which may be a method of an agent; the model of the arguments does not change."""
+        return replace(self, schema=copy.deepcopy(self.schema, memo), function=copy.deepcopy(self.function, memo))
 
     def validate(self, arguments: Any) -> dict[str, Any]:
         """Return the arguments converted to the types of the signature. Raise ToolInputError if they do not fit."""
@@ -104,11 +113,16 @@ def make_tool(function: Callable[..., Any]) -> Tool:
     name = getattr(function, "__name__", type(function).__name__)
     try:
         schema = get_json_schema(function)
-        hints = typing.get_type_hints(function)
     except Exception as error:  # transformers raises its own errors, whose classes differ between versions
         raise AgentSystemError(
             f"tool {name!r} has no JSON schema: {error}; it needs a type for every argument and a docstring in Google style with `Args:`"
         ) from error
+    return _tool_of(name, schema, function)
+
+
+def _tool_of(name: str, schema: Mapping[str, Any], function: Callable[..., Any]) -> Tool:
+    """Return the tool of a function with its schema. Raise AgentSystemError for an argument of a kind that JSON cannot fill."""
+    hints = typing.get_type_hints(function)
     fields: dict[str, Any] = {}
     for argument in inspect.signature(function).parameters.values():
         if argument.kind not in (argument.POSITIONAL_OR_KEYWORD, argument.KEYWORD_ONLY):

@@ -68,6 +68,10 @@ def write(path: Path, rows: list[dict]) -> str:
         ({"agent.orchestra_type": "my_folw"}, ["my_folw", "my_flow"]),
         ({"agent.plugins": "[no_such_package]"}, ["agent.plugins", "no_such_package"]),
         ({"env.env_name": "nowhere"}, ["nowhere", "my_world"]),
+        (
+            {"env.env_name": "search", "+env.params.corpus": "wiki.jsonl", "env.workers.num": 2},
+            ["env.params.corpus=wiki.jsonl with env.workers.num>0", "env.params.url=", "env.workers.num=0"],
+        ),
         ({f"{MODEL}.model.path": "/no/such/model"}, ["/no/such/model", "config.json"]),
         ({"data.train_files": "/no/such/file.jsonl"}, ["/no/such/file.jsonl", "data.train_files"]),
         ({"data.train_files": 7}, ["data.train_files=7", "str or list[str]"]),

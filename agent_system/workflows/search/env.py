@@ -174,6 +174,15 @@ class SearchEnv(BaseEnv):
         copy._known, copy._counts = self._known, self._counts.copy()
         return copy
 
+    def check_workers(self) -> None:
+        """Raise AgentSystemError for a `corpus`, for which every worker would start a server of its own."""
+        if self.config.corpus:
+            raise AgentSystemError(
+                f"env.params.corpus={self.config.corpus} with env.workers.num>0 would start a retrieval server, with an index, in every "
+                "worker; start one with `python -m agent_system.workflows.search.world.server --corpus FILE --port 8000` and set "
+                "env.params.url=http://127.0.0.1:8000 instead, or set env.workers.num=0"
+            )
+
     def probe(self) -> None:
         """Search once, blocking.
 

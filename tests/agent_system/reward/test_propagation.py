@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from agent_system.record import EpisodeRecord
 from agent_system.reward import assign_rewards
 from verl.trainer.config.reward import PropagationConfig, RewardConfig
 
-from .conftest import chain
+from .conftest import call, chain, episode
 
 PREFIX = "reward/propagation/"
 
@@ -55,6 +56,18 @@ def test_threshold_agrees_with_its_recursion() -> None:
             b = b if sample.local_reward >= 0.4 else 0.0
             expected.insert(0, b)
         assert got == expected
+
+
+def test_the_generations_of_a_call_are_one_link() -> None:
+    # A's call is generations 0 and 2, B's is 1: A's low local reward is no link, and B passes.
+    rounds = [call("A", 1, 0, local=0.2), call("B", 1, 1, local=0.6), call("A", 1, 2, local=0.2), call("C", 1, 3, local=0.1)]
+    rounds[0] = replace(rounds[0], final_call=2)
+    for last, team, pass_rate in ((3, [1.0, 1.0, 1.0], 1.0), (4, [0.0, 0.0, 0.0, 1.0], 0.5)):
+        found, metrics = credit([episode(rounds[:last], [1.0])], mode="threshold", theta=0.5, min_pass_rate=0.0)
+        assert (found, metrics[PREFIX + "pass_rate"]) == ([team], pass_rate)
+    assert credit([episode(rounds, [8.0])], mode="discounted", gamma=0.5)[0] == [[2.0, 4.0, 2.0, 8.0]]
+    _, metrics = credit([episode(rounds, [1.0])], mode="threshold", theta_quantile=0.5)
+    assert metrics[PREFIX + "theta"] == 0.2, "of 0.2, 0.6 and 0.1"
 
 
 def test_the_reward_of_a_call_is_its_scaled_local_reward_and_alpha_times_what_it_is_credited_with() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,17 @@ async def plus_length(episode, weight=1.0):
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0.0):
-    right = solution_str == ground_truth
+    right = "boxed{" + ground_truth + "}" in solution_str
     return {"score": float(right) + bonus + extra_info.get("level", 0), "right": right, "note": "text"}
 
 
 def of_a_run(data_source, solution_str, ground_truth, extra_info):
     assert (extra_info["experiment_name"], extra_info["rollout_reward_scores"]) == ("qwen", {})
     return extra_info["num_turns"]
+
+
+def same(data_source, solution_str, ground_truth, extra_info):
+    return float(solution_str == ground_truth)
 
 
 def by_call(episode):
@@ -137,7 +142,7 @@ def test_a_number_replaces_the_environments_team_reward_in_training_and_validati
     assert result.metrics["episode/success_rate"] == 1.0, "still the environment's"
 
 
-def test_a_function_with_verls_parameters_gets_the_answer_and_the_task(play, functions) -> None:
+def test_a_function_with_verls_parameters_gets_the_reply_with_the_answer_and_the_task(play, functions) -> None:
     result = play(custom(functions, "compute_score", bonus=0.5))
     assert result.episodes[0].team_reward == 1.625
     assert result.metrics["reward/right/mean"] == 1.0
@@ -148,6 +153,16 @@ def test_a_function_with_verls_parameters_gets_the_answer_and_the_task(play, fun
 def test_a_function_with_verls_parameters_gets_what_verls_managers_add(play, functions) -> None:
     result = play(custom(functions, "of_a_run"), experiment_name="qwen")
     assert result.episodes[0].team_reward == 2 * result.episodes[0].samples[-1].turn == 2
+
+
+def test_the_reply_with_the_answer_is_the_last_one_with_its_action(play, functions) -> None:
+    (episode,) = play(custom(functions, "same", "naive_action")).episodes
+    assert episode.team_reward == 1.0 and play(custom(functions, "same")).episodes[0].team_reward == 0.0
+    naive, parsed = (RewardManagerRegistry.get(name)(lambda **_: 0.0, {}) for name in ("naive", "naive_action"))
+    last = "<verify>approve</verify>"
+    for answer, text, action in (("4", "so \\boxed{4}", "4"), ("5", "5", "5"), ("", last, last)):
+        answered = replace(episode, answer=answer)
+        assert (naive.solution(answered), parsed.solution(answered)) == (text, action)
 
 
 def test_a_mapping_gives_local_rewards_and_keeps_the_environments_team_reward(play, functions) -> None:

@@ -22,7 +22,7 @@ from agent_system.rollout.sequences import join_generations
 from agent_system.rollout.tool_loop import check_tool_agents
 from agent_system.tools import ToolAgent, calculator, make_tool
 from verl.protocol.generate import SamplingParams
-from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.reward import PropagationConfig, RewardConfig
 from verl.trainer.config.run import TreeConfig
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.trainer.ppo.core_algos.policy_losses.common import LossConfig
@@ -128,8 +128,8 @@ def test_every_generation_is_a_sample_and_the_next_prompt_continues_its_tokens(p
     assert rest[: len(asked.generation.token_ids)] == asked.generation.token_ids
     added = tokenizer.decode(rest[len(asked.generation.token_ids) :])
     assert added == (
-        "\n<|im_start|>user\n<tool_response>\nvalue of k\n</tool_response><|im_end|>\n"
-        "<|im_start|>user\n<tool_response>\n14\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        "\n<|im_start|>user\n<tool_response>\nvalue of k\n</tool_response>\n"
+        "<tool_response>\n14\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
     assert asked.seed != answered.seed and [r.seed for r in engine.requests] == [asked.seed, answered.seed]
     assert len(result.batch) == 2
@@ -143,6 +143,32 @@ def test_the_environment_acts_once_and_every_round_is_credited_with_it(play: Any
     assert episode.info["acts"] == 1 and episode.team_reward == 1.5
     assert [(s.act_reward, s.local_reward, s.team_reward) for s in episode.samples] == [(None, 0.25, 1.5), (1.0, 0.25, 1.5)]
     assert sum(s.step_reward for s in episode.samples) == 1.75
+
+
+def test_all_rounds_of_a_call_have_its_credit_and_anchors_of_their_own(play: Any) -> None:
+    for propagation, shaping in (
+        (PropagationConfig("threshold", min_pass_rate=0.0), "hop_weighted"),
+        (PropagationConfig("discounted"), "hop_discount"),
+    ):
+        reward = RewardConfig(propagation=propagation, shaping=shaping)
+        apart, joined = (play(ROUNDS, reward=reward, tool_sequences=t)[0].episodes[0].samples for t in ([], ["Solver"]))
+        assert [(s.team_reward, s.reward) for s in apart] == [(s.team_reward, s.reward) for s in joined] * 3 == [(1.5, 1.75)] * 3
+    anchors = ["2+2?", "2+2?\nlookup {'key': 'k'}\n<|im_end|>value of k"]
+    assert [s.anchor for s in apart] == [*anchors, f"{anchors[1]}\ncalculator {{'expression': '2+2'}}\n4"] and joined[0].anchor == "2+2?"
+
+
+def test_a_template_that_wants_user_and_assistant_in_turn_shows_several_results(play: Any, tokenizer: Any, monkeypatch: Any) -> None:
+    strict = (
+        "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% set messages = messages[1:] %}{% endif %}"
+        "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}[{{ message.role }}]{{ message['content'] }}{% endfor %}[assistant]"
+    )
+    monkeypatch.setattr(tokenizer, "chat_template", strict)
+    result, _ = play([called("lookup", key="k") + called("calculator", expression="1+1"), "\\boxed{4}"])
+    (episode,) = result.episodes
+    assert episode.failure is None and episode.samples[1].prompt_text.endswith(
+        "[user]<tool_response>\nvalue of k\n</tool_response>\n<tool_response>\n2\n</tool_response>[assistant]"
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from agent_system import AgentSystemError, BaseAgent
 from agent_system.tools import ToolAgent, calculator, make_tool, python, runs_programs, search_tool
 from agent_system.tools.formats import check_format, detect_format, read_calls
+from agent_system.tools.tool import ToolInputError
 
 CALL = '{"name": "f", "arguments": {"x": 1}}'
 LLAMA = '{"name": "f", "parameters": {"x": 1}}'
@@ -27,6 +29,9 @@ LLAMA = '{"name": "f", "parameters": {"x": 1}}'
         ("llama3", f"<|python_tag|>{LLAMA}; {LLAMA}", 2),
         ("llama3", f"I would write {LLAMA}", 0),
         ("json", f"Let me see.\n```json\n[{CALL}, {CALL}]\n```", 2),
+        ("json", f"Like so:\n```python\nf(1)\n```\nand now:\n```json\n{CALL}\n```", 1),
+        ("json", f"```json\n[{CALL},\n{CALL}]```", 2),
+        ("json", f"```python\nd = {CALL}\n```", 0),
         ("json", f"[{CALL}]", 1),
         ("json", '{"answer": 4}', 0),
     ],
@@ -62,6 +67,36 @@ def test_the_calculator_computes(text: str, value: str) -> None:
 def test_the_calculator_refuses(text: str) -> None:
     with pytest.raises((ValueError, SyntaxError)):
         calculator(text)
+
+
+class Noting(ToolAgent):
+    tools = (calculator, "note")
+
+    def start(self, task: Any) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str, times: int = 1) -> str:
+        """Take a note.
+
+        Args:
+            text: the note.
+            times: how often.
+        """
+        self.notes += [text] * times
+        return " ".join(self.notes)
+
+
+def test_an_agent_with_tools_and_a_state_can_be_pickled_and_forked() -> None:
+    agent = Noting("A")
+    agent.start(None)
+    agent.notes.append("first")
+    for other in (pickle.loads(pickle.dumps(agent)), agent.fork()):
+        tool = other.by_name["note"]
+        assert other.schemas == agent.schemas and asyncio.run(tool.call(tool.validate({"text": "b", "times": "2"}), 9.0)) == "first b b"
+        with pytest.raises(ToolInputError, match="times"):
+            tool.validate({"text": "b", "times": "x"})
+    assert agent.notes == ["first"]
+    assert pickle.loads(pickle.dumps(agent.by_name["calculator"])).validate({"expression": "1"}) == {"expression": "1"}
 
 
 def call(function: Any, **arguments: Any) -> str:

@@ -102,8 +102,9 @@ class CustomRewardFunctionConfig:
 class RewardManagerConfig:
     name: str = key(
         AUTO,
-        "what scores a finished episode: episode (your function gets the episode) | naive (verl's arguments of compute_score) | one "
-        "registered by a plug-in; auto: the environment, or with a function naive or episode by its parameters",
+        "what scores a finished episode: episode (your function gets the episode) | naive (verl's arguments of compute_score, with the "
+        "reply that gave the answer) | naive_action (the same, with the parsed answer alone) | one registered by a plug-in; auto: the "
+        "environment, or with a function naive or episode by its parameters",
     )
 
 

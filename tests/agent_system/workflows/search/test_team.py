@@ -29,6 +29,7 @@ async def test_the_team_searches_until_enough_is_known_and_then_answers(make_col
     (episode,) = result.episodes
     assert [s.agent_id for s in episode.samples] == [VERIFIER, SEARCH, VERIFIER, SEARCH, VERIFIER, ANSWER]
     assert (episode.team_reward, episode.turns, episode.info["searches"]) == (1, 3, 2)
+    assert episode.answer == "", "act ended the last turn; the query of the turn before is no answer"
     assert result.metrics["episode/success_rate"] == 1
     last = episode.samples[-1].prompt_text
     assert "Step 1: <search>author of Tamo</search> <information>Doc 1 (Title: Tamo) The author of Tamo is Kilu.</information>" in last
