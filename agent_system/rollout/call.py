@@ -115,6 +115,7 @@ class Call:
         seed: seed of the request.
         before: the agent at the beginning of the call, before its summary and its first round.
         summary: the generation of a summary with which the call began, and its reply; None for a call without one.
+        own_sampling: sampling parameters of this call alone; None: those of the agent in this episode.
     """
 
     spec: EpisodeSpec
@@ -129,6 +130,12 @@ class Call:
     seed: int
     before: BaseAgent
     summary: tuple[Call, Reply] | None = None
+    own_sampling: SamplingParams | None = None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Sampling parameters of the request."""
+        return self.own_sampling or self.spec.sampling_of(self.runtime.binding)
 
     def read(self, generation: Generation) -> Reply:
         """Decode and project one reply. The state of the call's agent does not change: a copy projects."""
@@ -156,7 +163,7 @@ class Call:
             self.prompt.dropped,
             binding.pad_token_id,
             self.seed,
-            self.spec.sampling_of(binding).max_tokens,
+            self.sampling.max_tokens,
             str(self.seen.info.get("anchor", self.seen.text)),
             prior_replies=self.prior_replies,
             order=order,
@@ -185,7 +192,7 @@ class Call:
         request_id = f"{self.spec.traj_uid}/{self.turn}.{self.number}"
         try:
             async with asyncio.timeout(limit) as clock:
-                replies = await binding.replies(self.prompt, self.spec.sampling_of(binding), n, self.seed, request_id)
+                replies = await binding.replies(self.prompt, self.sampling, n, self.seed, request_id)
         except TimeoutError as error:
             if not clock.expired():
                 raise

@@ -66,6 +66,25 @@ def read_calls(text: str, tool_format: str) -> list[ToolRequest]:
     return _objects(visible.removeprefix("<|python_tag|>").strip())
 
 
+def split_calls(text: str, tool_format: str) -> tuple[str, list[ToolRequest]]:
+    """Return a reply without its thinking and its tool calls, and these calls. Malformed calls stay in the text.
+
+    Arguments are those of `read_calls`.
+    """
+    visible = strip_thinking(text)
+    if tool_format == "hermes":
+        kept, calls, end = [], [], 0
+        for found in _HERMES.finditer(visible):
+            request = _request(found.group(1))
+            kept.append(visible[end : found.end() if request.error else found.start()])
+            calls, end = calls if request.error else [*calls, request], found.end()
+        return "".join([*kept, visible[end:]]).strip(), calls
+    requests = read_calls(text, tool_format)
+    if not requests or any(request.error for request in requests):
+        return visible, []
+    return (_FENCE.sub("", visible).strip() if tool_format == "json" and not visible.startswith(("{", "[")) else ""), requests
+
+
 def _objects(text: str) -> list[ToolRequest]:
     """Return the calls of a text that consists of JSON; text that is no call, such as a JSON answer without a name, gives none."""
     if not text.lstrip().startswith(("{", "[")):
