@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from agent_system.gateway.calls import EpisodeCalls
-from agent_system.gateway.request import OVER, Request
 from agent_system.gateway.errors import HEADERS, Refusal
+from agent_system.gateway.request import OVER, Request
 from agent_system.gateway.stream import COMMENT, KEEP_ALIVE_S, event, events
 from agent_system.gateway.wire import Ask, read_ask
 
