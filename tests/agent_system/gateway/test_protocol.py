@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 
 from agent_system import Task
@@ -118,11 +119,9 @@ async def test_an_agent_may_be_named_by_the_address_and_models_are_listed(play: 
         path = session.url_of("Editor").partition("127.0.0.1")[2].partition("/")[2]
         answer = await send(session, {**ROLE, "model": "gpt-4o"}, path=f"/{path}/chat/completions")
         assert answer.body["model"] == "Editor"
-        import aiohttp
-
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {session.key}"}) as http:
-            async with http.get(f"{session.base_url}/models") as listed:
-                assert [model["id"] for model in (await listed.json())["data"]] == ["Writer", "Editor"]
+        headers = {"Authorization": f"Bearer {session.key}"}
+        async with aiohttp.ClientSession() as http, http.get(f"{session.base_url}/models", headers=headers) as listed:
+            assert [model["id"] for model in (await listed.json())["data"]] == ["Writer", "Editor"]
         return answer.text
 
     episode, _, _ = await play(team)
