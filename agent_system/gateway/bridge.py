@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.agent import Message
+from agent_system.gateway.errors import Refusal
 from agent_system.gateway.history import History, Node
 from agent_system.gateway.template import NoTemplate, Template
 from agent_system.gateway.view import View
@@ -40,11 +41,15 @@ class Built:
 
 
 class Bridge:
-    """Builds the prompts of one template."""
+    """Builds the prompts of an agent in all episodes.
+
+    Attributes:
+        template: the chat template of its policy.
+    """
 
     def __init__(self, template: Template | NoTemplate, keep_thinking: bool) -> None:
         """Set the template; `keep_thinking` continues tokens with thinking that the template would leave out."""
-        self._template, self._keep_thinking = template, keep_thinking
+        self.template, self._keep_thinking = template, keep_thinking
         self._stable: dict[tuple[str, ...], bool] = {}
 
     def build(self, views: Sequence[View], tools: Sequence[Mapping[str, Any]], history: History) -> Built:
@@ -55,17 +60,17 @@ class Bridge:
             tail = self._tail(node, shown[length:], tools)
             if tail is not None:
                 return Built(self._continued(node, tail, shown), views, [*node.messages, *shown[length:]], node.thoughts)
-            reason = "template"
-        text = self._template.render(shown, tools)
-        return Built(Prompt(text, self._template.encode(text), messages=_plain(shown)), views, shown, (), reason)
+            reason = "template" if isinstance(self.template, Template) else ""
+        text = self.template.render(shown, tools)
+        return Built(Prompt(text, self.template.encode(text), messages=_plain(shown)), views, shown, (), reason)
 
     def _continued(self, node: Node, tail: str, shown: Sequence[Mapping[str, Any]]) -> Prompt:
-        sampled, end = node.generation.token_ids, self._template.end
+        sampled, end = node.generation.token_ids, self.template.end
         assert end is not None
-        closing = () if self._template.ends(sampled[-1]) else (end[1],)  # a reply that was cut has no end of its own
+        closing = () if self.template.ends(sampled[-1]) else (end[1],)  # a reply that was cut has no end of its own
         between = (*sampled, *closing)
-        text = node.prompt.text + self._template.decode(between) + tail
-        return Prompt(text, (*node.prompt.ids, *between, *self._template.encode(tail)), messages=_plain(shown))
+        text = node.prompt.text + self.template.decode(between) + tail
+        return Prompt(text, (*node.prompt.ids, *between, *self.template.encode(tail)), messages=_plain(shown))
 
     def _tail(self, node: Node, added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str | None:
         """Return the text that the template puts after a conversation; None if it shows the conversation in another way now."""
@@ -78,18 +83,23 @@ class Bridge:
         shape = tuple(str(message["role"]) for message in added)
         if shape not in self._stable:
             others = self._parts(node.messages, [{**message, "content": _OTHER} for message in added], tools)
-            self._stable[shape] = others is not None and others[0] == head
+            if others is None:
+                return None
+            self._stable[shape] = others[0] == head
         return tail if self._stable[shape] else None
 
     def _parts(
         self, so_far: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[str, str] | None:
         """Return the text up to the end of the last reply, and the rest. Messages hold no special tokens, so their ends can be counted."""
-        if self._template.end is None:
+        if self.template.end is None:
             return None
-        mark = self._template.end[0]
-        count = self._template.render(so_far, tools, prompt=False).count(mark)
-        pieces = self._template.render([*so_far, *added], tools).split(mark, count)
+        mark = self.template.end[0]
+        try:
+            count = self.template.render(so_far, tools, prompt=False).count(mark)
+            pieces = self.template.render([*so_far, *added], tools).split(mark, count)
+        except Refusal:  # the whole conversation may still be shown as the program sent it
+            return None
         return (mark.join(pieces[:count]), pieces[count]) if count and len(pieces) > count else None
 
 

@@ -7,6 +7,7 @@ import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.gateway.bridge import Built
@@ -32,6 +33,7 @@ class EpisodeCalls:
         key: authenticates them.
         agents: names of the agents.
         counts: see `COUNTS`.
+        conversations: messages by the ids of answers of `/v1/responses`.
         failed: fails with the error of an engine, an agent or the environment, which ends the episode.
     """
 
@@ -47,6 +49,7 @@ class EpisodeCalls:
         self.key = f"sk-{secrets.token_urlsafe(24)}"
         self.agents = tuple(episode.runtimes)
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
+        self.conversations: dict[str, list[Any]] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failed.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._episode, self._keys, self._overridden = episode, keys, overridden

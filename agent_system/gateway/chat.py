@@ -11,7 +11,6 @@ from agent_system.gateway.bridge import Bridge, Built
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.history import History, Node
 from agent_system.gateway.reply import Choice, Completion
-from agent_system.gateway.template import NoTemplate, Template
 from agent_system.gateway.wire import Ask
 from agent_system.projection import strip_thinking, thoughts
 from agent_system.rollout.binding import AgentBinding
@@ -23,10 +22,9 @@ from verl.protocol.generate import SamplingParams
 class Chat:
     """The conversations of an agent."""
 
-    def __init__(self, template: Template | NoTemplate, keep_thinking: bool) -> None:
-        """Start without any; `keep_thinking` as `gateway.history=sampled`."""
-        self._template = template
-        self._bridge, self._history = Bridge(template, keep_thinking), History()
+    def __init__(self, bridge: Bridge) -> None:
+        """Start without any."""
+        self._template, self._bridge, self._history = bridge.template, bridge, History()
 
     def read(self, ask: Ask) -> Built:
         """Return the prompt of a request. Raise Refusal when it cannot be built or is too long."""
@@ -80,12 +78,12 @@ class Chat:
         tools = viewer.clean_json(list(ask.tools))
         node = Node(built.prompt, generation, [*built.messages, message], (*built.thoughts, *kept))
         self._history.add(built.views, view, tools, node)
-        pieces = [(self._template.decode([token]), p) for token, p in zip(generation.token_ids, generation.log_probs, strict=True)]
+        scored = list(zip(generation.token_ids, generation.log_probs, strict=True)) if ask.logprobs else None
         return Choice(
             content,
             [(f"call_{call.turn}_{call.number}_{i}", c["name"], json.dumps(c["arguments"])) for i, c in enumerate(calls)],
             "\n\n".join(found),
             "tool_calls" if calls else "length" if generation.stop_reason == "length" else "stop",
             len(generation.token_ids),
-            pieces if ask.logprobs else None,
+            scored if scored is None else [(self._template.decode([token]), log_prob) for token, log_prob in scored],
         )

@@ -13,14 +13,16 @@ from aiohttp import web
 from agent_system.gateway.calls import EpisodeCalls
 from agent_system.gateway.errors import HEADERS, Refusal
 from agent_system.gateway.request import OVER, Request
+from agent_system.gateway.responses import chat_body, conversation, response_body
 from agent_system.gateway.stream import COMMENT, KEEP_ALIVE_S, event, events
-from agent_system.gateway.wire import Ask, read_ask
+from agent_system.gateway.wire import Ask, read_ask, read_body
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 << 20
 BACKLOG = 1024
 REMEMBERED_KEYS = 4096
+KNOWN = "POST /v1/chat/completions, POST /v1/responses, GET /v1/models"
 ROUTES = ("/v1", "/agents/{agent}/v1")
 
 
@@ -70,6 +72,7 @@ class Server:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_openai_errors])
         for root in ROUTES:
             app.router.add_post(f"{root}/chat/completions", self._chat)
+            app.router.add_post(f"{root}/responses", self._responses)
             app.router.add_get(f"{root}/models", self._models)
         return app
 
@@ -88,18 +91,35 @@ class Server:
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         calls = self._calls(http)
-        body = await http.read()
-        ask = read_ask(body)
-        agent_id = calls.agent(http.match_info.get("agent") or ask.model)
-        count = http.headers.get("x-stainless-retry-count", "0")
-        retried = count.isdecimal() and int(count[:9]) > 0
-        request = calls.start(agent_id, ask, body, retried, lambda: _connected(http))
+        data = await http.read()
+        ask = read_ask(read_body(data))
+        request = _started(http, calls, ask, data)
         if ask.stream:
             return await _streamed(http, calls, request, ask)
         completion = await request.answer()
         if _connected(http):
             calls.deliver(request)
         return web.json_response(completion.to_json())
+
+    async def _responses(self, http: web.Request) -> web.StreamResponse:
+        calls = self._calls(http)
+        data = await http.read()
+        body = read_body(data)
+        chat = chat_body(body, calls.conversations)
+        request = _started(http, calls, read_ask(chat), data)
+        completion = await request.answer()
+        if _connected(http):
+            calls.deliver(request)
+        answer = response_body(completion, body)
+        calls.conversations[answer["id"]] = conversation(chat, body, completion)
+        return web.json_response(answer)
+
+
+def _started(http: web.Request, calls: EpisodeCalls, ask: Ask, data: bytes) -> Request:
+    agent_id = calls.agent(http.match_info.get("agent") or ask.model)
+    count = http.headers.get("x-stainless-retry-count", "0")
+    retried = count.isdecimal() and int(count[:9]) > 0
+    return calls.start(agent_id, ask, http.path.encode() + data, retried, lambda: _connected(http))
 
 
 async def _streamed(http: web.Request, calls: EpisodeCalls, request: Request, ask: Ask) -> web.StreamResponse:
@@ -151,8 +171,7 @@ async def _as_openai_errors(request: web.Request, handler: Callable[[web.Request
     except web.HTTPRequestEntityTooLarge:
         return Refusal(f"the body has more than {MAX_BODY_BYTES >> 20} MiB", 413, "request_too_large").response()
     except web.HTTPException as error:
-        known = ", ".join(f"{method} /v1/{path}" for method, path in (("POST", "chat/completions"), ("GET", "models")))
-        return Refusal(f"{request.method} {request.path}: {error.reason}; answered are: {known}", 404).response()
+        return Refusal(f"{request.method} {request.path}: {error.reason}; answered are: {KNOWN}", 404).response()
     except ConnectionError:
         raise
     except Exception as error:

@@ -12,14 +12,17 @@ from typing import Any
 
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
+from agent_system.gateway.bridge import Bridge
 from agent_system.gateway.calls import EpisodeCalls
 from agent_system.gateway.chat import Chat
 from agent_system.gateway.server import Server
 from agent_system.gateway.session import Session
 from agent_system.gateway.template import NoTemplate, Template
 from agent_system.orchestra import BaseOrchestra, Episode
+from agent_system.registry import AgentRegistry
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.runner import EpisodeRunner
+from agent_system.tools import ToolAgent
 from agent_system.turn import Turn
 from verl.trainer.config.gateway import GatewayConfig
 
@@ -50,16 +53,23 @@ class GatewayOrchestra(BaseOrchestra):
         super().__init__(config)
         self.team = load_team(self.config.team)
         self._server = Server()
-        self._templates: dict[str, Template | NoTemplate] = {}
+        self._bridges: dict[str, Bridge] = {}
         self._told = False
 
     def check(self, agent_ids: Sequence[str], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
-        """Reject tree sampling."""
+        """Reject tree sampling, and agents that do more than the program asks of them."""
         if forks:
             raise AgentSystemError(
                 "agent.orchestra_type=gateway with rollout.sampling=tree: a program cannot be forked in the middle of its run, so its "
                 "calls have no candidates; use rollout.sampling=parallel"
             )
+        for name in agent_ids:
+            agent = AgentRegistry.get(name, orchestra=GATEWAY)
+            if issubclass(agent, ToolAgent) or agent.memory_class is not None:
+                raise AgentSystemError(
+                    f"agent.orchestra_type=gateway with {agent.__name__} for {name!r}: its tools and its memory would not be used, because "
+                    "the program sends the messages and calls the tools; register a BaseAgent without a memory, or none"
+                )
 
     async def run(self, turn: Turn) -> Any:
         """Not used: `play` runs the program."""
@@ -84,10 +94,11 @@ class GatewayOrchestra(BaseOrchestra):
         await self._server.stop()
 
     def _chat(self, episode: EpisodeRunner, agent_id: str) -> Chat:
-        if agent_id not in self._templates:
+        if agent_id not in self._bridges:
             binding = episode.runtimes[agent_id].binding
-            self._templates[agent_id] = NoTemplate(binding) if isinstance(binding, RemoteBinding) else Template(binding)
-        return Chat(self._templates[agent_id], keep_thinking=self.config.keys.history == "sampled")
+            template = NoTemplate(binding) if isinstance(binding, RemoteBinding) else Template(binding)
+            self._bridges[agent_id] = Bridge(template, keep_thinking=self.config.keys.history == "sampled")
+        return Chat(self._bridges[agent_id])
 
     def _tell_overridden(self, names: str) -> None:
         if not self._told:
@@ -134,9 +145,11 @@ async def _run(team: Callable[..., Any], session: Session, failed: asyncio.Futur
 
 async def _end(episode: EpisodeRunner, calls: EpisodeCalls, result: Any) -> None:
     """End the episode, unless the environment has, with the program's result."""
-    if episode.turn is None:
+    if episode.turn is None or episode.turn.done:
         if isinstance(result, (Outcome, int, float)) and not isinstance(result, bool):
             raise AgentSystemError("the team returned a reward after the environment had ended the episode; return None")
+        if episode.turn is not None:
+            await episode.step(result)
     elif isinstance(result, str):
         await episode.step(result)
     elif isinstance(result, Outcome):

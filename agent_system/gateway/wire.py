@@ -48,14 +48,19 @@ class Ask:
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_ask(data: bytes) -> Ask:
-    """Return the request in a body. Raise Refusal naming the field that is wrong or not supported."""
+def read_body(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body. Raise Refusal if there is none."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Refusal(f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise Refusal("the body must be a JSON object")
+    return body
+
+
+def read_ask(body: Mapping[str, Any]) -> Ask:
+    """Return the request in a body. Raise Refusal naming the field that is wrong or not supported."""
     messages = _typed(body, "messages", list, None)
     if not messages:
         raise Refusal("messages must be a list with at least one message", param="messages")

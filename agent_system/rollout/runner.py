@@ -167,6 +167,7 @@ class EpisodeRunner:
         self._agents = EpisodeAgents(self._runtimes, self.spec.task, self._settings.history_length)
         observation = await self._env.observation("reset", self.spec.task)
         self._begin(observation, 1, self._orchestra.memory_class(self._settings.history_length))
+        self.waiting_for = "the team"
         await self._orchestra.play(self)
 
     def _begin(self, observation: Observation, step: int, memory: Memory) -> None:
@@ -241,6 +242,7 @@ class EpisodeRunner:
             if (call.turn, call.number) not in self._delivered:
                 self._delivered[call.turn, call.number] = self._replies
                 self._replies += 1
+            self.waiting_for = f"the team (after turn {call.turn}, call {call.number})"
             if self._turn is not None and self._turn.step == call.turn:
                 self._turn.record(call.place, Entry(call.agent_id, reply.visible_text, reply.projection.action))
 

@@ -67,7 +67,10 @@ async def test_what_cannot_be_answered_is_refused_for_good_and_says_why(play: An
     episode, _, engine = await play(team)
     assert episode.failure is None and len(episode.samples) == len(engine.requests) == 1, "nothing that was refused is a call"
     expected = [*(case[1:] for case in REFUSED), *[(401, None, "invalid_api_key", "use session.key")] * 2]
-    expected += [(404, None, None, "POST /v1/chat/completions, GET /v1/models"), (404, "model", "model_not_found", "no agent 'nobody'")]
+    expected += [
+        (404, None, None, "POST /v1/chat/completions, POST /v1/responses, GET /v1/models"),
+        (404, "model", "model_not_found", "no agent 'nobody'"),
+    ]
     for answer, (status, param, code, said) in zip(answers, expected, strict=True):
         error = answer.body["error"]
         assert (answer.status, error["param"], error["code"]) == (status, param, code) and said in error["message"], error
