@@ -195,3 +195,44 @@ async def test_the_openai_library_reads_every_answer(play: Any) -> None:
     assert len(engine.requests) == 2 and metrics["gateway/rewritten/client"] == 0
     first, second = episode.samples
     assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+
+
+async def test_responses_are_chat_completions_in_another_form(play: Any) -> None:
+    openai = pytest.importorskip("openai")
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
+    replies = [f"<think>hm</think>I look. <tool_call>{json.dumps({'name': 'f', 'arguments': {}})}</tool_call>", "4", "5"]
+    refused: list[tuple[Any, str | None]] = [
+        ({"stream": True}, "stream"),
+        ({"text": {"format": {"type": "json_object"}}}, "response_format"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": [{"type": "image"}]}, "input"),
+        ({"input": 3}, "input"),
+    ]
+
+    async def team(task: Task, session: Session) -> str:
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.key) as client:
+            create = client.responses.create
+            first = await create(model="Writer", instructions="s", input="2+2?", tools=[tool])
+            assert first.output_text == "I look." and first.status == "completed"
+            called = first.output[1]
+            result = {"type": "function_call_output", "call_id": called.call_id, "output": "r"}
+            items = [{"role": "user", "content": "2+2?"}, *(item.model_dump() for item in first.output), result]
+            second = await create(model="Writer", instructions="s", input=items, tools=[tool])
+            more = {"model": "Writer", "instructions": "s", "tools": [tool], "max_output_tokens": 1}
+            third = await create(**more, input="sure?", previous_response_id=second.id)
+            assert (third.status, third.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+            for answer in (first, second, third):
+                openai.types.responses.Response.model_validate(answer.model_dump())
+        for wrong, param in refused:
+            answer = await send(session, {"model": "Writer", "input": "a", **wrong}, path="/v1/responses")
+            assert answer.status in (400, 404) and answer.body["error"]["param"] == param, answer.body
+        return second.output_text
+
+    from .templates import tokenizer_of
+
+    episode, metrics, engine = await play(team, replies, chat=tokenizer_of("qwen2.5"))
+    assert (episode.failure, episode.answer, len(engine.requests)) == (None, "4", 3)
+    texts = [sample.prompt_ids + sample.generation.token_ids for sample in episode.samples]
+    assert all(after[: len(before)] == before for before, after in zip(texts, texts[1:], strict=False))
+    assert not any(count for name, count in metrics.items() if name.startswith("gateway/rewritten"))
