@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ class Session:
         self.key = calls.key
         self.base_url = f"{url}/v1"
         self.agents = tuple(episode.runtimes)
-        self._url, self._episode = url, episode
+        self._url, self._episode, self._loop = url, episode, asyncio.get_running_loop()
 
     @property
     def observation(self) -> Observation:
@@ -49,3 +50,7 @@ class Session:
         """
         outcome = await self._episode.step(action)
         return outcome if self._episode.turn is not None else replace(outcome, done=True)
+
+    def step_in_thread(self, action: Any) -> Outcome:
+        """As `step`, for a program that is a plain function."""
+        return asyncio.run_coroutine_threadsafe(self.step(action), self._loop).result()

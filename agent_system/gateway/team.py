@@ -1,4 +1,4 @@
-"""The orchestra that is a program: a coroutine function `team(task, session)`, which plays a whole episode."""
+"""The orchestra that is a program: a function `team(task, session)`, which plays a whole episode."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ from agent_system.orchestra import BaseOrchestra, Episode
 from agent_system.registry import AgentRegistry
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.runner import EpisodeRunner
+from agent_system.threads import DaemonExecutor, run_plain
 from agent_system.tools import ToolAgent
 from agent_system.turn import Turn
 from verl.trainer.config.gateway import GatewayConfig
 
 logger = logging.getLogger(__name__)
 GATEWAY = "gateway"
+MOST_THREADS = 4096  # programs that are plain functions, each in a thread for its whole episode
+
+_threads = DaemonExecutor(MOST_THREADS)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class GatewayOrchestra(BaseOrchestra):
 
 
 def load_team(team: Any) -> Callable[..., Any]:
-    """Return the program. Raise AgentSystemError if it is no coroutine function."""
+    """Return the program. Raise AgentSystemError if it is no function."""
     if isinstance(team, str):
         module, _, name = team.partition(":")
         try:
@@ -116,20 +120,25 @@ def load_team(team: Any) -> Callable[..., Any]:
             raise AgentSystemError(f"agent.team={team}: {error}; expected module:function that Python can import") from error
     else:
         found = team
-    if not inspect.iscoroutinefunction(found):
+    if not callable(found):
         raise AgentSystemError(
-            f"agent.team={team}: agent.orchestra_type=gateway needs the program of the team as module:function, "
-            "`async def function(task, session)`"
+            f"agent.team={team}: agent.orchestra_type=gateway needs the program of the team as module:function, `async def "
+            "function(task, session)`, or a plain function, which runs in a thread"
         )
     return found
 
 
 async def _run(team: Callable[..., Any], session: Session, failed: asyncio.Future[None], episode: EpisodeRunner) -> Any:
-    """Run the program until it returns, or a call fails. Raises its error, or that of the call."""
+    """Run the program until it returns, or a call fails. Raises its error, or that of the call.
+
+    A plain function cannot be cancelled: its thread goes on until its next request, which is refused.
+    """
 
     async def guarded() -> Any:
         try:
-            return await team(session.task, session)
+            if inspect.iscoroutinefunction(team):
+                return await team(session.task, session)
+            return await asyncio.wrap_future(_threads.submit(run_plain, team, (session.task, session)))
         except (KeyboardInterrupt, SystemExit) as error:  # it would end the event loop
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 

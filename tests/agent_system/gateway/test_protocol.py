@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -234,5 +235,5 @@ async def test_responses_are_chat_completions_in_another_form(play: Any) -> None
     episode, metrics, engine = await play(team, replies, chat=tokenizer_of("qwen2.5"))
     assert (episode.failure, episode.answer, len(engine.requests)) == (None, "4", 3)
     texts = [sample.prompt_ids + sample.generation.token_ids for sample in episode.samples]
-    assert all(after[: len(before)] == before for before, after in zip(texts, texts[1:], strict=False))
+    assert all(after[: len(before)] == before for before, after in pairwise(texts))
     assert not any(count for name, count in metrics.items() if name.startswith("gateway/rewritten"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -87,6 +89,21 @@ async def test_a_program_steps_through_the_turns_of_the_environment(play: Any) -
     assert (episode.failure, episode.turns, [s.turn for s in episode.samples]) == (None, 3, [1, 2, 3])
     episode, _, _ = await play(team, task=task, max_steps=2)  # the limit of turns ends it as well
     assert episode.turns == 2 and "AssertionError" in episode.failure
+
+
+async def test_a_program_may_be_a_plain_function(play: Any) -> None:
+    def team(task: Task, session: Session) -> str:
+        def ask() -> str:
+            body = json.dumps({"model": "Writer", "messages": USER}).encode()
+            headers = {"Authorization": f"Bearer {session.key}"}
+            with urlopen(Request(f"{session.base_url}/chat/completions", body, headers)) as answer:
+                return str(json.load(answer)["choices"][0]["message"]["content"])
+
+        assert not session.step_in_thread(ask()).done
+        return ask()
+
+    episode, _, _ = await play(team, task=Task("a", "2+2?", "sums", "4", {"turns": 2}), max_steps=3)
+    assert (episode.failure, episode.turns, episode.team_reward) == (None, 2, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +318,7 @@ def test_what_cannot_run_is_refused_before_a_model_loads(make_team: Any) -> None
         make_team(draft_and_edit, env=Forkable, tree=TreeConfig(), reward=_by_call())
     for team, said in (
         (None, "agent.team=None: .*needs the program"),
-        ("json:dumps", "agent.team=json:dumps: .*async def"),
+        ("json:__name__", "agent.team=json:__name__: .*async def"),
         ("json", "agent.team=json: .*module:function"),
         ("no_such_module:team", "agent.team=no_such_module:team: No module named 'no_such_module'; expected module:function"),
         ("json:no_such", "agent.team=json:no_such: module 'json' has no attribute"),

@@ -81,7 +81,7 @@ class AgentConfig:
     )
     orchestra_type: str = key("math", "registered name of the workflow")
     team: Optional[str] = key(
-        None, "with orchestra_type=gateway: the team as module:function, `async def function(task, session)`", check=texts, effect=GATEWAY
+        None, "with orchestra_type=gateway: the team as module:function, see docs/frameworks.md", check=texts, effect=GATEWAY
     )
     orchestra: dict[str, Any] = key({}, "options of the workflow: agent.orchestra.<type>.<option>", type=dict[str, dict[str, Any]])
     agent_specific_parameters: dict[str, Any] = key(
