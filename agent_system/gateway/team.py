@@ -23,7 +23,7 @@ from agent_system.registry import AgentRegistry
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.runner import EpisodeRunner
 from agent_system.threads import DaemonExecutor, run_plain
-from agent_system.tools import ToolAgent
+from agent_system.tools.agent import ToolAgent
 from agent_system.turn import Turn
 from verl.trainer.config.gateway import GatewayConfig
 
