@@ -65,7 +65,7 @@ def response_body(completion: Completion, body: Mapping[str, Any]) -> dict[str, 
         "tools": body.get("tools") or [],
         "usage": {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
