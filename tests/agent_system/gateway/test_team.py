@@ -202,6 +202,7 @@ async def test_calls_that_the_program_leaves_behind_are_ended_before_its_answer_
     assert episode.failure is None and [s.agent_id for s in episode.samples] == ["Writer"]
     assert metrics["gateway/undelivered"] == 1
     await asyncio.wait(kept)
+    assert "the episode is over" in str(kept[0].exception())
 
 
 async def test_at_most_max_open_calls_are_generated_at_a_time(play: Any) -> None:
