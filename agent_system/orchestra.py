@@ -73,7 +73,7 @@ class BaseOrchestra(ABC):
             AgentSystemError: naming what is not supported.
         """
 
-    async def play(self, episode: Episode) -> None:
+    async def play_episode(self, episode: Episode) -> None:
         """Play a whole episode: `run` for every turn. A program that spans the turns of an episode overrides it."""
         while (turn := episode.turn) is not None:
             action = None
@@ -84,7 +84,7 @@ class BaseOrchestra(ABC):
                     raise
             await episode.step(action)
 
-    async def close(self) -> None:  # noqa: B027 - most have nothing to release
+    async def release(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what episodes share in this event loop; called after the last of the episodes that are played together."""
 
     @abstractmethod

@@ -76,10 +76,10 @@ class GatewayOrchestra(BaseOrchestra):
                 )
 
     async def run(self, turn: Turn) -> Any:
-        """Not used: `play` runs the program."""
+        """Not used: `play_episode` runs the program."""
         raise NotImplementedError
 
-    async def play(self, episode: Episode) -> None:
+    async def play_episode(self, episode: Episode) -> None:
         """Run the program and end the episode with what it returns."""
         assert isinstance(episode, EpisodeRunner)
         url = await self._server.start()
@@ -93,7 +93,7 @@ class GatewayOrchestra(BaseOrchestra):
             episode.report(calls.counts)
         await _end(episode, calls, result)
 
-    async def close(self) -> None:
+    async def release(self) -> None:
         """Stop the server."""
         await self._server.stop()
 

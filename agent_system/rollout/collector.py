@@ -261,7 +261,7 @@ class Collector:
                     await self._close()
 
     async def _close(self) -> None:
-        await self.orchestra.close()
+        await self.orchestra.release()
         if self._model is not None:
             await self._model.close()
         for runtime in self.runtimes.values():

@@ -168,7 +168,7 @@ class EpisodeRunner:
         observation = await self._env.observation("reset", self.spec.task)
         self._begin(observation, 1, self._orchestra.memory_class(self._settings.history_length))
         self.waiting_for = "the team"
-        await self._orchestra.play(self)
+        await self._orchestra.play_episode(self)
 
     def _begin(self, observation: Observation, step: int, memory: Memory) -> None:
         self._callers = {}
