@@ -74,7 +74,7 @@ async def autogen(task: Task, session: Session) -> str:
     def model(name: str) -> Any:
         return OpenAIChatCompletionClient(model=name, base_url=session.base_url, api_key=session.key, model_info=info)
 
-    writer = AssistantAgent("writer", model("Writer"), tools=[add], reflect_on_tool_use=True, system_message="You add.")
+    writer = AssistantAgent("writer", model("Writer"), tools=[add], max_tool_iterations=2, system_message="You add.")
     editor = AssistantAgent("editor", model("Editor"), system_message="Judge the sum.")
     result = await RoundRobinGroupChat([writer, editor], max_turns=2).run(task=task.prompt)
     return str(result.messages[-1].content)
