@@ -28,10 +28,13 @@ def chat_body(body: Mapping[str, Any], before: Mapping[str, Messages]) -> dict[s
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     if isinstance(shape, dict) and shape.get("format"):
         chat["response_format"] = shape["format"]
+    tools = body.get("tools") or []
+    if not isinstance(tools, list):
+        raise Refusal("tools must be a list", param="tools")
     return chat | {
         "messages": [*_instructions(body), *_earlier(body, before), *_messages(body.get("input"))],
         "max_tokens": body.get("max_output_tokens"),
-        "tools": [_tool(tool) for tool in body.get("tools") or []],
+        "tools": [_tool(tool) for tool in tools],
     }
 
 

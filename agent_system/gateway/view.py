@@ -113,6 +113,8 @@ class Viewer:
 
     def _calls(self, found: Any, where: str, seen: _Calls) -> list[dict[str, Any]]:
         calls = []
+        if not isinstance(found or [], list):
+            raise Refusal(f"{where}.tool_calls must be a list", param=where)
         for place, call in enumerate(found or []):
             function = call.get("function") if isinstance(call, dict) else None
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent_system import Task
 from agent_system.gateway import server
+from agent_system.gateway.errors import Refusal
+from agent_system.gateway.responses import chat_body
 from agent_system.gateway.session import Session
+from agent_system.gateway.view import Viewer
+from agent_system.gateway.wire import Ask, read_ask
 
 from .conftest import USER, Answer, posted, say, send
 
@@ -76,6 +83,30 @@ async def test_what_cannot_be_answered_is_refused_for_good_and_says_why(play: An
         error = answer.body["error"]
         assert (answer.status, error["param"], error["code"]) == (status, param, code) and said in error["message"], error
         assert answer.headers["x-should-retry"] == "false" and error["type"].endswith("_error")
+
+
+FIELDS = (*vars(Ask("", ())), "max_completion_tokens", "response_format", "tool_choice", "functions", "top_logprobs", "stream_options")
+FIELDS += ("input", "instructions", "text", "previous_response_id", "max_output_tokens", "modalities", "temperature")
+PARTS = ("role", "content", "tool_calls", "tool_call_id", "type", "function", "name", "arguments", "id", "call_id", "output", "format")
+TEXTS = st.sampled_from(["user", "assistant", "tool", "function", "function_call", "text", "input_text", "f", '{"a": 1}', "[", "\ud800"])
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 200) | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(PARTS), inner, max_size=5),
+    max_leaves=12,
+)
+MESSAGE = st.fixed_dictionaries({"role": TEXTS, "content": ANY}, optional={"tool_calls": st.lists(ANY) | ANY, "tool_call_id": ANY})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS), ANY, max_size=6), st.lists(MESSAGE, max_size=3), st.sampled_from(["messages", "input"]))
+def test_any_json_is_read_or_refused(body: dict[str, Any], messages: list[Any], name: str) -> None:
+    """What a body makes fail is the request, never the server."""
+    viewer = Viewer(lambda text: text, True, False)
+    body = json.loads(json.dumps(body | ({name: messages} if messages else {})))
+    with suppress(Refusal):
+        ask = read_ask(body if name == "messages" else chat_body(body, {}))
+        json.dumps([view.message for view in viewer.views(ask.messages)]).encode()
+        json.dumps(viewer.clean_json(list(ask.tools))).encode()
 
 
 async def test_sampling_of_a_program_is_overridden_once_told_or_refused(play: Any, caplog: pytest.LogCaptureFixture) -> None:
