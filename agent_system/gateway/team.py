@@ -15,6 +15,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.gateway.bridge import Bridge
 from agent_system.gateway.calls import EpisodeCalls
 from agent_system.gateway.chat import Chat
+from agent_system.gateway.command import load_command
 from agent_system.gateway.server import Server
 from agent_system.gateway.session import Session
 from agent_system.gateway.template import NoTemplate, Template
@@ -40,10 +41,12 @@ class GatewayOptions:
 
     Attributes:
         team: `agent.team`: the program as `module:function`, or the function.
+        command: `agent.team_command`: the program as a command; empty for a function.
         keys: the keys under `gateway`.
     """
 
     team: Any = None
+    command: Sequence[str] = ()
     keys: GatewayConfig = field(default_factory=GatewayConfig)
 
 
@@ -55,7 +58,7 @@ class GatewayOrchestra(BaseOrchestra):
     def __init__(self, config: GatewayOptions | None = None) -> None:
         """Import the program. Raise AgentSystemError if there is none."""
         super().__init__(config)
-        self.team = load_team(self.config.team)
+        self.team = load_command(self.config.command, self.config.team) if self.config.command else load_team(self.config.team)
         self._server = Server()
         self._bridges: dict[str, Bridge] = {}
         self._told = False
@@ -123,7 +126,7 @@ def load_team(team: Any) -> Callable[..., Any]:
     if not callable(found):
         raise AgentSystemError(
             f"agent.team={team}: agent.orchestra_type=gateway needs the program of the team as module:function, `async def "
-            "function(task, session)`, or a plain function, which runs in a thread"
+            "function(task, session)`, or a plain function, which runs in a thread; or agent.team_command"
         )
     return found
 

@@ -187,7 +187,9 @@ def _reward_terms(config: RunConfig, placement: Placement) -> dict[str, list[str
 def orchestra_options(config: RunConfig) -> dict[str, Any]:
     """Return the options of the orchestra; those of a gateway are the team and the keys under `gateway`."""
     options = dict(config.agent.orchestra.get(config.agent.orchestra_type) or {})
-    return options | ({"team": config.agent.team, "keys": config.gateway} if config.agent.orchestra_type == "gateway" else {})
+    if config.agent.orchestra_type != "gateway":
+        return options
+    return options | {"team": config.agent.team, "command": tuple(config.agent.team_command), "keys": config.gateway}
 
 
 def build_reward_model(

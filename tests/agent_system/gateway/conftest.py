@@ -118,6 +118,7 @@ def build(
     limits: tuple[int, int] = (4000, 400),
     delay: Any = None,
     template_kwargs: Any = None,
+    team_command: Sequence[str] = (),
     **settings: Any,
 ) -> tuple[Collector, Recorder]:
     """A collector of a program, and the engine of its agents; `limits` are those of prompt and reply."""
@@ -127,7 +128,7 @@ def build(
     bindings = {name: AgentBinding(name, name.lower(), name.lower(), engine, *more) for name in agents}
     OrchestraRegistry.get("gateway")
     roles = {name: AgentRegistry.get(name, orchestra="gateway")(name) for name in agents}
-    orchestra = GatewayOrchestra(GatewayOptions(team, keys))
+    orchestra = GatewayOrchestra(GatewayOptions(team, team_command, keys))
     return Collector(orchestra, roles, EnvFactory(env), bindings, CollectorSettings(**settings)), engine
 
 

@@ -85,7 +85,7 @@ async def test_what_cannot_be_answered_is_refused_for_good_and_says_why(play: An
         assert answer.headers["x-should-retry"] == "false" and error["type"].endswith("_error")
 
 
-FIELDS = (*vars(Ask("", ())), "max_completion_tokens", "response_format", "tool_choice", "functions", "top_logprobs", "stream_options")
+FIELDS = (*Ask.__slots__, "max_completion_tokens", "response_format", "tool_choice", "functions", "top_logprobs", "stream_options")
 FIELDS += ("input", "instructions", "text", "previous_response_id", "max_output_tokens", "modalities", "temperature")
 PARTS = ("role", "content", "tool_calls", "tool_call_id", "type", "function", "name", "arguments", "id", "call_id", "output", "format")
 TEXTS = st.sampled_from(["user", "assistant", "tool", "function", "function_call", "text", "input_text", "f", '{"a": 1}', "[", "\ud800"])

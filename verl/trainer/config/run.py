@@ -83,6 +83,12 @@ class AgentConfig:
     team: Optional[str] = key(
         None, "with orchestra_type=gateway: the team as module:function, see docs/frameworks.md", check=texts, effect=GATEWAY
     )
+    team_command: list[str] = key(
+        [],
+        "with orchestra_type=gateway, instead of team: a command that is run in each episode, such as [python,my_team.py]",
+        check=texts,
+        effect=GATEWAY,
+    )
     orchestra: dict[str, Any] = key({}, "options of the workflow: agent.orchestra.<type>.<option>", type=dict[str, dict[str, Any]])
     agent_specific_parameters: dict[str, Any] = key(
         {},
