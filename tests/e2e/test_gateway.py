@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Run, read_metrics, weights
+from tests.e2e.teams import LEVELS
 
 pytest.importorskip("openai")
 
@@ -21,6 +22,12 @@ from my_flow_package import Asker, Verifier, whole_text
 
 for name, role in (("Asker", Asker), ("Verifier Agent", Verifier)):
     AgentRegistry.register(name, orchestra="gateway")(role)
+
+
+async def alone(task, session):
+    async with AsyncOpenAI(base_url=session.base_url, api_key=session.key) as client:
+        messages = [{"role": "user", "content": task.prompt}]
+        return (await client.chat.completions.create(model="Asker", messages=messages)).choices[0].message.content
 
 
 async def team(task, session):
@@ -60,6 +67,16 @@ def test_a_program_trains_two_policies_to_the_same_bits_as_an_orchestra(train: R
     lines = read_metrics(tmp_path / "gateway")
     assert [line["gateway/undelivered"] for line in lines if "actor/lr" in line] == [0, 0]
     assert all(line[f"wg/{group}/actor/grad_norm"] > 0 for line in lines if "actor/lr" in line for group in trained)
+
+
+def test_a_program_trains_at_every_level_of_specialization(train: Run, gateway: dict[str, Any], tmp_path: Path) -> None:
+    for name in ("L0", "L1", "L2", "frozen"):
+        level, run_dir = LEVELS[name], tmp_path / name
+        alone = {"agent.team": "my_program:alone"} if name == "L0" else {}
+        train({**level.changes, **gateway, **alone, "trainer.default_local_dir": run_dir})
+        steps = [line for line in read_metrics(run_dir) if "actor/lr" in line]
+        learned = {policy for policy in set(level.policy_of.values()) if any(line.get(f"wg/{policy}/actor/grad_norm") for line in steps)}
+        assert learned == level.trained, name
 
 
 def test_a_tree_and_a_missing_program_are_refused_before_a_worker_starts(refused: Any, gateway: dict[str, Any]) -> None:
