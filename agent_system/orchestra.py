@@ -15,12 +15,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
-from agent_system.environment import BaseEnv
+from agent_system.environment import BaseEnv, Outcome
 from agent_system.memory import Memory, SimpleMemory
 from agent_system.options import NoOptions, build_options
-from agent_system.turn import Turn
+from agent_system.turn import Turn, TurnOver
+
+
+class Episode(Protocol):
+    """An episode as the one who plays it sees it."""
+
+    @property
+    def turn(self) -> Turn | None:
+        """The current turn; None after the end of the episode."""
+        ...
+
+    async def step(self, action: Any) -> Outcome:
+        """End the turn with the team's action and return the environment's outcome; an empty one if a call has ended the episode."""
+        ...
 
 
 class BaseOrchestra(ABC):
@@ -59,6 +72,20 @@ class BaseOrchestra(ABC):
         Raises:
             AgentSystemError: naming what is not supported.
         """
+
+    async def play_episode(self, episode: Episode) -> None:
+        """Play a whole episode: `run` for every turn. A program that spans the turns of an episode overrides it."""
+        while (turn := episode.turn) is not None:
+            action = None
+            try:
+                action = await self.run(turn)
+            except TurnOver:
+                if not turn.done:
+                    raise
+            await episode.step(action)
+
+    async def release(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release what episodes share in this event loop; called after the last of the episodes that are played together."""
 
     @abstractmethod
     async def run(self, turn: Turn) -> Any:

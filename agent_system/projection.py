@@ -34,6 +34,7 @@ class Projection:
 Projector = Callable[[str], Projection]
 
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.IGNORECASE | re.DOTALL)
+_THINK_TAG = re.compile(r"</?think>", re.IGNORECASE)
 _THINK_END = re.compile(r"</think>", re.IGNORECASE)
 _BRACES = re.compile(r"\\\\|\\[{}]|[{}]")
 _BOXED = re.compile(r"\\boxed\s*\{")
@@ -48,6 +49,14 @@ def strip_thinking(text: str) -> str:
     visible = _THINKING.sub("", text)
     ends = [m.end() for m in _THINK_END.finditer(visible)]
     return visible[ends[-1] if ends else 0 :].strip()
+
+
+def thoughts(text: str) -> list[str]:
+    """Return what `strip_thinking` leaves out, without the tags and without empty thinking."""
+    rest = _THINKING.sub("", text)
+    ends = [m.start() for m in _THINK_END.finditer(rest)]
+    blocks = [*_THINKING.findall(text), *([rest[: ends[-1]]] if ends else [])]
+    return [inner for block in blocks if (inner := _THINK_TAG.sub("", block).strip())]
 
 
 def raw_text(text: str) -> Projection:

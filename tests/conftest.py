@@ -25,6 +25,7 @@ hypothesis.settings.load_profile("fixed")
 
 # Whole runs, scripts, recipes, commands of the docs, vLLM, Ray, hostile programs, servers, graders and judges in processes of their own.
 INTEGRATION = (
+    "tests/agent_system/gateway/test_command.py",
     "tests/agent_system/rollout/test_endpoint.py",
     "tests/agent_system/sandbox/",
     "tests/agent_system/workflows/code/test_env.py",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from agent_system.errors import AgentSystemError
-from agent_system.launch.collector import build_collector, check_endpoints
+from agent_system.launch.collector import build_collector, check_endpoints, orchestra_options
 from agent_system.options import build_options
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
 from agent_system.rollout import TooManyFailuresError
@@ -83,7 +83,7 @@ def start_sandbox(config: RunConfig) -> None:
     Raises AgentSystemError when the level is below `sandbox.min_level`, and for keys under `sandbox` that have no effect.
     """
     sandbox, team = config.sandbox, config.agent.orchestra_type
-    orchestra = OrchestraRegistry.get(team, env=config.env.env_name).from_options(config.agent.orchestra.get(team), team)
+    orchestra = OrchestraRegistry.get(team, env=config.env.env_name).from_options(orchestra_options(config), team)
     agents = [AgentRegistry.get(name, orchestra=team, env=config.env.env_name) for name in config.agent.agent_ids]
     if EnvRegistry.get(config.env.env_name).uses_sandbox or orchestra.uses_sandbox or any(runs_programs(a) for a in agents):
         configure(sandbox)

@@ -184,6 +184,14 @@ def _reward_terms(config: RunConfig, placement: Placement) -> dict[str, list[str
     return found
 
 
+def orchestra_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options of the orchestra; those of a gateway are the team and the keys under `gateway`."""
+    options = dict(config.agent.orchestra.get(config.agent.orchestra_type) or {})
+    if config.agent.orchestra_type != "gateway":
+        return options
+    return options | {"team": config.agent.team, "command": tuple(config.agent.team_command), "keys": config.gateway}
+
+
 def build_reward_model(
     config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]
 ) -> RewardModel | None:
@@ -286,7 +294,7 @@ def build_collector(
             env_name=config.env.env_name,
             bindings=bindings,
             settings=settings,
-            orchestra_options=config.agent.orchestra.get(config.agent.orchestra_type),
+            orchestra_options=orchestra_options(config),
             env_params=config.env.params,
             workers=workers,
             reward_model=build_reward_model(config, placement, tokenizers, clients),

@@ -116,6 +116,7 @@ class Call:
         before: the agent at the beginning of the call, before its summary and its first round.
         summary: the generation of a summary with which the call began, and its reply; None for a call without one.
         so_far: the tool calls and results before this round of a `ToolAgent`, as texts; they belong to the anchor.
+        own_sampling: sampling parameters of this call alone; None: those of the agent in this episode.
     """
 
     spec: EpisodeSpec
@@ -131,6 +132,12 @@ class Call:
     before: BaseAgent
     summary: tuple[Call, Reply] | None = None
     so_far: tuple[str, ...] = ()
+    own_sampling: SamplingParams | None = None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Sampling parameters of the request."""
+        return self.own_sampling or self.spec.sampling_of(self.runtime.binding)
 
     def read(self, generation: Generation) -> Reply:
         """Decode and project one reply. The state of the call's agent does not change: a copy projects."""
@@ -158,7 +165,7 @@ class Call:
             self.prompt.dropped,
             binding.pad_token_id,
             self.seed,
-            self.spec.sampling_of(binding).max_tokens,
+            self.sampling.max_tokens,
             "\n".join((str(self.seen.info.get("anchor", self.seen.text)), *self.so_far)),
             prior_replies=self.prior_replies,
             order=order,
@@ -187,7 +194,7 @@ class Call:
         request_id = f"{self.spec.traj_uid}/{self.turn}.{self.number}"
         try:
             async with asyncio.timeout(limit) as clock:
-                replies = await binding.replies(self.prompt, self.spec.sampling_of(binding), n, self.seed, request_id)
+                replies = await binding.replies(self.prompt, self.sampling, n, self.seed, request_id)
         except TimeoutError as error:
             if not clock.expired():
                 raise

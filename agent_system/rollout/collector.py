@@ -265,6 +265,7 @@ class Collector:
                     await self._close()
 
     async def _close(self) -> None:
+        await self.orchestra.release()
         if self._models:
             await self._models[False].close()
         for runtime in self.runtimes.values():

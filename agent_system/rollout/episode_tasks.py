@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_system.rollout.forks import CLOSE_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class EpisodeTasks:
@@ -22,7 +23,7 @@ class EpisodeTasks:
         """Register the running task, which makes a call."""
         self._tasks.add(asyncio.current_task())
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run `work` as a task of the episode."""
         task = asyncio.create_task(work)
         self._tasks.add(task)

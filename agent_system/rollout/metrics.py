@@ -125,12 +125,13 @@ def _tree_metrics(episodes: Sequence[EpisodeRecord], branching: Collection[str])
 
 
 def _info_means(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Return the mean of every score over the episodes that report it; `success` and the team reward are under `episode/`."""
+    """Return the mean of every score over the episodes that report it; `success` and the team reward are under `episode/`, counts of
+    the gateway under `gateway/`."""
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         for name, value in episode.scores.items():
             values[name].append(value)
-    means = {f"env/{name}": _mean(v) for name, v in sorted(values.items())}
+    means = {name if name.startswith("gateway/") else f"env/{name}": _mean(v) for name, v in sorted(values.items())}
     means["episode/team_reward/mean"] = means.pop("env/team_reward")
     if "env/success" in means:
         means["episode/success_rate"] = means.pop("env/success")

@@ -51,7 +51,11 @@ class SpecialTokens:
         """Return the messages without special tokens in their contents: a reply with "<|im_end|>" must not end another's message."""
         if self._pattern is None:
             return messages
-        return [{**m, "content": self._pattern.sub("", m["content"])} for m in messages]
+        return [{**m, "content": self.cleaned(m["content"])} for m in messages]
+
+    def cleaned(self, text: str) -> str:
+        """Return a text without special tokens. A token that forms where another one was taken out is replaced by a blank."""
+        return text if self._pattern is None else self._pattern.sub(" ", self._pattern.sub("", text))
 
 
 class _BlankWhenMissing(dict[str, Any]):

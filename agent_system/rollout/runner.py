@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_system.agent import Entry
 from agent_system.env_caller import EnvHandle
 from agent_system.environment import Observation, Outcome
 from agent_system.errors import AgentSystemError
+from agent_system.memory import Memory
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
@@ -34,8 +35,11 @@ from agent_system.rollout.tool_loop import play_rounds
 from agent_system.rollout.tree import Tree
 from agent_system.tools.agent import ToolAgent, ToolUse
 from agent_system.turn import Turn, TurnOver
-from verl.protocol.generate import Generation
+from verl.protocol.generate import Generation, RolloutError, SamplingParams
 from verl.utils.names import did_you_mean
+
+T = TypeVar("T")
+NEVER = -1  # order of a reply of `reply_to` until the episode is recorded
 
 
 class EpisodeRunner:
@@ -64,6 +68,7 @@ class EpisodeRunner:
         self._tasks = EpisodeTasks()
         self._answer = ""
         self._replies = 0  # calls replied to so far
+        self._delivered: dict[tuple[int, int], int] = {}  # calls of `reply_to` -> place in the order of replies
         self._turn: Turn | None = None
         self._forks = Forks()
         self._tree: Tree | None = None
@@ -98,7 +103,8 @@ class EpisodeRunner:
     def record(self, failure: str | None = None) -> EpisodeRecord:
         """Return the record of the episode, every reward where it arrived; `assign_rewards` computes the samples' rewards from it."""
         ledger, task = self._ledger, self.spec.task
-        samples = [ledger.credit(s) for s in sorted(self._samples, key=lambda s: (s.turn, s.call, s.candidate))]
+        samples = [self._heard(s) if s.order == NEVER else s for s in self._samples]
+        samples = [ledger.credit(s) for s in sorted(samples, key=lambda s: (s.turn, s.call, s.candidate))]
         if self._settings.tool_sequences:
             samples = join_generations(samples, self._settings.tool_sequences, self._text_of)
         return EpisodeRecord(
@@ -107,35 +113,143 @@ class EpisodeRunner:
             self.left_out.total(), self._answer, task,
         )  # fmt: skip
 
+    @property
+    def turn(self) -> Turn | None:
+        """The current turn; None after the end of the episode, and in a tree while the environment makes its step."""
+        return self._turn
+
+    async def step(self, action: Any) -> Outcome:
+        """End the turn with the team's action; an empty outcome if a call has ended the episode.
+
+        Raises TurnOver after the end of the episode.
+        """
+        turn = self._ending()
+        if self._tree is not None:
+            await self._tree.idle()
+            self._turn = None
+        self._info.update(turn.info)
+        if turn.done:
+            self._turn = None
+            return Outcome(done=True)
+        self.waiting_for = f"the environment's step {turn.step}"
+        self._answer = str(action)
+        outcome = await self._env.outcome("step", action)
+        self._info.update(outcome.info)
+        self._ledger.step(outcome, self._callers)
+        following = outcome.observation or turn.observation
+        turn.memory.store((following if turn.memory.keeps_result else turn.observation).text, str(action))
+        if outcome.done or turn.step == self._settings.max_steps:
+            self._turn = None
+        else:
+            self._begin(following, turn.step + 1, turn.memory)
+        return outcome
+
+    def finish(self, outcome: Outcome) -> None:
+        """End the episode with an outcome that the team made itself, without the environment. Raise TurnOver after its end."""
+        turn, self._turn = self._ending(), None
+        self._info.update({**turn.info, **outcome.info})
+        self._ledger.step(outcome, self._callers)
+
+    @property
+    def runtimes(self) -> Mapping[str, AgentRuntime]:
+        """The agents of the run."""
+        return self._runtimes
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run `work` as a task that ends with the episode at the latest."""
+        return self._tasks.start(work)
+
+    def report(self, numbers: Mapping[str, float]) -> None:
+        """Add numbers to the episode's info, which become metrics."""
+        self._info.update(numbers)
+
     async def _play(self) -> None:
         self._agents = EpisodeAgents(self._runtimes, self.spec.task, self._settings.history_length)
         observation = await self._env.observation("reset", self.spec.task)
-        memory = self._orchestra.memory_class(self._settings.history_length)
-        for step in range(1, self._settings.max_steps + 1):
-            self._callers, self._answer = {}, ""
-            self._ledger.open_turn(self._callers)
-            turn = self._turn = Turn(observation, step, memory, self._branch if self._tree else self._sample)
-            try:
-                action = await self._orchestra.run(turn)
-            except TurnOver:
-                if not turn.done:
-                    raise
-            if self._tree is not None:
-                await self._tree.idle()
-                self._turn = None
-            self._info.update(turn.info)
-            if turn.done:
-                return
-            self.waiting_for = f"the environment's step {step}"
-            self._answer = str(action)
-            outcome = await self._env.outcome("step", action)
-            self._info.update(outcome.info)
-            self._ledger.step(outcome, self._callers)
-            following = outcome.observation or observation
-            memory.store((following if memory.keeps_result else observation).text, str(action))
-            if outcome.done:
-                return
-            observation = following
+        self._begin(observation, 1, self._orchestra.memory_class(self._settings.history_length))
+        self.waiting_for = "the team"
+        await self._orchestra.play_episode(self)
+
+    def _begin(self, observation: Observation, step: int, memory: Memory) -> None:
+        self._callers, self._answer = {}, ""
+        self._ledger.open_turn(self._callers)
+        self._turn = Turn(observation, step, memory, self._branch if self._tree else self._sample)
+
+    def _ending(self) -> Turn:
+        if self._turn is None:
+            raise TurnOver("the episode is over: the environment has ended it, or env.max_steps turns are played")
+        return self._turn
+
+    async def reply_to(
+        self,
+        agent_id: str,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        n: int = 1,
+        seed: Sequence[int | str] = (),
+        also: int | None = None,
+    ) -> list[tuple[Call, Reply]]:
+        """Sample replies to a prompt that is ready, as `n` calls of the turn with one request to the engine.
+
+        The replies count as heard by other calls, and are trained, once they are delivered (`deliver`).
+
+        Args:
+            agent_id: an agent of the run.
+            prompt: its prompt.
+            sampling: parameters of the request.
+            n: number of calls.
+            seed: parts of the seed besides those of episode and agent; empty: turn and number of the call, as of an orchestra's calls.
+            also: a number that the seed depends on as well.
+
+        Raises TurnOver when the episode is over, and the errors of `Call.generate`, also for one aborted reply among several.
+        """
+        self._tasks.enter()
+        turn = self._ending()
+        if turn.done:
+            raise TurnOver(f"{agent_id} was called after the environment ended the episode in turn {turn.step}")
+        callers, spec, heard, runtime = self._callers, self.spec, self._replies, self._agents.now(agent_id)
+        numbers = [self._number(agent_id) for _ in range(n)]
+        places = [turn.reserve() for _ in numbers]
+        parts = seed or (turn.step, numbers[0], 0)
+        drawn = stable_seed(self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, *parts)
+        drawn = drawn if also is None else stable_seed(drawn, "client", also)
+        seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
+        calls = [
+            Call(spec, agent_id, runtime, turn.step, number, place, seen, prompt, heard, drawn, runtime.agent, own_sampling=sampling)
+            for number, place in zip(numbers, places, strict=True)
+        ]
+        self.waiting_for = f"the reply of {agent_id} (turn {turn.step}, call {numbers[0]})"
+        generations = await calls[0].generate(n, self._settings.call_timeout_s)
+        replies = []
+        for call, generation in zip(calls, generations, strict=True):
+            if generation is None:
+                raise RolloutError(f"the engine aborted one of {n} replies of {agent_id}")
+            reply = call.read(generation)
+            self._keep(call, reply, NEVER)
+            self._agents.finish(call, reply)
+            if self._env.has_act:
+                outcome = await self._act(call, reply)
+                self._info.update(outcome.info)
+                self._ledger.act(outcome, callers, call.number, turn.step)
+                turn.done = turn.done or outcome.done
+            replies.append((call, reply))
+        return replies
+
+    def deliver(self, replies: Sequence[tuple[Call, Reply]]) -> None:
+        """Count replies of `reply_to` as heard from now on, and train them."""
+        for call, reply in replies:
+            if (call.turn, call.number) not in self._delivered:
+                self._delivered[call.turn, call.number] = self._replies
+                self._replies += 1
+            self.waiting_for = f"the team (after turn {call.turn}, call {call.number})"
+            if self._turn is not None and self._turn.step == call.turn:
+                self._turn.record(call.place, Entry(call.agent_id, reply.visible_text, reply.projection.action))
+
+    def withdraw(self, replies: Sequence[tuple[Call, Reply]]) -> None:
+        """Undo `deliver`: the client has gone before the first byte."""
+        for call, _ in replies:
+            self._delivered.pop((call.turn, call.number), None)
 
     async def _sample(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply per call)."""
@@ -277,6 +391,13 @@ class EpisodeRunner:
         await asyncio.sleep(0)  # calls started together build their prompts before any of them gets a reply
         self.waiting_for = f"the reply of {agent_id} (turn {turn.step}, call {number})"
         return call
+
+    def _heard(self, sample: Sample) -> Sample:
+        """Return a sample of `reply_to` with its place in the order of replies; one that nobody heard is not trained."""
+        order = self._delivered.get((sample.turn, sample.call))
+        if order is None:
+            return replace(sample, order=self._replies, committed=False, trained=False)
+        return replace(sample, order=order)
 
     def _number(self, agent_id: str) -> int:
         """Return a new number of the turn, for a generation of an agent."""

@@ -15,6 +15,7 @@ FORMATS = ("hermes", "llama3", "json")
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _CLOSED_IN_LINE = re.compile(r"([}\]])[ \t]*```[ \t\r]*$", re.MULTILINE)  # the end of a fence on the last line of its JSON
+_FENCE = re.compile(r"^[ \t]*```(?:json)?[ \t]*\n.*?^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 _SEPARATORS = " \t\r\n;,"
 
 
@@ -61,11 +62,36 @@ def read_calls(text: str, tool_format: str) -> list[ToolRequest]:
     visible = strip_thinking(text)
     if tool_format == "hermes":
         return [_request(found) for found in _HERMES.findall(visible)]
-    if tool_format == "json":
-        blocks = fenced_blocks(_CLOSED_IN_LINE.sub(r"\1\n```", visible))
-        if fenced := [found for language, found in blocks if language in ("", "json")]:
-            return [request for found in fenced for request in _objects(found)]
+    fenced = [found for language, found in fenced_blocks(_close_fences(visible)) if language in ("", "json")]
+    if tool_format == "json" and fenced:
+        return [request for found in fenced for request in _objects(found)]
     return _objects(visible.removeprefix("<|python_tag|>").strip())
+
+
+def split_calls(text: str, tool_format: str) -> tuple[str, list[ToolRequest]]:
+    """Return a reply without its thinking and its tool calls, and these calls. Malformed calls stay in the text.
+
+    Arguments are those of `read_calls`.
+    """
+    visible = strip_thinking(text)
+    if tool_format == "hermes":
+        kept, calls, end = [], [], 0
+        for found in _HERMES.finditer(visible):
+            request = _request(found.group(1))
+            kept.append(visible[end : found.end() if request.error else found.start()])
+            calls, end = calls if request.error else [*calls, request], found.end()
+        return "".join([*kept, visible[end:]]).strip(), calls
+    requests = read_calls(text, tool_format)
+    if not requests or any(request.error for request in requests):
+        return visible, []
+    return (
+        _FENCE.sub("", _close_fences(visible)).strip() if tool_format == "json" and not visible.startswith(("{", "[")) else ""
+    ), requests
+
+
+def _close_fences(text: str) -> str:
+    """Return a text in which a fence that ends on the last line of its JSON ends on a line of its own."""
+    return _CLOSED_IN_LINE.sub(r"\1\n```", text)
 
 
 def _objects(text: str) -> list[ToolRequest]:

@@ -57,10 +57,10 @@ def test_an_environment_that_hangs_does_not_keep_the_process_from_ending() -> No
 
 
 def test_a_call_that_nobody_waits_for_any_more_does_not_take_the_place_of_others() -> None:
-    go_on, names = threading.Event(), set[str]()
+    go_on, hanging = threading.Event(), set[threading.Thread]()
 
     def wait() -> None:
-        names.add(threading.current_thread().name)
+        hanging.add(threading.current_thread())
         go_on.wait(30)
 
     with DaemonExecutor(2) as threads:
@@ -69,10 +69,9 @@ def test_a_call_that_nobody_waits_for_any_more_does_not_take_the_place_of_others
             while not hung.running():
                 go_on.wait(0.001)
             assert not hung.cancel() and not hung.cancel()
-        others = {threads.submit(lambda: threading.current_thread().name).result(5) for _ in range(20)}
-        assert len(others) <= 2 and not others & names
+        others = {threads.submit(threading.current_thread).result(5) for _ in range(20)}
+        assert len(others) <= 2 and not others & hanging
         go_on.set()
-    ended = {thread for thread in threading.enumerate() if thread.name in names | others and isinstance(thread, threading.Thread)}
-    for thread in ended:
+    for thread in hanging | others:
         thread.join(5)
         assert not thread.is_alive()

@@ -3,6 +3,7 @@
 from verl.trainer.config.algorithm import AlgorithmConfig, KLCtrlConfig, RolloutCorrectionConfig
 from verl.trainer.config.api import ApiConfig
 from verl.trainer.config.critic import CriticConfig
+from verl.trainer.config.gateway import GatewayConfig
 from verl.trainer.config.model import (
     ActorConfig,
     ActorRolloutRefConfig,
@@ -30,7 +31,7 @@ from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
 __all__ = [
     "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "ApiConfig", "AsyncTrainingConfig", "CollectConfig",
-    "CriticConfig", "DataConfig", "EnvConfig", "FSDPConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "PresetError", "RayInitConfig",
-    "RefConfig", "RewardConfig", "RolloutConfig", "RolloutCorrectionConfig", "RunConfig", "SandboxConfig", "SandboxLimitsConfig",
-    "TrainedModelConfig", "TrainerConfig", "ValSamplingConfig", "apply_preset",
+    "CriticConfig", "DataConfig", "EnvConfig", "FSDPConfig", "GatewayConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig",
+    "PresetError", "RayInitConfig", "RefConfig", "RewardConfig", "RolloutConfig", "RolloutCorrectionConfig", "RunConfig",
+    "SandboxConfig", "SandboxLimitsConfig", "TrainedModelConfig", "TrainerConfig", "ValSamplingConfig", "apply_preset",
 ]  # fmt: skip

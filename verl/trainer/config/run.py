@@ -10,6 +10,7 @@ from typing import Any, Optional, Union
 
 from verl.trainer.config.algorithm import AlgorithmConfig
 from verl.trainer.config.critic import CRITIC, CriticConfig
+from verl.trainer.config.gateway import GATEWAY, GatewayConfig
 from verl.trainer.config.model import ActorRolloutRefConfig
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.sandbox import SandboxConfig
@@ -79,6 +80,15 @@ class AgentConfig:
         type=dict[str, dict[str, Any]],
     )
     orchestra_type: str = key("math", "registered name of the workflow")
+    team: Optional[str] = key(
+        None, "with orchestra_type=gateway: the team as module:function, see docs/frameworks.md", check=texts, effect=GATEWAY
+    )
+    team_command: list[str] = key(
+        [],
+        "with orchestra_type=gateway, instead of team: a command that is run in each episode, such as [python,my_team.py]",
+        check=texts,
+        effect=GATEWAY,
+    )
     orchestra: dict[str, Any] = key({}, "options of the workflow: agent.orchestra.<type>.<option>", type=dict[str, dict[str, Any]])
     agent_specific_parameters: dict[str, Any] = key(
         {},
@@ -356,6 +366,7 @@ class RunConfig:
     agent: AgentConfig = section(AgentConfig)
     env: EnvConfig = section(EnvConfig)
     rollout: CollectConfig = section(CollectConfig)
+    gateway: GatewayConfig = section(GatewayConfig, GATEWAY)
     sandbox: SandboxConfig = section(SandboxConfig)
     trainer: TrainerConfig = section(TrainerConfig)
     async_training: AsyncTrainingConfig = section(AsyncTrainingConfig)

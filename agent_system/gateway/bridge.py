@@ -1,0 +1,108 @@
+"""The next prompt of a conversation: the tokens so far and those of the new messages, or the whole conversation rendered anew.
+
+A continued prompt is `P + R + tokens(tail)`: the last prompt, the reply as it was sampled, and the text that the template puts after the
+reply. It is used only where the template shows everything before the tail as it is; a sample is right in either case, because it holds
+what the engine got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent_system.agent import Message
+from agent_system.gateway.errors import Refusal
+from agent_system.gateway.history import History, Node
+from agent_system.gateway.template import NoTemplate, Template
+from agent_system.gateway.view import View
+from agent_system.rollout.prompt import Prompt
+
+_OTHER = "Zq"  # contents of new messages when it is checked what depends on them
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The prompt of a request.
+
+    Attributes:
+        prompt: what the engine gets.
+        views: the messages of the request.
+        messages: the same as the tokens of the prompt contain them: with the thinking of replies that were continued.
+        thoughts: this thinking.
+        rewritten: why sampled tokens were rendered anew: `client`, `template` or `tools`; empty where none were.
+    """
+
+    prompt: Prompt
+    views: Sequence[View]
+    messages: Sequence[Mapping[str, Any]]
+    thoughts: tuple[str, ...] = ()
+    rewritten: str = ""
+
+
+class Bridge:
+    """Builds the prompts of an agent in all episodes.
+
+    Attributes:
+        template: the chat template of its policy.
+    """
+
+    def __init__(self, template: Template | NoTemplate, keep_thinking: bool) -> None:
+        """Set the template; `keep_thinking` continues tokens with thinking that the template would leave out."""
+        self.template, self._keep_thinking = template, keep_thinking
+        self._stable: dict[tuple[str, ...], bool] = {}
+
+    def build(self, views: Sequence[View], tools: Sequence[Mapping[str, Any]], history: History) -> Built:
+        """Return the prompt of a request. Raise Refusal when the template cannot show its messages."""
+        node, length, reason = history.find(views, tools)
+        shown = [view.message for view in views]
+        if node is not None:
+            tail = self._tail(node, shown[length:], tools)
+            if tail is not None:
+                return Built(self._continued(node, tail, shown), views, [*node.messages, *shown[length:]], node.thoughts)
+            reason = "template" if isinstance(self.template, Template) else ""
+        text = self.template.render(shown, tools)
+        return Built(Prompt(text, self.template.encode(text), messages=_plain(shown)), views, shown, (), reason)
+
+    def _continued(self, node: Node, tail: str, shown: Sequence[Mapping[str, Any]]) -> Prompt:
+        sampled, end = node.generation.token_ids, self.template.end
+        assert end is not None
+        closing = () if self.template.ends(sampled[-1]) else (end[1],)  # a reply that was cut has no end of its own
+        between = (*sampled, *closing)
+        text = node.prompt.text + self.template.decode(between) + tail
+        return Prompt(text, (*node.prompt.ids, *between, *self.template.encode(tail)), messages=_plain(shown))
+
+    def _tail(self, node: Node, added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return the text that the template puts after a conversation; None if it shows the conversation in another way now."""
+        parts = self._parts(node.messages, added, tools)
+        if parts is None:
+            return None
+        head, tail = parts
+        if not self._keep_thinking and any(thought not in head for thought in node.thoughts):
+            return None
+        shape = tuple(str(message["role"]) for message in added)
+        if shape not in self._stable:
+            others = self._parts(node.messages, [{**message, "content": _OTHER} for message in added], tools)
+            if others is None:
+                return None
+            self._stable[shape] = others[0] == head
+        return tail if self._stable[shape] else None
+
+    def _parts(
+        self, so_far: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, str] | None:
+        """Return the text up to the end of the last reply, and the rest. Messages hold no special tokens, so their ends can be counted."""
+        if self.template.end is None:
+            return None
+        mark = self.template.end[0]
+        try:
+            count = self.template.render(so_far, tools, prompt=False).count(mark)
+            pieces = self.template.render([*so_far, *added], tools).split(mark, count)
+        except Refusal:  # the whole conversation may still be shown as the program sent it
+            return None
+        return (mark.join(pieces[:count]), pieces[count]) if count and len(pieces) > count else None
+
+
+def _plain(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Return role and content, for reward models."""
+    return tuple({"role": str(m["role"]), "content": str(m["content"])} for m in messages)

@@ -1,0 +1,163 @@
+"""The requests of one episode: each becomes calls of an agent in the current turn."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from typing import Any
+
+from agent_system.errors import AgentSystemError
+from agent_system.gateway.bridge import Built
+from agent_system.gateway.chat import Chat
+from agent_system.gateway.errors import Refusal
+from agent_system.gateway.reply import Completion
+from agent_system.gateway.request import COUNTS, OVER, Request
+from agent_system.gateway.wire import Ask
+from agent_system.rollout.call import Call
+from agent_system.rollout.runner import EpisodeRunner
+from agent_system.turn import TurnOver
+from verl.protocol.generate import SamplingParams
+from verl.trainer.config.gateway import GatewayConfig
+from verl.utils.names import did_you_mean, slug
+
+CLOSE_TIMEOUT_S = 10.0
+
+
+class EpisodeCalls:
+    """Requests of an episode's program, in progress or answered.
+
+    Attributes:
+        key: authenticates them.
+        agents: names of the agents.
+        counts: see `COUNTS`.
+        conversations: messages by the ids of answers of `/v1/responses`.
+        failed: fails with the error of an engine, an agent or the environment, which ends the episode.
+    """
+
+    def __init__(self, episode: EpisodeRunner, keys: GatewayConfig, chat: Callable[[str], Chat], overridden: Callable[[str], None]) -> None:
+        """Begin.
+
+        Args:
+            episode: the episode.
+            keys: the keys under `gateway`.
+            chat: makes the conversations of an agent.
+            overridden: is told of sampling fields that do not apply.
+        """
+        self.key = f"sk-{secrets.token_urlsafe(24)}"
+        self.agents = tuple(episode.runtimes)
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
+        self.conversations: dict[str, list[Any]] = {}
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failed.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._episode, self._keys, self._overridden = episode, keys, overridden
+        self._names = {slug(name): name for name in self.agents} | {name: name for name in self.agents}
+        self._new_chat = chat
+        self._chats: dict[str, Chat] = {}
+        self._slots = asyncio.Semaphore(keys.max_open_calls)
+        self._requests: defaultdict[bytes, list[Request]] = defaultdict(list)
+        self._asked: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self._calls: dict[str, list[Call]] = {}
+        self._open = True
+
+    def agent(self, name: str) -> str:
+        """Return the agent of a name or a slug. Raise Refusal naming the agents."""
+        if name not in self._names:
+            known = ", ".join(self.agents)
+            raise Refusal(
+                f"no agent {name!r}{did_you_mean(name, self._names)}; the model is one of: {known}", 404, "model_not_found", "model"
+            )
+        return self._names[name]
+
+    def start(self, agent_id: str, ask: Ask, body: bytes, retried: bool, connected: Callable[[], bool]) -> Request:
+        """Return the request of a body: a new one, or with `retried` the one that the client did not get an answer to.
+
+        Raises Refusal.
+        """
+        if not self._open or self._episode.turn is None or self._episode.turn.done:
+            raise Refusal(OVER, code="episode_over")
+        same = self._requests[blake2b(agent_id.encode() + b"\0" + body, digest_size=16).digest()]
+        if retried and same:
+            self.counts["gateway/retried"] += 1
+            lost = [request for request in same if not (request.delivered or request.connected())]
+            request = (lost or same[-1:])[0]
+            request.connected = connected
+            return request
+        self.counts["gateway/repeated"] += bool(same)
+        chat = self._chats.get(agent_id) or self._chats.setdefault(agent_id, self._new_chat(agent_id))
+        own = self._episode.spec.sampling_of(self._episode.runtimes[agent_id].binding)
+        sampling, other = chat.sampling(ask, own)
+        if other and self._keys.client_sampling == "refuse":
+            raise Refusal(f"{', '.join(other)} differs from the run's and gateway.client_sampling=refuse; leave it out", param=other[0])
+        built = chat.read(ask)
+        if other:
+            self.counts["gateway/overridden"] += 1
+            self._overridden(", ".join(other))
+        if built.rewritten:
+            self.counts[f"gateway/rewritten/{built.rewritten}"] += 1
+        request = Request(connected)
+        request.task = asyncio.create_task(self._generate(request, agent_id, chat, ask, built, sampling))
+        request.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to read it
+        same.append(request)
+        return request
+
+    async def _generate(self, request: Request, agent_id: str, chat: Chat, ask: Ask, built: Built, sampling: SamplingParams) -> Completion:
+        seed: tuple[int | str, ...] = ()
+        if self._keys.seed_by == "prompt":
+            ids = built.prompt.ids
+            seed = ("prompt", blake2b(repr(ids or built.prompt.text).encode(), digest_size=16).hexdigest(), self._asked[agent_id, ids])
+            self._asked[agent_id, ids] += 1
+        async with self._slots:
+            try:
+                replies = await self._episode.reply_to(agent_id, built.prompt, sampling, n=ask.n, seed=seed, also=ask.seed)
+            except TurnOver as error:
+                raise Refusal(OVER, code="episode_over") from error
+            except Exception as error:  # of the engine, of an agent's projection, or of the environment's act
+                self._fail(error)
+                raise Refusal(f"{type(error).__name__}: {error}", 503, "generation_failed") from error
+        request.replies = replies
+        first = replies[0][0]
+        name = f"chatcmpl-{self.key[3:11]}-{first.turn}-{first.number}"
+        self._calls[name] = [call for call, _ in replies]
+        return chat.answer(ask, built, replies, name)
+
+    def deliver(self, request: Request) -> None:
+        """Count the replies of a request as heard."""
+        request.delivered = True
+        self._episode.deliver(request.replies)
+
+    def withdraw(self, request: Request) -> None:
+        """Undo `deliver`: the client has gone before it got anything."""
+        request.delivered = False
+        self._episode.withdraw(request.replies)
+
+    def local(self, rewards: Mapping[int | str, float]) -> dict[int | str, float]:
+        """Return local rewards by call number or agent: ids of answers stand for their calls.
+
+        Raises AgentSystemError for an answer of an earlier turn.
+        """
+        found: dict[int | str, float] = {}
+        turn = self._episode.turn
+        for name, reward in rewards.items():
+            calls = self._calls.get(name, ()) if isinstance(name, str) else ()
+            if any(turn is None or call.turn != turn.step for call in calls):
+                raise AgentSystemError(f"Outcome.local names the answer {name}, which is of an earlier turn")
+            found.update({call.number: reward for call in calls} if calls else {name: reward})
+        return found
+
+    async def close(self) -> None:
+        """End the episode for its clients: requests in progress are cancelled, later ones refused."""
+        self._open = False
+        tasks = [request.task for same in self._requests.values() for request in same if not request.task.done()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+        undelivered = sum(not request.delivered for same in self._requests.values() for request in same)
+        self.counts["gateway/undelivered"] += undelivered
+
+    def _fail(self, error: Exception) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)

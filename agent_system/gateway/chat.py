@@ -1,0 +1,89 @@
+"""The conversations of one agent in one episode: from a request to its prompt, from sampled replies to the answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agent_system.gateway.bridge import Bridge, Built
+from agent_system.gateway.errors import Refusal
+from agent_system.gateway.history import History, Node
+from agent_system.gateway.reply import Choice, Completion
+from agent_system.gateway.wire import Ask
+from agent_system.projection import strip_thinking, thoughts
+from agent_system.rollout.binding import AgentBinding
+from agent_system.rollout.call import Call, Reply
+from agent_system.tools.formats import split_calls
+from verl.protocol.generate import SamplingParams
+
+
+class Chat:
+    """The conversations of an agent."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        """Start without any."""
+        self._template, self._bridge, self._history = bridge.template, bridge, History()
+
+    def read(self, ask: Ask) -> Built:
+        """Return the prompt of a request. Raise Refusal when it cannot be built or is too long."""
+        viewer, binding = self._template.viewer, self._template.binding
+        tools = viewer.clean_json(list(ask.tools))
+        built = self._bridge.build(viewer.views(ask.messages), tools, self._history)
+        if isinstance(binding, AgentBinding) and len(built.prompt.ids) > binding.max_prompt_length:
+            raise Refusal(
+                f"the prompt of {binding.agent_id!r} has {len(built.prompt.ids)} tokens, more than max_prompt_length="
+                f"{binding.max_prompt_length}; send less, or raise data.max_prompt_length",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        return built
+
+    def sampling(self, ask: Ask, own: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
+        """Return the parameters of a request, from those of the run, and the client's that do not apply."""
+        other = tuple(name for name, value in ask.sampling.items() if getattr(own, name, None) != value)
+        longest = own.max_tokens if ask.max_tokens is None else min(ask.max_tokens, own.max_tokens)
+        return replace(own, max_tokens=longest, stop=(*own.stop, *ask.stop)), other
+
+    def answer(self, ask: Ask, built: Built, replies: Sequence[tuple[Call, Reply]], name: str) -> Completion:
+        """Return the answer made of sampled replies, and remember them as conversations that may go on.
+
+        Args:
+            ask: the request.
+            built: its prompt.
+            replies: of `EpisodeRunner.reply_to`.
+            name: id of the answer.
+        """
+        return Completion(
+            id=name,
+            model=self._template.binding.agent_id,
+            created=int(time.time()),
+            prompt_tokens=len(built.prompt.ids),
+            choices=[self._choice(ask, built, call, reply) for call, reply in replies],
+        )
+
+    def _choice(self, ask: Ask, built: Built, call: Call, reply: Reply) -> Choice:
+        generation, text = reply.generation, reply.text
+        if ends := [place for stop in ask.stop if (place := text.find(stop)) >= 0]:
+            text = text[: min(ends)]
+        content, requests = split_calls(text, self._template.tool_format) if ask.tools else (strip_thinking(text), [])
+        found = thoughts(text)
+        calls = [{"name": request.name, "arguments": request.arguments} for request in requests]
+        whole = f"<think>\n{chr(10).join(found)}\n</think>\n\n{content}" if found and calls else content if calls else text
+        before = sum(view.calls for view in built.views)
+        viewer = self._template.viewer
+        view, message = viewer.reply(content, whole, calls, before)
+        kept = tuple(clean for thought in found if (clean := viewer.clean(thought).strip()))
+        tools = viewer.clean_json(list(ask.tools))
+        node = Node(built.prompt, generation, [*built.messages, message], (*built.thoughts, *kept))
+        self._history.add(built.views, view, tools, node)
+        scored = list(zip(generation.token_ids, generation.log_probs, strict=True)) if ask.logprobs else None
+        return Choice(
+            content,
+            [(f"call_{call.turn}_{call.number}_{i}", c["name"], json.dumps(c["arguments"])) for i, c in enumerate(calls)],
+            "\n\n".join(found),
+            "tool_calls" if calls else "length" if generation.stop_reason == "length" else "stop",
+            len(generation.token_ids),
+            scored if scored is None else [(self._template.decode([token]), log_prob) for token, log_prob in scored],
+        )

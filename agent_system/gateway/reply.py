@@ -1,0 +1,81 @@
+"""Replies of an agent in OpenAI's format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A reply as the client gets it.
+
+    Attributes:
+        content: the text without thinking and tool calls.
+        calls: tool calls: id, name, arguments as JSON text.
+        thinking: the thinking, as `reasoning_content`; empty for none.
+        finish: `stop`, `length` or `tool_calls`.
+        tokens: number of sampled tokens.
+        logprobs: (text, log-probability) of every token, or None.
+    """
+
+    content: str
+    calls: Sequence[tuple[str, str, str]]
+    thinking: str
+    finish: str
+    tokens: int
+    logprobs: Sequence[tuple[str, float]] | None = None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The assistant's message in OpenAI's format."""
+        calls = [{"id": i, "type": "function", "function": {"name": name, "arguments": text}} for i, name, text in self.calls]
+        return {
+            "role": "assistant",
+            "content": self.content if self.content or not calls else None,
+            **({"reasoning_content": self.thinking} if self.thinking else {}),
+            **({"tool_calls": calls} if calls else {}),
+        }
+
+    @property
+    def token_details(self) -> dict[str, Any] | None:
+        """The field `logprobs`."""
+        if self.logprobs is None:
+            return None
+        tokens = [{"token": t, "logprob": p, "bytes": list(t.encode("utf-8", "replace")), "top_logprobs": []} for t, p in self.logprobs]
+        return {"content": tokens, "refusal": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The answer to a request.
+
+    Attributes:
+        id: of the answer: that of the first of its calls, see `completion_id`.
+        model: the agent.
+        created: seconds since 1970.
+        prompt_tokens: length of the prompt.
+        choices: its replies.
+    """
+
+    id: str
+    model: str
+    created: int
+    prompt_tokens: int
+    choices: Sequence[Choice]
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Counts of tokens."""
+        sampled = sum(choice.tokens for choice in self.choices)
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": sampled, "total_tokens": self.prompt_tokens + sampled}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object `chat.completion`."""
+        choices = [
+            {"index": i, "message": choice.message, "finish_reason": choice.finish, "logprobs": choice.token_details}
+            for i, choice in enumerate(self.choices)
+        ]
+        head = {"id": self.id, "object": "chat.completion", "created": self.created, "model": self.model}
+        return {**head, "choices": choices, "usage": self.usage}

@@ -1,0 +1,137 @@
+"""Requests and answers of `/v1/responses`, translated to and from those of `/v1/chat/completions`. Bodies are untrusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_system.gateway.errors import Refusal
+from agent_system.gateway.reply import Completion
+
+Messages = list[Any]
+_SAME = ("model", "temperature", "top_p", "tool_choice", "seed")
+_TEXTS = ("input_text", "output_text", "text", "refusal")
+
+
+def chat_body(body: Mapping[str, Any], before: Mapping[str, Messages]) -> dict[str, Any]:
+    """Return the body of a request to chat completions.
+
+    Args:
+        body: of a request to `/v1/responses`.
+        before: conversations by the ids of their answers, which `previous_response_id` continues.
+
+    Raises Refusal for items that are not supported.
+    """
+    if body.get("stream"):
+        raise Refusal("stream is not supported by /v1/responses; leave it out, or use /v1/chat/completions", param="stream")
+    shape = body.get("text")
+    chat = {name: body[name] for name in _SAME if body.get(name) is not None}
+    if isinstance(shape, dict) and shape.get("format"):
+        chat["response_format"] = shape["format"]
+    tools = body.get("tools") or []
+    if not isinstance(tools, list):
+        raise Refusal("tools must be a list", param="tools")
+    return chat | {
+        "messages": [*_instructions(body), *_earlier(body, before), *_messages(body.get("input"))],
+        "max_tokens": body.get("max_output_tokens"),
+        "tools": [_tool(tool) for tool in tools],
+    }
+
+
+def response_body(completion: Completion, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object `response` for a request's body."""
+    (choice,) = completion.choices
+    cut = choice.finish == "length"
+    status = "incomplete" if cut else "completed"
+    output: list[dict[str, Any]] = []
+    if choice.content or not choice.calls:
+        text = {"type": "output_text", "text": choice.content, "annotations": []}
+        output.append({"type": "message", "id": f"msg_{completion.id}", "status": status, "role": "assistant", "content": [text]})
+    for name, call, arguments in choice.calls:
+        item = {"type": "function_call", "id": f"fc_{name}", "call_id": name, "name": call, "arguments": arguments, "status": status}
+        output.append(item)
+    usage = completion.usage
+    return {
+        "id": f"resp_{completion.id}",
+        "object": "response",
+        "created_at": completion.created,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "instructions": body.get("instructions"),
+        "metadata": body.get("metadata") or {},
+        "model": completion.model,
+        "output": output,
+        "parallel_tool_calls": True,
+        "previous_response_id": body.get("previous_response_id"),
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        },
+    }
+
+
+def conversation(chat: Mapping[str, Any], body: Mapping[str, Any], completion: Completion) -> Messages:
+    """Return the messages of a request and its answer, for `previous_response_id`: without instructions, which every request gives anew."""
+    return [*chat["messages"][len(_instructions(body)) :], completion.choices[0].message]
+
+
+def _instructions(body: Mapping[str, Any]) -> Messages:
+    return [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+
+
+def _earlier(body: Mapping[str, Any], before: Mapping[str, Messages]) -> Messages:
+    """Return the conversation that the request continues."""
+    name = body.get("previous_response_id")
+    if name is None:
+        return []
+    if not isinstance(name, str) or name not in before:
+        raise Refusal(f"previous_response_id={name!r} is no answer of this episode", 404, param="previous_response_id")
+    return before[name]
+
+
+def _messages(given: Any) -> Messages:
+    """Return the messages of the items `input`; an assistant's text and the tool calls after it are one message."""
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(items, list):
+        raise Refusal("input must be a text or a list of items", param="input")
+    messages: Messages = []
+    for place, item in enumerate(items):
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if kind == "message":
+            messages.append({"role": item.get("role"), "content": _content(item.get("content"))})
+        elif kind == "function_call":
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            messages[-1] = {**messages[-1], "tool_calls": [*messages[-1].get("tool_calls", ()), call]}
+        elif kind == "function_call_output":
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))})
+        elif kind != "reasoning":  # the engine's tokens have the thinking
+            raise Refusal(f"input[{place}] has the type {kind!r}; expected message, function_call or function_call_output", param="input")
+    return messages
+
+
+def _content(content: Any) -> Any:
+    """Return the content of an item in the form of chat completions."""
+    if not isinstance(content, list):
+        return content
+    return [
+        {"type": "text", "text": part.get("refusal") if part["type"] == "refusal" else part.get("text")}
+        if isinstance(part, dict) and part.get("type") in _TEXTS
+        else part
+        for part in content
+    ]
+
+
+def _tool(tool: Any) -> Any:
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
+    return {"type": "function", "function": function}

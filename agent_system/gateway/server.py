@@ -1,0 +1,179 @@
+"""The HTTP server of a run's episodes, on the loopback interface: it runs in their event loop, and keeps its port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from agent_system.gateway.calls import EpisodeCalls
+from agent_system.gateway.errors import HEADERS, Refusal
+from agent_system.gateway.request import OVER, Request
+from agent_system.gateway.responses import chat_body, conversation, response_body
+from agent_system.gateway.stream import COMMENT, KEEP_ALIVE_S, event, events
+from agent_system.gateway.wire import Ask, read_ask, read_body
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 16 << 20
+BACKLOG = 1024
+REMEMBERED_KEYS = 4096
+KNOWN = "POST /v1/chat/completions, POST /v1/responses, GET /v1/models"
+ROUTES = ("/v1", "/agents/{agent}/v1")
+
+
+class Server:
+    """Answers the requests of episodes in progress."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, EpisodeCalls] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._socket: socket.socket | None = None
+        self._runner: web.AppRunner | None = None
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> str:
+        """Listen, unless it does already; return the address."""
+        async with self._starting:
+            if self._runner is None:
+                if self._socket is None:
+                    self._socket = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+                runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0)
+                await runner.setup()
+                await web.SockSite(runner, self._socket.dup(), backlog=BACKLOG).start()
+                self._runner = runner
+        assert self._socket is not None
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Stop listening in this event loop; the port stays bound."""
+        async with self._starting:
+            runner, self._runner = self._runner, None
+            if runner is not None:
+                await runner.cleanup()
+        self._starting = asyncio.Lock()  # the next event loop needs its own
+
+    def open(self, calls: EpisodeCalls) -> None:
+        """Accept the key of an episode."""
+        self._open[calls.key] = calls
+
+    def end(self, calls: EpisodeCalls) -> None:
+        """Refuse the key of an episode from now on."""
+        del self._open[calls.key]
+        self._ended[calls.key] = None
+        if len(self._ended) > REMEMBERED_KEYS:
+            self._ended.popitem(last=False)
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_openai_errors])
+        for root in ROUTES:
+            app.router.add_post(f"{root}/chat/completions", self._chat)
+            app.router.add_post(f"{root}/responses", self._responses)
+            app.router.add_get(f"{root}/models", self._models)
+        return app
+
+    def _calls(self, request: web.Request) -> EpisodeCalls:
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        if key in self._ended:
+            raise Refusal(OVER, code="episode_over")
+        if key not in self._open:
+            raise Refusal("no episode has this API key; use session.key", 401, "invalid_api_key")
+        return self._open[key]
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        names = self._calls(request).agents
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "verl-mas"} for name in names]
+        return web.json_response({"object": "list", "data": models})
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        calls = self._calls(http)
+        data = await http.read()
+        ask = read_ask(read_body(data))
+        request = _started(http, calls, ask, data)
+        if ask.stream:
+            return await _streamed(http, calls, request, ask)
+        completion = await request.answer()
+        if _connected(http):
+            calls.deliver(request)
+        return web.json_response(completion.to_json())
+
+    async def _responses(self, http: web.Request) -> web.StreamResponse:
+        calls = self._calls(http)
+        data = await http.read()
+        body = read_body(data)
+        chat = chat_body(body, calls.conversations)
+        request = _started(http, calls, read_ask(chat), data)
+        completion = await request.answer()
+        if _connected(http):
+            calls.deliver(request)
+        answer = response_body(completion, body)
+        calls.conversations[answer["id"]] = conversation(chat, body, completion)
+        return web.json_response(answer)
+
+
+def _started(http: web.Request, calls: EpisodeCalls, ask: Ask, data: bytes) -> Request:
+    agent_id = calls.agent(http.match_info.get("agent") or ask.model)
+    count = http.headers.get("x-stainless-retry-count", "0")
+    retried = count.isdecimal() and int(count[:9]) > 0
+    return calls.start(agent_id, ask, http.path.encode() + data, retried, lambda: _connected(http))
+
+
+async def _streamed(http: web.Request, calls: EpisodeCalls, request: Request, ask: Ask) -> web.StreamResponse:
+    """Answer with events once the reply is whole, and with comments until then."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **HEADERS})
+    while not request.task.done():
+        await asyncio.wait([request.task], timeout=KEEP_ALIVE_S)
+        if not request.task.done():
+            await _prepared(response, http)
+            await response.write(COMMENT)
+    if not response.prepared:
+        completion = await request.answer()
+        await _prepared(response, http)
+    else:
+        try:
+            completion = await request.answer()
+        except Refusal as error:
+            await response.write(event(error.body))
+            return response
+    if not _connected(http):
+        return response
+    calls.deliver(request)
+    sent = False
+    try:
+        for chunk in events(completion, ask.usage):
+            await response.write(chunk)
+            sent = True
+    except ConnectionError:
+        if not sent:
+            calls.withdraw(request)
+    return response
+
+
+async def _prepared(response: web.StreamResponse, http: web.Request) -> None:
+    if not response.prepared:
+        await response.prepare(http)
+
+
+def _connected(http: web.Request) -> bool:
+    return http.transport is not None and not http.transport.is_closing()
+
+
+@web.middleware
+async def _as_openai_errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refusal as error:
+        return error.response()
+    except web.HTTPRequestEntityTooLarge:
+        return Refusal(f"the body has more than {MAX_BODY_BYTES >> 20} MiB", 413, "request_too_large").response()
+    except web.HTTPException as error:
+        return Refusal(f"{request.method} {request.path}: {error.reason}; answered are: {KNOWN}", 404).response()
+    except ConnectionError:
+        raise
+    except Exception as error:
+        logger.exception("the gateway failed to answer %s", request.path)
+        return Refusal(f"the gateway failed: {type(error).__name__}: {error}", 503, "gateway_failed").response()

@@ -1,0 +1,175 @@
+"""The orchestra that is a program: a function `team(task, session)`, which plays a whole episode."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_system.environment import BaseEnv, Outcome
+from agent_system.errors import AgentSystemError
+from agent_system.gateway.bridge import Bridge
+from agent_system.gateway.calls import EpisodeCalls
+from agent_system.gateway.chat import Chat
+from agent_system.gateway.command import load_command
+from agent_system.gateway.server import Server
+from agent_system.gateway.session import Session
+from agent_system.gateway.template import NoTemplate, Template
+from agent_system.orchestra import BaseOrchestra, Episode
+from agent_system.registry import AgentRegistry
+from agent_system.rollout.remote import RemoteBinding
+from agent_system.rollout.runner import EpisodeRunner
+from agent_system.threads import DaemonExecutor, run_plain
+from agent_system.tools.agent import ToolAgent
+from agent_system.turn import Turn
+from verl.trainer.config.gateway import GatewayConfig
+
+logger = logging.getLogger(__name__)
+GATEWAY = "gateway"
+MOST_THREADS = 4096  # programs that are plain functions, each in a thread for its whole episode
+
+_threads = DaemonExecutor(MOST_THREADS)
+
+
+@dataclass(frozen=True)
+class GatewayOptions:
+    """Options of a gateway, which the run fills in.
+
+    Attributes:
+        team: `agent.team`: the program as `module:function`, or the function.
+        command: `agent.team_command`: the program as a command; empty for a function.
+        keys: the keys under `gateway`.
+    """
+
+    team: Any = None
+    command: Sequence[str] = ()
+    keys: GatewayConfig = field(default_factory=GatewayConfig)
+
+
+class GatewayOrchestra(BaseOrchestra):
+    """Runs the program of each episode, whose requests an HTTP server answers."""
+
+    config_class = GatewayOptions
+
+    def __init__(self, config: GatewayOptions | None = None) -> None:
+        """Import the program. Raise AgentSystemError if there is none."""
+        super().__init__(config)
+        self.team = load_command(self.config.command, self.config.team) if self.config.command else load_team(self.config.team)
+        self._server = Server()
+        self._bridges: dict[str, Bridge] = {}
+        self._told = False
+
+    def check(self, agent_ids: Sequence[str], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
+        """Reject tree sampling, and agents that do more than the program asks of them."""
+        if forks:
+            raise AgentSystemError(
+                "agent.orchestra_type=gateway with rollout.sampling=tree: a program cannot be forked in the middle of its run, so its "
+                "calls have no candidates; use rollout.sampling=parallel"
+            )
+        for name in agent_ids:
+            agent = AgentRegistry.get(name, orchestra=GATEWAY)
+            if issubclass(agent, ToolAgent) or agent.memory_class is not None:
+                raise AgentSystemError(
+                    f"agent.orchestra_type=gateway with {agent.__name__} for {name!r}: its tools and its memory would not be used, because "
+                    "the program sends the messages and calls the tools; register a BaseAgent without a memory, or none"
+                )
+
+    async def run(self, turn: Turn) -> Any:
+        """Not used: `play_episode` runs the program."""
+        raise NotImplementedError
+
+    async def play_episode(self, episode: Episode) -> None:
+        """Run the program and end the episode with what it returns."""
+        assert isinstance(episode, EpisodeRunner)
+        url = await self._server.start()
+        calls = EpisodeCalls(episode, self.config.keys, lambda agent_id: self._chat(episode, agent_id), self._tell_overridden)
+        self._server.open(calls)
+        try:
+            result = await _run(self.team, Session(episode, url, calls), calls.failed, episode)
+        finally:
+            self._server.end(calls)
+            await calls.close()
+            episode.report(calls.counts)
+        await _end(episode, calls, result)
+
+    async def release(self) -> None:
+        """Stop the server."""
+        await self._server.stop()
+
+    def _chat(self, episode: EpisodeRunner, agent_id: str) -> Chat:
+        if agent_id not in self._bridges:
+            binding = episode.runtimes[agent_id].binding
+            template = NoTemplate(binding) if isinstance(binding, RemoteBinding) else Template(binding)
+            self._bridges[agent_id] = Bridge(template, keep_thinking=self.config.keys.history == "sampled")
+        return Chat(self._bridges[agent_id])
+
+    def _tell_overridden(self, names: str) -> None:
+        if not self._told:
+            logger.warning("a request sets %s; the values of the run are used (gateway.client_sampling=override), for all requests", names)
+        self._told = True
+
+
+def load_team(team: Any) -> Callable[..., Any]:
+    """Return the program. Raise AgentSystemError if it is no function."""
+    if isinstance(team, str):
+        module, _, name = team.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name) if name else None
+        except (ImportError, AttributeError) as error:
+            raise AgentSystemError(f"agent.team={team}: {error}; expected module:function that Python can import") from error
+    else:
+        found = team
+    if not callable(found):
+        raise AgentSystemError(
+            f"agent.team={team}: agent.orchestra_type=gateway needs the program of the team as module:function, `async def "
+            "function(task, session)`, or a plain function, which runs in a thread; or agent.team_command"
+        )
+    return found
+
+
+async def _run(team: Callable[..., Any], session: Session, failed: asyncio.Future[None], episode: EpisodeRunner) -> Any:
+    """Run the program until it returns, or a call fails. Raises its error, or that of the call.
+
+    A plain function cannot be cancelled: its thread goes on until its next request, which is refused.
+    """
+
+    async def guarded() -> Any:
+        try:
+            if inspect.iscoroutinefunction(team):
+                return await team(session.task, session)
+            return await asyncio.wrap_future(_threads.submit(run_plain, team, (session.task, session)))
+        except (KeyboardInterrupt, SystemExit) as error:  # it would end the event loop
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    work = episode.start(guarded())
+    try:
+        await asyncio.wait([work, failed], return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            failed.result()
+        return await work
+    finally:
+        work.cancel()
+
+
+async def _end(episode: EpisodeRunner, calls: EpisodeCalls, result: Any) -> None:
+    """End the episode, unless the environment has, with the program's result."""
+    if episode.turn is None or episode.turn.done:
+        if isinstance(result, (Outcome, int, float)) and not isinstance(result, bool):
+            raise AgentSystemError("the team returned a reward after the environment had ended the episode; return None")
+        if episode.turn is not None:
+            await episode.step(result)
+    elif isinstance(result, str):
+        await episode.step(result)
+    elif isinstance(result, Outcome):
+        local = calls.local(result.local) if isinstance(result.local, dict) else result.local
+        episode.finish(Outcome(result.team, local, True, result.info))
+    elif isinstance(result, (int, float)) and not isinstance(result, bool):
+        episode.finish(Outcome(float(result), done=True))
+    else:
+        raise AgentSystemError(
+            f"the team returned {type(result).__name__}; expected its answer as text, which the environment scores, a reward, or an Outcome"
+        )

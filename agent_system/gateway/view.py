@@ -1,0 +1,167 @@
+"""Messages as the chat template gets them, and the keys by which messages are equal whatever a client library did to their form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_system.gateway.errors import Refusal
+from agent_system.projection import strip_thinking
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+MOST_MESSAGES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One message.
+
+    Attributes:
+        message: what the template gets: `role`, `content`, and where there are any `tool_calls`, `tool_call_id` and `name`.
+        key: equal for messages that say the same; the thinking of an assistant's message is left aside.
+        calls: number of its tool calls.
+    """
+
+    message: Mapping[str, Any]
+    key: str
+    calls: int = 0
+
+    @property
+    def role(self) -> str:
+        """The role."""
+        return str(self.message["role"])
+
+
+class Viewer:
+    """Reads the messages of requests to one agent.
+
+    A text loses its special tokens: what a web page says must not end a message. Ids of tool calls are replaced by numbers in the order of
+    the conversation, because libraries invent their own.
+    """
+
+    def __init__(self, clean: Callable[[str], str], reads_name: bool, reads_calls: bool) -> None:
+        """Set what the template reads.
+
+        Args:
+            clean: takes special tokens out of a text.
+            reads_name: the template shows `message.name`.
+            reads_calls: it shows `message.tool_calls`; for one that does not, calls are put into the text.
+        """
+        self._clean, self._reads_name, self._reads_calls = clean, reads_name, reads_calls
+
+    def views(self, messages: Sequence[Any]) -> list[View]:
+        """Return the views of a request's messages. Raise Refusal naming the message that cannot be read."""
+        if len(messages) > MOST_MESSAGES:
+            raise Refusal(f"messages has {len(messages)} entries; at most {MOST_MESSAGES} are read", param="messages")
+        calls = _Calls()
+        try:
+            return [self._view(message, f"messages[{place}]", calls) for place, message in enumerate(messages)]
+        except RecursionError as error:
+            raise Refusal("the arguments of a tool call are nested too deep", param="messages") from error
+
+    def clean(self, text: str) -> str:
+        """Return a text without special tokens, in valid Unicode."""
+        return self._clean(text.encode("utf-8", "replace").decode())
+
+    def clean_json(self, value: Any) -> Any:
+        """Return JSON with all its texts, keys included, cleaned."""
+        if isinstance(value, str):
+            return self.clean(value)
+        if isinstance(value, dict):
+            return {self.clean(str(name)): self.clean_json(content) for name, content in value.items()}
+        return [self.clean_json(item) for item in value] if isinstance(value, list) else value
+
+    def _view(self, message: Any, where: str, seen: _Calls) -> View:
+        role = ROLES.get(str(message.get("role"))) if isinstance(message, dict) else None
+        if role is None:
+            found = message.get("role") if isinstance(message, dict) else message
+            raise Refusal(f"{where}.role must be one of {', '.join(ROLES)}, found {found!r:.80}", param=where)
+        text = self.clean(_text(message.get("content"), where))
+        view: dict[str, Any] = {"role": role, "content": strip_thinking(text) if role == "assistant" else text}
+        if self._reads_name and isinstance(message.get("name"), str):
+            view["name"] = self.clean(message["name"])
+        calls = self._calls(message.get("tool_calls"), where, seen) if role == "assistant" else []
+        if role == "tool":
+            view["tool_call_id"] = seen.numbers.get(str(message.get("tool_call_id")), "")
+        key = json.dumps([view, calls], sort_keys=True)
+        return View(view | self.shown_calls(view["content"], calls), key, len(calls))
+
+    def reply(self, content: str, thought: str, calls: Sequence[Mapping[str, Any]], before: int) -> tuple[View, dict[str, Any]]:
+        """Return the view of a reply, equal to that of the message with which a client echoes it, and the message with its thinking.
+
+        Args:
+            content: its text without thinking and calls.
+            thought: its text with the thinking as sampled, without calls.
+            calls: its tool calls: `name`, `arguments`.
+            before: number of tool calls in the conversation before it.
+        """
+        cleaned = self.clean_json(list(calls))
+        numbered = [_call(call_number(before + i), call["name"], call["arguments"]) for i, call in enumerate(cleaned)]
+        view = {"role": "assistant", "content": strip_thinking(self.clean(content))}
+        key = json.dumps([view, numbered], sort_keys=True)
+        whole = self.clean(thought)
+        return View(view | self.shown_calls(view["content"], numbered), key, len(numbered)), view | self.shown_calls(whole, numbered)
+
+    def shown_calls(self, content: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the content and the tool calls of a message, for this template."""
+        if self._reads_calls or not calls:
+            return {"content": content, **({"tool_calls": list(calls)} if calls else {})}
+        texts = [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls]
+        return {"content": "\n".join([*([content] if content else []), *texts])}
+
+    def _calls(self, found: Any, where: str, seen: _Calls) -> list[dict[str, Any]]:
+        calls = []
+        if not isinstance(found or [], list):
+            raise Refusal(f"{where}.tool_calls must be a list", param=where)
+        for place, call in enumerate(found or []):
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise Refusal(f"{where}.tool_calls[{place}] must be a function call with a name", param=where)
+            number = seen.numbers[str(call.get("id"))] = call_number(seen.count)
+            seen.count += 1
+            calls.append(_call(number, self.clean(function["name"]), self.clean_json(_arguments(function.get("arguments")))))
+        return calls
+
+
+@dataclass
+class _Calls:
+    """Tool calls of a conversation so far: how many, and the number of each id."""
+
+    count: int = 0
+    numbers: dict[str, str] = field(default_factory=dict)
+
+
+def call_number(place: int) -> str:
+    """Return the id of a tool call by its place in the conversation: nine letters and digits, as some templates want."""
+    return f"call{place:05d}"
+
+
+def _call(number: str, name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _arguments(text: Any) -> Any:
+    """Return the arguments of a tool call as an object; text that is no JSON as it is."""
+    if not isinstance(text, str):
+        return text or {}
+    try:
+        return json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        return text
+
+
+def _text(content: Any, where: str) -> str:
+    """Return the content of a message as one text. Raise Refusal for parts that are no text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+            raise Refusal(f"{where}.content has a part of type {kind!r}; only text can be read", param=where)
+        texts.append(part[kind])
+    return "".join(texts)

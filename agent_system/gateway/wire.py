@@ -1,0 +1,128 @@
+"""Requests to `/v1/chat/completions`: JSON to `Ask`. Bodies are untrusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_system.gateway.errors import Refusal
+
+MOST_REPLIES, MOST_STOPS = 128, 16
+# Fields that change the distribution that tokens are sampled from, and values that change nothing; None: the value of the run.
+SAMPLING: Mapping[str, Any] = {
+    "temperature": None, "top_p": None, "top_k": None, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0,
+    "repetition_penalty": 1, "logit_bias": {},
+}  # fmt: skip
+_MASKS = "masks tokens, so that what is sampled is not what is trained; describe the form in a message and check the reply"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request.
+
+    Attributes:
+        model: name of the agent.
+        messages: of the chat, unchecked.
+        tools: as the chat template gets them; empty for none.
+        n: number of replies.
+        max_tokens: longest reply, in tokens; None: that of the run.
+        stop: a reply ends before one of these texts.
+        seed: the client's seed, or None.
+        logprobs: report the log-probability of every token.
+        stream: answer with server-sent events; `usage`: with counts of tokens at their end.
+        sampling: fields of `SAMPLING` with a value.
+    """
+
+    model: str
+    messages: Sequence[Any]
+    tools: Sequence[Mapping[str, Any]] = ()
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    logprobs: bool = False
+    stream: bool = False
+    usage: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_body(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body. Raise Refusal if there is none."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(f"the body is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise Refusal("the body must be a JSON object")
+    return body
+
+
+def read_ask(body: Mapping[str, Any]) -> Ask:
+    """Return the request in a body. Raise Refusal naming the field that is wrong or not supported."""
+    messages = _typed(body, "messages", list, None)
+    if not messages:
+        raise Refusal("messages must be a list with at least one message", param="messages")
+    _refuse_unsupported(body)
+    limits = [value for name in ("max_tokens", "max_completion_tokens") if (value := _typed(body, name, int, None, least=1)) is not None]
+    return Ask(
+        model=_typed(body, "model", str, ""),
+        messages=messages,
+        tools=_tools(body),
+        n=_typed(body, "n", int, 1, least=1, most=MOST_REPLIES),
+        max_tokens=min(limits, default=None),
+        stop=_stop(body),
+        seed=_typed(body, "seed", int, None),
+        logprobs=_typed(body, "logprobs", bool, False),
+        stream=_typed(body, "stream", bool, False),
+        usage=bool((_typed(body, "stream_options", dict, None) or {}).get("include_usage")),
+        sampling={name: body[name] for name, same in SAMPLING.items() if body.get(name) is not None and body[name] != same},
+    )
+
+
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    shape = body.get("response_format")
+    kind = shape.get("type") if isinstance(shape, dict) else shape
+    if kind not in (None, "text"):
+        raise Refusal(f"response_format {kind!r} {_MASKS}", param="response_format")
+    choice = body.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise Refusal(f"tool_choice={choice!r} {_MASKS}; expected auto or none", param="tool_choice")
+    for name in ("functions", "function_call"):
+        if body.get(name):
+            raise Refusal(f"{name} is not supported; use tools", param=name)
+    if body.get("top_logprobs"):
+        raise Refusal(
+            "top_logprobs is not supported: the engine reports the log-probability of the sampled token alone", param="top_logprobs"
+        )
+    if (body.get("modalities") or ["text"]) != ["text"]:
+        raise Refusal(f"modalities={body['modalities']!r} is not supported; replies are text", param="modalities")
+
+
+def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any, *, least: int | None = None, most: int | None = None) -> Any:
+    value = body.get(name)
+    if value is None:
+        return default
+    wrong = type(value) is not kind
+    if wrong or (kind is int and not (least is None or value >= least)) or (kind is int and not (most is None or value <= most)):
+        bounds = f" from {least}" * (least is not None) + f" to {most}" * (most is not None)
+        raise Refusal(f"{name} must be {kind.__name__}{bounds}, found {json.dumps(value)[:80]}", param=name)
+    return value
+
+
+def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
+    found = body.get("stop")
+    texts = [] if found is None else [found] if isinstance(found, str) else found
+    if not isinstance(texts, list) or len(texts) > MOST_STOPS or not all(isinstance(text, str) and text for text in texts):
+        raise Refusal(f"stop must be a text or a list of at most {MOST_STOPS} texts that are not empty", param="stop")
+    return tuple(texts)
+
+
+def _tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = _typed(body, "tools", list, [])
+    for tool in found:
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise Refusal('every tool must be {"type": "function", "function": {"name": ..., "parameters": ...}}', param="tools")
+    return [] if body.get("tool_choice") == "none" else found

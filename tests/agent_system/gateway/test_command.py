@@ -1,0 +1,71 @@
+"""Teams that are commands: a process per episode, whatever language it is written in."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agent_system import AgentSystemError, Task
+from agent_system.gateway.team import GatewayOptions, GatewayOrchestra
+
+ASKS = """
+import json, os, sys
+from urllib.request import Request, urlopen
+
+task = json.load(sys.stdin)
+assert "ground_truth" not in task
+body = json.dumps({"model": "Writer", "messages": [{"role": "user", "content": task["prompt"]}]}).encode()
+key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+with urlopen(Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, key)) as answer:
+    text = json.load(answer)["choices"][0]["message"]["content"]
+print("x" * 3_000_000)
+"""
+HANGS = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open(sys.argv[1], "w").write(str(child.pid))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "reward", "failure"),
+    [
+        ("print(json.dumps(text))", 1.0, None),
+        ("print(0.25)", 0.25, None),
+        ('print(json.dumps({"team": 0.5, "local": {"Writer": 0.125}}))', 0.5, None),
+        ("print('done')", 0.0, "the last line that the command .* printed is no result .*expected JSON.*found 'done'"),
+        ('print(json.dumps({"reward": 1}))', 0.0, "is no result .*unexpected keyword argument 'reward'"),
+        ("print(text); raise SystemExit('no\\nluck')", 0.0, "ended with status 1: no\nluck"),
+    ],
+)
+async def test_the_last_line_of_a_command_is_its_result(play: Any, end: str, reward: float, failure: str | None) -> None:
+    episode, _, engine = await play(None, team_command=(sys.executable, "-c", ASKS + end))
+    assert len(engine.requests) == 1 and episode.samples[0].agent_id == "Writer"
+    if failure is None:
+        assert (episode.failure, episode.team_reward, episode.samples[0].trained) == (None, reward, True)
+    else:
+        with pytest.raises(AgentSystemError, match=failure):
+            raise AgentSystemError(episode.failure)
+
+
+async def test_a_command_ends_with_its_episode_and_so_do_its_children(play: Any, tmp_path: Path) -> None:
+    found = tmp_path / "child"
+    episode, _, _ = await play(None, team_command=(sys.executable, "-c", HANGS, str(found)), episode_timeout_s=5.0)
+    assert "episode took longer than rollout.episode_timeout_s=5 s, waiting for the team" in episode.failure
+    _, alive = psutil.wait_procs([psutil.Process(int(found.read_text()))] if psutil.pid_exists(int(found.read_text())) else [], 5)
+    assert alive == []
+
+
+def test_a_team_is_a_function_or_a_command() -> None:
+    async def team(task: Task, session: Any) -> str:
+        return ""
+
+    with pytest.raises(AgentSystemError, match=r"agent\.team and agent\.team_command are both set"):
+        GatewayOrchestra(GatewayOptions(team, ("true",)))
+    with pytest.raises(AgentSystemError, match=r"agent\.team_command: no program 'no_such_program' is found"):
+        GatewayOrchestra(GatewayOptions(None, ("no_such_program",)))

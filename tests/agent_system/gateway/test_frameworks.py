@@ -1,0 +1,134 @@
+"""Teams of agent frameworks, as their users write them; a framework that is not installed is skipped.
+
+Each asks an agent that calls a tool, gives it the result, and asks a second one. The tool's result must continue the sampled tokens, in
+whatever form the framework sends the conversation.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agent_system import Task
+from agent_system.gateway.session import Session
+
+from .templates import tokenizer_of
+
+CALL = f"I add. <tool_call>\n{json.dumps({'name': 'add', 'arguments': {'b': 3, 'a': 1}})}\n</tool_call>"
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first.
+        b: the second.
+    """
+    return a + b
+
+
+def replies(prompt: str, request: Any) -> str:
+    return "4" if "<tool_response>\n4" in prompt or "Judge" in prompt else CALL
+
+
+async def langgraph(task: Task, session: Session) -> str:
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+    from langgraph.graph import END, START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    def model(name: str) -> Any:
+        return ChatOpenAI(model=name, base_url=session.base_url, api_key=session.key)
+
+    tools = [tool(add)]
+    writer = model("Writer").bind_tools(tools)
+
+    async def write(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await writer.ainvoke(state["messages"])]}
+
+    async def judge(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model("Editor").ainvoke(f"Judge: {state['messages'][-1].content}")]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("write", write)
+    graph.add_node("tools", ToolNode(tools))
+    graph.add_node("judge", judge)
+    graph.add_edge(START, "write")
+    graph.add_conditional_edges("write", tools_condition, {"tools": "tools", END: "judge"})
+    graph.add_edge("tools", "write")
+    graph.add_edge("judge", END)
+    found = await graph.compile().ainvoke({"messages": [("user", task.prompt)]})
+    return str(found["messages"][-1].content)
+
+
+async def autogen(task: Task, session: Session) -> str:
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_agentchat.teams import RoundRobinGroupChat
+    from autogen_core.models import ModelFamily, ModelInfo
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    info = ModelInfo(vision=False, function_calling=True, json_output=False, family=ModelFamily.UNKNOWN, structured_output=False)
+
+    def model(name: str) -> Any:
+        return OpenAIChatCompletionClient(model=name, base_url=session.base_url, api_key=session.key, model_info=info)
+
+    writer = AssistantAgent("writer", model("Writer"), tools=[add], max_tool_iterations=2, system_message="You add.")
+    editor = AssistantAgent("editor", model("Editor"), system_message="Judge the sum.")
+    result = await RoundRobinGroupChat([writer, editor], max_turns=2).run(task=task.prompt)
+    return str(result.messages[-1].content)
+
+
+async def agents(task: Task, session: Session, responses: bool = False) -> str:
+    from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+    from openai import AsyncOpenAI
+
+    set_tracing_disabled(True)
+    client = AsyncOpenAI(base_url=session.base_url, api_key=session.key)
+    kind = OpenAIResponsesModel if responses else OpenAIChatCompletionsModel
+    writer = Agent("writer", model=kind("Writer", client), tools=[function_tool(add)])
+    editor = Agent("editor", model=kind("Editor", client), instructions="Judge the sum.")
+    sum_ = (await Runner.run(writer, task.prompt)).final_output
+    return str((await Runner.run(editor, str(sum_))).final_output)
+
+
+async def agents_by_responses(task: Task, session: Session) -> str:
+    return await agents(task, session, responses=True)
+
+
+def smolagents(task: Task, session: Session) -> str:
+    from smolagents import OpenAIModel
+    from smolagents.models import ChatMessage, MessageRole
+
+    def model(name: str) -> Any:
+        return OpenAIModel(name, api_base=session.base_url, api_key=session.key)
+
+    messages = [ChatMessage(MessageRole.USER, [{"type": "text", "text": f"Judge: {task.prompt}"}])]
+    first = model("Writer").generate(messages)
+    return str(model("Editor").generate([*messages, first, *messages]).content)
+
+
+NEEDS = {
+    langgraph: ("langgraph", "langchain_openai"),
+    autogen: ("autogen_agentchat", "autogen_ext.models.openai"),
+    agents: ("agents.models",),
+    agents_by_responses: ("agents.models",),
+    smolagents: ("smolagents",),
+}
+
+
+@pytest.mark.parametrize("team", NEEDS, ids=lambda team: team.__name__)
+async def test_a_team_of_a_framework_is_played_with_exact_tokens(play: Any, team: Any) -> None:
+    for module in NEEDS[team]:
+        pytest.importorskip(module)
+    episode, metrics, engine = await play(team, replies, chat=tokenizer_of("qwen2.5"))
+    assert (episode.failure, episode.answer) == (None, "4")
+    spoken = [s.agent_id for s in episode.samples]
+    assert spoken == (["Writer", "Editor"] if team is smolagents else ["Writer", "Writer", "Editor"])
+    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
+    if team is not smolagents:
+        first, second, _ = episode.samples
+        whole = first.prompt_ids + first.generation.token_ids
+        assert second.prompt_ids[: len(whole)] == whole, second.prompt_text
+    assert not any(count for name, count in metrics.items() if name.startswith("gateway/rewritten"))

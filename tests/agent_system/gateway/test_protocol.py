@@ -1,0 +1,270 @@
+"""Requests and answers in OpenAI's format: what is honoured, what is refused, and that no refusal makes a client try again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_system import Task
+from agent_system.gateway import server
+from agent_system.gateway.errors import Refusal
+from agent_system.gateway.responses import chat_body
+from agent_system.gateway.session import Session
+from agent_system.gateway.view import Viewer
+from agent_system.gateway.wire import Ask, read_ask
+
+from .conftest import USER, Answer, posted, say, send
+
+ROLE = {"model": "Writer", "messages": USER}
+LONG = [{"role": "user", "content": "x" * 5000}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+# Body -> status, the field at fault, the code, part of the message.
+REFUSED: list[tuple[Any, int, str | None, str | None, str]] = [
+    (b"{", 400, None, None, "the body is not valid JSON"),
+    (b"[" * 100_000, 400, None, None, "the body is not valid JSON"),
+    (b"[]", 400, None, None, "must be a JSON object"),
+    (b"\xff\xfe{}", 400, None, None, "the body is not valid JSON"),
+    (b" " * ((16 << 20) + 1), 413, None, "request_too_large", "more than 16 MiB"),
+    ({"model": "Writer"}, 400, "messages", None, "at least one message"),
+    ({**ROLE, "messages": []}, 400, "messages", None, "at least one message"),
+    ({**ROLE, "messages": "hi"}, 400, "messages", None, "messages must be list"),
+    ({**ROLE, "messages": ["hi"]}, 400, "messages[0]", None, "messages[0].role must be one of system, developer, user"),
+    ({**ROLE, "messages": [{"role": "critic", "content": ""}]}, 400, "messages[0]", None, "found 'critic'"),
+    ({**ROLE, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0]", None, "part of type 'image_url'"),
+    ({**ROLE, "messages": [{"role": "user", "content": 3}]}, 400, "messages[0]", None, "part of type 'int'"),
+    ({**ROLE, "messages": [{"role": "assistant", "tool_calls": [{}]}]}, 400, "messages[0]", None, "a function call with a name"),
+    ({**ROLE, "messages": LONG}, 400, "messages", "context_length_exceeded", "more than max_prompt_length=4000"),
+    ({**ROLE, "model": "Wirter"}, 404, "model", "model_not_found", "did you mean 'Writer'?; the model is one of: Writer, Editor"),
+    ({"messages": USER}, 404, "model", "model_not_found", "no agent ''"),
+    ({**ROLE, "n": 0}, 400, "n", None, "n must be int from 1 to 128, found 0"),
+    ({**ROLE, "n": 1000}, 400, "n", None, "n must be int from 1 to 128"),
+    ({**ROLE, "n": True}, 400, "n", None, "n must be int"),
+    ({**ROLE, "max_tokens": 0}, 400, "max_tokens", None, "max_tokens must be int from 1, found 0"),
+    ({**ROLE, "seed": "x"}, 400, "seed", None, 'seed must be int, found "x"'),
+    ({**ROLE, "stop": [""]}, 400, "stop", None, "not empty"),
+    ({**ROLE, "stream": "yes"}, 400, "stream", None, "stream must be bool"),
+    ({**ROLE, "response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format", None, "masks tokens"),
+    ({**ROLE, "tools": [TOOL], "tool_choice": "required"}, 400, "tool_choice", None, "masks tokens"),
+    ({**ROLE, "tools": [TOOL]}, 400, "tools", None, "shows no tools"),
+    ({**ROLE, "tools": [{"type": "web_search"}]}, 400, "tools", None, "every tool must be"),
+    ({**ROLE, "functions": [{"name": "f"}]}, 400, "functions", None, "use tools"),
+    ({**ROLE, "logprobs": True, "top_logprobs": 3}, 400, "top_logprobs", None, "sampled token alone"),
+    ({**ROLE, "modalities": ["audio"]}, 400, "modalities", None, "replies are text"),
+]  # fmt: skip
+
+
+async def test_what_cannot_be_answered_is_refused_for_good_and_says_why(play: Any) -> None:
+    answers: list[Answer] = []
+
+    async def team(task: Task, session: Session) -> str:
+        for body, *_ in REFUSED:
+            answers.append(await send(session, body))
+        for path, key in (("/v1/chat/completions", "sk-wrong"), ("/v1/chat/completions", ""), ("/v1/embeddings", None)):
+            answers.append(await send(session, ROLE, path=path, key=key))
+        answers.append(await send(session, ROLE, path="/agents/nobody/v1/chat/completions"))
+        return (await say(session, "Writer")).text
+
+    episode, _, engine = await play(team)
+    assert episode.failure is None and len(episode.samples) == len(engine.requests) == 1, "nothing that was refused is a call"
+    expected = [*(case[1:] for case in REFUSED), *[(401, None, "invalid_api_key", "use session.key")] * 2]
+    expected += [
+        (404, None, None, "POST /v1/chat/completions, POST /v1/responses, GET /v1/models"),
+        (404, "model", "model_not_found", "no agent 'nobody'"),
+    ]
+    for answer, (status, param, code, said) in zip(answers, expected, strict=True):
+        error = answer.body["error"]
+        assert (answer.status, error["param"], error["code"]) == (status, param, code) and said in error["message"], error
+        assert answer.headers["x-should-retry"] == "false" and error["type"].endswith("_error")
+
+
+FIELDS = (*Ask.__slots__, "max_completion_tokens", "response_format", "tool_choice", "functions", "top_logprobs", "stream_options")
+FIELDS += ("input", "instructions", "text", "previous_response_id", "max_output_tokens", "modalities", "temperature")
+PARTS = ("role", "content", "tool_calls", "tool_call_id", "type", "function", "name", "arguments", "id", "call_id", "output", "format")
+TEXTS = st.sampled_from(["user", "assistant", "tool", "function", "function_call", "text", "input_text", "f", '{"a": 1}', "[", "\ud800"])
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 200) | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(PARTS), inner, max_size=5),
+    max_leaves=12,
+)
+MESSAGE = st.fixed_dictionaries({"role": TEXTS, "content": ANY}, optional={"tool_calls": st.lists(ANY) | ANY, "tool_call_id": ANY})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS), ANY, max_size=6), st.lists(MESSAGE, max_size=3), st.sampled_from(["messages", "input"]))
+def test_any_json_is_read_or_refused(body: dict[str, Any], messages: list[Any], name: str) -> None:
+    """What a body makes fail is the request, never the server."""
+    viewer = Viewer(lambda text: text, True, False)
+    body = json.loads(json.dumps(body | ({name: messages} if messages else {})))
+    with suppress(Refusal):
+        ask = read_ask(body if name == "messages" else chat_body(body, {}))
+        json.dumps([view.message for view in viewer.views(ask.messages)]).encode()
+        json.dumps(viewer.clean_json(list(ask.tools))).encode()
+
+
+async def test_sampling_of_a_program_is_overridden_once_told_or_refused(play: Any, caplog: pytest.LogCaptureFixture) -> None:
+    more = {"temperature": 0.1, "top_p": 1.0, "logit_bias": {}, "presence_penalty": 0}
+
+    async def team(task: Task, session: Session) -> Any:
+        return [await send(session, {**ROLE, "messages": [{"role": "user", "content": str(i)}], **more}) for i in range(2)] and "4"
+
+    _, metrics, engine = await play(team)
+    assert metrics["gateway/overridden"] == 2 and {request.sampling.temperature for request in engine.requests} == {1.0}
+    assert [record.message for record in caplog.records if "temperature" in record.message] == [
+        "a request sets temperature; the values of the run are used (gateway.client_sampling=override), for all requests"
+    ]
+
+    async def refused(task: Task, session: Session) -> str:
+        assert (await send(session, {**ROLE, **more})).body["error"]["param"] == "temperature"
+        return (await say(session, "Writer", temperature=1)).text
+
+    episode, _, _ = await play(refused, client_sampling="refuse")
+    assert episode.failure is None
+
+
+async def test_lengths_stops_seeds_log_probs_and_several_replies(play: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        answer = await say(session, "Writer", n=2, stop=["END", "\n\n"], seed=5, logprobs=True, max_completion_tokens=30)
+        for choice in answer.body["choices"]:
+            assert (choice["message"]["content"], choice["finish_reason"]) == ("4", "stop")
+            tokens = choice["logprobs"]["content"]
+            assert "".join(token["token"] for token in tokens) == "4 END" and {token["logprob"] for token in tokens} == {-0.5}
+        assert answer.body["usage"] == {"prompt_tokens": 23, "completion_tokens": 10, "total_tokens": 33}
+        parts = [{"type": "text", "text": "2+2"}, {"type": "text", "text": "?"}]
+        return (await say(session, "writer", [{"role": "user", "content": parts}], max_tokens=10_000, stop="END")).text
+
+    episode, metrics, engine = await play(team, lambda prompt, request: "4 END and more")
+    assert episode.failure is None and episode.answer == "4"
+    assert [s.call for s in episode.samples] == [0, 1, 2] and len(engine.requests) == 2 and engine.requests[0].n == 2
+    first, _, last = episode.samples
+    assert (first.max_tokens, last.max_tokens, first.generation.stop_reason) == (30, 400, "stop")
+    assert first.prompt_ids == last.prompt_ids and first.seed != last.seed and first.text == "4 END"
+    assert metrics["agent/writer/calls"] == 3
+
+
+async def test_an_agent_may_be_named_by_the_address_and_models_are_listed(play: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        path = session.url_of("Editor").partition("127.0.0.1")[2].partition("/")[2]
+        answer = await send(session, {**ROLE, "model": "gpt-4o"}, path=f"/{path}/chat/completions")
+        assert answer.body["model"] == "Editor"
+        headers = {"Authorization": f"Bearer {session.key}"}
+        async with aiohttp.ClientSession() as http, http.get(f"{session.base_url}/models", headers=headers) as listed:
+            assert [model["id"] for model in (await listed.json())["data"]] == ["Writer", "Editor"]
+        return answer.text
+
+    episode, _, _ = await play(team)
+    assert episode.failure is None and episode.samples[0].agent_id == "Editor"
+
+
+async def test_a_stream_is_made_of_the_whole_reply_and_kept_alive_until_then(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.02)
+
+    async def team(task: Task, session: Session) -> str:
+        async with posted(session, {**ROLE, "stream": True, "stream_options": {"include_usage": True}}) as answer:
+            text = (await answer.read()).decode()
+        assert text.startswith(": ") and text.endswith("data: [DONE]\n\n")
+        chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks[:-1]] == ["4", None]
+        assert chunks[1]["choices"][0]["finish_reason"] == "stop" and chunks[-1]["usage"]["completion_tokens"] == 2
+        return "4"
+
+    episode, _, _ = await play(team, delay=lambda request: asyncio.sleep(0.1))
+    assert episode.failure is None and episode.samples[0].trained
+
+
+async def test_a_client_that_is_killed_within_a_stream_leaves_a_reply_that_is_not_trained(play: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.02)
+    release = asyncio.Event()
+
+    async def team(task: Task, session: Session) -> str:
+        async with posted(session, {**ROLE, "stream": True}) as answer:
+            assert (await answer.content.readline()).startswith(b": ")
+            answer.connection.transport.abort()
+        release.set()
+        await asyncio.sleep(0.1)
+        return "4"
+
+    episode, metrics, _ = await play(team, delay=lambda request: release.wait())
+    assert episode.failure is None and not episode.samples[0].trained and metrics["gateway/undelivered"] == 1
+
+
+async def test_the_openai_library_reads_every_answer(play: Any) -> None:
+    openai = pytest.importorskip("openai")
+    arguments = {"x": True}
+    reply = f"I look. <tool_call>{json.dumps({'name': 'f', 'arguments': arguments})}</tool_call>"
+
+    async def team(task: Task, session: Session) -> str:
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.key) as client:
+            create = client.chat.completions.create
+            messages: list[Any] = list(USER)
+            answer = await create(model="Writer", messages=messages, tools=[TOOL], logprobs=True, seed=1)
+            message = answer.choices[0].message
+            openai.types.chat.ChatCompletion.model_validate(answer.model_dump(), strict=True)
+            assert message.content == "I look." and json.loads(message.tool_calls[0].function.arguments) == arguments
+            messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "r"}]
+            pieces = [chunk async for chunk in await create(model="Writer", messages=messages, tools=[TOOL], stream=True)]
+            text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+            assert text == "I look." and pieces[0].choices[0].delta.tool_calls[0].function.name == "f"
+            assert [model.id async for model in client.models.list()] == ["Writer", "Editor"]
+            with pytest.raises(openai.BadRequestError) as error:
+                await create(model="Writer", messages=LONG)
+            assert error.value.code == "context_length_exceeded"
+            with pytest.raises(openai.NotFoundError):
+                await create(model="Nobody", messages=messages)
+        return "4"
+
+    from .templates import tokenizer_of
+
+    episode, metrics, engine = await play(team, lambda prompt, request: reply, chat=tokenizer_of("qwen2.5"))
+    assert episode.failure is None, episode.failure
+    assert len(engine.requests) == 2 and metrics["gateway/rewritten/client"] == 0
+    first, second = episode.samples
+    assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+
+
+async def test_responses_are_chat_completions_in_another_form(play: Any) -> None:
+    openai = pytest.importorskip("openai")
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
+    replies = [f"<think>hm</think>I look. <tool_call>{json.dumps({'name': 'f', 'arguments': {}})}</tool_call>", "4", "5"]
+    refused: list[tuple[Any, str | None]] = [
+        ({"stream": True}, "stream"),
+        ({"text": {"format": {"type": "json_object"}}}, "response_format"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": [{"type": "image"}]}, "input"),
+        ({"input": 3}, "input"),
+    ]
+
+    async def team(task: Task, session: Session) -> str:
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.key) as client:
+            create = client.responses.create
+            first = await create(model="Writer", instructions="s", input="2+2?", tools=[tool])
+            assert first.output_text == "I look." and first.status == "completed"
+            called = first.output[1]
+            result = {"type": "function_call_output", "call_id": called.call_id, "output": "r"}
+            items = [{"role": "user", "content": "2+2?"}, *(item.model_dump() for item in first.output), result]
+            second = await create(model="Writer", instructions="s", input=items, tools=[tool])
+            more = {"model": "Writer", "instructions": "s", "tools": [tool], "max_output_tokens": 1}
+            third = await create(**more, input="sure?", previous_response_id=second.id)
+            assert (third.status, third.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+            for answer in (first, second, third):
+                openai.types.responses.Response.model_validate(answer.model_dump())
+        for wrong, param in refused:
+            answer = await send(session, {"model": "Writer", "input": "a", **wrong}, path="/v1/responses")
+            assert answer.status in (400, 404) and answer.body["error"]["param"] == param, answer.body
+        return second.output_text
+
+    from .templates import tokenizer_of
+
+    episode, metrics, engine = await play(team, replies, chat=tokenizer_of("qwen2.5"))
+    assert (episode.failure, episode.answer, len(engine.requests)) == (None, "4", 3)
+    texts = [sample.prompt_ids + sample.generation.token_ids for sample in episode.samples]
+    assert all(after[: len(before)] == before for before, after in pairwise(texts))
+    assert not any(count for name, count in metrics.items() if name.startswith("gateway/rewritten"))

@@ -1,0 +1,344 @@
+"""Programs as teams: their requests are calls of the episode, their results its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from agent_system import AgentSystemError, BaseEnv, BaseOrchestra, Outcome, Task, Turn
+from agent_system.gateway.session import Session
+from agent_system.gateway.team import GatewayOptions, GatewayOrchestra
+from agent_system.registry import OrchestraRegistry
+from verl.protocol.generate import RolloutError
+from verl.trainer.config.run import TreeConfig
+
+from .conftest import TASK, USER, Graded, posted, say, send
+
+
+async def draft_and_edit(task: Task, session: Session) -> str:
+    draft = await say(session, "Writer", [{"role": "user", "content": f"Draft: {task.prompt}"}])
+    edited = await say(session, "Editor", [{"role": "user", "content": f"Edit: {draft.text}"}])
+    return edited.text
+
+
+def drafts(prompt: str, request: Any) -> str:
+    return "<think>hm</think> a draft" if "Draft" in prompt else "4"
+
+
+async def test_every_request_is_a_sample_and_the_answer_is_scored_by_the_environment(play: Any) -> None:
+    episode, metrics, engine = await play(draft_and_edit, drafts)
+    assert episode.failure is None and episode.team_reward == 1.0 and episode.answer == "4"
+    first, second = episode.samples
+    assert [(s.agent_id, s.turn, s.call, s.order, s.prior_replies, s.trained) for s in episode.samples] == [
+        ("Writer", 1, 0, 0, 0, True),
+        ("Editor", 1, 1, 1, 1, True),
+    ]
+    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
+    assert second.prompt_text == "<|im_start|>user\nEdit: a draft<|im_end|>\n<|im_start|>assistant\n"
+    assert (first.text, first.action, second.reward) == ("<think>hm</think> a draft", "a draft", 1.0)
+    assert metrics["agent/writer/calls"] == 1 and metrics["episode/success_rate"] == 1 and metrics["gateway/undelivered"] == 0
+
+
+RESULTS = {
+    "text": ("4", 1.0),
+    "number": (0.25, 0.25),
+    "outcome": (Outcome(0.5, {"Writer": 0.125}, info={"success": 1.0}), 0.5),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+async def test_a_team_returns_its_answer_a_reward_or_an_outcome(play: Any, name: str) -> None:
+    result, reward = RESULTS[name]
+
+    async def team(task: Task, session: Session) -> Any:
+        await say(session, "Writer")
+        return result
+
+    episode, _, _ = await play(team)
+    assert (episode.failure, episode.team_reward, episode.turns) == (None, reward, 1)
+    assert episode.samples[0].local_reward == (0.125 if name == "outcome" else 0.0)
+
+
+async def test_a_local_reward_may_name_the_answer_that_it_is_for(play: Any) -> None:
+    async def team(task: Task, session: Session) -> Outcome:
+        answers = [await say(session, "Writer") for _ in range(2)]
+        return Outcome(1.0, {answers[1].body["id"]: 0.5})
+
+    episode, _, _ = await play(team)
+    assert [s.local_reward for s in episode.samples] == [0.0, 0.5]
+
+
+async def test_a_program_steps_through_the_turns_of_the_environment(play: Any) -> None:
+    async def team(task: Task, session: Session) -> None:
+        done, seen = False, []
+        while not done:
+            seen.append(session.observation.text)
+            answer = await say(session, "Writer", [{"role": "user", "content": seen[-1]}])
+            outcome = await session.step(answer.text)
+            done = outcome.done
+        assert seen == ["2+2?", "2 left", "1 left"]
+        over = await send(session, {"model": "Writer", "messages": USER})
+        assert over.status == 400 and over.body["error"]["code"] == "episode_over"
+
+    task = Task("a", "2+2?", "sums", "4", {"turns": 3})
+    episode, _, _ = await play(team, task=task, max_steps=5)
+    assert (episode.failure, episode.turns, [s.turn for s in episode.samples]) == (None, 3, [1, 2, 3])
+    episode, _, _ = await play(team, task=task, max_steps=2)  # the limit of turns ends it as well
+    assert episode.turns == 2 and "AssertionError" in episode.failure
+
+
+async def test_a_program_may_be_a_plain_function(play: Any) -> None:
+    def team(task: Task, session: Session) -> str:
+        def ask() -> str:
+            body = json.dumps({"model": "Writer", "messages": USER}).encode()
+            headers = {"Authorization": f"Bearer {session.key}"}
+            with urlopen(Request(f"{session.base_url}/chat/completions", body, headers)) as answer:
+                return str(json.load(answer)["choices"][0]["message"]["content"])
+
+        assert not session.step_in_thread(ask()).done
+        return ask()
+
+    episode, _, _ = await play(team, task=Task("a", "2+2?", "sums", "4", {"turns": 2}), max_steps=3)
+    assert (episode.failure, episode.turns, episode.team_reward) == (None, 2, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("result", "said"), [(None, "the team returned NoneType; expected its answer as text"), (True, "the team returned bool")]
+)
+async def test_a_result_that_is_none_fails_the_episode(play: Any, result: Any, said: str) -> None:
+    async def team(task: Task, session: Session) -> Any:
+        return result
+
+    episode, _, _ = await play(team)
+    assert said in episode.failure
+
+
+async def test_a_key_is_that_of_one_episode_and_does_not_outlive_it(make_team: Any) -> None:
+    keys: list[str] = []
+
+    async def team(task: Task, session: Session) -> str:
+        assert session.task.ground_truth is None
+        if keys:
+            late = await send(session, {"model": "Writer", "messages": USER}, key=keys[0])
+            assert (late.status, late.body["error"]["code"]) == (400, "episode_over")
+        keys.append(session.key)
+        return (await say(session, "Writer")).text
+
+    collector, _ = make_team(team)
+    ports = []
+    for step in (1, 2):  # each in an event loop of its own, as some programs of this package do
+        result = await collector.collect([TASK], 1, step=step)
+        assert result.episodes[0].failure is None
+        ports.append(collector.orchestra._server._socket.getsockname())
+    assert len(set(keys)) == 2 and ports[0] == ports[1]
+
+
+def test_the_server_serves_one_event_loop_after_another(make_team: Any) -> None:
+    collector, _ = make_team(draft_and_edit, drafts)
+    for step in (1, 2):
+        result = asyncio.run(collector.collect([TASK, TASK], 4, step=step))
+        assert [e.failure for e in result.episodes] == [None] * 8
+
+
+async def test_an_engine_that_fails_ends_the_episode_with_its_message_whatever_the_program_does(play: Any) -> None:
+    answers: list[Any] = []
+
+    async def team(task: Task, session: Session) -> str:
+        answers.append(await send(session, {"model": "Writer", "messages": USER}))
+        await asyncio.sleep(60)
+        return "4"
+
+    def broken(prompt: str, request: Any) -> str:
+        raise RolloutError("out of memory")
+
+    episode, _, _ = await play(team, broken)
+    assert episode.failure.startswith("RolloutError: out of memory")
+    assert [(a.status, a.headers["x-should-retry"]) for a in answers] in ([], [(503, "false")])
+
+
+async def test_a_program_that_hangs_ends_with_the_time_limit_and_so_do_its_calls(play: Any) -> None:
+    started = asyncio.Event()
+    ended: list[str] = []
+
+    async def slow(request: Any) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append("call")
+            raise
+
+    async def team(task: Task, session: Session) -> str:
+        try:
+            return (await say(session, "Writer")).text
+        finally:
+            ended.append("team")
+
+    episode, _, _ = await play(team, delay=slow, episode_timeout_s=0.3)
+    assert "waiting for the reply of Writer (turn 1, call 0)" in episode.failure
+    assert started.is_set() and sorted(ended) == ["call", "team"]
+
+
+async def test_calls_that_the_program_leaves_behind_are_ended_before_its_answer_is_scored(play: Any) -> None:
+    async def first_only(request: Any) -> None:
+        await asyncio.sleep(0 if len(engine) else 60)
+        engine.append(request)
+
+    engine: list[Any] = [None]
+    kept: list[Any] = []
+
+    async def team(task: Task, session: Session) -> str:
+        answer = await say(session, "Writer")
+        engine.clear()
+        kept.append(asyncio.create_task(say(session, "Editor")))
+        await asyncio.sleep(0.1)
+        return answer.text
+
+    episode, metrics, _ = await play(team, delay=first_only)
+    assert episode.failure is None and [s.agent_id for s in episode.samples] == ["Writer"]
+    assert metrics["gateway/undelivered"] == 1
+    await asyncio.wait(kept)
+    assert "the episode is over" in str(kept[0].exception())
+
+
+async def test_at_most_max_open_calls_are_generated_at_a_time(play: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        answers = await asyncio.gather(*(say(session, "Writer", [{"role": "user", "content": str(i)}]) for i in range(12)))
+        return answers[0].text
+
+    episode, _, engine = await play(team, delay=lambda request: asyncio.sleep(0.02), max_open_calls=3)
+    assert episode.failure is None and engine.most_open == 3 and len(engine.sampled) == 12
+    assert {s.prior_replies for s in episode.samples[:3]} == {0}, "calls that overlap do not hear each other"
+
+
+async def test_the_environment_acts_on_every_reply_and_may_end_the_episode(play: Any) -> None:
+    class Acting(Graded):
+        def act(self, agent_id: str, action: str) -> Outcome:
+            return Outcome(0.5, 0.25, done=agent_id == "Editor")
+
+    async def team(task: Task, session: Session) -> str:
+        await say(session, "Writer")
+        await say(session, "Editor")
+        late = await send(session, {"model": "Writer", "messages": USER})
+        assert late.body["error"]["code"] == "episode_over"
+        return "4"
+
+    episode, _, _ = await play(team, env=Acting)
+    assert (episode.failure, episode.team_reward) == (None, 1.0)
+    assert [(s.act_reward, s.local_reward) for s in episode.samples] == [(0.5, 0.25)] * 2
+
+
+async def test_a_reply_that_nobody_got_is_not_trained_and_a_marked_retry_gets_it(play: Any) -> None:
+    release = asyncio.Event()
+    fetch = [True]
+
+    async def team(task: Task, session: Session) -> str:
+        body = {"model": "Writer", "messages": USER}
+
+        async def leaves() -> None:
+            async with posted(session, body):
+                """Never reached: the client leaves before the reply."""
+
+        client = asyncio.create_task(leaves())
+        await asyncio.sleep(0.1)
+        client.cancel()
+        await asyncio.wait([client])
+        release.set()
+        await asyncio.sleep(0.1)
+        if fetch[0]:
+            answer = await send(session, body, **{"x-stainless-retry-count": "1"})
+            assert answer.text == "4"
+        return "4"
+
+    for fetched in (True, False):
+        fetch[0] = fetched
+        release.clear()
+        episode, metrics, engine = await play(team, delay=lambda request: release.wait())
+        (sample,) = episode.samples
+        assert episode.failure is None and len(engine.requests) == 1
+        assert (sample.trained, sample.committed) == (fetched, fetched)
+        assert (metrics["gateway/retried"], metrics["gateway/undelivered"]) == (float(fetched), float(not fetched))
+
+
+async def test_an_unmarked_repeat_is_a_new_call(play: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        await say(session, "Writer")
+        return (await say(session, "Writer")).text
+
+    episode, metrics, engine = await play(team)
+    first, second = engine.requests
+    assert metrics["gateway/repeated"] == 1 and len(episode.samples) == 2 and first.seed != second.seed
+
+
+async def test_seeds_follow_the_prompt_whatever_arrives_first_or_the_order(play: Any) -> None:
+    def seeds(engine: Any) -> dict[tuple[int, ...], int]:
+        return {request.prompt_ids: request.seed for request in engine.requests}
+
+    found: dict[str, list[dict[tuple[int, ...], int]]] = {"prompt": [], "order": []}
+    for way in found:
+        for order in ((0, 1, 2), (2, 0, 1)):
+
+            async def team(task: Task, session: Session, order: tuple[int, ...] = order) -> str:
+                answers = [await say(session, "Writer", [{"role": "user", "content": str(i)}]) for i in order]
+                return answers[0].text
+
+            _, _, engine = await play(team, seed_by=way)
+            found[way].append(seeds(engine))
+    assert found["prompt"][0] == found["prompt"][1] and found["order"][0] != found["order"][1]
+    assert list(found["order"][0].values()) == list(found["order"][1].values())
+
+
+async def test_a_sequential_program_is_the_same_team_as_an_orchestra(make_team: Any) -> None:
+    """Prompts, seeds, tokens and rewards; weights: tests/e2e/test_gateway.py."""
+
+    class Pair(BaseOrchestra):
+        agents = ("Writer", "Editor")
+
+        async def run(self, turn: Turn) -> str:
+            await turn.act("Writer")
+            return (await turn.act("Editor")).action
+
+    async def team(task: Task, session: Session) -> str:
+        draft = await say(session, "Writer", [{"role": "user", "content": task.prompt}])
+        return (await say(session, "Editor", [{"role": "user", "content": f"{task.prompt}\nWriter: {draft.text}"}])).text
+
+    program, _ = make_team(team, drafts, seed_by="order")
+    orchestra, _ = make_team(team, drafts)
+    orchestra.orchestra = Pair()
+    orchestra.runtimes["Editor"].agent.prompt = "{env_prompt}\n{team_context}"
+    found = [(await collector.collect([TASK], 3, step=1)).episodes for collector in (program, orchestra)]
+    assert [[s.to_json() for s in e.samples] for e in found[0]] == [[s.to_json() for s in e.samples] for e in found[1]]
+
+
+def test_what_cannot_run_is_refused_before_a_model_loads(make_team: Any) -> None:
+    with pytest.raises(AgentSystemError, match=r"rollout\.sampling=tree: a program cannot be forked"):
+        make_team(draft_and_edit, env=Forkable, tree=TreeConfig(), reward=_by_call())
+    for team, said in (
+        (None, "agent.team=None: .*needs the program"),
+        ("json:__name__", "agent.team=json:__name__: .*async def"),
+        ("json", "agent.team=json: .*module:function"),
+        ("no_such_module:team", "agent.team=no_such_module:team: No module named 'no_such_module'; expected module:function"),
+        ("json:no_such", "agent.team=json:no_such: module 'json' has no attribute"),
+    ):
+        with pytest.raises(AgentSystemError, match=said):
+            GatewayOrchestra(GatewayOptions(team))
+    with pytest.raises(AgentSystemError, match=r"agent\.orchestra\.gateway\.rounds is not an option"):
+        OrchestraRegistry.get("gateway").from_options({"rounds": 3}, "gateway")
+
+
+class Forkable(Graded):
+    def act(self, agent_id: str, action: str) -> Outcome:
+        return Outcome()
+
+    def fork(self) -> BaseEnv:
+        return self
+
+
+def _by_call() -> Any:
+    from verl.trainer.config.reward import RewardConfig
+
+    return RewardConfig(team_scope="call")

@@ -1,0 +1,28 @@
+"""Keys under `gateway`: a team that is a program with an OpenAI client (`agent.orchestra_type=gateway`)."""
+
+from dataclasses import dataclass
+
+from verl.trainer.config.spec import key
+
+GATEWAY = "agent.orchestra_type=gateway"
+
+
+@dataclass
+class GatewayConfig:
+    history: str = key(
+        "rendered",
+        "how a conversation goes on: rendered (as the chat template shows it; sampled tokens stay where it shows them unchanged) | sampled "
+        "(sampled tokens stay, thinking that the template would leave out included)",
+        choices=("rendered", "sampled"),
+    )
+    seed_by: str = key(
+        "prompt",
+        "seed of a reply: prompt (agent and prompt, whatever arrives first) | order (turn and order of arrival, as in an orchestra)",
+        choices=("prompt", "order"),
+    )
+    client_sampling: str = key(
+        "override",
+        "temperature, top_p and the like in a request: override (by those of the run, with one warning) | refuse",
+        choices=("override", "refuse"),
+    )
+    max_open_calls: int = key(64, "calls of an episode that are generated at a time; further ones wait", ge=1)
