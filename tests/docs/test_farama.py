@@ -29,7 +29,7 @@ def test_its_commands_train_two_steps(name: str, tmp_path: Path, tiny_model_dir:
 
 def test_every_run_block_of_a_page_is_run() -> None:
     marked = {block.marker for block in blocks("bash") if block.marker}
-    assert marked == {"run: draft_team", "run: frozen_lake", "run: tictactoe"}
+    assert marked == {"run: draft_team", "run: frozen_lake", "run: openai_team", "run: tictactoe"}
 
 
 def test_its_table_has_every_option() -> None:

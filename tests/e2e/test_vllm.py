@@ -102,7 +102,8 @@ def test_a_shared_model_without_ray_and_an_engine_that_dies_once_a_step_and_then
         vllm(deadly)
     steps = check_steps(tmp_path / "run", {"tiny_qwen31"})
     assert [line["training/engine_restarts"] for line in steps] == [1, 2]
-    assert steps[0]["wg/tiny_qwen31/perf/sync_mb"] == steps[1]["wg/tiny_qwen31/perf/sync_mb"] > 0
+    first, second = (line["wg/tiny_qwen31/perf/sync_mb"] for line in steps)
+    assert second == 2 * first > 0, "weights go to the engine that replaces a dead one as well"
     checkpoints = tmp_path / "run" / "checkpoints"
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "2"
     assert policies(tmp_path / "run", 3) == {}
