@@ -24,6 +24,15 @@ def test_every_key_of_verl_is_a_key_here_or_accounted_for() -> None:
     assert [key for key in keys if key not in OURS and find_verl_key(key) is None] == []
 
 
+def test_defaults_of_verl_are_taken() -> None:
+    """Together, beside a key that makes the command one of verl's; only verl's two keys for removing padding contradict each other."""
+    mark, contradicted = "reward.num_workers=8", "actor_rollout_ref.actor.use_remove_padding"
+    defaults = {key: value for key, value in verl_0_9_defaults().items() if value is not None and "~" not in value and key != contradicted}
+    config, alone = compose_config([mark, *(f"{key}={value}" for key, value in defaults.items())]), compose_config([mark])
+    assert (config.algorithm, config.data, config.reward, config.env) == (alone.algorithm, alone.data, alone.reward, alone.env)
+    assert config.actor_rollout_ref.actor.optim == alone.actor_rollout_ref.actor.optim
+
+
 @pytest.mark.parametrize("entry", VERL_KEYS, ids=lambda entry: entry.name)
 def test_an_entry_names_keys_that_exist_and_says_why(entry: VerlKey) -> None:
     assert [key for key in entry.here if key not in OURS | SECTIONS and not key.startswith("env.params.")] == []

@@ -311,7 +311,12 @@ VERL_MEANINGS: tuple[VerlKey, ...] = (
     _renamed(f"{MODEL}.lora_rank", f"{MODEL}.lora_rank", note="0: no adapter", take=nothing("0")),
     _renamed(f"{ROLLOUT}.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.temperature", note="do_sample=false is greedy",
              take=greedy_temperature),
-    _renamed("data.seed", "data.seed", note="a run always has a seed", take=nothing("null")),
+    *(
+        _renamed(name, name, note="null is the default, as there", take=nothing("null"))
+        for name in ("data.seed", "data.val_batch_size", "algorithm.filter_groups.metric", "trainer.total_training_steps",
+                     f"{ACTOR}.ppo_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu",
+                     f"{REF}.log_prob_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
+    ),
     _renamed("reward.reward_manager.name", "reward.reward_manager.name",
              note="a function may return terms beside its score; without one, the environment gives the reward", take=reward_manager),
 )  # fmt: skip
