@@ -38,6 +38,18 @@ EXTRAS = {
     "dense": ["sentence-transformers>=5.0", "faiss-cpu>=1.10"],
     "render": ["pillow>=11"],
     "farama": ["gymnasium>=1.4", "pettingzoo>=1.27", "pygame-ce>=2.5", "cloudpickle>=3"],
+    "frameworks": [  # scripts/setup.sh adds AutoGen, whose pin of protobuf clashes with that of tensorboard
+        "openai>=3.54",
+        "langgraph>=1.2",
+        "langchain-openai>=1.7",
+        "openai-agents>=0.24",
+        "smolagents>=1.26",
+        "aiofiles>=24.1",
+        "jsonref>=1.1",
+        "opentelemetry-api>=1.34",
+        "pillow>=11",
+        "tiktoken>=0.8",
+    ],
     "tensorboard": ["tensorboard>=2.20"],
     "dev": [
         "pytest>=9,<9.2",  # with 9.2, pytest-xdist 3.8 no longer keeps the tests of a group in one process

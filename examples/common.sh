@@ -23,7 +23,10 @@ begin() {
     [[ " $* " == *" algorithm.rollout_correction."* ]] || OVERRIDES+=(algorithm.rollout_correction.rollout_is=token) ;;
   esac
   ORCHESTRA=$WORKFLOW
-  if [[ " ${OVERRIDES[*]-} " == *" agent.orchestra_type=single "* ]]; then ORCHESTRA=single; fi
+  local other
+  for other in single gateway; do
+    if [[ " ${OVERRIDES[*]-} " == *" agent.orchestra_type=$other "* ]]; then ORCHESTRA=$other; fi
+  done
   check_given
 
   bash scripts/setup.sh
@@ -114,15 +117,18 @@ real_model() {
 }
 
 launch() {
-  if [ "$ORCHESTRA" = single ]; then single; fi
+  if [ "$ORCHESTRA" != "$WORKFLOW" ]; then replace_team; fi
   exec python -m verl.trainer.main_ppo "${ARGS[@]}" ${MODE[@]+"${MODE[@]}"} ${OVERRIDES[@]+"${OVERRIDES[@]}"}
 }
 
-# Replaces the team by its single agent.
-single() {
+# Leaves out what only the workflow's own team reads; a single agent has another name.
+replace_team() {
   local key kept=()
   for key in "${ARGS[@]}"; do
-    if [[ $key != agent.orchestra."$WORKFLOW".* && $key != agent.agent_ids=* ]]; then kept+=("$key"); fi
+    if [[ $key == agent.orchestra."$WORKFLOW".* || ($ORCHESTRA == single && $key == agent.agent_ids=*) ]]; then continue; fi
+    if [[ $ORCHESTRA == gateway && $key == agent.orchestra.* ]]; then continue; fi
+    kept+=("$key")
   done
-  ARGS=("${kept[@]}" 'agent.agent_ids=[Single Agent]')
+  ARGS=("${kept[@]}")
+  if [ "$ORCHESTRA" = single ]; then ARGS+=('agent.agent_ids=[Single Agent]'); fi
 }

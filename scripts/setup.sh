@@ -83,5 +83,9 @@ if [[ " ${missing[*]} " == *" cpu-vllm "* ]]; then
     # It requires libraries for images and sound that are incompatible with the CPU build of torch and not needed here.
     "$venv_python" -m pip uninstall -qq --disable-pip-version-check -y torchvision torchaudio torchcodec
 fi
+if [[ " ${missing[*]} " == *" frameworks "* ]]; then
+    # It asks for a protobuf older than 5.30, but works with that of the other packages.
+    "$venv_python" -m pip install -qq --disable-pip-version-check --no-compile --no-deps autogen-{agentchat,core,ext}==0.7.5 >&2
+fi
 printf '%s\n' "$stamp" $installed "${missing[@]}" >"$stamp_file"
 echo "setup: verl-mas[$extras] is installed in .venv" >&2

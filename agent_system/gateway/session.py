@@ -9,6 +9,7 @@ from typing import Any
 from agent_system.environment import Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
 from agent_system.gateway.calls import EpisodeCalls
+from agent_system.gateway.clients import Clients
 from agent_system.gateway.request import OVER
 from agent_system.rollout.runner import EpisodeRunner
 from verl.utils.names import slug
@@ -22,6 +23,7 @@ class Session:
         key: API key of the episode; it is valid until the episode ends.
         base_url: for an OpenAI client that names the agent as the model.
         agents: names of the agents.
+        clients: clients of this episode, which end with it.
     """
 
     def __init__(self, episode: EpisodeRunner, url: str, calls: EpisodeCalls) -> None:
@@ -30,6 +32,7 @@ class Session:
         self.key = calls.key
         self.base_url = f"{url}/v1"
         self.agents = tuple(episode.runtimes)
+        self.clients = Clients(self.base_url, self.key)
         self._url, self._episode, self._loop = url, episode, asyncio.get_running_loop()
 
     @property
@@ -42,6 +45,18 @@ class Session:
     def url_of(self, agent_id: str) -> str:
         """Return the base URL at which one agent answers, whatever model a request names."""
         return f"{self._url}/agents/{slug(agent_id)}/v1"
+
+    def openai(self) -> Any:
+        """Return an `openai.AsyncOpenAI` of this episode; a plain function calls `session.clients.openai_in_thread()`."""
+        return self.clients.openai()
+
+    def chat_model(self, agent_id: str) -> Any:
+        """Return an agent as LangChain's chat model."""
+        return self.clients.chat_model(agent_id)
+
+    def autogen(self, agent_id: str) -> Any:
+        """Return an agent as AutoGen's model client."""
+        return self.clients.autogen(agent_id)
 
     async def step(self, action: Any) -> Outcome:
         """End the turn with the team's action and return the environment's outcome; the next turn begins unless it is `done`.

@@ -88,9 +88,11 @@ class GatewayOrchestra(BaseOrchestra):
         url = await self._server.start()
         calls = EpisodeCalls(episode, self.config.keys, lambda agent_id: self._chat(episode, agent_id), self._tell_overridden)
         self._server.open(calls)
+        session = Session(episode, url, calls)
         try:
-            result = await _run(self.team, Session(episode, url, calls), calls.failed, episode)
+            result = await _run(self.team, session, calls.failed, episode)
         finally:
+            await session.clients.close()
             self._server.end(calls)
             await calls.close()
             episode.report(calls.counts)

@@ -1,0 +1,73 @@
+"""The teams of examples/frameworks train two policies as they are; frameworks that are not installed are skipped."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Run, read_metrics, weights
+from tests.house.source import ROOT
+
+from .test_gateway import calls
+
+FOLDER = ROOT / "examples" / "frameworks"
+NEEDS = {
+    "openai_team:team": ("openai",),
+    "langgraph_team:team": ("langgraph", "langchain_openai"),
+    "autogen_team:team": ("autogen_agentchat", "autogen_ext.models.openai"),
+    "autogen_team:selector_team": ("autogen_agentchat", "autogen_ext.models.openai"),
+    "agents_team:team": ("agents.models",),
+    "smolagents_team:team": ("smolagents",),
+}
+BASE: dict[str, Any] = {
+    "agent.plugins": "[my_flow_package,examples.frameworks.roles]",
+    "agent.agent_ids": "[Solver Agent,Verifier Agent]",
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 8,
+}
+
+
+def check_both_learn(run_dir: Path) -> None:
+    steps = [line for line in read_metrics(run_dir) if "actor/lr" in line]
+    assert len(steps) == 2
+    for group in ("solver_agent", "verifier_agent"):
+        assert all(line[f"wg/{group}/actor/grad_norm"] > 0 for line in steps), group
+
+
+@pytest.mark.parametrize("team", NEEDS)
+def test_a_team_of_a_framework_trains_two_policies(train: Run, tmp_path: Path, team: str) -> None:
+    for module in NEEDS[team]:
+        pytest.importorskip(module)
+    longer = {"data.max_prompt_length": 8192} if "smolagents" in team else {}
+    train({**BASE, **longer, "agent.orchestra_type": "gateway", "agent.team": f"examples.frameworks.{team}"})
+    check_both_learn(tmp_path / "run")
+
+
+def test_a_team_in_node_trains_two_policies(train: Run, tmp_path: Path) -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("needs Node")
+    folder = tmp_path / "node"
+    shutil.copytree(FOLDER / "node", folder, ignore=shutil.ignore_patterns("node_modules"))
+    subprocess.run(["npm", "--prefix", folder, "install", "--silent", "--no-audit", "--no-fund"], check=True, timeout=120)
+    train({**BASE, "agent.orchestra_type": "gateway", "agent.team_command": f"[node,{folder / 'team.js'}]"})
+    check_both_learn(tmp_path / "run")
+
+
+def test_a_langgraph_team_trains_to_the_same_bits_as_the_orchestra(train: Run, tmp_path: Path) -> None:
+    for module in NEEDS["langgraph_team:team"]:
+        pytest.importorskip(module)
+    program = {"agent.orchestra_type": "gateway", "agent.team": "examples.frameworks.langgraph_team:team", "gateway.seed_by": "order"}
+    orchestra = {"agent.orchestra_type": "math", "agent.orchestra.math.prompt_style": "short"}
+    for name, changes in {"program": program, "orchestra": orchestra}.items():
+        train({**BASE, **changes, "trainer.default_local_dir": tmp_path / name})
+    assert calls(tmp_path / "program") == calls(tmp_path / "orchestra") != []
+    assert weights(tmp_path / "program", 2) == weights(tmp_path / "orchestra", 2)
+
+
+def test_the_files_of_teams_import_nothing_of_this_project() -> None:
+    for file in FOLDER.glob("*_team.py"):
+        assert not [line for line in file.read_text().splitlines() if "agent_system" in line or "verl" in line], file
