@@ -168,7 +168,7 @@ def test_an_engine_that_dies_during_an_update_is_replaced_by_one_with_the_update
     """The first request of step 2, in the update of step 1, meets a dead engine: the replies come from the weights that step 2 trains."""
     import my_flow_package
 
-    updating, died = threading.Event(), threading.Event()
+    updating, died, dead = threading.Event(), threading.Event(), list[RolloutWorker]()
     reset, submit, update, begun = my_flow_package.MyWorld.reset, RolloutWorker.submit, PolicyWorker.update_actor, []
 
     def late(world: Any, task: Any) -> Any:
@@ -178,8 +178,10 @@ def test_an_engine_that_dies_during_an_update_is_replaced_by_one_with_the_update
 
     @functools.wraps(submit)
     def submitted(worker: RolloutWorker, *args: Any) -> Any:
-        if updating.is_set() and not died.is_set():
+        if updating.is_set() and not dead:
+            dead.append(worker)
             died.set()
+        if worker in dead:
             raise WorkerDiedError("submit met a dead process")
         return submit(worker, *args)
 
