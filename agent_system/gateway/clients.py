@@ -27,7 +27,7 @@ class Clients:
 
     def openai_in_thread(self) -> Any:
         """Return an `openai.OpenAI`, which blocks."""
-        return _load("openai", "openai").OpenAI(**self._arguments, http_client=_load("httpx", "openai").Client(verify=False))
+        return _load("openai", "openai").OpenAI(**self._arguments, http_client=_load("openai", "openai").DefaultHttpxClient(verify=False))
 
     def chat_model(self, agent_id: str) -> Any:
         """Return a `langchain_openai.ChatOpenAI`."""
@@ -49,7 +49,7 @@ class Clients:
 
     def _connections(self) -> Any:
         """Return connections without certificates, which the loopback interface does not need and which take 20 ms to load."""
-        client = _load("httpx", "openai").AsyncClient(verify=False)
+        client = _load("openai", "openai").DefaultAsyncHttpxClient(verify=False)
         self._open.append(_Closing(client))
         return client
 

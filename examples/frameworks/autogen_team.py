@@ -24,13 +24,17 @@ async def answer(chat, task):
 
 
 async def team(task, session):
-    return await answer(RoundRobinGroupChat(agents(session), END | MaxMessageTermination(4)), task)
+    return await answer(RoundRobinGroupChat(agents(session), termination_condition=END | MaxMessageTermination(4)), task)
 
 
 async def selector_team(task, session):
     def choose(messages):
         return "verifier" if messages[-1].source == "solver" else "solver"
 
-    members = agents(session)
-    chat = SelectorGroupChat(members, session.autogen("Verifier Agent"), END | MaxMessageTermination(4), selector_func=choose)
+    chat = SelectorGroupChat(
+        agents(session),
+        session.autogen("Verifier Agent"),  # would choose the speaker if `choose` returned None
+        termination_condition=END | MaxMessageTermination(4),
+        selector_func=choose,
+    )
     return await answer(chat, task)

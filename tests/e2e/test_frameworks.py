@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.agent_system.gateway.templates import TEMPLATES
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.house.source import ROOT
 
@@ -24,11 +25,39 @@ NEEDS = {
     "smolagents_team:team": ("smolagents",),
 }
 BASE: dict[str, Any] = {
-    "agent.plugins": "[my_flow_package,examples.frameworks.roles]",
     "agent.agent_ids": "[Solver Agent,Verifier Agent]",
     "data.max_prompt_length": 512,
     "data.max_response_length": 8,
+    "env.rollout.n": 2,
+    "data.val_files": "null",
+    "trainer.test_freq": 0,
 }
+
+
+ROLES = '''
+"""The math team, and its roles for programs, with actions that are whole replies: my_world rewards their text."""
+
+from dataclasses import replace
+
+from agent_system.registry import AgentRegistry, OrchestraRegistry
+from agent_system.workflows.math.team import SOLVER, VERIFIER, MathOrchestra, SolverAgent, VerifierAgent
+
+
+class Solver(SolverAgent):
+    def project(self, text):
+        return replace(super().project(text), action=text)
+
+
+class Verifier(VerifierAgent):
+    def project(self, text):
+        return replace(super().project(text), action=text)
+
+
+OrchestraRegistry.register("my_math")(type("MyMath", (MathOrchestra,), {}))
+for orchestra in ("gateway", "my_math"):
+    AgentRegistry.register(SOLVER, orchestra=orchestra)(Solver)
+    AgentRegistry.register(VERIFIER, orchestra=orchestra)(Verifier)
+'''
 
 
 def check_both_learn(run_dir: Path) -> None:
@@ -39,11 +68,13 @@ def check_both_learn(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("team", NEEDS)
-def test_a_team_of_a_framework_trains_two_policies(train: Run, tmp_path: Path, team: str) -> None:
+def test_a_team_of_a_framework_trains_two_policies(train: Run, tmp_path: Path, tiny_model_dir: Path, team: str) -> None:
     for module in NEEDS[team]:
         pytest.importorskip(module)
-    longer = {"data.max_prompt_length": 8192} if "smolagents" in team else {}
-    train({**BASE, **longer, "agent.orchestra_type": "gateway", "agent.team": f"examples.frameworks.{team}"})
+    model = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    (model / "chat_template.jinja").write_text(TEMPLATES["qwen2.5"])  # with tools
+    own = {"agent.team": f"examples.frameworks.{team}", "actor_rollout_ref.model.path": model, "data.max_prompt_length": 16384}
+    train({**BASE, **own, "agent.orchestra_type": "gateway"})
     check_both_learn(tmp_path / "run")
 
 
@@ -57,13 +88,16 @@ def test_a_team_in_node_trains_two_policies(train: Run, tmp_path: Path) -> None:
     check_both_learn(tmp_path / "run")
 
 
-def test_a_langgraph_team_trains_to_the_same_bits_as_the_orchestra(train: Run, tmp_path: Path) -> None:
+def test_a_langgraph_team_trains_to_the_same_bits_as_the_orchestra(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in NEEDS["langgraph_team:team"]:
         pytest.importorskip(module)
+    (tmp_path / "my_roles.py").write_text(ROLES)
+    monkeypatch.syspath_prepend(str(tmp_path))
     program = {"agent.orchestra_type": "gateway", "agent.team": "examples.frameworks.langgraph_team:team", "gateway.seed_by": "order"}
-    orchestra = {"agent.orchestra_type": "math", "agent.orchestra.math.prompt_style": "short"}
+    orchestra = {"agent.orchestra_type": "my_math", "agent.orchestra.my_math.prompt_style": "short"}
     for name, changes in {"program": program, "orchestra": orchestra}.items():
-        train({**BASE, **changes, "trainer.default_local_dir": tmp_path / name})
+        train({**BASE, **changes, "agent.plugins": "[my_flow_package,my_roles]", "trainer.default_local_dir": tmp_path / name})
+        check_both_learn(tmp_path / name)
     assert calls(tmp_path / "program") == calls(tmp_path / "orchestra") != []
     assert weights(tmp_path / "program", 2) == weights(tmp_path / "orchestra", 2)
 
