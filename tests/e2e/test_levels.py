@@ -19,11 +19,11 @@ from verl.trainer.checkpoint.export import export
 from verl.utils.names import slug
 
 pytestmark = pytest.mark.spread
-# (level, engine, controller) without `--all-levels`: every level in this process, three with real Ray actors.
+# (level, engine, controller) without `--all-levels`: every level in this process, two with real Ray actors.
 CASES = [(level, "hf", "local") for level in LEVELS]
-CASES += [(level, "hf", "ray") for level in ("L1", "frozen_base", "heterogeneous")]
+CASES += [(level, "hf", "ray") for level in ("L1", "heterogeneous")]
 # What tests/e2e/test_vllm.py does not sample with vLLM: engines side by side, adapters beside the base, and another family.
-CASES += [(level, "vllm", "local") for level in ("L3", "mixed", "frozen_base", "heterogeneous")]
+CASES += [(level, "vllm", "local") for level in ("mixed", "frozen_base", "heterogeneous")]
 EVERY = list(itertools.product(LEVELS, ("hf", "vllm"), ("local", "ray")))
 # Starting vLLM again takes as long as the rest of a case: without `--all-levels` one level, with both kinds of engines, resumes.
 RESUMED_WITH_VLLM = "mixed"
