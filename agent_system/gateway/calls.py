@@ -7,7 +7,7 @@ import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar
 
 from agent_system.errors import AgentSystemError
 from agent_system.gateway.bridge import Built
@@ -35,7 +35,10 @@ class EpisodeCalls:
         counts: see `COUNTS`.
         conversations: messages by the ids of answers of `/v1/responses`.
         failed: fails with the error of an engine, an agent or the environment, which ends the episode.
+        masks: requests may not ask for a reply of a certain form: what is sampled is trained.
     """
+
+    masks: ClassVar[bool] = False
 
     def __init__(self, episode: EpisodeRunner, keys: GatewayConfig, chat: Callable[[str], Chat], overridden: Callable[[str], None]) -> None:
         """Begin.
@@ -132,6 +135,9 @@ class EpisodeCalls:
         """Undo `deliver`: the client has gone before it got anything."""
         request.delivered = False
         self._episode.withdraw(request.replies)
+
+    def leave(self, request: Request) -> None:
+        """Do nothing: a client that has left may fetch the reply by a marked retry."""
 
     def local(self, rewards: Mapping[int | str, float]) -> dict[int | str, float]:
         """Return local rewards by call number or agent: ids of answers stand for their calls.

@@ -22,9 +22,14 @@ from verl.protocol.generate import SamplingParams
 class Chat:
     """The conversations of an agent."""
 
-    def __init__(self, bridge: Bridge) -> None:
-        """Start without any."""
-        self._template, self._bridge, self._history = bridge.template, bridge, History()
+    def __init__(self, bridge: Bridge, most: int | None = None) -> None:
+        """Start without any; the last `most` are kept, or all."""
+        self._template, self._bridge, self._history = bridge.template, bridge, History(most)
+
+    @property
+    def tool_format(self) -> str:
+        """How the agent's model writes tool calls."""
+        return self._template.tool_format
 
     def read(self, ask: Ask) -> Built:
         """Return the prompt of a request. Raise Refusal when it cannot be built or is too long."""
