@@ -1,4 +1,4 @@
-"""A saved team for any number of clients: the prompts of training, the clients' sampling, forms of replies, and the whole team as a model."""
+"""A saved team for any number of clients: the prompts of training, the client's sampling, forms of replies, the team as a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent_system.conversation import Conversation
 from agent_system.gateway import served
 from agent_system.gateway.served import ServedServer, ServedTeam, TeamModel
 from agent_system.rollout.call import EpisodeSpec
-from agent_system.task import Task
+from agent_system import Task
 from verl.protocol.generate import EngineGoneError, RolloutError
 from verl.trainer.config import GatewayConfig
 
