@@ -1,0 +1,151 @@
+"""Environments of the package `verifiers`, in a Python environment of their own, play against the gateway."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_system.registry import EnvRegistry
+from agent_system.task import task_from_row
+from tests.agent_system.gateway.conftest import build
+from tests.agent_system.gateway.templates import tokenizer_of
+from tests.house.source import ROOT
+
+SCRIPT = str(ROOT / "examples" / "verifiers" / "play.py")
+PACKAGES = ("verifiers==0.3.1", "reasoning-gym>=0.1.24")
+OWN = '''
+"""Environments with a rubric: several turns, and tools."""
+
+import verifiers as vf
+from datasets import Dataset
+
+
+class Guess(vf.MultiTurnEnv):
+    @vf.stop
+    async def found(self, state):
+        return any(m.content == state["answer"] for m in state["completion"] if m.role == "assistant") if state.get("completion") else False
+
+    async def env_response(self, messages, state, **kwargs):
+        said = messages[-1].content
+        return [{"role": "user", "content": "higher" if said < state["answer"] else "lower"}]
+
+
+def double(x: int) -> int:
+    """Return twice a number.
+
+    Args:
+        x: the number.
+    """
+    return 2 * x
+
+
+async def right(completion, answer, **kwargs):
+    return 1.0 if completion[-1]["content"] == answer else 0.25
+
+
+def load_environment(kind="guess"):
+    rows = Dataset.from_list([{"question": "Guess.", "answer": "4", "info": {"n": 1}}, {"question": "Again.", "answer": "5"}])
+    rubric = vf.Rubric(funcs=[right], weights=[1.0])
+    if kind == "guess":
+        return Guess(dataset=rows, rubric=rubric, system_prompt="You guess.", max_turns=3)
+    return vf.ToolEnv(dataset=rows, rubric=rubric, tools=[double], max_turns=3)
+'''
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The Python of an environment with `verifiers`, which is built once on a machine."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "verl_mas" / f"{PACKAGES[0]}-{sys.version_info.minor}"
+    cache.mkdir(parents=True, exist_ok=True)
+    made, folder = cache / "made", cache / "venv"
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, capture_output=True)
+            done = subprocess.run([folder / "bin" / "pip", "install", "-q", *PACKAGES], capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"verifiers cannot be installed: {done.stderr.strip()[-300:]}")
+            made.touch()
+    return str(folder / "bin" / "python")
+
+
+@pytest.fixture
+def rows(python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Rows of an environment, as tasks."""
+    (tmp_path / "my_games.py").write_text(OWN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def read(*arguments: str) -> list[Any]:
+        output = tmp_path / "tasks.jsonl"
+        done = subprocess.run([python, SCRIPT, "rows", *arguments, "--output", output], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return [task_from_row(json.loads(line)) for line in output.read_text().splitlines()]
+
+    return read
+
+
+async def play(python: str, tasks: Any, replies: Any, *arguments: str, **options: Any) -> tuple[Any, Any]:
+    """Episodes of tasks, and their metrics."""
+    command = (python, SCRIPT, "team", *arguments)
+    env = EnvRegistry.get("gateway")
+    collector, _ = build(
+        tokenizer_of("qwen2.5"), None, replies, team_command=command, agents=["Player"], env=env, max_failure_rate=1.0, **options
+    )
+    result = await collector.collect(tasks, 1, step=1)
+    return result.episodes, result.metrics
+
+
+async def test_a_rollout_of_several_turns_is_an_episode_with_exact_tokens(python: str, rows: Any) -> None:
+    tasks = rows("my-games")
+    assert [task.prompt for task in tasks] == ["Guess.", "Again."]
+
+    def replies(prompt: str, request: Any) -> str:
+        return str(prompt.count("<|im_start|>assistant") + 2)
+
+    episodes, metrics = await play(python, tasks, replies, "my-games")
+    assert [episode.failure for episode in episodes] == [None, None]
+    assert [(episode.team_reward, len(episode.samples)) for episode in episodes] == [(1.0, 2), (1.0, 3)]
+    assert all(sample.trained and sample.reward == 1.0 for episode in episodes for sample in episode.samples)
+    assert "You guess." in episodes[0].samples[0].prompt_text and "higher" in episodes[0].samples[1].prompt_text
+    for episode in episodes:
+        for before, after in zip(episode.samples, episode.samples[1:], strict=False):
+            said = before.prompt_ids + before.generation.token_ids
+            assert after.prompt_ids[: len(said)] == said
+    assert metrics["gateway/rewritten/client"] == metrics["gateway/rewritten/template"] == 0
+
+
+async def test_an_environment_with_tools_calls_them(python: str, rows: Any) -> None:
+    arguments = ("my-games", "--args", '{"kind": "tools"}')
+
+    def replies(prompt: str, request: Any) -> str:
+        return "4" if "<tool_response>" in prompt else '<tool_call>{"name": "double", "arguments": {"x": 2}}</tool_call>'
+
+    episodes, metrics = await play(python, rows(*arguments), replies, *arguments)
+    assert [(e.failure, e.team_reward, len(e.samples)) for e in episodes] == [(None, 1.0, 2), (None, 0.25, 2)]
+    assert metrics["gateway/rewritten/client"] == 0
+
+
+async def test_an_environment_of_the_package_scores_with_its_own_rubric(python: str, rows: Any, tmp_path: Path) -> None:
+    (tmp_path / "legs.py").write_text(
+        "import verifiers as vf\n\n\ndef load_environment(**args):\n    return vf.ReasoningGymEnv(gym='leg_counting', **args)\n"
+    )
+    arguments = ("legs", "--args", '{"num_train_examples": 2, "num_eval_examples": 2}')
+    tasks = rows(*arguments)
+    assert len(tasks) == 2 and all("legs" in task.prompt for task in tasks)
+    truth = json.loads(tasks[0].extra["verifiers"])
+    episodes, _ = await play(python, tasks[:1], lambda prompt, request: "<answer>0</answer>", *arguments)
+    assert (episodes[0].failure, len(episodes[0].samples)) == (None, 1), truth
+
+
+async def test_what_goes_wrong_in_the_environment_fails_its_episode_alone(python: str, rows: Any) -> None:
+    tasks = rows("my-games")
+    broken = [tasks[0], type(tasks[1])("b", "no row", extra={"verifiers": "{}"})]
+    episodes, _ = await play(python, broken, lambda prompt, request: "4", "my-games")
+    assert episodes[0].failure is None and "ended with status 1" in episodes[1].failure
