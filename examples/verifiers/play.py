@@ -38,9 +38,8 @@ def row_of(name: str, number: int, found: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of this project from one of an environment's dataset, with what the rollout gets in `extra_info`."""
     given = {column: found[column] for column in COLUMNS if found.get(column) is not None}
     messages = [{"role": "user", "content": found["prompt"]}] if isinstance(found["prompt"], str) else found["prompt"]
-    shown = [m for m in messages if m["role"] == "user" and isinstance(m["content"], str)] or [
-        {"role": "user", "content": f"{name} {number}"}
-    ]
+    texts = [message for message in messages if message["role"] == "user" and isinstance(message["content"], str)]
+    shown = texts or [{"role": "user", "content": f"{name} {number}"}]
     return {"data_source": name, "prompt": shown, "extra_info": {"index": number, "verifiers": json.dumps(given, default=str)}}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from agent_system.registry import EnvRegistry
 from agent_system.task import task_from_row
+from agent_system.tools import calculator
 from tests.agent_system.gateway.conftest import build
 from tests.agent_system.gateway.templates import tokenizer_of
 from tests.house.source import ROOT
@@ -133,15 +135,20 @@ async def test_an_environment_with_tools_calls_them(python: str, rows: Any) -> N
 
 
 async def test_an_environment_of_the_package_scores_with_its_own_rubric(python: str, rows: Any, tmp_path: Path) -> None:
-    (tmp_path / "legs.py").write_text(
-        "import verifiers as vf\n\n\ndef load_environment(**args):\n    return vf.ReasoningGymEnv(gym='leg_counting', **args)\n"
+    (tmp_path / "sums.py").write_text(
+        "import verifiers as vf\n\n\ndef load_environment(**args):\n    return vf.ReasoningGymEnv(gym='chain_sum', **args)\n"
     )
-    arguments = ("legs", "--args", '{"num_train_examples": 2, "num_eval_examples": 2}')
+    arguments = ("sums", "--args", '{"num_train_examples": 2, "num_eval_examples": 2}')
     tasks = rows(*arguments)
-    assert len(tasks) == 2 and all("legs" in task.prompt for task in tasks)
-    truth = json.loads(tasks[0].extra["verifiers"])
-    episodes, _ = await play(python, tasks[:1], lambda prompt, request: "<answer>0</answer>", *arguments)
-    assert (episodes[0].failure, len(episodes[0].samples)) == (None, 1), truth
+
+    def replies(prompt: str, request: Any) -> str:
+        terms = re.search(r"([-+ \d]+)=", prompt)
+        return f"<answer>{calculator(terms[1])}</answer>" if terms and tasks[0].prompt in prompt else "<answer>none</answer>"
+
+    episodes, _ = await play(python, tasks, replies, *arguments)
+    assert [episode.failure for episode in episodes] == [None, None]
+    assert episodes[0].team_reward == 1.0 > episodes[1].team_reward
+    assert episodes[0].info["verifiers/check_answer_reward_func"] == 1.0
 
 
 async def test_what_goes_wrong_in_the_environment_fails_its_episode_alone(python: str, rows: Any) -> None:
