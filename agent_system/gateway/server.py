@@ -77,8 +77,7 @@ class Server:
             if self._runner is None:
                 if self._socket is None:
                     self._socket = socket.create_server((self._host, self._port), backlog=BACKLOG)
-                own = {"access_log": None, "shutdown_timeout": 1.0, "handler_cancellation": self._ends_left}
-                runner = web.AppRunner(self._app(), **own)
+                runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=self._ends_left)
                 await runner.setup()
                 await web.SockSite(runner, self._socket.dup(), backlog=BACKLOG).start()
                 self._runner = runner

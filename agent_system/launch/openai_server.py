@@ -86,8 +86,8 @@ async def _serve(team: LoadedTeam, address: Address, key: str, greedy: bool, say
             url = await server.start()
         except (OSError, OverflowError) as error:
             raise ConfigError(f"--host {address.host} --port {address.port}: {error}; 0 is a free port") from error
-        ended = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: ended.done() or ended.set_result(None))
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _end, ended)
         try:
             say(f"{url}/v1 answers for: {', '.join(served.agents)}")
             await asyncio.wait([ended, served.gone], return_when=asyncio.FIRST_COMPLETED)
@@ -95,6 +95,11 @@ async def _serve(team: LoadedTeam, address: Address, key: str, greedy: bool, say
                 served.gone.result()
         finally:
             await server.stop()
+
+
+def _end(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _team_model(team: LoadedTeam, greedy: bool) -> TeamModel | None:

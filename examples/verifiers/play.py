@@ -2,18 +2,20 @@
 
 This file runs in a Python environment of its own, which has `verifiers` and the environment but not this project:
 
-    python -m venv vf && vf/bin/pip install 'verifiers==0.3.1' <the environment>
+    python -m venv vf && vf/bin/pip install verifiers <the environment>
     vf/bin/python examples/verifiers/play.py rows my-env --output tasks.jsonl
     python -m verl.trainer.main_ppo agent.orchestra_type=gateway agent.agent_ids='[Player]' env.env_name=gateway \
       agent.team_command='[vf/bin/python,examples/verifiers/play.py,team,my-env]' data.train_files=tasks.jsonl ...
 
-`my-env` is a module `my_env` with `load_environment(**args)`. A reward of a rubric is that of the team, its metrics are metrics of the run.
+`my-env` is a module `my_env` with `load_environment(**args)`, which needs `verifiers==0.3.1` or older, or one with a taskset of
+`verifiers.v1`, which needs 0.4 or newer. Its reward is that of the team, its metrics are metrics of the run.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import os
 import sys
@@ -26,11 +28,11 @@ COLUMNS = ("example_id", "prompt", "answer", "info", "task", "env_id")  # of a d
 
 
 def load(name: str, arguments: Mapping[str, Any]) -> Any:
-    """Return an environment. Exits with a message if the package or the environment is missing."""
+    """Return an environment with a dataset and a rubric. Exits with a message if the package is too new for it."""
     try:
         from verifiers.utils.env_utils import load_environment
     except ImportError as error:
-        sys.exit(f"no classic environments in this Python ({error}): pip install 'verifiers==0.3.1'")
+        sys.exit(f"{name} has load_environment(), which this version of verifiers does not call ({error}): pip install 'verifiers==0.3.1'")
     return load_environment(name, **arguments)
 
 
@@ -43,37 +45,43 @@ def row_of(name: str, number: int, found: Mapping[str, Any]) -> dict[str, Any]:
     return {"data_source": name, "prompt": shown, "extra_info": {"index": number, "verifiers": json.dumps(given, default=str)}}
 
 
-def write_rows(name: str, arguments: Mapping[str, Any], output: Path, count: int, evaluation: bool) -> None:
-    """Write a dataset as JSON lines; a `count` of -1 is all of it."""
+def rows(name: str, arguments: Mapping[str, Any], count: int, evaluation: bool) -> list[dict[str, Any]]:
+    """Return the rows of a dataset; a `count` of -1 is all of it."""
     env = load(name, arguments)
-    rows = env.get_eval_dataset(count) if evaluation else env.get_dataset(count)
-    lines = [json.dumps(row_of(name, number, dict(found))) for number, found in enumerate(rows)]
-    output.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    found = env.get_eval_dataset(count) if evaluation else env.get_dataset(count)
+    return [row_of(name, number, dict(row)) for number, row in enumerate(found)]
 
 
-async def play(name: str, arguments: Mapping[str, Any], agent: str, task: Mapping[str, Any]) -> dict[str, Any]:
-    """Play a task against the gateway and return the outcome. Exits with a message when the rollout fails."""
+async def play(name: str, arguments: Mapping[str, Any], agent: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Play a row against the gateway and return the outcome. Exits with a message when the rollout fails."""
     from verifiers.types import ClientConfig
 
     env = load(name, arguments)
     if env.requires_group_rollouts:
         sys.exit(f"the rubric of {name} compares the rollouts of a group, which one episode does not have")
     client = ClientConfig(api_key_var="OPENAI_API_KEY", api_base_url=os.environ["OPENAI_BASE_URL"], max_retries=0)
-    output = await env.run_rollout(json.loads(task["extra"]["verifiers"]), client, agent, {})
+    output = await env.run_rollout(given, client, agent, {})
     if output.get("error"):
         sys.exit(f"the rollout of {name} failed: {output['error']}")
-    numbers = {key: value for key, value in output["metrics"].items() if isinstance(value, (int, float))}
-    return {"team": float(output["reward"]), "info": {f"verifiers/{key}": value for key, value in numbers.items()}}
+    return outcome(float(output["reward"]), output["metrics"])
 
 
-def only_agent() -> str:
-    """Return the agent of the run. Exits with a message if there are several."""
+def outcome(reward: float, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an outcome with those metrics that are numbers."""
+    numbers = {f"verifiers/{key}": value for key, value in metrics.items() if isinstance(value, (int, float))}
+    return {"team": reward, "info": numbers}
+
+
+def agents_of_run() -> list[str]:
+    """Return the names of the agents."""
     request = Request(os.environ["OPENAI_BASE_URL"] + "/models", headers={"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"})
     with urlopen(request) as answer:
-        agents = [model["id"] for model in json.load(answer)["data"]]
-    if len(agents) > 1:
-        sys.exit(f"an environment of verifiers has one player, the run has the agents {', '.join(agents)}; choose one with --agent")
-    return str(agents[0])
+        return [model["id"] for model in json.load(answer)["data"]]
+
+
+def is_taskset(name: str) -> bool:
+    """Return whether an environment is a taskset of `verifiers.v1`."""
+    return not hasattr(importlib.import_module(name.replace("-", "_").rpartition("/")[2]), "load_environment")
 
 
 def main() -> None:
@@ -87,13 +95,22 @@ def main() -> None:
     parser.add_argument("--eval", action="store_true", help="rows of the evaluation set")
     parser.add_argument("--agent", default="", help="the agent that plays; default: the only one")
     given = parser.parse_args()
+    name, arguments = given.environment, given.args
+    if is_taskset(name):
+        import tasksets
     if given.what == "rows":
-        write_rows(given.environment, given.args, given.output, given.count, given.eval)
+        made = tasksets.rows(name, arguments, given.count) if is_taskset(name) else rows(name, arguments, given.count, given.eval)
+        given.output.write_text("".join(f"{json.dumps(row)}\n" for row in made), encoding="utf-8")
         return
-    result = sys.stdout
-    sys.stdout = sys.stderr  # whatever the environment prints
-    outcome = asyncio.run(play(given.environment, given.args, given.agent or only_agent(), json.load(sys.stdin)))
-    result.write(json.dumps(outcome) + "\n")
+    result, sys.stdout = sys.stdout, sys.stderr  # whatever the environment prints is no result
+    row, agents = json.loads(json.load(sys.stdin)["extra"]["verifiers"]), [given.agent] if given.agent else agents_of_run()
+    if is_taskset(name):
+        found = asyncio.run(tasksets.play(name, arguments, agents, row))
+    elif len(agents) > 1:
+        sys.exit(f"{name} has one player, the run has the agents {', '.join(agents)}; choose one with --agent")
+    else:
+        found = asyncio.run(play(name, arguments, agents[0], row))
+    result.write(json.dumps(found) + "\n")
     result.flush()
 
 

@@ -1,4 +1,4 @@
-"""What one program does wrong costs nobody else: large bodies, many connections, keys of others, cut requests."""
+"""What one program does wrong costs nobody else: large bodies, many connections, cut requests."""
 
 from __future__ import annotations
 
@@ -97,24 +97,6 @@ async def test_a_thousand_connections_and_cut_requests_leave_the_server_as_it_is
 
     episode, _ = await beside(make_team, bad)
     assert (episode.failure, episode.answer, len(episode.samples)) == (None, "44", 2)
-
-
-async def test_the_key_of_another_episode_is_that_episodes(make_team: Any) -> None:
-    """A key that has been valid is told to be old; an invented one is wrong; neither is a code that clients repeat."""
-    keys: list[str] = []
-
-    async def team(task: Task, session: Session) -> str:
-        for key, code in [(key, "episode_over") for key in keys] + [("sk-1", "invalid_api_key"), ("\u00fc", "invalid_api_key")]:
-            answer = await send(session, ROLE, key=key)
-            assert answer.status in (400, 401) and answer.body["error"]["code"] == code, answer.body
-        keys.append(session.key)
-        return (await say(session, "Writer")).text
-
-    collector, engine = make_team(team)
-    for step in (1, 2):
-        result = await collector.collect([Task("a", "2+2?", "sums", "4")], 1, step=step)
-        assert result.episodes[0].failure is None
-    assert len(engine.requests) == 2
 
 
 async def test_no_refusal_makes_the_openai_library_repeat_a_request(make_team: Any) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from agent_system import Task
 from agent_system.conversation import Conversation
 from agent_system.gateway import served
 from agent_system.gateway.served import ServedServer, ServedTeam, TeamModel
 from agent_system.rollout.call import EpisodeSpec
-from agent_system import Task
 from verl.protocol.generate import EngineGoneError, RolloutError
 from verl.trainer.config import GatewayConfig
 
