@@ -24,9 +24,10 @@ from agent_system.gateway.sampling import client_sampling, structure_of
 from agent_system.gateway.server import Server
 from agent_system.gateway.view import Viewer
 from agent_system.gateway.wire import Ask
+from agent_system.projection import raw_text
 from agent_system.record import EpisodeRecord
-from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec
-from verl.protocol.generate import EngineGoneError, RolloutError
+from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
+from verl.protocol.generate import EngineGoneError, Generation, RolloutError
 from verl.trainer.config.gateway import GatewayConfig
 from verl.utils.names import did_you_mean, slug
 
@@ -151,7 +152,7 @@ class ServedTeam:
                 if structure:  # the engine compiles it
                     raise Refusal(f"no reply can follow this form: {error}", param=param) from error
                 raise Refusal(str(error), 503, "generation_failed") from error
-            replies = [(call, call.read(reply)) for call, reply in zip(calls, generations, strict=True) if reply is not None]
+            replies = [(call, _whole(call, reply)) for call, reply in zip(calls, generations, strict=True) if reply is not None]
             return chat.answer(ask, built, replies, f"chatcmpl-{self._run}-{number}")
 
         return work()
@@ -206,6 +207,12 @@ class _Recent(OrderedDict[str, Any]):
         super().__setitem__(name, value)
         if len(self) > KEPT_CONVERSATIONS:
             self.popitem(last=False)
+
+
+def _whole(call: Call, generation: Generation) -> Reply:
+    """Return a reply without the agent's projection, which is for the environment."""
+    text = call.runtime.binding.text_of(generation)
+    return Reply(generation, text, raw_text(text), call.runtime.agent)
 
 
 def _choice(record: EpisodeRecord) -> Choice:

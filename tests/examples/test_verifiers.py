@@ -206,7 +206,7 @@ async def test_each_seat_of_a_taskset_is_an_agent(rows: Any) -> None:
     tasks = rows(python, "duo")
     assert [task.prompt for task in tasks] == ["0+0?", "1+1?"]
     agents = ["Writer", "Editor"]
-    episodes, metrics = await play(python, tasks, lambda prompt, request: "2", "duo", agents=agents)
+    episodes, _ = await play(python, tasks, lambda prompt, request: "2", "duo", agents=agents)
     assert [episode.failure for episode in episodes] == [None, None]
     assert [[sample.agent_id for sample in episode.samples] for episode in episodes] == [["Writer", "Writer", "Editor"]] * 2
     assert [episode.team_reward for episode in episodes] == [0.0, 1.0]
