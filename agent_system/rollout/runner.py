@@ -95,7 +95,10 @@ class EpisodeRunner:
             try:
                 await self._tasks.cancel_others(self.spec.traj_uid)
             finally:
-                await asyncio.gather(self._forks.end(self._env), resources.close())
+                try:
+                    await resources.close()
+                finally:
+                    await self._forks.end(self._env)
 
     @property
     def left_out(self) -> Counter[str]:
