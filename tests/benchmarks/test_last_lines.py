@@ -104,8 +104,9 @@ def test_tree_computes_a_prompt_once_whatever_k(forked_python: str) -> None:
     assert 0 < result["fork_us"] < result["deepcopy_us_plan_path"]
 
 
-def test_gateway_is_measured_beside_an_echo() -> None:
-    result, _ = run("gateway.py", "--rate", "40", "--delay", "0.2", "--tokens", "200", "--seconds", "0.5", "--repeats", "1")
+def test_gateway_is_measured_beside_an_echo(forked_python: str) -> None:
+    sizes = ("--rate", "40", "--delay", "0.2", "--tokens", "200", "--seconds", "0.5", "--repeats", "1")
+    result, _ = run("gateway.py", *sizes, python=forked_python)
     assert list(result)[:4] == ["server_ms_p50", "server_ms_p99", "cpu_ms_per_call", "echo_ms_p50"]
     assert 0 < result["server_ms_p50"] <= result["server_ms_p99"] < 1000
     assert result["cpu_ms_per_call"] > result["echo_cpu_ms_per_call"] > 0

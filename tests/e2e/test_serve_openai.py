@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -28,9 +29,9 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 
 
 @contextmanager
-def served(run_dir: Path, *options: str) -> Iterator[Any]:
+def served(python: str, run_dir: Path, *options: str) -> Iterator[Any]:
     """A client of a server process, which ends without an error."""
-    command = [sys.executable, "-m", "agent_system.serve", str(run_dir), "--openai", "--port", "0", "--device", "cpu", *options]
+    command = [python, "-m", "agent_system.serve", str(run_dir), "--openai", "--port", "0", "--device", "cpu", *options]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TEAM_KEY": "sk-team"}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -58,9 +59,9 @@ def check_answers(client: Any) -> None:
         create(model="Solver", messages=messages)
 
 
-def test_every_agent_and_the_team_are_models_of_a_server(once: Callable[..., Path]) -> None:
+def test_every_agent_and_the_team_are_models_of_a_server(once: Callable[..., Path], forked_python: str) -> None:
     run_dir = once(MATH)
-    with served(run_dir, "--greedy", "--api-key-env", "TEAM_KEY") as client:
+    with served(forked_python, run_dir, "--greedy", "--api-key-env", "TEAM_KEY") as client:
         check_answers(client)
         messages: list[Any] = [{"role": "user", "content": "3 + 4?"}]
         answer = client.chat.completions.create(model="math", messages=messages)
@@ -69,8 +70,6 @@ def test_every_agent_and_the_team_are_models_of_a_server(once: Callable[..., Pat
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="sk-other").models.list()
     with conversation(str(run_dir), greedy=True) as team:
-        import asyncio
-
         record = asyncio.run(team.ask("3 + 4?"))
     assert answer.choices[0].message.content == record.answer, "the weights, prompts and sampling of the terminal"
     assert answer.usage.completion_tokens == sum(len(sample.generation.token_ids) for sample in record.samples)
@@ -80,7 +79,7 @@ def test_every_agent_and_the_team_are_models_of_a_server(once: Callable[..., Pat
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
 def test_vllm_makes_replies_follow_a_schema(train: Run, wide_heads_model_dir: Path, tmp_path: Path) -> None:
     train(MATH | {"actor_rollout_ref.model.path": wide_heads_model_dir, "data.max_response_length": 48, "trainer.save_freq": 1})
-    with served(tmp_path / "run", "--engine", "vllm") as client:
+    with served(sys.executable, tmp_path / "run", "--engine", "vllm") as client:
         check_answers(client)
         create, messages = client.chat.completions.create, [{"role": "user", "content": "3 + 4?"}]
         answer = create(model="Solver Agent", messages=messages, response_format=FORMAT)
