@@ -17,7 +17,6 @@ import pytest
 
 from agent_system.serve import conversation
 from agent_system.serve import main as serve
-from tests.conftest import HAS_VLLM
 from tests.e2e.conftest import Run
 from tests.e2e.test_serve import MATH
 from tests.house.source import ROOT
@@ -76,10 +75,10 @@ def test_every_agent_and_the_team_are_models_of_a_server(once: Callable[..., Pat
 
 
 @pytest.mark.spread
-@pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
-def test_vllm_makes_replies_follow_a_schema(train: Run, wide_heads_model_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["vllm"])
+def test_vllm_makes_replies_follow_a_schema(train: Run, wide_heads_model_dir: Path, tmp_path: Path, engine: str) -> None:
     train(MATH | {"actor_rollout_ref.model.path": wide_heads_model_dir, "data.max_response_length": 48, "trainer.save_freq": 1})
-    with served(sys.executable, tmp_path / "run", "--engine", "vllm") as client:
+    with served(sys.executable, tmp_path / "run", "--engine", engine) as client:
         check_answers(client)
         create, messages = client.chat.completions.create, [{"role": "user", "content": "3 + 4?"}]
         answer = create(model="Solver Agent", messages=messages, response_format=FORMAT)
