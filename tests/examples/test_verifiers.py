@@ -30,14 +30,17 @@ import verifiers as vf
 from datasets import Dataset
 
 
+def said(messages):
+    return messages[-1]["content"] if isinstance(messages[-1], dict) else messages[-1].content
+
+
 class Guess(vf.MultiTurnEnv):
     @vf.stop
     async def found(self, state):
-        return any(m.content == state["answer"] for m in state["completion"] if m.role == "assistant") if state.get("completion") else False
+        return bool(state["trajectory"]) and said(state["trajectory"][-1]["completion"]) == state["answer"]
 
     async def env_response(self, messages, state, **kwargs):
-        said = messages[-1].content
-        return [{"role": "user", "content": "higher" if said < state["answer"] else "lower"}]
+        return [{"role": "user", "content": "higher" if said(messages) < state["answer"] else "lower"}]
 
 
 def double(x: int) -> int:
@@ -50,7 +53,7 @@ def double(x: int) -> int:
 
 
 async def right(completion, answer, **kwargs):
-    return 1.0 if completion[-1]["content"] == answer else 0.25
+    return 1.0 if said(completion) == answer else 0.25
 
 
 def load_environment(kind="guess"):
