@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
@@ -61,7 +62,7 @@ class EpisodeCalls:
         self._chats: dict[str, Chat] = {}
         self._slots = asyncio.Semaphore(keys.max_open_calls)
         self._requests: defaultdict[bytes, list[Request]] = defaultdict(list)
-        self._asked: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self._asked: Counter[tuple[str, str]] = Counter()
         self._calls: dict[str, list[Call]] = {}
         self._open = True
 
@@ -109,9 +110,10 @@ class EpisodeCalls:
     async def _generate(self, request: Request, agent_id: str, chat: Chat, ask: Ask, built: Built, sampling: SamplingParams) -> Completion:
         seed: tuple[int | str, ...] = ()
         if self._keys.seed_by == "prompt":
-            ids = built.prompt.ids
-            seed = ("prompt", blake2b(repr(ids or built.prompt.text).encode(), digest_size=16).hexdigest(), self._asked[agent_id, ids])
-            self._asked[agent_id, ids] += 1
+            content = array("q", built.prompt.ids).tobytes() or built.prompt.text.encode()
+            asked = blake2b(content, digest_size=16).hexdigest()
+            seed = ("prompt", asked, self._asked[agent_id, asked])
+            self._asked[agent_id, asked] += 1
         async with self._slots:
             try:
                 replies = await self._episode.reply_to(agent_id, built.prompt, sampling, n=ask.n, seed=seed, also=ask.seed)
