@@ -96,9 +96,7 @@ class Connection:
 
     async def _end(self, error: Exception) -> ServerError:
         self.ended = True
-        await asyncio.sleep(0.05)  # its last words are on the way
-        said = self._errors.text
-        return ServerError(f"has ended: {said or error or type(error).__name__}")
+        return ServerError(f"has ended: {await self._errors.last() or error or type(error).__name__}")
 
     async def _hold(self) -> None:
         """Keep the connection open: `mcp` wants to close it in the task that has opened it."""
@@ -112,7 +110,7 @@ class Connection:
             self.ended = True
             if not self._opened.done():
                 limit = f" within {self._server.start_timeout_s:g} s" if isinstance(error, TimeoutError) else ""
-                self._opened.set_exception(ServerError(f"gave no connection{limit}: {self._errors.text or _innermost(error)}"))
+                self._opened.set_exception(ServerError(f"gave no connection{limit}: {await self._errors.last() or _innermost(error)}"))
                 self._opened.exception()  # the caller may have gone
 
 
@@ -141,9 +139,9 @@ class _Tail:
     def __init__(self) -> None:
         self._kept = b""
 
-    @property
-    def text(self) -> str:
-        """It, without white space around."""
+    async def last(self) -> str:
+        """Return it, without white space around."""
+        await asyncio.sleep(0.05)  # the last words of a process may be on their way
         return self._kept.decode("utf-8", "replace").strip()[-KEPT_ERRORS:]
 
     def file(self) -> Any:
