@@ -96,6 +96,7 @@ class Connection:
 
     async def _end(self, error: Exception) -> ServerError:
         self.ended = True
+        self._closing.set()
         return ServerError(f"has ended: {await self._errors.last() or error or type(error).__name__}")
 
     async def _hold(self) -> None:
