@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.resources import of_episode
-from agent_system.tools.mcp_connection import Connection, ServerError, on_loop, tools_of
+from agent_system.tools.mcp_connection import Connection, Endpoint, ServerError, on_loop, tools_of
 from agent_system.tools.tool import ToolError, ToolInputError, cut
 from verl.utils.names import did_you_mean
 
@@ -22,25 +22,17 @@ LONGEST_ARGUMENTS = 1 << 20  # characters of JSON
 
 
 @dataclass(frozen=True)
-class McpServer:
+class McpServer(Endpoint):
     """An MCP server, whose tools an agent gets.
 
     Attributes:
-        command: starts it; it has PATH, HOME and the like in its environment, and `env`.
-        url: address of one that runs, instead of `command`.
-        env: environment variables of the command.
         only: names of the tools that the agent gets; empty for all.
         scope: `episode`: every episode that calls a tool has a connection of its own (a process of its own, for a command), so that what
             one episode changes no other sees; `run`: all episodes share one, for servers without state.
-        start_timeout_s: limit of starting the server and connecting to it, in seconds.
     """
 
-    command: Sequence[str] = ()
-    url: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
     only: Sequence[str] = ()
     scope: str = "episode"
-    start_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Raise AgentSystemError for a server that is not described."""
@@ -48,16 +40,6 @@ class McpServer:
             raise AgentSystemError(f"McpServer needs a command, as a sequence of words, or a url; found {self.command!r} and {self.url!r}")
         if self.scope not in SCOPES:
             raise AgentSystemError(f"McpServer.scope must be one of {', '.join(SCOPES)}, found {self.scope!r}")
-
-    @property
-    def name(self) -> str:
-        """Its command or address."""
-        return self.url or " ".join(self.command)
-
-    @property
-    def key(self) -> str:
-        """Equal for servers that are the same."""
-        return json.dumps([list(self.command), self.url, dict(self.env)], sort_keys=True)
 
     def tools(self) -> list[McpTool]:
         """Return its tools, with a connection for this purpose the first time.

@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from agent_system.errors import AgentSystemError
 from agent_system.tools.tool import ToolError
-
-if TYPE_CHECKING:
-    from agent_system.tools.mcp import McpServer
 
 T = TypeVar("T")
 MOST_TOOLS = 128
 LONGEST_RESULT = 1 << 20  # characters; agents cut it further
 KEPT_ERRORS = 500  # characters of the end of a server's standard error
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """How a server is reached.
+
+    Attributes:
+        command: starts it; it has PATH, HOME and the like in its environment, and `env`.
+        url: address of one that runs, instead of `command`.
+        env: environment variables of the command.
+        start_timeout_s: limit of starting the server and connecting to it, in seconds.
+    """
+
+    command: Sequence[str] = ()
+    url: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 30.0
+
+    @property
+    def name(self) -> str:
+        """Its command or address."""
+        return self.url or " ".join(self.command)
+
+    @property
+    def key(self) -> str:
+        """Equal for servers that are the same."""
+        return json.dumps([list(self.command), self.url, dict(self.env)], sort_keys=True)
 
 
 class ServerError(Exception):
@@ -45,7 +71,7 @@ class Connection:
         ended: it can no longer be used.
     """
 
-    def __init__(self, server: McpServer) -> None:
+    def __init__(self, server: Endpoint) -> None:
         self.ended = False
         self._server = server
         self._task: asyncio.Task[None] | None = None
@@ -116,7 +142,7 @@ class Connection:
 
 
 @asynccontextmanager
-async def _client(server: McpServer, errors: _Tail) -> AsyncIterator[Any]:
+async def _client(server: Endpoint, errors: _Tail) -> AsyncIterator[Any]:
     """Connect to a server."""
     try:
         from mcp import Client, StdioServerParameters
@@ -167,7 +193,7 @@ class _Tail:
 _listed: dict[str, list[dict[str, Any]]] = {}
 
 
-def tools_of(server: McpServer) -> list[dict[str, Any]]:
+def tools_of(server: Endpoint) -> list[dict[str, Any]]:
     """Return the OpenAI-style schemas of a server's tools. Raise AgentSystemError when it cannot be reached or has too many."""
     if server.key not in _listed:
         limit = 3 * server.start_timeout_s
@@ -180,7 +206,7 @@ def tools_of(server: McpServer) -> list[dict[str, Any]]:
     return _listed[server.key]
 
 
-async def _list(server: McpServer) -> list[dict[str, Any]]:
+async def _list(server: Endpoint) -> list[dict[str, Any]]:
     connection = Connection(server)
     found: list[dict[str, Any]] = []
     try:
