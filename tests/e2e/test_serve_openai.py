@@ -92,7 +92,7 @@ def test_what_cannot_be_served_is_one_line(once: Callable[..., Path], capsys: py
     wrong = {
         ("--openai", "--api-key-env", "NO_SUCH_VARIABLE"): "the environment variable is not set",
         ("--openai", "--host", "0.0.0.0"): "which needs a key",
-        ("--openai", "3 + 4?"): "--openai takes no question",
+        ("3 + 4?", "--openai"): "--openai takes no question",
         ("--engine", "hf"): "need --openai",
     }
     for options, said in wrong.items():
