@@ -114,7 +114,7 @@ def test_errors_are_results_and_the_death_of_a_server_costs_its_episode() -> Non
         if name == "dies":
             assert "out of memory" in episode.failure.partition("has ended: ")[2]
         else:
-            assert episode.failure is None and said in episode.answer, (name, episode.failure, episode.answer)
+            assert episode.failure is None and said in episode.samples[-1].prompt_text, (name, episode.failure, episode.answer)
     assert children() <= before
 
 
