@@ -82,7 +82,9 @@ def test_vllm_makes_replies_follow_a_schema(train: Run, wide_heads_model_dir: Pa
         check_answers(client)
         create, messages = client.chat.completions.create, [{"role": "user", "content": "3 + 4?"}]
         answer = create(model="Solver Agent", messages=messages, response_format=FORMAT)
-        assert answer.choices[0].finish_reason == "length" or 0 <= json.loads(answer.choices[0].message.content)["a"] <= 9
+        text = answer.choices[0].message.content
+        assert text.lstrip().startswith("{"), "which no reply of a model without training does by itself"
+        assert answer.choices[0].finish_reason == "length" or 0 <= json.loads(text)["a"] <= 9
         with pytest.raises(openai.BadRequestError, match="no reply can follow this form"):
             create(model="Solver Agent", messages=messages, response_format={**FORMAT, "json_schema": {"schema": {"type": "objekt"}}})
 
