@@ -65,9 +65,14 @@ PRINTABLE = st.lists(
 ).map("".join)
 
 
+WORDS = st.lists(
+    st.sampled_from([" a", " b", "a", "A", "1", " ", "é", "e\u0301", "\u0301", " 中", "\x1c", "\u2028", ".", "'s", "\n"]), max_size=40
+).map("".join)
+
+
 @pytest.mark.parametrize("name", KNOWN)
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=PRINTABLE | TEXTS)
+@given(text=PRINTABLE | TEXTS | WORDS)
 def test_pieces_have_the_ids_of_the_whole(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_system.rollout.tokens.PIECED_CHARACTERS", 0)
     encoder = PIECED.setdefault(name, Encoder(KNOWN[name]))  # which remembers the pieces of other texts
