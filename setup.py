@@ -36,6 +36,7 @@ EXTRAS = {
     "gpu": ["flash-attn>=2.8"],
     "search": ["bm25s>=0.3", "fastapi>=0.115", "uvicorn>=0.30"],
     "dense": ["sentence-transformers>=5.0", "faiss-cpu>=1.10"],
+    "mcp": ["mcp>=2.3,<3"],
     "render": ["pillow>=11"],
     "farama": ["gymnasium>=1.4", "pettingzoo>=1.27", "pygame-ce>=2.5", "cloudpickle>=3"],
     "frameworks": [  # scripts/setup.sh adds AutoGen, whose pin of protobuf clashes with that of tensorboard
@@ -69,6 +70,7 @@ EXTRAS = {
         "faiss-cpu>=1.10",
         "fastapi>=0.115",
         "uvicorn>=0.30",
+        "mcp>=2.3,<3",
         "zensical>=0.0.73",
         "mkdocstrings-python>=2.0",
     ],

@@ -28,6 +28,7 @@ INTEGRATION = (
     "tests/agent_system/gateway/test_command.py",
     "tests/agent_system/rollout/test_endpoint.py",
     "tests/agent_system/sandbox/",
+    "tests/agent_system/tools/test_mcp.py",
     "tests/agent_system/workflows/code/test_env.py",
     "tests/agent_system/workflows/code/test_prepare.py",
     "tests/agent_system/workflows/code/test_runs.py",

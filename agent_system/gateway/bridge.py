@@ -16,7 +16,10 @@ from agent_system.gateway.errors import Refusal
 from agent_system.gateway.history import History, Node
 from agent_system.gateway.template import NoTemplate, Template
 from agent_system.gateway.view import View
+from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import Prompt
+from agent_system.rollout.remote import RemoteBinding
+from verl.trainer.config.gateway import GatewayConfig
 
 _OTHER = "Zq"  # contents of new messages when it is checked what depends on them
 
@@ -101,6 +104,12 @@ class Bridge:
         except Refusal:  # the whole conversation may still be shown as the program sent it
             return None
         return (mark.join(pieces[:count]), pieces[count]) if count and len(pieces) > count else None
+
+
+def bridge_of(binding: AgentBinding | RemoteBinding, keys: GatewayConfig) -> Bridge:
+    """Return the bridge of an agent with the keys under `gateway`."""
+    template = NoTemplate(binding) if isinstance(binding, RemoteBinding) else Template(binding)
+    return Bridge(template, keep_thinking=keys.history == "sampled")
 
 
 def _plain(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar
 
 from agent_system.errors import AgentSystemError
 from agent_system.gateway.bridge import Built
@@ -35,7 +36,10 @@ class EpisodeCalls:
         counts: see `COUNTS`.
         conversations: messages by the ids of answers of `/v1/responses`.
         failed: fails with the error of an engine, an agent or the environment, which ends the episode.
+        masks: requests may not ask for a reply of a certain form: what is sampled is trained.
     """
+
+    masks: ClassVar[bool] = False
 
     def __init__(self, episode: EpisodeRunner, keys: GatewayConfig, chat: Callable[[str], Chat], overridden: Callable[[str], None]) -> None:
         """Begin.
@@ -58,7 +62,7 @@ class EpisodeCalls:
         self._chats: dict[str, Chat] = {}
         self._slots = asyncio.Semaphore(keys.max_open_calls)
         self._requests: defaultdict[bytes, list[Request]] = defaultdict(list)
-        self._asked: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self._asked: Counter[tuple[str, str]] = Counter()
         self._calls: dict[str, list[Call]] = {}
         self._open = True
 
@@ -106,9 +110,10 @@ class EpisodeCalls:
     async def _generate(self, request: Request, agent_id: str, chat: Chat, ask: Ask, built: Built, sampling: SamplingParams) -> Completion:
         seed: tuple[int | str, ...] = ()
         if self._keys.seed_by == "prompt":
-            ids = built.prompt.ids
-            seed = ("prompt", blake2b(repr(ids or built.prompt.text).encode(), digest_size=16).hexdigest(), self._asked[agent_id, ids])
-            self._asked[agent_id, ids] += 1
+            content = array("q", built.prompt.ids).tobytes() or built.prompt.text.encode()
+            asked = blake2b(content, digest_size=16).hexdigest()
+            seed = ("prompt", asked, self._asked[agent_id, asked])
+            self._asked[agent_id, asked] += 1
         async with self._slots:
             try:
                 replies = await self._episode.reply_to(agent_id, built.prompt, sampling, n=ask.n, seed=seed, also=ask.seed)
@@ -132,6 +137,9 @@ class EpisodeCalls:
         """Undo `deliver`: the client has gone before it got anything."""
         request.delivered = False
         self._episode.withdraw(request.replies)
+
+    def leave(self, request: Request) -> None:
+        """Do nothing: a client that has left may fetch the reply by a marked retry."""
 
     def local(self, rewards: Mapping[int | str, float]) -> dict[int | str, float]:
         """Return local rewards by call number or agent: ids of answers stand for their calls.

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agent_system.gateway.bridge import Bridge, Built
-from agent_system.gateway.errors import Refusal
 from agent_system.gateway.history import History, Node
 from agent_system.gateway.reply import Choice, Completion
+from agent_system.gateway.template import too_long
 from agent_system.gateway.wire import Ask
 from agent_system.projection import strip_thinking, thoughts
 from agent_system.rollout.binding import AgentBinding
@@ -22,9 +22,14 @@ from verl.protocol.generate import SamplingParams
 class Chat:
     """The conversations of an agent."""
 
-    def __init__(self, bridge: Bridge) -> None:
-        """Start without any."""
-        self._template, self._bridge, self._history = bridge.template, bridge, History()
+    def __init__(self, bridge: Bridge, most: int | None = None) -> None:
+        """Start without any; the last `most` are kept, or all."""
+        self._template, self._bridge, self._history = bridge.template, bridge, History(most)
+
+    @property
+    def tool_format(self) -> str:
+        """How the agent's model writes tool calls."""
+        return self._template.tool_format
 
     def read(self, ask: Ask) -> Built:
         """Return the prompt of a request. Raise Refusal when it cannot be built or is too long."""
@@ -32,12 +37,7 @@ class Chat:
         tools = viewer.clean_json(list(ask.tools))
         built = self._bridge.build(viewer.views(ask.messages), tools, self._history)
         if isinstance(binding, AgentBinding) and len(built.prompt.ids) > binding.max_prompt_length:
-            raise Refusal(
-                f"the prompt of {binding.agent_id!r} has {len(built.prompt.ids)} tokens, more than max_prompt_length="
-                f"{binding.max_prompt_length}; send less, or raise data.max_prompt_length",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            raise too_long(binding, f"{len(built.prompt.ids)} tokens")
         return built
 
     def sampling(self, ask: Ask, own: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:

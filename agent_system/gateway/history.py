@@ -32,8 +32,13 @@ class Node:
 
 @dataclass
 class History:
-    """Finds the conversation that a request continues. Conversations are told apart by the keys of their views."""
+    """Finds the conversation that a request continues. Conversations are told apart by the keys of their views.
 
+    Attributes:
+        most: number of conversations that are kept, the last ones; None: all.
+    """
+
+    most: int | None = None
     _nodes: dict[bytes, dict[str, Node]] = field(default_factory=dict)
     _asked: set[bytes] = field(default_factory=set)
     _replies: set[str] = field(default_factory=set)
@@ -41,9 +46,12 @@ class History:
     def add(self, views: Sequence[View], reply: View, tools: Sequence[Mapping[str, Any]], node: Node) -> None:
         """Keep an answered request."""
         *_, asked, answered = _prefixes([*views, reply])
-        self._asked.add(asked)
-        self._replies.add(reply.key)
         self._nodes.setdefault(answered, {})[_tools_key(tools)] = node
+        if self.most is None:
+            self._asked.add(asked)
+            self._replies.add(reply.key)
+        elif len(self._nodes) > self.most:
+            del self._nodes[next(iter(self._nodes))]
 
     def find(self, views: Sequence[View], tools: Sequence[Mapping[str, Any]]) -> tuple[Node | None, int, str]:
         """Return the longest conversation that a request continues, the number of its messages, and why there is none.

@@ -27,10 +27,12 @@ def chat_body(body: Mapping[str, Any], before: Mapping[str, Messages]) -> dict[s
     shape = body.get("text")
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     if isinstance(shape, dict) and shape.get("format"):
-        chat["response_format"] = shape["format"]
+        chat["response_format"] = _nested(shape["format"], "json_schema")
     tools = body.get("tools") or []
     if not isinstance(tools, list):
         raise Refusal("tools must be a list", param="tools")
+    if "tool_choice" in chat:
+        chat["tool_choice"] = _nested(chat["tool_choice"], "function")
     return chat | {
         "messages": [*_instructions(body), *_earlier(body, before), *_messages(body.get("input"))],
         "max_tokens": body.get("max_output_tokens"),
@@ -79,6 +81,11 @@ def response_body(completion: Completion, body: Mapping[str, Any]) -> dict[str, 
 def conversation(chat: Mapping[str, Any], body: Mapping[str, Any], completion: Completion) -> Messages:
     """Return the messages of a request and its answer, for `previous_response_id`: without instructions, which every request gives anew."""
     return [*chat["messages"][len(_instructions(body)) :], completion.choices[0].message]
+
+
+def _nested(value: Any, kind: str) -> Any:
+    """Return an object of a type in the form of chat completions, where its fields are one level deeper."""
+    return {"type": kind, kind: value} if isinstance(value, dict) and value.get("type") == kind else value
 
 
 def _instructions(body: Mapping[str, Any]) -> Messages:

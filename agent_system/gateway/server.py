@@ -1,4 +1,4 @@
-"""The HTTP server of a run's episodes, on the loopback interface: it runs in their event loop, and keeps its port."""
+"""The HTTP server: of a run's episodes, in whose event loop it runs, or of a served team. It keeps its port."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import logging
 import socket
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -26,10 +28,43 @@ KNOWN = "POST /v1/chat/completions, POST /v1/responses, GET /v1/models"
 ROUTES = ("/v1", "/agents/{agent}/v1")
 
 
-class Server:
-    """Answers the requests of episodes in progress."""
+class Answering(Protocol):
+    """What answers the requests that have a certain key: an episode, or a served team."""
 
-    def __init__(self) -> None:
+    @property
+    def agents(self) -> Sequence[str]:
+        """Names of the models."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether requests may ask for a reply of a certain form."""
+
+    @property
+    def conversations(self) -> dict[str, list[Any]]:
+        """Messages by the ids of answers of `/v1/responses`."""
+
+    def agent(self, name: str) -> str:
+        """Return the model that a request names. Raise Refusal if there is none."""
+
+    def start(self, agent_id: str, ask: Ask, body: bytes, retried: bool, connected: Callable[[], bool]) -> Request:
+        """Return the request of a body; `retried` means that the client sends it again. Raise Refusal."""
+
+    def deliver(self, request: Request) -> None:
+        """Note that the client gets the answer."""
+
+    def withdraw(self, request: Request) -> None:
+        """Undo `deliver`: the client has gone before it got anything."""
+
+    def leave(self, request: Request) -> None:
+        """Note that nobody waits for the request any more."""
+
+
+class Server:
+    """Answers the requests of episodes in progress, on the loopback interface."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, ends_left: bool = False) -> None:
+        """Set the address, where 0 is a free port; with `ends_left` the handler of a client that leaves is cancelled."""
+        self._host, self._port, self._ends_left = host, port, ends_left
         self._open: dict[str, EpisodeCalls] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._socket: socket.socket | None = None
@@ -37,17 +72,17 @@ class Server:
         self._starting = asyncio.Lock()
 
     async def start(self) -> str:
-        """Listen, unless it does already; return the address."""
+        """Listen, unless it does already; return the address. Raises OSError if that is not possible."""
         async with self._starting:
             if self._runner is None:
                 if self._socket is None:
-                    self._socket = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-                runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0)
+                    self._socket = socket.create_server((self._host, self._port), backlog=BACKLOG)
+                runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=self._ends_left)
                 await runner.setup()
                 await web.SockSite(runner, self._socket.dup(), backlog=BACKLOG).start()
                 self._runner = runner
         assert self._socket is not None
-        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        return f"http://{self._host}:{self._socket.getsockname()[1]}"
 
     async def stop(self) -> None:
         """Stop listening in this event loop; the port stays bound."""
@@ -76,7 +111,7 @@ class Server:
             app.router.add_get(f"{root}/models", self._models)
         return app
 
-    def _calls(self, request: web.Request) -> EpisodeCalls:
+    def _calls(self, request: web.Request) -> Answering:
         key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if key in self._ended:
             raise Refusal(OVER, code="episode_over")
@@ -92,37 +127,42 @@ class Server:
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         calls = self._calls(http)
         data = await http.read()
-        ask = read_ask(read_body(data))
-        request = _started(http, calls, ask, data)
-        if ask.stream:
-            return await _streamed(http, calls, request, ask)
-        completion = await request.answer()
-        if _connected(http):
-            calls.deliver(request)
-        return web.json_response(completion.to_json())
+        ask = read_ask(read_body(data), calls.masks)
+        with _started(http, calls, ask, data) as request:
+            if ask.stream:
+                return await _streamed(http, calls, request, ask)
+            completion = await request.answer()
+            if _connected(http):
+                calls.deliver(request)
+            return web.json_response(completion.to_json())
 
     async def _responses(self, http: web.Request) -> web.StreamResponse:
         calls = self._calls(http)
         data = await http.read()
         body = read_body(data)
         chat = chat_body(body, calls.conversations)
-        request = _started(http, calls, read_ask(chat), data)
-        completion = await request.answer()
-        if _connected(http):
-            calls.deliver(request)
+        with _started(http, calls, read_ask(chat, calls.masks), data) as request:
+            completion = await request.answer()
+            if _connected(http):
+                calls.deliver(request)
         answer = response_body(completion, body)
         calls.conversations[answer["id"]] = conversation(chat, body, completion)
         return web.json_response(answer)
 
 
-def _started(http: web.Request, calls: EpisodeCalls, ask: Ask, data: bytes) -> Request:
+@contextmanager
+def _started(http: web.Request, calls: Answering, ask: Ask, data: bytes) -> Iterator[Request]:
     agent_id = calls.agent(http.match_info.get("agent") or ask.model)
     count = http.headers.get("x-stainless-retry-count", "0")
     retried = count.isdecimal() and int(count[:9]) > 0
-    return calls.start(agent_id, ask, http.path.encode() + data, retried, lambda: _connected(http))
+    request = calls.start(agent_id, ask, http.path.encode() + data, retried, lambda: _connected(http))
+    try:
+        yield request
+    finally:
+        calls.leave(request)
 
 
-async def _streamed(http: web.Request, calls: EpisodeCalls, request: Request, ask: Ask) -> web.StreamResponse:
+async def _streamed(http: web.Request, calls: Answering, request: Request, ask: Ask) -> web.StreamResponse:
     """Answer with events once the reply is whole, and with comments until then."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **HEADERS})
     while not request.task.done():

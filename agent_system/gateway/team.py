@@ -12,16 +12,14 @@ from typing import Any
 
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
-from agent_system.gateway.bridge import Bridge
+from agent_system.gateway.bridge import Bridge, bridge_of
 from agent_system.gateway.calls import EpisodeCalls
 from agent_system.gateway.chat import Chat
 from agent_system.gateway.command import load_command
 from agent_system.gateway.server import Server
 from agent_system.gateway.session import Session
-from agent_system.gateway.template import NoTemplate, Template
 from agent_system.orchestra import BaseOrchestra, Episode
 from agent_system.registry import AgentRegistry
-from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.runner import EpisodeRunner
 from agent_system.threads import DaemonExecutor, run_plain
 from agent_system.tools.agent import ToolAgent
@@ -104,9 +102,7 @@ class GatewayOrchestra(BaseOrchestra):
 
     def _chat(self, episode: EpisodeRunner, agent_id: str) -> Chat:
         if agent_id not in self._bridges:
-            binding = episode.runtimes[agent_id].binding
-            template = NoTemplate(binding) if isinstance(binding, RemoteBinding) else Template(binding)
-            self._bridges[agent_id] = Bridge(template, keep_thinking=self.config.keys.history == "sampled")
+            self._bridges[agent_id] = bridge_of(episode.runtimes[agent_id].binding, self.config.keys)
         return Chat(self._bridges[agent_id])
 
     def _tell_overridden(self, names: str) -> None:

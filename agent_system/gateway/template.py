@@ -65,8 +65,15 @@ class Template:
         ids = self.encode(max(found, key=len)) if found else ()
         return (max(found, key=len), ids[0]) if len(ids) == 1 else None
 
+    @cached_property
+    def longest_prompt(self) -> int:
+        """Number of characters that no prompt of `max_prompt_length` tokens exceeds."""
+        return self.binding.max_prompt_length * max(map(len, self.binding.tokenizer.get_vocab()))
+
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text."""
+        """Return the token ids of a text. Raise Refusal for one that is too long whatever its tokens: tokenizing it would take seconds."""
+        if len(text) > self.longest_prompt:
+            raise too_long(self.binding, f"{len(text)} characters")
         return self._encoder.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -76,6 +83,16 @@ class Template:
     def ends(self, token: int) -> bool:
         """Return whether a sampled token ends a message."""
         return token in self.binding.sampling.stop_token_ids or (self.end is not None and token == self.end[1])
+
+
+def too_long(binding: AgentBinding, found: str) -> Refusal:
+    """Return the error for a prompt of this size."""
+    return Refusal(
+        f"the prompt of {binding.agent_id!r} has {found}, more than max_prompt_length={binding.max_prompt_length} tokens; send less, or "
+        "raise data.max_prompt_length",
+        code="context_length_exceeded",
+        param="messages",
+    )
 
 
 class NoTemplate:

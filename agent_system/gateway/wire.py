@@ -33,6 +33,8 @@ class Ask:
         logprobs: report the log-probability of every token.
         stream: answer with server-sent events; `usage`: with counts of tokens at their end.
         sampling: fields of `SAMPLING` with a value.
+        schema: JSON schema that the reply must satisfy, or None.
+        forced: names of tools, one of which the reply must call; empty for any reply.
     """
 
     model: str
@@ -46,6 +48,8 @@ class Ask:
     stream: bool = False
     usage: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    schema: Mapping[str, Any] | None = None
+    forced: tuple[str, ...] = ()
 
 
 def read_body(data: bytes) -> dict[str, Any]:
@@ -59,17 +63,21 @@ def read_body(data: bytes) -> dict[str, Any]:
     return body
 
 
-def read_ask(body: Mapping[str, Any]) -> Ask:
-    """Return the request in a body. Raise Refusal naming the field that is wrong or not supported."""
+def read_ask(body: Mapping[str, Any], masks: bool = False) -> Ask:
+    """Return the request in a body; only with `masks` it may ask for a reply of a certain form.
+
+    Raises Refusal naming the field that is wrong or not supported.
+    """
     messages = _typed(body, "messages", list, None)
     if not messages:
         raise Refusal("messages must be a list with at least one message", param="messages")
     _refuse_unsupported(body)
+    schema, tools = _schema(body, masks), _tools(body)
     limits = [value for name in ("max_tokens", "max_completion_tokens") if (value := _typed(body, name, int, None, least=1)) is not None]
     return Ask(
         model=_typed(body, "model", str, ""),
         messages=messages,
-        tools=_tools(body),
+        tools=tools,
         n=_typed(body, "n", int, 1, least=1, most=MOST_REPLIES),
         max_tokens=min(limits, default=None),
         stop=_stop(body),
@@ -78,17 +86,12 @@ def read_ask(body: Mapping[str, Any]) -> Ask:
         stream=_typed(body, "stream", bool, False),
         usage=bool((_typed(body, "stream_options", dict, None) or {}).get("include_usage")),
         sampling={name: body[name] for name, same in SAMPLING.items() if body.get(name) is not None and body[name] != same},
+        schema=schema,
+        forced=_forced(body, tools, masks),
     )
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    shape = body.get("response_format")
-    kind = shape.get("type") if isinstance(shape, dict) else shape
-    if kind not in (None, "text"):
-        raise Refusal(f"response_format {kind!r} {_MASKS}", param="response_format")
-    choice = body.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise Refusal(f"tool_choice={choice!r} {_MASKS}; expected auto or none", param="tool_choice")
     for name in ("functions", "function_call"):
         if body.get(name):
             raise Refusal(f"{name} is not supported; use tools", param=name)
@@ -98,6 +101,44 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
         )
     if (body.get("modalities") or ["text"]) != ["text"]:
         raise Refusal(f"modalities={body['modalities']!r} is not supported; replies are text", param="modalities")
+
+
+def _schema(body: Mapping[str, Any], masks: bool) -> Mapping[str, Any] | None:
+    shape = body.get("response_format")
+    kind = shape.get("type") if isinstance(shape, dict) else shape
+    if kind in (None, "text"):
+        return None
+    if not masks:
+        raise Refusal(f"response_format {kind!r} {_MASKS}", param="response_format")
+    if kind == "json_object":
+        return {"type": "object"}
+    given = shape.get("json_schema") if isinstance(shape, dict) and kind == "json_schema" else None
+    schema = given.get("schema") if isinstance(given, dict) else None
+    if not isinstance(schema, dict):
+        raise Refusal(
+            'response_format must be {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": ...}} '
+            f"with an object as the schema, found {json.dumps(shape)[:80]}",
+            param="response_format",
+        )
+    return schema
+
+
+def _forced(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], masks: bool) -> tuple[str, ...]:
+    choice = body.get("tool_choice")
+    if choice in (None, "auto", "none"):
+        return ()
+    if not masks:
+        raise Refusal(f"tool_choice={choice!r} {_MASKS}; expected auto or none", param="tool_choice")
+    names = [tool["function"]["name"] for tool in tools]
+    function = choice.get("function") if isinstance(choice, dict) else None
+    wanted = names if choice == "required" else [n for n in names if isinstance(function, dict) and n == function.get("name")]
+    if not wanted:
+        raise Refusal(
+            f"tool_choice must be auto, none, required, or name one of the tools ({', '.join(names) or 'there are none'}), found "
+            f"{json.dumps(choice)[:80]}",
+            param="tool_choice",
+        )
+    return tuple(wanted)
 
 
 def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any, *, least: int | None = None, most: int | None = None) -> Any:

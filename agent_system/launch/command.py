@@ -15,7 +15,7 @@ COMMANDS = {
     "check": ("verl.trainer.config.check_keys", (), "whether keys exist and their values are right, in a second: key=value ..."),
     "sft": ("verl.trainer.sft_trainer", (), "supervised fine-tuning: key=value ..."),
     "export": ("verl.model_merger", (), "write a checkpoint's policies for transformers and peft: --checkpoint DIR --out DIR"),
-    "serve": ("agent_system.serve", (), "ask a trained team: CHECKPOINT [QUESTION]"),
+    "serve": ("agent_system.serve", (), "ask a trained team, or serve it: CHECKPOINT [QUESTION | --openai]"),
 }
 
 

@@ -1,47 +1,92 @@
-"""A saved team that answers questions: engines in this process; agents, orchestra and environment as in validation."""
+"""A saved team outside of training: engines in this process; agents, orchestra and environment as in validation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 from agent_system.conversation import Conversation
+from agent_system.environment import BaseEnv
 from agent_system.launch.checks import check_team, start_sandbox
 from agent_system.launch.collector import build_collector, check_endpoints
 from agent_system.registry import EnvRegistry
+from agent_system.rollout.collector import Collector
 from agent_system.sandbox import close_shared
 from verl.trainer.checkpoint.saved_run import SavedRun
+from verl.trainer.config import RunConfig
 from verl.trainer.config.cross_checks import check_untrained
-from verl.trainer.derived import load_group_tokenizer, resolve_defaults
+from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_defaults
+from verl.trainer.model_checks import check_vllm
+from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.controller import build_controller, resolve_device
-from verl.trainer.serving import for_serving, serve_weights, serving_team
+from verl.trainer.serving import Engines, for_serving, serve_weights, serving_placement, serving_team
+
+
+@dataclass(frozen=True)
+class LoadedTeam:
+    """A team with its engines.
+
+    Attributes:
+        config: of the run, for serving.
+        placement: of the engines.
+        collector: plays episodes of the team.
+        env: class of its environment.
+    """
+
+    config: RunConfig
+    placement: Placement
+    collector: Collector
+    env: type[BaseEnv]
 
 
 @contextmanager
-def conversation(checkpoint: str, *, greedy: bool = False, device: str = "auto") -> Iterator[Conversation]:
+def loaded_team(
+    checkpoint: str, device: str, engines: Engines, check: Callable[[Collector, type[BaseEnv]], object] = lambda collector, env: None
+) -> Iterator[LoadedTeam]:
     """Load the team of a checkpoint; shut its engines down at exit.
 
-    Raises one of `USER_ERRORS`: no checkpoint, a workflow that is not installed, an environment that takes no questions, a missing model,
-    or a server of `agent.api` that does not answer.
+    Args:
+        checkpoint: `global_step_N`, or the folder of a run.
+        device: auto, cpu or cuda.
+        engines: how it is served.
+        check: called before a model loads.
+
+    Raises one of `USER_ERRORS`: no checkpoint, a workflow that is not installed, a missing model, an engine that cannot serve it, or a
+    server of `agent.api` that does not answer; and the errors of `check`.
     """
     saved = SavedRun.open(checkpoint)
     config, placement = for_serving(saved.config, device), saved.placement
-    resolve_device(device)
+    served = serving_placement(placement, engines)
+    resolved = resolve_device(device)
     resolve_defaults(config)
     check_team(config)
     check_untrained(config, placement)
+    check_vllm(served, resolved, partial(max_model_len, config, placement))
     tokenizers = {group.wg_id: load_group_tokenizer(group) for group in placement.groups}
     env = EnvRegistry.get(config.env.env_name)
-    Conversation(build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers)).collector, env)
+    check(build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers)).collector, env)
     check_endpoints(config, placement)
     with ExitStack() as started:
         start_sandbox(config)
         started.callback(close_shared)
         controller = build_controller(config)
         started.callback(controller.shutdown)
-        team = serving_team(config, placement, controller)
+        team = serving_team(config, placement, controller, engines)
         started.callback(team.shutdown)
         team.start()
         team.init_model(1)
         serve_weights(saved, team)
-        yield Conversation(build_collector(config, placement, tokenizers, team.engines.clients).collector, env, greedy)
+        clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}  # a restarted one lacks trained weights
+        yield LoadedTeam(config, served, build_collector(config, placement, tokenizers, clients).collector, env)
+
+
+@contextmanager
+def conversation(checkpoint: str, *, greedy: bool = False, device: str = "auto") -> Iterator[Conversation]:
+    """Load the team of a checkpoint for questions; shut its engines down at exit.
+
+    Raises as `loaded_team` does, and for an environment that takes no questions.
+    """
+    with loaded_team(checkpoint, device, Engines(), Conversation) as team:
+        yield Conversation(team.collector, team.env, greedy)

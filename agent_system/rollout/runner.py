@@ -17,6 +17,7 @@ from agent_system.memory import Memory
 from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
+from agent_system.resources import EpisodeResources
 from agent_system.reward.mixing import mix
 from agent_system.reward.model import ReplyScorer
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
@@ -80,7 +81,8 @@ class EpisodeRunner:
 
         Raises the errors of the orchestra, the environment and the engine, and TimeoutError naming what the episode was waiting for.
         """
-        limit = self._settings.episode_timeout_s
+        limit, resources = self._settings.episode_timeout_s, EpisodeResources()
+        resources.enter()
         try:
             async with asyncio.timeout(limit) as clock:
                 await self._play()
@@ -93,7 +95,10 @@ class EpisodeRunner:
             try:
                 await self._tasks.cancel_others(self.spec.traj_uid)
             finally:
-                await self._forks.end(self._env)
+                try:
+                    await resources.close()
+                finally:
+                    await self._forks.end(self._env)
 
     @property
     def left_out(self) -> Counter[str]:

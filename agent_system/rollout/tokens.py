@@ -21,8 +21,21 @@ _KNOWN_SPLITS = {
 }  # Qwen 2 to 3.5, Llama 3
 
 
+# The same expressions and that of GPT-2 for texts of printable ASCII, where letters are A to Z and numbers 0 to 9.
+_PRINTABLE = re.compile(r"[\t\n\r -~]*")
+_PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\nA-Za-z0-9]?[A-Za-z]+|NUMBER| ?[^\sA-Za-z0-9]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_PIECES_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+"
+# A place where all of them begin a piece, whatever the rest of the text: a space between a letter or digit and a letter.
+_CUT = re.compile(r"(?<=[A-Za-z0-9])(?= [A-Za-z])")
+PIECED_CHARACTERS = 400  # shorter texts are tokenized as they are
+CACHED_PIECES, LONGEST_PIECE = 200_000, 40
+
+
 class Encoder:
     """Token ids of prompts, with a cache of paragraphs: one that several prompts share (a task, an earlier reply) is tokenized once.
+
+    A long paragraph is put together from the ids of its pieces, most of which are words that were met before; what is not printable ASCII
+    is tokenized with the word that it is in.
 
     The ids are exactly those of the whole text: only tokenizers whose pieces cannot cross a blank line encode by paragraph, all others
     encode the whole text.
@@ -34,6 +47,8 @@ class Encoder:
         self._blank_lines = _blank_lines(tokenizer)
         self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._tokens = 0
+        self._pieces = None if self._blank_lines is None else _pieces(tokenizer)
+        self._piece_ids: dict[str, tuple[int, ...]] = {}
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of `text` without adding special tokens, which the chat template has already inserted."""
@@ -46,11 +61,52 @@ class Encoder:
         if ids is not None:
             self._known.move_to_end(text)
             return ids
-        ids = self._known[text] = encode_all(self._tokenizer, [text])[0]
+        ids = self._known[text] = self._pieced(text) if len(text) >= PIECED_CHARACTERS else encode_all(self._tokenizer, [text])[0]
         self._tokens += len(ids)
         while self._tokens > CACHED_TOKENS:
             self._tokens -= len(self._known.popitem(last=False)[1])
         return ids
+
+    def _pieced(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a text that is not in memory."""
+        if self._pieces is None:
+            return encode_all(self._tokenizer, [text])[0]
+        added, piece = self._pieces
+        parts = added.split(text)  # every second one is an added token
+        pieces = [found for i, part in enumerate(parts) for found in ([part] if i % 2 else _cut(part, piece))]
+        known = self._piece_ids
+        missing = [found for found in dict.fromkeys(pieces) if found not in known]
+        new = dict(zip(missing, encode_all(self._tokenizer, missing), strict=True)) if missing else {}
+        ids = tuple(chain.from_iterable([known[found] if found in known else new[found] for found in pieces]))
+        if len(known) > CACHED_PIECES:
+            known.clear()
+        known.update((found, new[found]) for found in missing if len(found) <= LONGEST_PIECE)
+        return ids
+
+
+def _cut(text: str, piece: re.Pattern[str]) -> list[str]:
+    """Return the pieces of a text without added tokens; some are several words, if they are not printable ASCII."""
+    if _PRINTABLE.fullmatch(text):
+        return piece.findall(text)
+    return [found for word in _CUT.split(text) for found in (piece.findall(word) if _PRINTABLE.fullmatch(word) else [word])]
+
+
+def _pieces(tokenizer: Any) -> tuple[re.Pattern[str], re.Pattern[str]] | None:
+    """Return expressions of the added tokens and of the pieces between them, for printable ASCII, of a tokenizer of `_blank_lines`.
+
+    None for a tokenizer that looks for added tokens after its normalizer, or for some before others.
+    """
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    normalized = {token["normalized"] for token in parts["added_tokens"]}
+    if len(normalized) > 1 or (parts["normalizer"] and True in normalized):
+        return None
+    longest_first = sorted((token["content"] for token in parts["added_tokens"] if token["content"]), key=len, reverse=True)
+    added = re.compile("(" + ("|".join(map(re.escape, longest_first)) or "(?!)") + ")")
+    steps = parts["pre_tokenizer"].get("pretokenizers", [parts["pre_tokenizer"]])
+    if steps[0]["type"] == "ByteLevel":
+        return added, re.compile(_PIECES_GPT2, re.ASCII)
+    number = "[0-9]{1,3}" if "{1,3}" in steps[0]["pattern"]["Regex"] else "[0-9]"
+    return added, re.compile(_PIECES.replace("NUMBER", number), re.ASCII)
 
 
 def _blank_lines(tokenizer: Any) -> re.Pattern[str] | None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from agent_system.agent import BaseAgent, Message
 from agent_system.errors import AgentSystemError
 from agent_system.tools.formats import ToolRequest, check_format
+from agent_system.tools.mcp import McpServer, McpTool
 from agent_system.tools.tool import Tool, ToolError, ToolInputError, make_tool
 from verl.utils.names import did_you_mean
 
@@ -47,7 +48,8 @@ class ToolAgent(BaseAgent):
     """An agent with tools. `turn.act` returns the projection of its last reply.
 
     Attributes:
-        tools: plain or coroutine functions with typed arguments and a docstring with `Args:`; or names of methods of the agent.
+        tools: plain or coroutine functions with typed arguments and a docstring with `Args:`; names of methods of the agent; or
+            `McpServer`, for the tools of a server.
         max_rounds: maximum number of generations per call of the agent; the last one is the reply, also if it calls tools.
         max_calls: maximum number of tool calls in one reply; further ones are malformed.
         tool_format: auto (by the chat template) | hermes | llama3 | json.
@@ -55,7 +57,7 @@ class ToolAgent(BaseAgent):
         max_tool_chars: longest result of a tool in a prompt, in characters; the rest is cut off.
     """
 
-    tools: ClassVar[Sequence[Callable[..., Any] | str]] = ()
+    tools: ClassVar[Sequence[Callable[..., Any] | str | McpServer]] = ()
     max_rounds: int = 4
     max_calls: int = 8
     tool_format: str = "auto"
@@ -70,10 +72,15 @@ class ToolAgent(BaseAgent):
         limits = {name: getattr(self, name) for name in ("max_rounds", "max_calls", "tool_timeout_s", "max_tool_chars")}
         if wrong := [name for name, value in limits.items() if value <= 0]:
             raise AgentSystemError(f"{type(self).__name__}.{wrong[0]} must be positive, found {limits[wrong[0]]!r}")
-        made = [make_tool(getattr(self, t) if isinstance(t, str) else t) for t in self.tools]
-        self.by_name: dict[str, Tool] = {tool.name: tool for tool in made}
+        made = [tool for entry in self.tools for tool in self._tools(entry)]
+        self.by_name: dict[str, Tool | McpTool] = {tool.name: tool for tool in made}
         if len(self.by_name) < len(made):
             raise AgentSystemError(f"two tools of {type(self).__name__} have the same name: {', '.join(t.name for t in made)}")
+
+    def _tools(self, entry: Callable[..., Any] | str | McpServer) -> Sequence[Tool | McpTool]:
+        if isinstance(entry, McpServer):
+            return entry.tools()
+        return [make_tool(getattr(self, entry) if isinstance(entry, str) else entry)]
 
     @property
     def schemas(self) -> list[Any]:

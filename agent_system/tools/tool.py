@@ -62,13 +62,13 @@ class Tool:
             raise ToolInputError(f"the arguments of {self.name} must be a JSON object with {', '.join(known) or 'no keys'}")
         unknown = [key for key in arguments if key not in known]
         if unknown:
-            raise ToolInputError(_cut(f"{self.name} has no argument {unknown[0]!r}; its arguments: {', '.join(known) or 'none'}"))
+            raise ToolInputError(cut(f"{self.name} has no argument {unknown[0]!r}; its arguments: {', '.join(known) or 'none'}"))
         try:
             valid = self.arguments.model_validate(arguments)
         except (ValidationError, RecursionError) as error:
             found = error.errors(include_url=False, include_input=False) if isinstance(error, ValidationError) else []
             causes = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found[:3]) or "nested too deep"
-            raise ToolInputError(_cut(f"wrong arguments of {self.name}: {causes}")) from error
+            raise ToolInputError(cut(f"wrong arguments of {self.name}: {causes}")) from error
         return {name: getattr(valid, name) for name in known}
 
     async def call(self, arguments: Mapping[str, Any], limit_s: float) -> str:
@@ -99,7 +99,7 @@ class Tool:
             run = partial(_run, self.function, dict(arguments))
             return await asyncio.wrap_future(_threads.submit(run))
         except (Exception, SystemExit) as error:
-            raise ToolError(_cut(f"{self.name} failed: {type(error).__name__}: {error}")) from error
+            raise ToolError(cut(f"{self.name} failed: {type(error).__name__}: {error}")) from error
 
 
 def make_tool(function: Callable[..., Any]) -> Tool:
@@ -140,5 +140,6 @@ def _as_text(result: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _cut(text: str) -> str:
-    return text.encode("utf-8", "replace").decode() if len(text) <= LONGEST_MESSAGE else _cut(text[: LONGEST_MESSAGE - 4] + " ...")
+def cut(text: str) -> str:
+    """Return a message for a model, in valid Unicode, at most `LONGEST_MESSAGE` characters long."""
+    return text.encode("utf-8", "replace").decode() if len(text) <= LONGEST_MESSAGE else cut(text[: LONGEST_MESSAGE - 4] + " ...")

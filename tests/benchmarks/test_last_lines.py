@@ -104,6 +104,15 @@ def test_tree_computes_a_prompt_once_whatever_k(forked_python: str) -> None:
     assert 0 < result["fork_us"] < result["deepcopy_us_plan_path"]
 
 
+def test_gateway_is_measured_beside_an_echo(forked_python: str) -> None:
+    sizes = ("--rate", "40", "--delay", "0.2", "--tokens", "200", "--seconds", "0.5", "--repeats", "1")
+    result, _ = run("gateway.py", *sizes, python=forked_python)
+    assert list(result)[:4] == ["server_ms_p50", "server_ms_p99", "cpu_ms_per_call", "echo_ms_p50"]
+    assert 0 < result["server_ms_p50"] <= result["server_ms_p99"] < 1000
+    assert result["cpu_ms_per_call"] > result["echo_cpu_ms_per_call"] > 0
+    assert result["open"] == 8 and 150 < result["prompt_tokens"] < 300
+
+
 def test_env_workers() -> None:
     sizes = ("--cpu-episodes", "2", "--blocking-episodes", "4", "--steps", "20", "--repeats", "1")
     result, _ = run("env_workers.py", *sizes)

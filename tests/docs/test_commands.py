@@ -39,6 +39,9 @@ ELSEWHERE = {
     "python -m verl.model_merger --checkpoint outputs/verl-mas/math_seed0 --out exported": "tests/e2e/test_serve.py",
     'python -m agent_system.serve outputs/verl-mas/math_seed0 "What is 3 + 4?"': "tests/e2e/test_serve.py",
     "python -m agent_system.serve outputs/verl-mas/math_seed0 --greedy": "tests/e2e/test_serve.py",
+    "python -m agent_system.serve outputs/verl-mas/openai_team --openai": "tests/e2e/test_serve_openai.py",
+    "python -m venv vf && vf/bin/pip install 'verifiers==0.3.1' reasoning-gym": "tests/examples/test_verifiers.py",
+    "vf/bin/python examples/verifiers/play.py rows my-env --output tasks.jsonl": "tests/examples/test_verifiers.py",
 }
 SCRIPT = "bash examples/run_"
 TEAMS = {

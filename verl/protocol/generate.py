@@ -23,6 +23,8 @@ class SamplingParams:
         stop_token_ids: a reply ends with the first of these, which belongs to the reply.
         stop: a reply ends with the token that completes one of these texts, special tokens included. Engines have no tokenizer: the agent
             side, which has it, cuts the reply.
+        structure: form of the reply as a structural tag in JSON, for which tokens are masked; empty for any reply. Only `vllm` can, with
+            `rollout.structured_outputs`.
     """
 
     max_tokens: int
@@ -31,6 +33,7 @@ class SamplingParams:
     top_k: int = -1
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    structure: str = ""
 
 
 @dataclass(frozen=True)

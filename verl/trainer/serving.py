@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from verl.models.loader import resolve_dtype
 from verl.trainer.checkpoint.saved_run import SavedRun
@@ -21,6 +21,19 @@ from verl.workers.weight_transfer.object_store import ObjectStore
 SLOTS = 8
 
 
+@dataclass(frozen=True)
+class Engines:
+    """How a team is served.
+
+    Attributes:
+        name: hf | vllm; empty: as in training.
+        slots: largest number of replies that an engine decodes concurrently; None: as in training.
+    """
+
+    name: str = "hf"
+    slots: int | None = SLOTS
+
+
 def for_serving(config: RunConfig, device: str) -> RunConfig:
     """Return the configuration of a run for inference in one process; a failed episode does not stop it."""
     own = copy.deepcopy(config)
@@ -32,15 +45,22 @@ def for_serving(config: RunConfig, device: str) -> RunConfig:
     return own
 
 
-def serving_team(config: RunConfig, placement: Placement, controller: Controller) -> TeamWorkers:
-    """Return the worker groups of a placement with only their rollout servers: engine `hf`, few slots."""
+def serving_placement(placement: Placement, engines: Engines) -> Placement:
+    """Return a placement with only engines, each on one device."""
     groups = []
     for spec in placement.groups:
         own = copy.deepcopy(spec.config)
-        own.rollout.name, own.rollout.tensor_model_parallel_size, own.rollout.weight_transfer = "hf", 1, "object_store"
-        own.rollout.max_num_seqs = min(own.rollout.max_num_seqs, SLOTS)
+        rollout = own.rollout
+        rollout.name, rollout.tensor_model_parallel_size, rollout.weight_transfer = engines.name or rollout.name, 1, "object_store"
+        rollout.max_num_seqs = min(rollout.max_num_seqs, engines.slots or rollout.max_num_seqs)
+        rollout.structured_outputs, rollout.free_cache_engine = rollout.name == "vllm", False
         groups.append(replace(spec, config=own, trained=False))
-    return TeamWorkers(config, replace(placement, groups=tuple(groups)), controller)
+    return replace(placement, groups=tuple(groups))
+
+
+def serving_team(config: RunConfig, placement: Placement, controller: Controller, engines: Engines = Engines()) -> TeamWorkers:
+    """Return the worker groups of a placement with only their rollout servers."""
+    return TeamWorkers(config, serving_placement(placement, engines), controller)
 
 
 def serve_weights(saved: SavedRun, team: TeamWorkers) -> None:

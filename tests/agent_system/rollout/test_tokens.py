@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -58,6 +58,38 @@ def test_paragraphs_have_the_ids_of_the_whole(name: str, text: str) -> None:
     assert list(encoder.encode(text)) == whole
     assert list(encoder.encode(text)) == whole, "from memory"
     assert decode(KNOWN[name], whole) == KNOWN[name].decode(whole, skip_special_tokens=True)
+
+
+PRINTABLE = st.lists(
+    st.sampled_from([*"\n\n\n\r\t  aabAzZ0129.,!/'<|_~^", "'Ll", "'S", "\r\n", "   ", "123456", "<|im_start|>", "<|im_end|>"]), max_size=60
+).map("".join)
+
+
+WORDS = st.lists(
+    st.sampled_from([" a", " b", "a", "A", "1", " ", "é", "e\u0301", "\u0301", " 中", "\x1c", "\u2028", ".", "'s", "\n"]), max_size=40
+).map("".join)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=PRINTABLE | TEXTS | WORDS)
+def test_pieces_have_the_ids_of_the_whole(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_system.rollout.tokens.PIECED_CHARACTERS", 0)
+    encoder = PIECED.setdefault(name, Encoder(KNOWN[name]))  # which remembers the pieces of other texts
+    encoder._known.clear()
+    assert list(encoder.encode(text)) == KNOWN[name].encode(text, add_special_tokens=False)
+
+
+PIECED: dict[str, Encoder] = {}
+
+
+def test_the_pieces_of_a_long_text_are_tokenized_once(counted: list[str]) -> None:
+    encoder = Encoder(KNOWN["qwen2"])
+    for words in (["one", "two"], ["two", "one", "three"]):
+        assert list(encoder.encode(text := " ".join(words * 100))) == KNOWN["qwen2"].encode(text, add_special_tokens=False)
+    assert counted == ["one", " two", " one", "two", " three"]
+    encoder.encode("x" * 500)
+    assert len(encoder._piece_ids) == 5, "long pieces are not kept"
 
 
 @pytest.mark.parametrize("name", KNOWN)

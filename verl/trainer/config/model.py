@@ -250,6 +250,11 @@ class RolloutConfig:
         "free the KV cache while the policies are updated; with async_training.mode=sync",
         effect="shared devices: rollout.n_gpus_per_node=0",
     )
+    structured_outputs: bool = key(
+        False,
+        "the engine reads the tokenizer, so that requests may ask for replies that follow a JSON schema; `serve --openai` sets it",
+        effect=VLLM,
+    )
     num_threads: int = key(0, "CPU threads of the engine process; 0: trainer.num_threads", ge=0, le=1024)
     update_bucket_mb: int = key(256, "size of the buckets in which weights are sent to the engine, in MiB", ge=1)
     weight_transfer: str = key(

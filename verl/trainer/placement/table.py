@@ -25,6 +25,7 @@ BASE_KEYS = (
     "model.attn_implementation", "actor.fsdp_config", "rollout.name", "rollout.max_num_seqs", "rollout.dtype", "rollout.free_cache_engine",
     "rollout.num_threads", "rollout.update_bucket_mb", "rollout.gpu_memory_utilization", "rollout.enforce_eager",
     "rollout.tensor_model_parallel_size", "rollout.max_num_batched_tokens", "rollout.enable_chunked_prefill", "rollout.weight_transfer",
+    "rollout.structured_outputs",
 )  # fmt: skip
 
 

@@ -93,10 +93,12 @@ class HFEngine:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is invalid, the prompt alone is too long, or
-        the model returns non-finite logits.
+        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is invalid or has a `structure`, the prompt
+        alone is too long, or the model returns non-finite logits.
         """
         limit = check_request(request, self._model.vocab_size, self._max_model_len, self.version_of)
+        if request.sampling.structure:
+            raise RolloutError("the engine hf cannot make a reply follow a schema; use actor_rollout_ref.rollout.name=vllm")
         ticket = Ticket(request, limit, [None] * request.n)
         future: asyncio.Future[list[Generation]] = asyncio.get_running_loop().create_future()
         self._pending[id(ticket)] = _Pending(ticket, future)

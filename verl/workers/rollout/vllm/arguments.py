@@ -54,7 +54,7 @@ def engine_arguments(
     arguments: dict[str, Any] = {
         "model": str(config.model.path),
         "trust_remote_code": config.model.trust_remote_code,
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not rollout.structured_outputs,
         "generation_config": "vllm",
         "dtype": str(dtype).removeprefix("torch."),
         "max_model_len": max_model_len,
@@ -76,6 +76,8 @@ def engine_arguments(
         check_heads(model_config)
     else:
         arguments |= {"gpu_memory_utilization": rollout.gpu_memory_utilization, "enable_sleep_mode": rollout.free_cache_engine}
+    if rollout.structured_outputs and config.model.tokenizer_path is not None:
+        arguments["tokenizer"] = config.model.tokenizer_path
     if adapters:
         check_adapters(adapters, device, rollout.dtype)
         arguments |= {

@@ -401,10 +401,9 @@ def reply_seed(seed: int, index: int) -> int:
 
 def sampling_params(sampling: SamplingParams, limit: int, seed: int) -> Any:
     """Return vLLM's sampling parameters: only a stop token of the request or the limit ends a reply, and every token has its log-prob."""
-    from vllm import SamplingParams as VLLMSamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm import sampling_params as own
 
-    return VLLMSamplingParams(
+    return own.SamplingParams(
         max_tokens=limit,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -414,7 +413,8 @@ def sampling_params(sampling: SamplingParams, limit: int, seed: int) -> Any:
         seed=seed,
         logprobs=0,
         detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=own.RequestOutputKind.FINAL_ONLY,
+        structured_outputs=own.StructuredOutputsParams(structural_tag=sampling.structure) if sampling.structure else None,
     )
 
 

@@ -1,0 +1,60 @@
+"""How a served agent samples: as the client asks, and in the form that it asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from agent_system.gateway.errors import Refusal
+from agent_system.gateway.wire import Ask
+from verl.protocol.generate import SamplingParams
+
+HONOURED = ("temperature", "top_p", "top_k")
+
+
+def client_sampling(ask: Ask, own: SamplingParams) -> SamplingParams:
+    """Return the parameters of an agent, changed as a request asks. Raise Refusal for a value out of range, and for other fields."""
+    for name, value in ask.sampling.items():
+        if name not in HONOURED:
+            raise Refusal(f"{name} is not supported; {', '.join(HONOURED)} are", param=name)
+        number = type(value) is int or (type(value) is float and name != "top_k")
+        wanted = {
+            "temperature": number and 0 <= value <= 100,
+            "top_p": number and 0 < value <= 1,
+            "top_k": number and (value >= 1 or value == -1),
+        }
+        if not wanted[name]:
+            expected = {
+                "temperature": "a number from 0 to 100",
+                "top_p": "a number above 0, at most 1",
+                "top_k": "an integer from 1, or -1",
+            }
+            raise Refusal(f"{name} must be {expected[name]}, found {json.dumps(value)[:80]}", param=name)
+    return replace(own, **ask.sampling)
+
+
+def structure_of(ask: Ask, tool_format: str) -> str:
+    """Return the form of the reply that a request asks for, as `SamplingParams.structure`.
+
+    Args:
+        ask: the request.
+        tool_format: how the agent's model writes tool calls, see `agent_system.tools.formats`.
+    """
+    calls = [_call(tool["function"], tool_format) for tool in ask.tools if tool["function"]["name"] in ask.forced]
+    if calls:
+        form: Mapping[str, Any] = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
+    elif ask.schema is not None:
+        form = {"type": "json_schema", "json_schema": ask.schema}
+    else:
+        return ""
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
+def _call(function: Mapping[str, Any], tool_format: str) -> Mapping[str, Any]:
+    arguments = "parameters" if tool_format == "llama3" else "arguments"
+    fields = {"name": {"const": function["name"]}, arguments: function.get("parameters") or {"type": "object"}}
+    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": schema}
+    return {"type": "tag", "begin": "<tool_call>\n", "content": form, "end": "\n</tool_call>"} if tool_format == "hermes" else form

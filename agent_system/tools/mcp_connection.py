@@ -1,0 +1,235 @@
+"""Connections to MCP servers, on an event loop of their own, so that they outlive the event loops of episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeVar
+
+from agent_system.errors import AgentSystemError
+from agent_system.tools.tool import ToolError
+
+T = TypeVar("T")
+MOST_TOOLS = 128
+LONGEST_RESULT = 1 << 20  # characters; agents cut it further
+KEPT_ERRORS = 500  # characters of the end of a server's standard error
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """How a server is reached.
+
+    Attributes:
+        command: starts it; it has PATH, HOME and the like in its environment, and `env`.
+        url: address of one that runs, instead of `command`.
+        env: environment variables of the command.
+        start_timeout_s: limit of starting the server and connecting to it, in seconds.
+    """
+
+    command: Sequence[str] = ()
+    url: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 30.0
+
+    @property
+    def name(self) -> str:
+        """Its command or address."""
+        return self.url or " ".join(self.command)
+
+    @property
+    def key(self) -> str:
+        """Equal for servers that are the same."""
+        return json.dumps([list(self.command), self.url, dict(self.env)], sort_keys=True)
+
+
+class ServerError(Exception):
+    """A server cannot be reached or has ended; the message goes on after its name."""
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
+    return loop
+
+
+async def on_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` on the loop of the connections; a cancellation reaches it."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, _loop()))
+
+
+class Connection:
+    """A connection, which opens when it is first used. `ready` and `call` run on the loop of the connections.
+
+    Attributes:
+        ended: it can no longer be used.
+    """
+
+    def __init__(self, server: Endpoint) -> None:
+        self.ended = False
+        self._server = server
+        self._task: asyncio.Task[None] | None = None
+        self._errors = _Tail()
+
+    async def ready(self) -> Any:
+        """Connect, unless that is done, and return the client of `mcp`. Raise ServerError if it is not possible."""
+        if self._task is None:
+            self._opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self._closing = asyncio.Event()
+            self._task = asyncio.create_task(self._hold())
+        return await asyncio.shield(self._opened)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return the text of a tool's result. Raise ToolError for an error that it reports, ServerError when the server has ended."""
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        client = await self.ready()
+        try:
+            result = await client.call_tool(name, dict(arguments))
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED or error.message == "Session terminated":
+                raise await self._end(error) from error
+            raise ToolError(str(error)) from error
+        except ValueError as error:  # a result that the protocol does not know
+            raise ToolError(f"{type(error).__name__}: {error}") from error
+        except Exception as error:  # of the transport
+            raise await self._end(error) from error
+        texts = [getattr(block, "text", f"({block.type} that is not shown)") for block in result.content]
+        text = "\n".join(texts)[:LONGEST_RESULT].encode("utf-8", "replace").decode()
+        if result.is_error:
+            raise ToolError(text)
+        return text
+
+    async def close(self) -> None:
+        """End the connection, and the server's process if it was started for it. May be called from any event loop."""
+        self.ended = True
+        if self._task is not None:
+            await on_loop(self._close())
+
+    async def _close(self) -> None:
+        assert self._task is not None
+        self._closing.set()
+        if not self._opened.done():
+            self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _end(self, error: Exception) -> ServerError:
+        self.ended = True
+        self._closing.set()
+        return ServerError(f"has ended: {await self._errors.last() or error or type(error).__name__}")
+
+    async def _hold(self) -> None:
+        """Keep the connection open: `mcp` wants to close it in the task that has opened it."""
+        try:
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(self._server.start_timeout_s):
+                    client = await stack.enter_async_context(_client(self._server, self._errors))
+                self._opened.set_result(client)
+                await self._closing.wait()
+        except Exception as error:  # of the transport, in groups
+            self.ended = True
+            if not self._opened.done():
+                limit = f" within {self._server.start_timeout_s:g} s" if isinstance(error, TimeoutError) else ""
+                self._opened.set_exception(ServerError(f"gave no connection{limit}: {await self._errors.last() or _innermost(error)}"))
+                self._opened.exception()  # the caller may have gone
+
+
+@asynccontextmanager
+async def _client(server: Endpoint, errors: _Tail) -> AsyncIterator[Any]:
+    """Connect to a server."""
+    try:
+        from mcp import Client, StdioServerParameters
+        from mcp.client.stdio import stdio_client
+    except ImportError as error:
+        raise AgentSystemError(f"McpServer needs the package mcp: pip install 'mcp>=2.3' ({error})") from error
+    if server.url:
+        async with Client(server.url) as client:
+            yield client
+        return
+    first, *others = server.command
+    parameters = StdioServerParameters(command=first, args=others, env=dict(server.env))
+    with errors.file() as file:
+        async with Client(stdio_client(parameters, errlog=file)) as client:
+            yield client
+
+
+class _Tail:
+    """The end of what a process writes to its standard error."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+
+    async def last(self) -> str:
+        """Return it, without white space around."""
+        await asyncio.sleep(0.05)  # the last words of a process may be on their way
+        return self._kept.decode("utf-8", "replace").strip()[-KEPT_ERRORS:]
+
+    def file(self) -> Any:
+        """Return a file to write to, which the running event loop reads until all have closed it."""
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            chunk = b""
+            with suppress(BlockingIOError):
+                chunk = os.read(reader, 1 << 16)
+                self._kept = (self._kept + chunk)[-4 * KEPT_ERRORS :]
+                if not chunk:
+                    loop.remove_reader(reader)
+                    os.close(reader)
+
+        loop.add_reader(reader, read)
+        return os.fdopen(writer, "w")
+
+
+_listed: dict[str, list[dict[str, Any]]] = {}
+
+
+def tools_of(server: Endpoint) -> list[dict[str, Any]]:
+    """Return the OpenAI-style schemas of a server's tools. Raise AgentSystemError when it cannot be reached or has too many."""
+    if server.key not in _listed:
+        limit = 3 * server.start_timeout_s
+        try:
+            _listed[server.key] = asyncio.run_coroutine_threadsafe(_list(server), _loop()).result(limit)
+        except ServerError as error:
+            raise AgentSystemError(f"the MCP server {server.name!r} {error}") from error
+        except TimeoutError as error:
+            raise AgentSystemError(f"the MCP server {server.name!r} did not list its tools within {limit:g} s") from error
+    return _listed[server.key]
+
+
+async def _list(server: Endpoint) -> list[dict[str, Any]]:
+    connection = Connection(server)
+    found: list[dict[str, Any]] = []
+    try:
+        client, cursor = await connection.ready(), None
+        while len(found) <= MOST_TOOLS:
+            page = await client.list_tools(cursor=cursor)
+            for tool in page.tools:
+                function = {"name": tool.name, "description": tool.description or "", "parameters": dict(tool.input_schema)}
+                found.append({"type": "function", "function": function})
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+    except ServerError:
+        raise
+    except Exception as error:  # of `mcp` and its transports
+        raise ServerError(f"did not list its tools: {_innermost(error)}") from error
+    finally:
+        await connection.close()
+    raise AgentSystemError(f"the MCP server {server.name!r} has more than {MOST_TOOLS} tools; choose some with McpServer.only")
+
+
+def _innermost(error: BaseException) -> str:
+    """Return the message of the first error in nested groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,130 @@
+"""What one program does wrong costs nobody else: large bodies, many connections, cut requests."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from agent_system import Task
+from agent_system.gateway.session import Session
+
+from .conftest import USER, posted, say, send
+
+ROLE = {"model": "Writer", "messages": USER}
+CONNECTIONS = 1000
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Room for the sockets of both ends."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * CONNECTIONS + 500
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"the limit of open files is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def beside(make_team: Any, bad: Any) -> tuple[Any, Any]:
+    """Play an episode whose program is `bad` beside one that makes ten calls in turn; returns both."""
+
+    async def team(task: Task, session: Session) -> str:
+        if task.task_id == "bad":
+            return str(await bad(session))
+        answers = [(await say(session, "Writer")).text for _ in range(10)]
+        return answers[-1]
+
+    collector, _ = make_team(team, max_failure_rate=1.0)
+    tasks = [Task(name, "2+2?", "sums", "4") for name in ("bad", "good")]
+    result = await asyncio.wait_for(collector.collect(tasks, 1, step=1), 60)
+    bad_episode, good = result.episodes
+    assert (good.failure, good.answer, len(good.samples)) == (None, "4", 10)
+    return bad_episode, good
+
+
+async def test_a_body_of_100_mb_is_refused_while_it_arrives(make_team: Any) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * (1 << 20)
+
+    async def bad(session: Session) -> str:
+        for body in (b" " * (100 << 20), chunks()):
+            async with posted(session, body) if isinstance(body, bytes) else _posted_chunks(session, body) as answer:
+                found = await answer.json()
+            assert answer.status == 413 and found["error"]["code"] == "request_too_large", found
+            assert answer.headers["x-should-retry"] == "false"
+        long = await send(session, {**ROLE, "messages": [{"role": "user", "content": "x " * (7 << 20)}]})
+        assert long.status == 400 and "characters, more than max_prompt_length=4000 tokens" in long.body["error"]["message"]
+        return (await say(session, "Writer")).text
+
+    episode, _ = await beside(make_team, bad)
+    assert (episode.failure, len(episode.samples)) == (None, 1)
+
+
+def _posted_chunks(session: Session, chunks: AsyncIterator[bytes]) -> Any:
+    """A body without a length."""
+    from contextlib import asynccontextmanager
+
+    import aiohttp
+
+    @asynccontextmanager
+    async def post() -> AsyncIterator[Any]:
+        headers = {"Authorization": f"Bearer {session.key}"}
+        async with aiohttp.ClientSession(headers=headers) as http, http.post(f"{session.base_url}/chat/completions", data=chunks) as answer:
+            yield answer
+
+    return post()
+
+
+async def test_a_thousand_connections_and_cut_requests_leave_the_server_as_it_is(make_team: Any, many_files: None) -> None:
+    starts = (b"", b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 99\r\n\r\n{", b"GARBAGE\r\n\r\n", b"\x16\x03\x01" * 50)
+
+    async def bad(session: Session) -> str:
+        address = urlsplit(session.base_url)
+        opened = await asyncio.gather(*(asyncio.open_connection(address.hostname, address.port) for _ in range(CONNECTIONS)))
+        for number, (_, writer) in enumerate(opened):
+            writer.write(starts[number % len(starts)])
+        text = (await say(session, "Writer")).text
+        for number, (_, writer) in enumerate(opened):
+            writer.transport.abort() if number % 2 else writer.close()
+        return text + (await say(session, "Writer")).text
+
+    episode, _ = await beside(make_team, bad)
+    assert (episode.failure, episode.answer, len(episode.samples)) == (None, "44", 2)
+
+
+async def test_no_refusal_makes_the_openai_library_repeat_a_request(make_team: Any) -> None:
+    openai = pytest.importorskip("openai")
+    wrong: list[tuple[dict[str, Any], Any]] = [
+        ({"model": "Nobody"}, openai.NotFoundError),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, openai.BadRequestError),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "objekt"}}}}, openai.BadRequestError),
+        ({"messages": [{"role": "user", "content": "x" * (17 << 20)}]}, openai.APIStatusError),
+    ]
+
+    async def bad(session: Session) -> str:
+        import httpx
+
+        sent: list[str] = []
+
+        async def count(request: httpx.Request) -> None:
+            sent.append(request.headers.get("x-stainless-retry-count", ""))
+
+        async with (
+            httpx.AsyncClient(event_hooks={"request": [count]}) as http,
+            openai.AsyncOpenAI(base_url=session.base_url, api_key=session.key, max_retries=2, http_client=http) as client,
+        ):
+            for more, error in wrong:
+                with pytest.raises(error):
+                    await client.chat.completions.create(**{**ROLE, **more})
+            assert sent == ["0"] * len(wrong)
+        return (await say(session, "Writer")).text
+
+    episode, _ = await beside(make_team, bad)
+    assert episode.failure is None, episode.failure
