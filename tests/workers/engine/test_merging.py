@@ -58,7 +58,7 @@ def make_calls(calls: Sequence[Call], seed: int = 0, words: int = 200) -> dict[s
         columns = slice(longest - len(prompt), longest + len(reply))
         ids[row, columns], attention[row, columns] = torch.tensor(prompt + reply), 1
     mask = attention[:, longest:].clone()
-    mask[mask.sum(dim=1) > 2, 1] = 0
+    mask[mask.sum(dim=1) > 2, 1:2] = 0
     noise = torch.randn(5, len(calls), width, generator=generator)
     return {
         "input_ids": ids,
