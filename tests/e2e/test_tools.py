@@ -80,9 +80,9 @@ def test_rounds_are_trained_and_validated(team: Run, tmp_path: Path) -> None:
     assert prompts and all("\n8\n" in p and "\n3\n" in p and "valid integer" in p for p in prompts)
 
 
-@pytest.mark.usefixtures("asking")
-def test_merged_rounds_train_to_the_same_weights(team: Run, tmp_path: Path, tiny_model_dir: Path) -> None:
-    """In all passes: old log-probs, those of the reference, and two updates of the policy and of its critic."""
+def test_merged_rounds_train_to_the_same_weights(team: Run, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all passes: old log-probs, those of the reference, and two updates of the policy, and values and an update of its critic."""
+    monkeypatch.setattr(tool_loop, "read_calls", lambda text, _format: [ToolRequest("double", {"number": 4})])
     models = ("actor_rollout_ref.model", "critic.model")
     keys = {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.ppo_epochs": 2, "algorithm.adv_estimator": "gae"}
     trained = []
