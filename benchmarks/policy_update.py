@@ -3,7 +3,8 @@
     python benchmarks/policy_update.py [--rows 256] [--tokens 120] [--threads 1] [--rounds 3]
 
 Prints one JSON object: seconds of both and `ratio` (engine / bare) for rows of equal and of mixed length. The plain loop pads
-every micro-batch to its longest row; both use the same number of micro-batches.
+every micro-batch to its longest row; both use the same number of micro-batches. `conversation_ratio` compares the engine with itself, on
+conversations of 6 turns: with merged rows / with single rows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from verl.workers.engine import FSDPEngine, MicroBatchRule, UpdatePlan, init_mes
 
 VOCAB = 512
 MICRO_BATCHES = 4
+TURNS = 6
 
 
 def make_rows(count: int, tokens: int, mixed: bool) -> dict[str, torch.Tensor]:
@@ -42,6 +44,26 @@ def make_rows(count: int, tokens: int, mixed: bool) -> dict[str, torch.Tensor]:
         "response_mask": attention[:, half:].clone(),
         "advantages": torch.randn(count, half, generator=generator),
         "old_log_probs": torch.full((count, half), -6.2),
+    }
+
+
+def make_conversations(count: int, tokens: int) -> dict[str, torch.Tensor]:
+    """Return `TURNS` rows for each of `count` conversations; a turn adds `tokens` random tokens, half message and half reply."""
+    generator = torch.Generator().manual_seed(0)
+    half = tokens // 2
+    ids = torch.randint(3, VOCAB, (count, TURNS * 2 * half), generator=generator)
+    rows = torch.cat([ids.roll((TURNS - 1 - turn) * 2 * half, dims=1) for turn in range(TURNS)])
+    left = torch.arange(TURNS - 1, -1, -1).repeat_interleave(count)[:, None] * 2 * half
+    attention = (torch.arange(rows.shape[1])[None] >= left).long()
+    replies = torch.ones(len(rows), half, dtype=torch.long)
+    return {
+        "input_ids": rows * attention,
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
+        "responses": rows[:, -half:].clone(),
+        "response_mask": replies,
+        "advantages": torch.randn(replies.shape, generator=generator),
+        "old_log_probs": torch.full(replies.shape, -6.2),
     }
 
 
@@ -117,6 +139,15 @@ def main() -> None:
 
         ours, theirs = fastest(args.rounds, engine_update, plain_update)
         result |= {f"{name}_engine_s": round(ours, 4), f"{name}_bare_s": round(theirs, 4), f"{name}_ratio": round(ours / theirs, 3)}
+    rows = make_conversations(max(1, args.rows // TURNS), args.tokens)
+    rule = MicroBatchRule(token_budget=args.tokens * TURNS * 8, rows=1, packed=True)
+
+    def update(merge_rows: bool) -> None:
+        engine.merge_rows = merge_rows
+        update_policy(engine, ActorConfig(), rows, UpdatePlan(temperature=1.0), rule)
+
+    single, merged = fastest(args.rounds, lambda: update(False), lambda: update(True))
+    result |= {"single_rows_s": round(single, 4), "merged_rows_s": round(merged, 4), "conversation_ratio": round(merged / single, 3)}
     print(json.dumps(result))
 
 

@@ -33,9 +33,10 @@ def test_rollout(forked_python: str) -> None:
 
 
 def test_policy_update(forked_python: str) -> None:
-    result, _ = run("policy_update.py", "--rows", "8", "--tokens", "16", "--rounds", "1", python=forked_python)
+    result, _ = run("policy_update.py", "--rows", "12", "--tokens", "64", "--rounds", "1", python=forked_python)
     assert result["equal_ratio"] > 0
     assert result["mixed_ratio"] > 0
+    assert result["conversation_ratio"] < 1
 
 
 def test_placement_measures_all_levels_on_the_same_rows(forked_python: str) -> None:

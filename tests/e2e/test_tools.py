@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load, load_file
 
 from agent_system import AgentSystemError
 from agent_system.rollout import tool_loop
@@ -77,6 +78,26 @@ def test_rounds_are_trained_and_validated(team: Run, tmp_path: Path) -> None:
             assert [c["tools"]["round"] for c in calls] == [c["call"] for c in calls] == list(range(len(calls)))
             prompts += [later["prompt"].removeprefix(first["prompt"]) for first, later in pairwise(calls)]
     assert prompts and all("\n8\n" in p and "\n3\n" in p and "valid integer" in p for p in prompts)
+
+
+def test_merged_rounds_train_to_the_same_weights(team: Run, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all passes: old log-probs, those of the reference, and two updates of the policy, and values and an update of its critic."""
+    monkeypatch.setattr(tool_loop, "read_calls", lambda text, _format: [ToolRequest("double", {"number": 4})])
+    models = ("actor_rollout_ref.model", "critic.model")
+    keys = {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.ppo_epochs": 2, "algorithm.adv_estimator": "gae"}
+    trained = []
+    for merge in (False, True):
+        run_dir = tmp_path / str(merge)
+        own = {f"{model}.merge_rows": merge for model in models} | {"trainer.total_training_steps": 1, "data.val_files": "[]"}
+        team(keys | own | {"trainer.default_local_dir": run_dir})
+        trained.append((load(weights(run_dir, 1)["solver"]), read_metrics(run_dir)[-1]))
+    (single, expected), (merged, metrics) = trained
+    assert min(metrics[f"{part}/merged_{what}"] for part in ("actor", "critic") for what in ("rows", "tokens")) > 0.1
+    same = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/ppo_kl", "critic/vf_loss", "critic/grad_norm")
+    assert {name: metrics[name] for name in same} == pytest.approx({name: expected[name] for name in same}, rel=1e-4, abs=1e-6)
+    start = load_file(tiny_model_dir / "model.safetensors")
+    moved = sum(float((single[name] - start[name]).square().sum()) for name in single)
+    assert sum(float((single[name] - merged[name]).square().sum()) for name in single) < 1e-6 * moved
 
 
 @pytest.mark.usefixtures("asking")

@@ -133,15 +133,15 @@ def loss_settings(name: str, agg_mode: str = "token-mean") -> tuple[ActorConfig,
 
 
 def settings_of(mode: str) -> tuple[ActorConfig, UpdatePlan] | tuple[ActorConfig]:
-    """Config of a `mode` of the two-rank test: a prepared loss, `skipping` rows without advantage, `adaptive` mini-batches, or an
-    aggregation mode.
+    """Config of a `mode` of the two-rank test: a prepared loss, `skipping` rows without advantage, `adaptive` mini-batches, `merging`, or
+    an aggregation mode.
     """
     if mode == "adaptive":
         config = replace(full_loss(), shuffle=False, use_adaptive_ppo_mini_batch_size=True, ppo_mini_update_num=3)
         return config, UpdatePlan(temperature=0.8, num_mini_batches=3)
     if mode == "skipping":
         return (ActorConfig(skip_zero_advantages=True, grad_clip=1e9),)
-    return loss_settings(mode) if mode in PREPARED else (full_loss(mode),)
+    return loss_settings(mode) if mode in PREPARED else (full_loss("token-mean" if mode == "merging" else mode),)
 
 
 def largest_difference(a: Gradients, b: Gradients) -> float:

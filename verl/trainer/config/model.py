@@ -60,6 +60,11 @@ class TrainedModelConfig:
     trust_remote_code: bool = key(False, "run code that is shipped with the model")
     enable_gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
     use_remove_padding: bool = key(True, "pack rows into one sequence without padding in the trainer's forward pass")
+    merge_rows: bool = key(
+        False,
+        "run a row whose prompt and response begin another row of the mini-batch, as an earlier reply of a conversation does, as a part of "
+        "that row; the loss stays that of the single rows",
+    )
     attn_implementation: str = key(
         "auto", "attention implementation; auto takes flash-attn on a GPU if it is installed", choices=ATTENTION_NAMES
     )

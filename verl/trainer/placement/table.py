@@ -22,10 +22,10 @@ REQUEST_KEYS = {("rollout", name) for name in PER_REQUEST}
 # Keys that must be equal for all adapters of one base: they are trained in one model and sampled by one engine.
 BASE_KEYS = (
     "model.path", "model.tokenizer_path", "model.trust_remote_code", "model.enable_gradient_checkpointing", "model.use_remove_padding",
-    "model.attn_implementation", "actor.fsdp_config", "rollout.name", "rollout.max_num_seqs", "rollout.dtype", "rollout.free_cache_engine",
-    "rollout.num_threads", "rollout.update_bucket_mb", "rollout.gpu_memory_utilization", "rollout.enforce_eager",
-    "rollout.tensor_model_parallel_size", "rollout.max_num_batched_tokens", "rollout.enable_chunked_prefill", "rollout.weight_transfer",
-    "rollout.structured_outputs",
+    "model.merge_rows", "model.attn_implementation", "actor.fsdp_config", "rollout.name", "rollout.max_num_seqs", "rollout.dtype",
+    "rollout.free_cache_engine", "rollout.num_threads", "rollout.update_bucket_mb", "rollout.gpu_memory_utilization",
+    "rollout.enforce_eager", "rollout.tensor_model_parallel_size", "rollout.max_num_batched_tokens",
+    "rollout.enable_chunked_prefill", "rollout.weight_transfer", "rollout.structured_outputs",
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+from verl.workers.engine.merging import longest_rows, members
 
 PROMPT_SIDE = ("prompts",)
 RESPONSE_SIDE = ("responses", "response_mask", "reply_mask", "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights",
@@ -102,12 +103,35 @@ def pad_zero_weight(batch: DataProto, divisor: int) -> tuple[DataProto, int]:
     return DataProto.concat([batch, filler]), missing
 
 
-def balance_order(batch: DataProto, ranks: int) -> np.ndarray:
-    """Return a row order `[bsz]` with equal numbers of rows and similar numbers of tokens for each of `ranks`."""
+def balance_order(batch: DataProto, ranks: int, merge_rows: bool = False) -> np.ndarray:
+    """Return a row order `[bsz]` with equal numbers of rows and similar numbers of tokens for each of `ranks`.
+
+    With `merge_rows` the rows that are run as one stay on one rank where the numbers of rows allow it, and their tokens count once.
+    """
     if ranks == 1:
         return np.arange(len(batch))
     lengths = batch.batch["attention_mask"].sum(dim=1).tolist()
+    if merge_rows:
+        return _merged_order(members(longest_rows(dict(batch.batch.items()))), lengths, ranks)
     return np.concatenate([np.asarray(p) for p in get_seqlen_balanced_partitions(lengths, k_partitions=ranks, equal_size=True)])
+
+
+def _merged_order(read_in: Mapping[int, Sequence[int]], lengths: Sequence[int], ranks: int) -> np.ndarray:
+    """Give the rows of each run, the most tokens first, to the rank with the fewest that has room; then fill the ranks with the rest."""
+    room, parts, tokens, rest = len(lengths) // ranks, [list[int]() for _ in range(ranks)], [0] * ranks, list[int]()
+    for run in sorted(read_in, key=lambda row: (-lengths[row], row)):
+        fitting = [rank for rank in range(ranks) if len(parts[rank]) + len(read_in[run]) <= room]
+        if not fitting:
+            rest += read_in[run]
+            continue
+        rank = min(fitting, key=lambda rank: tokens[rank])
+        parts[rank] += read_in[run]
+        tokens[rank] += lengths[run]
+    for part in parts:
+        missing = room - len(part)
+        part += rest[:missing]
+        rest = rest[missing:]
+    return np.concatenate([np.sort(part) for part in parts])
 
 
 def unpadded(out: DataProto, order: np.ndarray, padding: int) -> DataProto:

@@ -158,7 +158,7 @@ class TeamWorkers:
         parts = split(batch)
 
         def compute(name: str) -> SubBatch:
-            sub, order, padding = self._for_ranks(parts[name].batch, LOG_PROB_COLUMNS, learners[name].wg_id)
+            sub, order, padding = self._for_ranks(parts[name].batch, LOG_PROB_COLUMNS, workers, learners[name].wg_id)
             sub.meta_info = {"temperature": learners[name].temperature, "adapter": learners[name].adapter, **(meta or {})}
             return SubBatch(unpadded(getattr(workers[learners[name].wg_id], method)(sub), order, padding), parts[name].rows)
 
@@ -221,7 +221,7 @@ class TeamWorkers:
                 agent_ids = rows.non_tensor_batch["agent_id"]
                 agents = list(dict.fromkeys(agent_ids))
                 rows.batch["agent_index"] = torch.tensor([agents.index(agent) for agent in agent_ids])
-            sub, order, _ = self._for_ranks(rows, columns, learner.wg_id)
+            sub, order, _ = self._for_ranks(rows, columns, workers, learner.wg_id)
             lengths = sub.batch["attention_mask"].sum(dim=1).numpy()[np.argsort(order)]
             shares = compute_seqlen_metrics(lengths, order, self.devices[learner.wg_id].ranks)
             sub.meta_info = {
@@ -263,12 +263,15 @@ class TeamWorkers:
         for group in (*self.policies.values(), *self.critics.values()):
             group.shutdown()
 
-    def _for_ranks(self, sub: DataProto, columns: Sequence[str], wg_id: str) -> tuple[DataProto, np.ndarray, int]:
+    def _for_ranks(
+        self, sub: DataProto, columns: Sequence[str], workers: Mapping[str, WorkerGroup], wg_id: str
+    ) -> tuple[DataProto, np.ndarray, int]:
         """Trim, pad with zero-weight rows to a multiple of the ranks, and order rows so that ranks have similar numbers of tokens."""
         ranks, present = self.devices[wg_id].ranks, set(sub.batch.keys())
         sub = trim_padding(sub.select(batch_keys=[c for c in columns if c in present], non_tensor_batch_keys=[]))
         sub, padding = pad_zero_weight(sub, ranks)
-        order = balance_order(sub, ranks) if self.config.trainer.balance_batch else np.arange(len(sub))
+        model = self.config.critic.model if workers is self.critics else self.specs[wg_id].config.model
+        order = balance_order(sub, ranks, model.merge_rows) if self.config.trainer.balance_batch else np.arange(len(sub))
         return sub.select_idxs(order), order, padding
 
     def _on_learners(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from verl.workers.engine.attention import PACKED_ATTENTION, plan_packing
+from verl.workers.engine.merging import merge
 from verl.workers.engine.token_scores import sums_of_squares, token_scores
 
 INPUT_KEYS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
@@ -46,16 +47,17 @@ def score_tokens(model: Any, rows: Mapping[str, torch.Tensor], temperature: floa
 
     Args:
         model: the model; for packed rows with `PACKED_ATTENTION` or flash attention.
-        rows: `INPUT_KEYS`; without rows (ranks must call the model equally often) the scores are empty.
+        rows: `INPUT_KEYS`, and `READ_IN` if rows are merged; without rows (ranks must call the model equally often) the scores are empty.
         temperature: of the sampler.
         packed: run the rows as one sequence without padding.
         sum_pi_squared: also sum the squared probabilities, in another pass over the logits.
     """
-    logits = (_packed if packed else _padded)(model, rows)
+    runs, index = merge(rows)
+    logits = (_packed if packed else _padded)(model, runs)
     mask = rows["response_mask"].bool()
-    log_probs, entropy = token_scores(logits, rows["responses"][mask], temperature)
-    squares = _scatter(sums_of_squares(logits, temperature), mask) if sum_pi_squared else None
-    return Scores(_scatter(log_probs, mask), _scatter(entropy, mask), squares)
+    log_probs, entropy = token_scores(logits, runs["responses"][runs["response_mask"].bool()], temperature)
+    squares = _scatter(sums_of_squares(logits, temperature)[index], mask) if sum_pi_squared else None
+    return Scores(_scatter(log_probs[index], mask), _scatter(entropy[index], mask), squares)
 
 
 def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], packed: bool) -> torch.Tensor:
@@ -63,8 +65,9 @@ def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], packed: bool) -> 
 
     The value of a token is the output at the position before it. Arguments are those of `score_tokens`.
     """
-    outputs = (_packed if packed else _padded)(model, rows)
-    return _scatter(outputs.squeeze(-1).float(), rows["response_mask"].bool())
+    runs, index = merge(rows)
+    outputs = (_packed if packed else _padded)(model, runs)
+    return _scatter(outputs.squeeze(-1).float()[index], rows["response_mask"].bool())
 
 
 def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:

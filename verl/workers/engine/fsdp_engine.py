@@ -17,6 +17,7 @@ from verl.trainer.config import FSDPConfig, OptimConfig, TrainedModelConfig
 from verl.workers.engine.attention import PACKED_ATTENTION, check_packable, register_packed_attention
 from verl.workers.engine.forward import INPUT_KEYS, Scores, check_rows, score_tokens, value_tokens
 from verl.workers.engine.loading import load_sharded
+from verl.workers.engine.merging import READ_IN, longest_rows, members
 from verl.workers.engine.micro_batch import MicroBatchRule, plan_micro_batches, same_count
 from verl.workers.engine.offload import move_optimizer_state, move_parameters, on_device
 from verl.workers.engine.sharding import free_gathered, full_tensors, shard_model
@@ -71,7 +72,7 @@ class FSDPEngine:
     ) -> None:
         self.mesh, self.group = mesh, mesh.get_group()
         self.device = torch.device(mesh.device_type)
-        self.packed = model.use_remove_padding
+        self.packed, self.merge_rows = model.use_remove_padding, model.merge_rows
         self.fsdp = fsdp
         plans = dict(adapters or {})
         trained = optim is not None or bool(plans)
@@ -170,10 +171,20 @@ class FSDPEngine:
         return rows["attention_mask"].sum(dim=1).tolist()
 
     def micro_batches(self, rows: Rows, rule: MicroBatchRule) -> list[dict[str, torch.Tensor]]:
-        """Split rows into micro-batches, with empty ones added so that all ranks have as many."""
-        plan = plan_micro_batches(self.lengths(rows), rule)
+        """Split rows into micro-batches, with empty ones added so that all ranks have as many.
+
+        With `merge_rows` the rule counts the rows that the model runs; those that are read in them are in the same micro-batch.
+        """
+        lengths = self.lengths(rows)
+        longest = longest_rows(rows) if self.merge_rows else list(range(len(lengths)))
+        runs = list(members(longest).items())
+        plan = [[row for run in part for row in runs[run][1]] for part in plan_micro_batches([lengths[row] for row, _ in runs], rule)]
         plan += [[]] * (same_count(len(plan), self.group, self.device) - len(plan))
-        return [select(rows, torch.tensor(index, dtype=torch.long, device=self.device)) for index in plan]
+        micros = [select(rows, torch.tensor(index, dtype=torch.long, device=self.device)) for index in plan]
+        for micro, index in zip(micros, plan, strict=True) if self.merge_rows else ():
+            place = {row: i for i, row in enumerate(index)}
+            micro[READ_IN] = torch.tensor([place[longest[row]] for row in index], dtype=torch.long, device=self.device)
+        return micros
 
     def score(self, rows: Rows, temperature: float, sum_pi_squared: bool = False) -> Scores:
         """Score one micro-batch on the device; see `Scores`."""
