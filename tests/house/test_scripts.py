@@ -120,8 +120,14 @@ if [[ "$1 $2" == "ruff check" ]]; then exit {status}; fi
 """
 LINT = ("ruff check .", "ruff format --check .")
 TEST_MODES: dict[tuple[str, ...], list[str]] = {
-    (): ["setup cpu-vllm", *LINT, "mypy", "pytest --timing=without", "pytest --timing=only tests/test_time.py"],
-    ("tests/x", "-k", "y"): ["setup cpu-vllm", *LINT, "mypy", "pytest --timing=without tests/x -k y", "pytest --timing=only tests/x -k y"],
+    (): ["setup cpu-vllm frameworks", *LINT, "mypy", "pytest --timing=without", "pytest --timing=only tests/test_time.py"],
+    ("tests/x", "-k", "y"): [
+        "setup cpu-vllm frameworks",
+        *LINT,
+        "mypy",
+        "pytest --timing=without tests/x -k y",
+        "pytest --timing=only tests/x -k y",
+    ],
     ("fast",): ["setup", *LINT, "pytest --timing=without -m not integration"],
     ("fuzz", "-x"): ["setup", "pytest --timing=without -m hypothesis --hypothesis-profile fuzz --timeout 0 -x"],
 }
