@@ -45,6 +45,7 @@ class BaseOrchestra(ABC):
         memory_class: memory of the team across turns; options may change it per object.
         uses_sandbox: its agents write programs that the environment runs in `agent_system.sandbox.shared_sandbox()`; a run without a
             working sandbox then does not start. Options may change it per object.
+        uses_prompts: its calls have the prompts of the agents' classes; tasks are filtered by the length of these.
         config: the options of this run.
     """
 
@@ -52,6 +53,7 @@ class BaseOrchestra(ABC):
     config_class: ClassVar[type] = NoOptions
     memory_class: type[Memory] = SimpleMemory
     uses_sandbox: bool = False
+    uses_prompts: ClassVar[bool] = True
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.config_class() if config is None else config

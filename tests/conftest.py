@@ -71,7 +71,9 @@ if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of this suite; here, so that they are known however pytest is called."""
     parser.addoption(
-        "--all-levels", action="store_true", help="tests/e2e/test_levels.py: every level with every engine on every controller"
+        "--all-levels",
+        action="store_true",
+        help="tests/e2e/test_levels.py: every level with every engine on every controller; tests/examples/test_verifiers.py",
     )
     parser.addoption(
         "--timing", choices=("with", "without", "only"), default="with", help="whether tests that measure time (mark timing) run"

@@ -52,6 +52,7 @@ class GatewayOrchestra(BaseOrchestra):
     """Runs the program of each episode, whose requests an HTTP server answers."""
 
     config_class = GatewayOptions
+    uses_prompts = False  # the program sends them
 
     def __init__(self, config: GatewayOptions | None = None) -> None:
         """Import the program. Raise AgentSystemError if there is none."""

@@ -181,9 +181,12 @@ class Collector:
         return cls(orchestra, agents, env, bindings, settings, workers, reward_model)
 
     def first_prompt_lengths(self, agent_id: str, tasks: Sequence[Task]) -> list[int]:
-        """Return for every task the tokens of an agent's first prompt: its templates with the task, without team context or memory."""
+        """Return for every task the tokens of an agent's first prompt: its templates with the task, without team context or memory.
+
+        0 where they are not known: for an agent behind an API, and a team that is a program.
+        """
         runtime = self.runtimes[agent_id]
-        if not isinstance(runtime.prompts, PromptBuilder):
+        if not (self.orchestra.uses_prompts and isinstance(runtime.prompts, PromptBuilder)):
             return [0] * len(tasks)
         memory = self.orchestra.memory_class(self.settings.history_length)
         variables = [{"env_prompt": task.prompt, "messages": task.messages, "step": 1} for task in tasks]

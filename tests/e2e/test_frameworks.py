@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent_system.registry import AgentRegistry
 from tests.agent_system.gateway.templates import TEMPLATES
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.house.source import ROOT
@@ -93,6 +94,7 @@ def test_a_langgraph_team_trains_to_the_same_bits_as_the_orchestra(train: Run, t
         pytest.importorskip(module)
     (tmp_path / "my_roles.py").write_text(ROLES)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(AgentRegistry, "_entries", dict(AgentRegistry._entries))  # other tests have a Verifier Agent of their own
     program = {"agent.orchestra_type": "gateway", "agent.team": "examples.frameworks.langgraph_team:team", "gateway.seed_by": "order"}
     orchestra = {"agent.orchestra_type": "my_math", "agent.orchestra.my_math.prompt_style": "short"}
     for name, changes in {"program": program, "orchestra": orchestra}.items():

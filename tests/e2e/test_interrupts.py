@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -473,11 +474,17 @@ def test_a_worker_that_dies_is_named_in_one_line_and_ends_the_run(
 @pytest.mark.ray
 @on_the_cluster
 def test_a_disk_that_fills_up_under_a_worker_keeps_the_last_checkpoint(
-    on_cluster: Callable[..., Command], user_package: Path, cluster: subprocess.Popen[str], fork_server: ForkServer, tmp_path: Path
+    on_cluster: Callable[..., Command],
+    user_package: Path,
+    cluster: subprocess.Popen[str],
+    fork_server: ForkServer,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     """The disk is full where the loss of an installed package is computed: its entry point is found on the command line and in workers."""
     installed = user_package / "faults-1.0.dist-info"
     installed.mkdir()
+    request.addfinalizer(lambda: shutil.rmtree(installed))  # the folder is also that of other tests
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: faults\nVersion: 1.0\n")
     (installed / "entry_points.txt").write_text("[verl_mas.plugins]\nfaults = faults_package:HarmfulWorld\n")
     changes = {"agent.plugins": "[]", "actor_rollout_ref.actor.policy_loss.loss_mode": "harmful_loss"}

@@ -119,8 +119,15 @@ def python_with(*packages: str) -> str:
     return str(folder / "bin" / "python")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def installed(request: pytest.FixtureRequest) -> None:
+    """Skip unless both packages may be installed."""
+    if not request.config.getoption("--all-levels"):
+        pytest.skip("takes two minutes to install: needs --all-levels")
+
+
 @pytest.fixture(scope="module")
-def python() -> str:
+def python(installed: None) -> str:
     """The Python of an environment for classic environments."""
     return python_with(*CLASSIC)
 

@@ -137,6 +137,11 @@ async def test_a_key_is_that_of_one_episode_and_does_not_outlive_it(make_team: A
     assert len(set(keys)) == 2 and ports[0] == ports[1]
 
 
+def test_tasks_are_not_measured_with_prompts_that_the_program_does_not_send(make_team: Any) -> None:
+    collector, _ = make_team(draft_and_edit, drafts, limits=(1, 400))
+    assert collector.first_prompt_lengths("Writer", [TASK, TASK]) == [0, 0]
+
+
 def test_the_server_serves_one_event_loop_after_another(make_team: Any) -> None:
     collector, _ = make_team(draft_and_edit, drafts)
     for step in (1, 2):
