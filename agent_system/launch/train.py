@@ -99,6 +99,8 @@ def cli() -> None:
     """Run the command line: `main`, with Hydra's errors about keys and values reported in one line."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for library in ("httpx", "httpx2"):  # the clients of programs, which log every request
+        logging.getLogger(library).setLevel(logging.WARNING)
     given = sys.argv[1:]
     with report_config_errors(given):
         command = prepare(given)
