@@ -9,10 +9,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 FRAMEWORK=${1:?name a framework: openai, langgraph, autogen, agents, smolagents or node}
 shift
 if [ "$FRAMEWORK" = node ]; then
-  (cd examples/frameworks/node && [ -d node_modules ] || npm --prefix examples/frameworks/node install --silent)
-  TEAM='agent.team_command=[node,examples/frameworks/node/team.js]'
+  NODE=examples/frameworks/node
+  [ -d $NODE/node_modules ] || npm install --prefix $NODE --loglevel=error --no-package-lock --no-audit --no-fund
+  TEAM="agent.team_command=[node,$NODE/team.js]"
 else
   bash scripts/setup.sh frameworks
   TEAM="agent.team=examples.frameworks.${FRAMEWORK}_team:team"
 fi
+export EXPERIMENT=${EXPERIMENT:-math_${FRAMEWORK}_seed${SEED:-0}}
 exec bash examples/run_math.sh agent.orchestra_type=gateway "$TEAM" 'agent.plugins=[examples.frameworks.roles]' "$@"
