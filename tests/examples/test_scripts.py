@@ -50,7 +50,7 @@ def run(
     hidden = ("MODEL_PATH", "DATA", "EXPERIMENT", "SEED")
     small = {"EMBEDDED_DIR": str(tmp_path / "embedded"), "DEMOS": "96"}
     env = {k: v for k, v in os.environ.items() if k not in hidden} | small | variables
-    command = ["bash", f"examples/run_{name}.sh", *arguments, f"trainer.default_local_dir={tmp_path / 'run'}"]
+    command = ["bash", name if "/" in name else f"examples/run_{name}.sh", *arguments, f"trainer.default_local_dir={tmp_path / 'run'}"]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=within_s, check=False)
 
 
@@ -132,6 +132,21 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     # A search that is all that its Verifier asks for leaves the Answer Agent silent.
     assert set(spoke) - {"Answer Agent"} == set(swap or roles) - {"Answer Agent"}
     assert all(policy == (swap or roles)[role] for role, policy in spoke.items())
+
+
+@pytest.mark.parametrize("framework", ["langgraph", "node"])
+def test_the_script_of_a_framework_trains_its_team(framework: str, tmp_path: Path, checkout: Path) -> None:
+    if framework == "node" and shutil.which("npm") is None:
+        pytest.skip("needs Node")
+    pytest.importorskip("langgraph")
+    trained = run(checkout, "examples/frameworks/run.sh", tmp_path, framework, *SMALL, "trainer.controller=local")
+    if "npm error" in trained.stderr:
+        pytest.skip("npm cannot install the package openai")
+    assert trained.returncode == 0, trained.stderr[-2000:]
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    assert f"experiment_name: math_{framework}_seed0" in config and "orchestra_type: gateway" in config
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2] and "wg/solver_agent/actor/grad_norm" in lines[-1]
 
 
 @pytest.fixture
