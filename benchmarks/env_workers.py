@@ -3,9 +3,11 @@
     python benchmarks/env_workers.py
 
 cpu_speedup: seconds of the same CPU-bound episodes in the driver, on threads, over those in the workers; rounds alternate, the median of
-their ratios is reported. It needs as many idle cores as workers. blocking_2000_s: seconds of 2,000 concurrent episodes whose only step
-blocks 0.5 s. overhead_ms: time of one step of an environment without work in a worker, less that in the driver, one step after the other.
-The last line is JSON: `{"cpu_speedup", "blocking_2000_s", "overhead_ms"}`.
+their ratios is reported. It needs as many idle cores as workers. bare_speedup: seconds of the same steps in a loop of one process over
+those of as many processes as workers that divide them, in the same rounds: what the machine allows. blocking_2000_s: seconds of 2,000
+concurrent episodes whose only step blocks 0.5 s. overhead_ms: time of one step of an environment without work in a worker, less that in the
+driver, one step after the other.
+The last line is JSON: `{"cpu_speedup", "bare_speedup", "blocking_2000_s", "overhead_ms"}`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -104,6 +108,19 @@ def collect_seconds(env: str, episodes: int, steps: int, started: EnvWorkers | N
     return time.perf_counter() - began
 
 
+def bare_seconds(pool: ProcessPoolExecutor, steps: int, processes: int) -> float:
+    """Return the seconds of CPU-bound steps that processes divide."""
+    began = time.perf_counter()
+    list(pool.map(work, [steps // processes] * processes))
+    return time.perf_counter() - began
+
+
+def work(steps: int) -> None:
+    """Take steps of the CPU-bound environment."""
+    for _ in range(steps):
+        Works().step("go")
+
+
 async def step_seconds(env: EnvHandle, steps: int) -> float:
     """Return the seconds of one step, one after the other."""
     await env.observation("reset", Task("t", "say go"))
@@ -123,12 +140,16 @@ def main() -> None:
     args = parser.parse_args()
     say = sys.stdout.write
     say(f"load {os.getloadavg()[0]:.2f}, {os.cpu_count()} cores\n")
-    ratios = []
-    with workers("works", args.workers) as started:
+    ratios, bare = [], []
+    with workers("works", args.workers) as started, ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
+        bare_seconds(pool, args.workers, args.workers)  # starts the processes
         for repeat in range(args.repeats):
             here, there = (collect_seconds("works", args.cpu_episodes, STEPS, place) for place in (None, started))
             ratios.append(here / there)
             say(f"CPU-bound, round {repeat}: driver {here:.2f} s, {args.workers} workers {there:.2f} s, ratio {here / there:.2f}\n")
+            one, several = (bare_seconds(pool, args.cpu_episodes * STEPS, processes) for processes in (1, args.workers))
+            bare.append(one / several)
+            say(f"bare loop, round {repeat}: one process {one:.2f} s, {args.workers} processes {several:.2f} s, ratio {bare[-1]:.2f}\n")
     with workers("waits", args.workers) as started:
         waited = [collect_seconds("waits", args.blocking_episodes, 1, started) for _ in range(args.repeats)]
     say(f"{args.blocking_episodes} episodes that block {WAIT_S} s: {', '.join(f'{w:.2f}' for w in waited)} s\n")
@@ -139,7 +160,7 @@ def main() -> None:
             here = asyncio.run(step_seconds(EnvCaller(Idle(), threads), args.steps))
             added.append(1000 * (there - here))
     say(f"added per step: {', '.join(f'{a:.3f}' for a in added)} ms\n")
-    found = {"cpu_speedup": ratios, "blocking_2000_s": waited, "overhead_ms": added}
+    found = {"cpu_speedup": ratios, "bare_speedup": bare, "blocking_2000_s": waited, "overhead_ms": added}
     say(json.dumps({name: round(statistics.median(values), 3) for name, values in found.items()}) + "\n")
 
 
