@@ -32,6 +32,7 @@ def measure(name: str, patience_s: float) -> dict[str, Any]:
     start = time.monotonic()
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py")]
     output = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
+    sys.stdout.write(output)
     return json.loads(output.splitlines()[-1]) | origin | {"seconds": round(time.monotonic() - start)}
 
 

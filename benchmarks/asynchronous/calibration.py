@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.asynchronous.simulator import Costs, Group, Schedule, run_steps
+from benchmarks.asynchronous.simulator import CACHE_BLOCK, Costs, Group, Schedule, run_steps
 from benchmarks.asynchronous.team import CALLS, MeasuredRun, Mode, PlayedEpisode, Workload, run
 from benchmarks.placement import run_forked
 from verl.models.loader import load_causal_lm
@@ -24,7 +24,7 @@ from verl.protocol.generate import GenerateRequest, SamplingParams
 from verl.workers.rollout.hf_engine import HFEngine
 
 SHORT, LONG = 8, 64  # tokens of the replies of the two runs
-PROMPT, MOST_ROWS = 64, 64
+PROMPT, LONG_PROMPT, MOST_ROWS = 64, 320, 64
 UPDATE_ROWS, UPDATE_TOKENS = 16, 96
 
 
@@ -34,6 +34,7 @@ class EngineCosts:
 
     decode_s: float
     row_s: float
+    cache_s: float
     engine_speed: float
     update_speed: float
 
@@ -42,13 +43,13 @@ def measure_engine(model_dir: Path, decoded: int, seconds: float, out: Path) -> 
     """Write `EngineCosts`, each measured for about so many seconds with replies of `decoded` tokens."""
     torch.set_num_threads(os.cpu_count() or 1)
     load = lambda: load_causal_lm(str(model_dir), dtype=torch.float32, attn_implementation="sdpa")  # noqa: E731
-    engine, learner = HFEngine(load(), max_num_seqs=MOST_ROWS, max_model_len=2 * (PROMPT + decoded)), load().train()
+    engine, learner = HFEngine(load(), max_num_seqs=MOST_ROWS, max_model_len=LONG_PROMPT + decoded), load().train()
 
-    def decode(rows: int, tokens: int = decoded) -> float:
+    def decode(rows: int, tokens: int = decoded, prompt: int = PROMPT) -> float:
         """Return the seconds of replies of `tokens` tokens to `rows` prompts."""
 
         async def replies() -> None:
-            prompts = [tuple(3 + (row * PROMPT + place) % 250 for place in range(PROMPT)) for row in range(rows)]
+            prompts = [tuple(3 + (row * prompt + place) % 250 for place in range(prompt)) for row in range(rows)]
             await asyncio.gather(*[engine.generate(GenerateRequest(prompt, SamplingParams(tokens), seed=7)) for prompt in prompts])
 
         started = time.perf_counter()
@@ -78,17 +79,21 @@ def measure_engine(model_dir: Path, decoded: int, seconds: float, out: Path) -> 
             ended.set()
             thread.join()
 
+    def step_s(rows: int, prompt: int = PROMPT) -> float:
+        """Return the seconds of a decode step."""
+        whole, first = repeated(lambda: decode(rows, decoded, prompt), seconds), repeated(lambda: decode(rows, 1, prompt), seconds)
+        return (whole - first) / (decoded - 1)
+
     widest = lambda: decode(MOST_ROWS)  # noqa: E731
     few, many = MOST_ROWS // 8, MOST_ROWS
-    step_s = {
-        rows: (repeated(lambda rows=rows: decode(rows), seconds) - repeated(lambda rows=rows: decode(rows, 1), seconds)) / (decoded - 1)
-        for rows in (few, many)
-    }
-    row_s = max(step_s[many] - step_s[few], 0.0) / (many - few)
+    cached = statistics.mean(-(-(PROMPT + step) // CACHE_BLOCK) * CACHE_BLOCK for step in range(1, decoded))
+    one, wide, longer = step_s(few), step_s(many), step_s(many, LONG_PROMPT)
+    cache_s = max(longer - wide, 0.0) / (many * (LONG_PROMPT - PROMPT))
+    row_s = max((wide - one) / (many - few) - cache_s * cached, 0.0)
     alone = repeated(widest, seconds), repeated(update, seconds)
     together = beside(widest, update), beside(update, widest)
     speeds = [min(one / other, 1.0) for one, other in zip(alone, together, strict=True)]
-    out.write_text(json.dumps(asdict(EngineCosts(max(step_s[few] - few * row_s, 0.0), row_s, *speeds))))
+    out.write_text(json.dumps(asdict(EngineCosts(max(one - few * (row_s + cache_s * cached), 0.0), row_s, cache_s, *speeds))))
 
 
 def repeated(call: Callable[[], float], seconds: float) -> float:
@@ -126,7 +131,7 @@ def calibrate(folder: Path, mode: Mode, args: argparse.Namespace) -> Costs:
     measured_s = [mean_of(found, "timing_s/gen") for found in (short, long)]
     simulated_s = [collecting(found, costs) for found in (short, long)]
     scale = line(simulated_s, measured_s)[1]
-    costs = replace(costs, decode_s=costs.decode_s * scale, row_s=costs.row_s * scale)
+    costs = replace(costs, decode_s=costs.decode_s * scale, row_s=costs.row_s * scale, cache_s=costs.cache_s * scale)
     update_s, update_token_s = line(tokens, [found.busy_s("update_actor") for found in (short, long)])
     log_prob_s, sync_s = short.busy_s("compute_log_prob"), statistics.mean([short.busy_s("sync_weights"), long.busy_s("sync_weights")])
     rest_s = short.mean_step_s - measured_s[0] - short.busy_s("update_actor") - log_prob_s - sync_s

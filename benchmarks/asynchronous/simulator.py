@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -20,8 +21,9 @@ from benchmarks.asynchronous.virtual_time import simulate
 
 Episode: TypeAlias = Sequence[tuple[int, float]]  # tokens of the reply and seconds of the wait after it, of every call
 Group: TypeAlias = Sequence[Episode]
-ROW_BLOCK = 8  # an engine runs a multiple of this number of rows
+ROW_BLOCK, CACHE_BLOCK = 8, 64  # an engine runs a multiple of so many rows, each over a multiple of so many cached tokens
 TICK_S = 1e-9  # replies that end so soon have ended: the clock cannot tell such times apart
+TICK_STEPS = 1e-3  # the same for a block of the cache that is full so soon
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Costs:
     """Seconds of everything, and devices.
 
     Attributes:
-        decode_s, row_s: a decode step takes `decode_s + row_s * rows`; rows are the slots up to the last one in use.
+        decode_s, row_s, cache_s: a decode step takes `decode_s + rows * (row_s + cache_s * length)`; rows are the slots up to the last one
+            in use, length is that of the longest prompt and reply among them.
         call_s: an engine's time for a call before its first token, control included.
         update_s, update_token_s: an update takes `update_s + update_token_s * tokens`, prompts included.
         log_prob_token_s: old log-probs per token; not computed in mode `sync`.
@@ -43,6 +46,7 @@ class Costs:
 
     decode_s: float
     row_s: float
+    cache_s: float = 0.0
     call_s: float = 0.0
     update_s: float = 0.0
     update_token_s: float = 0.0
@@ -146,9 +150,10 @@ class Engine:
         self._free = list(range(costs.slots))
         self._used: set[int] = set()
         self._running: list[tuple[float, int, asyncio.Future[None]]] = []  # by the decode step after which the reply ends
+        self._began: dict[int, float] = {}  # decode step at the beginning of the reply in a slot
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._steps, self._stall, self._at = 0.0, 0.0, self._loop.time()
-        self._step_s = costs.decode_s
+        self._step_s, self._cached = costs.decode_s, 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -191,8 +196,16 @@ class Engine:
             self._timer.cancel()
         self._timer = None
         if self._running:
-            work = self._stall + max(self._running[0][0] - self._steps, 0.0) * self._step_s
+            steps = self._running[0][0] - self._steps
+            if self._costs.cache_s:
+                steps = min(steps, self._cached - self._length)
+            work = self._stall + max(steps, 0.0) * self._step_s
             self._timer = self._loop.call_later(work / self._devices.engine_speed, self._end_replies)
+
+    @property
+    def _length(self) -> float:
+        """Tokens of the longest prompt and reply in a slot."""
+        return self._costs.prompt_tokens + self._steps - min(self._began.values(), default=self._steps)
 
     def _admit(self) -> None:
         idle = not self._running
@@ -201,17 +214,20 @@ class Engine:
             slot = heapq.heappop(self._free)
             self._used.add(slot)
             self._stall += self._costs.call_s
+            self._began[slot] = self._steps
             heapq.heappush(self._running, (self._steps + tokens, slot, future))
         if idle and self._running:
             self._devices.add_busy(1)
         rows = -(-(max(self._used, default=0) + 1) // ROW_BLOCK) * ROW_BLOCK
-        self._step_s = self._costs.decode_s + self._costs.row_s * rows
+        self._cached = (math.floor((self._length + TICK_STEPS) / CACHE_BLOCK) + 1) * CACHE_BLOCK if self._costs.cache_s else 0
+        self._step_s = self._costs.decode_s + rows * (self._costs.row_s + self._costs.cache_s * self._cached)
 
     def _end_replies(self) -> None:
         self.advance()
         while self._running and (self._running[0][0] - self._steps) * self._step_s <= TICK_S:
             _, slot, future = heapq.heappop(self._running)
             self._used.remove(slot)
+            del self._began[slot]
             heapq.heappush(self._free, slot)
             if not future.done():
                 future.set_result(None)

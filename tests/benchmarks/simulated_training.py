@@ -16,7 +16,7 @@ from benchmarks.asynchronous.calibration import EngineCosts, played
 from benchmarks.asynchronous.simulator import Costs, Schedule, run_steps
 from benchmarks.asynchronous.team import CALLS, MeasuredRun, Mode, PlayedEpisode, Workload
 
-COSTS = Costs(decode_s=0.004, row_s=0.0001, call_s=0.001, update_s=0.1, update_token_s=1e-4, log_prob_token_s=3e-5, sync_s=0.05, rest_s=0.2,
+COSTS = Costs(decode_s=0.004, row_s=0.00005, cache_s=5e-7, call_s=0.001, update_s=0.1, update_token_s=1e-4, log_prob_token_s=3e-5, sync_s=0.05, rest_s=0.2,
               engine_speed=0.7, update_speed=0.6, prompt_tokens=40)  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def simulated_run(mode: Mode, workload: Workload, folder: Path, run_dir: Path, a
 def known_engine(call: object, *arguments: Any) -> None:
     """Write the costs of the engine, twice as fast as it is in runs."""
     if call is calibration.measure_engine:
-        costs = EngineCosts(COSTS.decode_s / 2, COSTS.row_s / 2, COSTS.engine_speed, COSTS.update_speed)
+        costs = EngineCosts(COSTS.decode_s / 2, COSTS.row_s / 2, COSTS.cache_s / 2, COSTS.engine_speed, COSTS.update_speed)
         arguments[-1].write_text(json.dumps(asdict(costs)))
 
 

@@ -36,6 +36,14 @@ def test_a_synchronous_step_is_the_sum_of_its_parts() -> None:
     assert step_s(COSTS, Schedule(), repeat(EQUAL)) == pytest.approx(GEN_S + UPDATE_S + 0.25)
 
 
+def test_a_decode_step_reads_every_row_up_to_the_block_of_the_longest() -> None:
+    """Prompts of 20 tokens: replies leave the first block of 64 after 44 of their 100 tokens."""
+    more = step_s(replace(COSTS, cache_s=0.001), Schedule(), repeat([[(100, 0.0)]] * 2)) - step_s(
+        COSTS, Schedule(), repeat([[(100, 0.0)]] * 2)
+    )
+    assert more == pytest.approx(8 * 0.001 * (44 * 64 + 56 * 128), rel=1e-3)
+
+
 def test_with_devices_of_its_own_a_step_off_hides_the_shorter_part() -> None:
     """The longer part and the weight sync are left; old log-probs are new."""
     expected = max(GEN_S, UPDATE_S + LOG_PROB_S) + 0.25
