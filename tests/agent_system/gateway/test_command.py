@@ -31,6 +31,12 @@ open(sys.argv[1], "w").write(str(child.pid))
 time.sleep(60)
 """
 
+LEAVES = """
+import subprocess, sys
+subprocess.Popen(["sleep", "12"], start_new_session=sys.argv[1] == "leaves the group")
+print(0.5)
+"""
+
 
 @pytest.mark.parametrize(
     ("end", "reward", "failure"),
@@ -59,6 +65,12 @@ async def test_a_command_ends_with_its_episode_and_so_do_its_children(play: Any,
     assert "episode took longer than rollout.episode_timeout_s=5 s, waiting for the team" in episode.failure
     _, alive = psutil.wait_procs([psutil.Process(int(found.read_text()))] if psutil.pid_exists(int(found.read_text())) else [], 5)
     assert alive == []
+
+
+async def test_a_child_that_keeps_the_outputs_open_does_not_hold_the_episode(play: Any) -> None:
+    for child in ("stays in the group", "leaves the group"):
+        episode, _, _ = await play(None, team_command=(sys.executable, "-c", LEAVES, child), episode_timeout_s=8.0)
+        assert (episode.failure, episode.team_reward) == (None, 0.5), child
 
 
 def test_a_team_is_a_function_or_a_command() -> None:
