@@ -70,7 +70,12 @@ def _result(printed: bytes, name: str) -> Any:
     line = (printed.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
     try:
         found = json.loads(line)
-        return Outcome(**found) if isinstance(found, dict) else found
+        if not isinstance(found, dict):
+            return found
+        local = found.get("local")
+        if isinstance(local, dict):  # JSON has no numbers as names
+            found["local"] = {int(name) if name.isdecimal() else name: reward for name, reward in local.items()}
+        return Outcome(**found)
     except (ValueError, TypeError, RecursionError) as error:
         raise AgentSystemError(
             f"the last line that the command {name!r} printed is no result ({error}): expected JSON, an answer as text, a reward, or an "

@@ -43,7 +43,7 @@ print(0.5)
     [
         ("print(json.dumps(text))", 1.0, None),
         ("print(0.25)", 0.25, None),
-        ('print(json.dumps({"team": 0.5, "local": {"Writer": 0.125}}))', 0.5, None),
+        ('print(json.dumps({"team": 0.5, "local": {"Writer": 0.0625, "0": 0.0625}}))', 0.5, None),
         ("print('done')", 0.0, "the last line that the command .* printed is no result .*expected JSON.*found 'done'"),
         ('print(json.dumps({"reward": 1}))', 0.0, "is no result .*unexpected keyword argument 'reward'"),
         ("print(text); raise SystemExit('no\\nluck')", 0.0, "ended with status 1: no\nluck"),
@@ -54,6 +54,7 @@ async def test_the_last_line_of_a_command_is_its_result(play: Any, end: str, rew
     assert len(engine.requests) == 1 and episode.samples[0].agent_id == "Writer"
     if failure is None:
         assert (episode.failure, episode.team_reward, episode.samples[0].trained) == (None, reward, True)
+        assert episode.samples[0].local_reward == (0.125 if "local" in end else 0.0)
     else:
         with pytest.raises(AgentSystemError, match=failure):
             raise AgentSystemError(episode.failure)
